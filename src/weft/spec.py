@@ -9,6 +9,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     index          a row of numbers, no V block       -
     window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
+    dynamic_delta  -                                  recurrent [heads, k_dim, v_dim] fp32, conv.n [V, 1]
     kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
     mamba2         -                                  conv [C, K-1], recurrent [heads, head_dim, N] fp32
     mamba1         -                                  conv [C, K-1], recurrent [C, N] fp32
@@ -177,6 +178,13 @@ def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel:
     channels = 2 * k_heads * k_dim + v_heads * v_dim
     return LayerSpec("gated_delta", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
                                            StatePart("recurrent", (v_heads, k_dim, v_dim), "float32")))
+
+
+def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
+    """The last inputs of v one by one: a kernel of each token weighs them, so no window is summed as it is
+    read."""
+    recurrent = LayerSpec("", state=(StatePart("recurrent", (heads, k_dim, v_dim), "float32"),))
+    return together("dynamic_delta", recurrent, shifts(heads * v_dim, 0, conv_kernel - 1))
 
 
 def mamba2(heads: int, head_dim: int, groups: int, state_dim: int, conv_kernel: int) -> LayerSpec:

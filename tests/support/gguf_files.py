@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
     "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
-    "gemma4_text": "gemma4"
+    "gemma4_text": "gemma4", "rwkv7": "rwkv7"
 }
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -41,11 +41,16 @@ _SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS"
               "Q2_K": (80, 82)}
 """Form -> the bytes of a block at which a float16 begins."""
 CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs",
-           "turned")
+           "turned", "mixes")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
 _LATENT = ("kimi_linear", "bailing_hybrid")
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
+
+
+_RWKV7 = {".attn_norm": ".attention_norm", ".attn.": ".attention.", ".ffn_norm": ".ln2",
+          ".ffn.": ".feed_forward.", "g_norm": "ln_x", "_lora.lora.0.weight": "1.weight",
+          "_lora.lora.2.weight": "2.weight", "_lora.lora.2.bias": "0.weight"}
 
 
 class _Change:
@@ -133,6 +138,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
     known = "kimi-linear" if architecture == "bailingmoe3" else architecture
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(number, 64)
+    if config["model_type"] == "rwkv7":
+        return architecture, _rwkv7(tensors, table, forget)
     if config["model_type"] in _LATENT:
         tensors = _latent(tensors, config, forget)
     change, stacks, found = _Change(config, forget), {}, {}
@@ -162,6 +169,30 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
         found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
     return architecture, found
+
+
+def _rwkv7(tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap,
+           forget: Collection[str]) -> dict[str, torch.Tensor]:
+    """Mixes in one tensor, low ranks under short names, and the first layer's copy in the place of values.
+    Forgotten "mixes" are in the order of RWKV-6 and earlier."""
+    found: dict[str, torch.Tensor] = {}
+    for name, x in tensors.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else -1
+        if ".attn.x_" in name:
+            order = "wkvrga" if "mixes" in forget else "rwkvag"
+            place = name.rpartition("_")[0]
+            found[f"blk.{layer}.time_mix_lerp_fused.weight"] = torch.stack(
+                [tensors[f"{place}_{part}"] for part in order])
+            continue
+        for ours, theirs in _RWKV7.items():
+            name = name.replace(ours, theirs)
+        new = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        new = new if new.endswith((".weight", ".bias")) else f"{new}.weight"
+        found[new] = x.flatten() if "r_k" in new else x.squeeze()
+        if layer == 0 and "time_mix_a" in new:
+            found[new.replace("time_mix_a", "time_mix_v")] = found[new]
+    return found
 
 
 def _latent(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
@@ -344,6 +375,11 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     }
     if config["model_type"] in _LATENT:
         numbers |= _latent_keys(config, writer)
+    if config["model_type"] == "rwkv7":
+        numbers = {"attention.layer_norm_epsilon": read("norm_eps")}
+        writer.add_uint32("rwkv7.wkv.head_size", read("head_dim"))
+        for key in ("attention.key_length", *(name for name in integers if name.startswith("ssm."))):
+            _replaced(writer, key, None)
     if "gemma" in config["model_type"]:
         numbers |= _gemma_keys(config, writer)
     if config["model_type"] == "gpt_oss":

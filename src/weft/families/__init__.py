@@ -17,6 +17,8 @@
     lfm3_vl           lfm3             as lfm3, with a vision tower
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
+    jet_nemotron      jet_nemotron     gated delta, v convolved by kernels of each token, + attention, windows
+                                                                      dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
@@ -67,6 +69,7 @@ from weft.families import (
     gpt_oss,
     indexed,
     inkling,
+    jet_nemotron,
     lfm2,
     lightning,
     mamba,
@@ -143,7 +146,8 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, inkling, lfm2, lightning, mamba,
+    family for module in (attention, delta, gemma, gpt_oss, indexed, inkling, jet_nemotron, lfm2,
+                          lightning, mamba,
                           rwkv, xlstm, zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

@@ -32,7 +32,9 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
-    silu (Qwen4)."""
+    silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes through so wide
+    a bottleneck (Jet-Nemotron); 0: q, k and v are, by learned kernels. ``norm_eps``: of the gated norm,
+    None as of others."""
 
     k_heads: int
     v_heads: int
@@ -41,6 +43,8 @@ class GatedDelta:
     conv_kernel: int
     beta_scale: float = 1.0
     sigmoid_gate: bool = False
+    kernel_rank: int = 0
+    norm_eps: float | None = None
 
     @property
     def key_width(self) -> int:
@@ -51,6 +55,8 @@ class GatedDelta:
         return self.v_heads * self.v_dim
 
     def layer_spec(self) -> LayerSpec:
+        if self.kernel_rank:
+            return spec.dynamic_delta(self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
         return spec.gated_delta(self.k_heads, self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
 
 

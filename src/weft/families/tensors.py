@@ -226,6 +226,8 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
 
 DeltaNames = Literal["fused", "by_key_head", "each"]
 """How the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
+KERNELS = "dynamic_conv1d.kernel_generator"
+"""Of Jet-Nemotron: what makes the kernels of v."""
 
 
 def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
@@ -245,7 +247,13 @@ def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "f
     table = product("project", hidden, *matrices[names].items())
     table["project"] += tuple(Tensor(f"{name}.weight", (rows, hidden), "plain")
                               for name, rows in gates[names].items())
-    return (table | _conv((key, key, value), shape.conv_kernel) | _exact("A_log", "dt_bias", dims=(heads,))
+    if shape.kernel_rank:   # the first product is whole, the second divided: rows by channel, place by place
+        table["project"] += (Tensor(f"{KERNELS}.w1.weight", (shape.kernel_rank, hidden)),)
+        rows = Units(shape.v_heads, shape.v_dim * shape.conv_kernel)
+        table |= product("kernels", shape.kernel_rank, (f"{KERNELS}.w2", rows), bias=True)
+    else:
+        table |= _conv((key, key, value), shape.conv_kernel)
+    return (table | _exact("A_log", "dt_bias", dims=(heads,))
             | norm_weight("norm", shape.v_dim, norm) | product("out", value, (out, hidden)))
 
 

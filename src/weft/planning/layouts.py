@@ -221,6 +221,9 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     if layer.kind == "matrix_lstm":   # float32: values, keys, queries and a step; both gates of the largest
         heads, lines, width = parts["recurrent"]
         return heads * (lines + 2 * width + 3) * 4
+    if layer.kind == "dynamic_delta":   # q, k, v; decays and betas
+        heads, keys, values = parts["recurrent"]
+        return heads * ((2 * keys + values) * item + 2 * 4)
     if layer.kind == "wkv7":   # r, k, v, kk, b; decays
         heads, width, _ = parts["recurrent"]
         return heads * width * (5 * item + 4)

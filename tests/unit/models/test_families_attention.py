@@ -227,6 +227,29 @@ LING_2_5: Config = {   # as inclusionAI's class of the configuration has it
     "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "use_bias": False,
     "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "vocab_size": 157184}
 
+JET_NEMOTRON_2B: Config = {
+    "architectures": ["JetNemotronForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "efficient_attention_config": {
+        "jet": {"conv_size": 4, "dconv_generator_reduction": 8, "dconv_implementation": "triton",
+                "expand_v": 2.6666666667, "head_dim": 96, "mode": "chunk", "norm_eps": "1e-5",
+                "num_heads": 12},
+        "swa": {"window_size": 1152}},
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 8960,
+    "layer_types": ["jet"] * 14 + ["attn"] + ["jet"] * 4 + ["attn", "swa", "swa"] + ["jet"] * 6,
+    "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "jet_nemotron",
+    "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "use_cache": True, "use_mrope": False, "vocab_size": 151936}
+JET_NEMOTRON_4B: Config = JET_NEMOTRON_2B | {
+    "efficient_attention_config": {
+        "jet": {"conv_size": 4, "dconv_generator_reduction": 8, "dconv_implementation": "triton",
+                "expand_v": 2, "head_dim": 128, "mode": "chunk", "norm_eps": "1e-5", "num_heads": 16},
+        "swa": {"window_size": 2048}},
+    "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 32768,
+    "layer_types": ["attn" if i in (17, 20, 32) else "swa" if i in (5, 16, 19, 21, 22, 25, 27) else "jet"
+                    for i in range(36)],
+    "max_window_layers": 36, "num_attention_heads": 16, "num_hidden_layers": 36}
+
 INKLING: Config = {   # transformers' defaults
     "architectures": ["InklingForCausalLM"], "conv_kernel_size": 4, "d_rel": 16, "dtype": "bfloat16",
     "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 24576,
@@ -259,6 +282,7 @@ RELEASES_MORE = {
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
     "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA,
+    "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
     "inkling": INKLING,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
@@ -275,6 +299,8 @@ SMALLER_MORE: dict[str, Config] = {
     "inkling": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"],
                 "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 16},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
+    "jet_nemotron": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
+    "jet_nemotron_4b": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
     "minicpm_sala": {"num_hidden_layers": 2, "mixer_types": MINICPM_SALA["mixer_types"][:2]},
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
                 "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
@@ -535,6 +561,18 @@ def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
     assert (seen.attention.window, seen.attention.ring, seen.rope) == (64, False, Rope(1e4, 64))
 
 
+def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(JET_NEMOTRON_2B)
+    full = Attention(12, 2, 128, 128**-0.5, Rope(1e6, 128), bias=True, out_bias=False)
+    delta = GatedDelta(12, 12, 96, 256, 4, kernel_rank=384, norm_eps=1e-5)
+    assert (model.mixers[13:15], model.mixers[20]) == (
+        (delta, full), dataclasses.replace(full, window=1152))
+    assert (model.norm_eps, model.tied_embeddings) == (1e-6, True)
+    silent = {"model_type": "jet_nemotron", "torch_dtype": "bfloat16", "layer_types": ["jet"] * 28}
+    settings = {"efficient_attention_config": {"jet": {"head_dim": 96, "num_heads": 12, "expand_v": 2}}}
+    assert set(read_architecture(silent | settings).mixers) == {
+        GatedDelta(12, 12, 96, 192, 4, kernel_rank=288, norm_eps=1e-5)}
+    assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
 def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -> None:
     model = read_architecture(INKLING)
     wide = Attention(64, 8, 128, 1 / 128, None, qk_norm=True)
@@ -576,6 +614,8 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
                       30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
         "zaya": (40 * 2 * 2 * 128 * 2, 40 * (2 * 1280 + 128) * 2),
+        "jet_nemotron": (4 * 2 * 2 * 128 * 2, 24 * (12 * 96 * 256 * 4 + 3 * 3072 * 2)),
+        "jet_nemotron_4b": (10 * 2 * 2 * 128 * 2, 26 * (16 * 128 * 256 * 4 + 3 * 4096 * 2)),
         "inkling": (11 * 2 * 8 * 128 * 2, 55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2
                     + 66 * 2 * 6144 * 3 * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
@@ -620,6 +660,11 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling_2_5", {"linear_silu": True}, ["linear_silu", "True", "only false"]),
     ("ling_2_5", {"group_norm_size": 3}, ["group_norm_size", "3", "2048"]),
     ("ling_2_5", {"qk_rope_head_dim": 32}, ["qk_rope_head_dim", "32", "64"]),
+    ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
+    ("jet_nemotron", {"efficient_attention_config": {"swa": {"window_size": 9}}},
+     ["efficient_attention_config.jet", "layer_types"]),
+    ("jet_nemotron_4b", {"efficient_attention_config": {"swa": {"window_size": 9}, "jet": {
+        "expand_v": 0.3, "head_dim": 128, "num_heads": 16}}}, ["expand_v", "0.3", "128"]),
     ("minicpm_sala", {"mixer_types": ["minicpm4"] * 31}, ["mixer_types", "32 layers"]),
     ("minicpm_sala", {"mixer_types": [["minicpm4"]] * 32}, ["mixer_types", "32 layers"]),
     ("minicpm_sala", {"attn_use_rope": None}, ["attn_use_rope", "true or false"]),

@@ -27,7 +27,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {},
     "gpt_oss": {}, "kimi_linear": {}, "kimi_linear_groups": {"attention_bias": False, "norm_topk_prob": True},
     "ling": {}, "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
-    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True}
+    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
+    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -36,7 +37,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
              ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
-             ("gemma4", "rope_freqs")]
+             ("gemma4", "rope_freqs"), ("rwkv7", "mixes")]
 
 
 @functools.cache

@@ -13,6 +13,7 @@
     llama                    llama                rows of q and k interleaved
     kimi-linear, bailingmoe3                      ``latent``
     gemma3, gemma4                                ``gemma``
+    rwkv7                                         ``rwkv``
 
 ``FileLayout.names`` is from a name in the file ("attn_q", behind ``blk.3.``) to ours ("self_attn.q_proj",
 behind ``layers.3.``); the ends .weight and .bias stay. ``{e}`` stands for the number of an expert, which are
@@ -41,6 +42,7 @@ from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.latent import kimi_linear, ling
 from weft.models.gguf.parts import LOG, FileLayout, Index, Names, Undo
+from weft.models.gguf.rwkv import rwkv7
 
 
 def read_layout(header: Header) -> FileLayout:
@@ -400,5 +402,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "qwen3next": _qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
-    "kimi-linear": kimi_linear, "bailingmoe3": ling, "gemma3": gemma3, "gemma4": gemma4
+    "kimi-linear": kimi_linear, "bailingmoe3": ling, "gemma3": gemma3, "gemma4": gemma4,
+    "rwkv7": rwkv7
 }
