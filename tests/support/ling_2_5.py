@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tests.support.naive_model import NaiveModel, register
 
 
 class BailingMoeV2_5Config(transformers.PreTrainedConfig):
@@ -182,36 +183,8 @@ class Trunk(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class BailingMoeV2_5ForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixin):
-    config_class = BailingMoeV2_5Config
-    base_model_prefix = "model"
-
-    def __init__(self, config: BailingMoeV2_5Config) -> None:
-        super().__init__(config)
-        self.model = Trunk(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.word_embeddings
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                **_: Any) -> CausalLMOutputWithPast:
-        rows = []
-        for tokens_T in input_ids:
-            x_TD = self.model.word_embeddings(tokens_T)
-            for layer in self.model.layers:
-                x_TD = layer(x_TD)
-            rows.append(self.lm_head(self.model.norm(x_TD)))
-        return CausalLMOutputWithPast(logits=torch.stack(rows))
-
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                                      **_: Any) -> dict[str, Any]:
-        return {"input_ids": input_ids}
-
-    def set_experts_implementation(self, name: str) -> None:
-        """There is one."""
+class BailingMoeV2_5ForCausalLM(NaiveModel):
+    config_class, trunk, embedding = BailingMoeV2_5Config, Trunk, "word_embeddings"
 
 
-transformers.AutoConfig.register(BailingMoeV2_5Config.model_type, BailingMoeV2_5Config)
-transformers.AutoModelForCausalLM.register(BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM)
+register(BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM)

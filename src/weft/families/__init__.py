@@ -23,6 +23,8 @@
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
+    gigachat3_5       gigachat3_5      gated delta + latent attention, gated norms
+                                                                      dense or experts + shared expert
     zaya              zaya             attention, q and k convolved     experts, router over layers
     inkling_mm_model, inkling          attention with a bias by       dense or experts + shared experts
     inkling_text                       distance, convolutions         under one router
@@ -66,6 +68,7 @@ from weft.families import (
     attention,
     delta,
     gemma,
+    gigachat,
     gpt_oss,
     indexed,
     inkling,
@@ -146,9 +149,8 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, inkling, jet_nemotron, lfm2,
-                          lightning, mamba,
-                          rwkv, xlstm, zaya)
+    family for module in (attention, delta, gemma, gigachat, gpt_oss, indexed, inkling, jet_nemotron, lfm2,
+                          lightning, mamba, rwkv, xlstm, zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -21,6 +21,7 @@ from weft.families.attention_shapes import Attention as Attention
 from weft.families.attention_shapes import Index as Index
 from weft.families.attention_shapes import KeyIndex as KeyIndex
 from weft.families.attention_shapes import LatentAttention as LatentAttention
+from weft.families.attention_shapes import NormGate as NormGate
 from weft.families.attention_shapes import Rope as Rope
 from weft.families.attention_shapes import RopeKind as RopeKind
 from weft.families.mixing import ChannelMix, TimeMix
@@ -34,7 +35,8 @@ class GatedDelta:
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
     silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes through so wide
     a bottleneck (Jet-Nemotron); 0: q, k and v are, by learned kernels. ``norm_eps``: of the gated norm,
-    None as of others."""
+    None as of others. ``gate_scale``: a factor on a sigmoid gate; ``norm_plus_one``: the weight of the gated
+    norm is stored as the distance from 1 (GigaChat 3.5)."""
 
     k_heads: int
     v_heads: int
@@ -45,6 +47,8 @@ class GatedDelta:
     sigmoid_gate: bool = False
     kernel_rank: int = 0
     norm_eps: float | None = None
+    gate_scale: float = 1.0
+    norm_plus_one: bool = False
 
     @property
     def key_width(self) -> int:
@@ -457,6 +461,7 @@ class Architecture:
     added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
     their own, and the embedding has one (RWKV). ``embedding_norm``: what is embedded is normed (Inkling).
     ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all.
+    ``norm_gate``: of every norm of the stream (GigaChat 3.5).
     """
 
     family: str
@@ -485,6 +490,7 @@ class Architecture:
     layer_norms: bool = False
     embedding_norm: bool = False
     head_tokens: int = 0
+    norm_gate: NormGate | None = None
 
     @property
     def indexed(self) -> tuple[int, ...]:

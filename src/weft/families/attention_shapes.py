@@ -50,6 +50,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class NormGate:
+    """What a norm's output is multiplied by: ``factor`` times sigmoid of a gate that the output makes itself,
+    over a bottleneck of ``rank`` numbers (GigaChat 3.5)."""
+
+    rank: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
     """What lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block behind them.
     Each block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the
@@ -155,8 +164,9 @@ class LatentAttention:
     all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
     value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
     the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
-    number per head (Ling 3). ``index``: it sees chosen blocks alone (GLM 5). ``norm_eps``: of the norms
-    inside."""
+    number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
+    chosen blocks alone (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: what gates them;
+    ``query_factor`` and ``latent_factor``: on what they give."""
 
     heads: int
     latent_dim: int
@@ -170,6 +180,10 @@ class LatentAttention:
     head_gated: bool = False
     index: Index | None = None
     norm_eps: float = 1e-6
+    gated: bool = False
+    norm_gate: NormGate | None = None
+    query_factor: float = 1.0
+    latent_factor: float = 1.0
 
     @property
     def index_width(self) -> int:
@@ -178,6 +192,11 @@ class LatentAttention:
     @property
     def key_dim(self) -> int:
         return self.own_dim + self.shared_dim
+
+    @property
+    def gate_width(self) -> int:
+        """Numbers for each head that the output is multiplied by sigmoid of."""
+        return self.value_dim if self.gated else int(self.head_gated)
 
     def layer_spec(self) -> LayerSpec:
         return spec.latent_attention(self.latent_dim + self.shared_dim)

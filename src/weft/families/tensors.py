@@ -132,6 +132,13 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
     return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
 
 
+def norm_gate(role: str, shape: shapes.NormGate | None, width: int, name: str) -> Table:
+    """Of the norm under ``name``; whole on each rank. Files never quantise it."""
+    return {} if shape is None else all_plain(
+        product(f"{role}.into", width, (f"{name}.gate_up_projection", shape.rank))
+        | product(f"{role}.out", shape.rank, (f"{name}.gate_down_projection", width)))
+
+
 def layer_norm(role: str, width: Dim, name: str) -> Table:
     return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
             for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
@@ -198,13 +205,8 @@ def around_relative(shape: shapes.RelativeAttention, hidden: int, scale: str = "
     return table | {"scale": (Tensor(scale, (1,), "float32"),)}
 
 
-def residual_scale(hidden: int) -> Table:
-    names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
-    return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
-
-
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
-    """Head gates have no bias."""
+    """Gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
     into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
     queries = Units(shape.heads, shape.key_dim)
@@ -212,15 +214,17 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
         table = product("query", hidden, ("q_proj", queries))
     else:
         table = (product("query", rank, ("q_b_proj", queries))
-                 | norm_weight("query_norm", rank, "q_a_layernorm"))
+                 | norm_weight("query_norm", rank, "q_a_layernorm")
+                 | norm_gate("query_norm", shape.norm_gate, rank, "q_a_layernorm"))
         into = (("q_a_proj", rank), *into)
-    expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
     table |= product("latent", hidden, *into, bias=shape.bias)
-    if shape.head_gated:
-        table["latent"] += (Tensor("g_proj.weight", (Units(shape.heads), hidden)),)
+    if shape.gate_width:
+        gates = f"{'gate' if shape.gated else 'g'}_proj.weight"
+        table["latent"] += (Tensor(gates, (Units(shape.heads, shape.gate_width), hidden)),)
     return (table
             | norm_weight("latent_norm", latent, "kv_a_layernorm")
-            | product("expansion", latent, ("kv_b_proj", expanded))
+            | norm_gate("latent_norm", shape.norm_gate, latent, "kv_a_layernorm")
+            | product("expansion", latent, ("kv_b_proj", Units(shape.heads, shape.own_dim + shape.value_dim)))
             | product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
 
 
@@ -231,13 +235,13 @@ KERNELS = "dynamic_conv1d.kernel_generator"
 
 
 def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
-                out: str = "out_proj") -> Table:
-    """The rows of beta and decay are never quantised in files."""
+                out: str = "out_proj", gate: str = "in_proj_z") -> Table:
+    """The rows of beta and decay are never quantised in files. ``gate``: what "fused" calls z."""
     key, value = Units(shape.k_heads, shape.k_dim), Units(shape.v_heads, shape.v_dim)
     heads, ratio = Units(shape.v_heads), shape.v_heads // shape.k_heads
     matrices: dict[DeltaNames, dict[str, Dim]] = {
         # Unit by unit: one span of all of it would give rank 0 all queries and rank 1 all values.
-        "fused": {"in_proj_qkv": (key, key, value), "in_proj_z": value},
+        "fused": {"in_proj_qkv": (key, key, value), gate: value},
         "by_key_head": {"in_proj_qkvz": Units(shape.k_heads, 2 * (shape.k_dim + ratio * shape.v_dim))},
         "each": {"q_proj": key, "k_proj": key, "v_proj": value, "g_proj": value}}
     gates: dict[DeltaNames, dict[str, Dim]] = {
@@ -281,20 +285,6 @@ def ngrams(shape: shapes.Ngrams, hidden: int, *, shards: int = 0) -> Table:
             **_conv(shape.stream_width, shape.conv_kernel),
             **{f"{norm}_norm": (Tensor(f"norm_{norm}.weight", (shape.stream_width,), "plain"),)
                for norm in ("key", "query", "conv")}}
-
-
-def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint: str = "") -> Table:
-    """What mixes streams around one block, whole on each rank; ``last``: behind all layers. ``joint``: what
-    joins the names of mixed streams to that of their block."""
-    width = shape.count * hidden
-    if shape.kind == "gated":
-        table = (norm_weight("norm", width, "hc_norm")
-                 | product("down", width, ("input_mix_weight_down", shape.rank))
-                 | product("up", shape.rank, ("input_mix_weight_up", width)))
-        return table if last else table | product("inject", width, ("block_inject_weight", shape.count))
-    weights = (2 + shape.count) * shape.count
-    each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
-    return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
 
 def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj",
@@ -540,24 +530,6 @@ def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
     """Of Gemma 4's router, besides its product."""
     return {"scale": (Tensor("scale", (hidden,), "plain"),),
             "factors": (Tensor("per_expert_scale", (shape.count,), "plain"),)}
-
-
-def per_layer(width: int, layers: int, vocab: int, hidden: int) -> Table:
-    """Gemma 4's second embedding, and what it adds of the first."""
-    return {"table": (Tensor("embed_tokens_per_layer.weight",
-                             (Numbered("tokens", vocab), layers * width), "plain"),
-                      ), **product("project", hidden, ("per_layer_model_projection", layers * width)),
-            **norm_weight("norm", width, "per_layer_projection_norm")}
-
-
-def behind_layer(width: int, hidden: int) -> Table:
-    """What a layer of Gemma 4 makes of its numbers of the second embedding; the factor on the stream."""
-    scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
-    if not width:
-        return scalar
-    return scalar | (product("gate", hidden, ("per_layer_input_gate", width))
-                     | product("out", width, ("per_layer_projection", hidden))
-                     | norm_weight("norm", hidden, "post_per_layer_input_norm"))
 
 
 def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table:

@@ -212,8 +212,9 @@ class CausalModel:
                dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream with ``y_TD`` added, and its norm, taken in ``dtype``."""
         if y_TD is not None and norm is not None and x_TD.dtype == y_TD.dtype == dtype:
-            return add_norm(x_TD, y_TD, norm.weight, norm.eps, scale=self.architecture.residual_multiplier,
-                            plus_one=norm.plus_one)
+            x_TD, y_TD = add_norm(x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one,
+                                  scale=self.architecture.residual_multiplier)
+            return x_TD, y_TD if norm.gate is None else norm.gate(y_TD)
         x_TD = self._add(x_TD, y_TD)
         return x_TD, _normed(norm, x_TD.to(dtype))
 

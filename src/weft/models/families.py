@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from weft.families import architecture as shapes
-from weft.families import tensors
+from weft.families import stream_tensors, tensors
 from weft.families.architecture import Architecture
 from weft.families.mixing import ChannelMix, TimeMix
-from weft.models.block_readers import BlockReader, TableReader
+from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
@@ -41,6 +41,7 @@ from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding
 from weft.models.inkling import inkling_layers
 from weft.models.layer import DecoderLayer
+from weft.models.table_reader import TableReader
 from weft.models.weights import TensorSource
 
 FeedBlock = SwiGlu | DenseBlock | ExpertsBlock | ExpertsApart
@@ -329,7 +330,7 @@ class _Block:
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
 def _zaya_layers(read: BlockReader) -> ReadLayer:
     def scaled(name: str, inside: bool) -> ScaledResidual:
-        table = read.table(tensors.residual_scale(read.hidden), name)
+        table = read.table(stream_tensors.residual_scale(read.hidden), name)
         residual, given = ((table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
                            for part in ("residual", "hidden_states"))
         return ScaledResidual(residual, given, inside)
@@ -470,6 +471,11 @@ NAMES: dict[str, Names] = {
         swiglu=False, shared="shared_experts", spelled={
             shapes.KimiDelta: {"flat": True}, shapes.Experts: {"router_dtype": torch.float32}}),
     "jet_nemotron": Names(layers=_jet_layers),
+    "gigachat3_5": Names(
+        {shapes.GatedDelta: "self_attn", shapes.LatentAttention: "self_attn"}, swiglu=False, plus_one=True,
+        shared="shared_experts", out_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),
+        spelled={shapes.GatedDelta: {"names": "by_key_head"},
+                 shapes.Experts: {"router_dtype": torch.float32}}),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
     "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,

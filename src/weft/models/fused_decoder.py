@@ -178,7 +178,7 @@ def _first_fused(layer: DecoderLayer) -> FusedBlock:
 
 
 def _servable(norm: Norm, width: int) -> bool:
-    return (norm.weight.dtype in native.DTYPES and norm.weight.shape == (width,)
+    return (norm.gate is None and norm.weight.dtype in native.DTYPES and norm.weight.shape == (width,)
             and norm.weight.is_contiguous() and width % native.LANES == 0)
 
 

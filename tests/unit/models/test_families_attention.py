@@ -22,6 +22,8 @@ from weft.families.architecture import (
     KimiDelta,
     LatentAttention,
     Lightning,
+    MtpLayer,
+    NormGate,
     RelativeAttention,
     Rope,
     ShortConv,
@@ -227,6 +229,26 @@ LING_2_5: Config = {   # as inclusionAI's class of the configuration has it
     "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "use_bias": False,
     "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "vocab_size": 157184}
 
+GIGACHAT_3_5: Config = {   # as vLLM's class of the configuration has it, with the release's long context
+    "architectures": ["GigaChat35ForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
+    "first_k_dense_replace": 3, "full_attention_layers": list(range(3, 40, 4)), "gated_attention": True,
+    "head_dim": 64, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "layernorm_gating_weight": 2.0, "layernorm_type": "pre_post",
+    "linear_attention_type": "Qwen3NextGatedDeltaNet", "linear_conv_kernel_dim": 4,
+    "linear_gating_type": "gated_rmsnorm_sigmoid_zero_centered", "linear_key_head_dim": 128,
+    "linear_num_key_heads": 32, "linear_num_value_heads": 64, "linear_sigmoid_gate_scale": 2.0,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "model_type": "gigachat3_5",
+    "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256, "n_shared_experts": 1,
+    "nextn_is_sparse": False, "norm_topk_prob": True, "norm_type": "ZeroCenteredGatedNorm",
+    "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 2, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "rope_interleave": True, "rope_theta": 100000.0, "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32768, "rope_type": "yarn"},
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "swiglu_limit": 10.0,
+    "tie_word_embeddings": False, "topk_group": 1, "use_mla_scaling_factor": True, "v_head_dim": 128,
+    "vocab_size": 128256}
+
 JET_NEMOTRON_2B: Config = {
     "architectures": ["JetNemotronForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
     "efficient_attention_config": {
@@ -281,7 +303,7 @@ RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
-    "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA,
+    "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
     "inkling": INKLING,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
@@ -296,6 +318,7 @@ SMALLER_MORE: dict[str, Config] = {
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
     "ling_2_5": {"num_hidden_layers": 6, "num_experts": 16},
+    "gigachat3_5": {"num_hidden_layers": 4, "full_attention_layers": [3], "n_routed_experts": 16},
     "inkling": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"],
                 "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 16},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
@@ -454,6 +477,33 @@ def test_ling_2_5_shares_a_model_type_with_ling_3_and_has_lightning_attention() 
     assert [isinstance(mixer, LatentAttention) for mixer in cut.mixers] == [False] * 4 + [True] * 3
 
 
+def test_gigachat_3_5_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(GIGACHAT_3_5)
+    stretch = 0.1 * math.log(8) + 1
+    assert model.mixers[3] == LatentAttention(
+        64, 512, 64, 128, 128, pytest.approx(192**-0.5 * stretch**2), query_rank=1536,
+        rope=Rope(1e5, 64, "yarn", 8.0, 32768), gated=True, norm_gate=NormGate(16, 2.0),
+        query_factor=(7168 / 1536)**0.5, latent_factor=14**0.5)
+    assert model.mixers[4] == GatedDelta(32, 64, 128, 128, 4, sigmoid_gate=True, gate_scale=2.0,
+                                         norm_plus_one=True)
+    assert [isinstance(mixer, LatentAttention) for mixer in model.mixers] == [False, False, False, True] * 10
+    assert set(model.feed_forwards[:3]) == {Dense(18432, limit=10.0)}
+    assert set(model.feed_forwards[3:]) == {Experts(
+        256, 8, 2048, True, shared_width=2048, scoring="sigmoid", choice_bias=True, scale=2.5,
+        normalizer_eps=1e-20, limit=10.0)}
+    assert (model.norm_gate, model.sandwich_norms) == (NormGate(16, 2.0), True)
+    assert model.mtp == MtpLayer(model.mixers[3], Dense(18432, limit=10.0))
+    said = ("model_type", "full_attention_layers", "dtype", "rope_scaling", "swiglu_limit",
+            "max_position_embeddings", "num_nextn_predict_layers")
+    assert read_architecture({key: GIGACHAT_3_5[key] for key in said}) == model
+    plain = read_architecture(GIGACHAT_3_5 | {
+        "q_lora_rank": None, "gated_attention": False, "use_mla_scaling_factor": False, "rope_scaling": None,
+        "linear_gating_type": "gated_rmsnorm", "layer_types": ["attention"] + ["linear_attention"] * 39})
+    assert plain.mixers[0] == LatentAttention(64, 512, 64, 128, 128, 192**-0.5, rope=Rope(1e5, 64),
+                                              norm_gate=NormGate(16, 2.0))
+    assert set(plain.mixers[1:]) == {GatedDelta(32, 64, 128, 128, 4)}
+
+
 def test_minicpm_sala_is_read_as_released() -> None:
     model = read_architecture(MINICPM_SALA)
     index = KeyIndex(stride=16, block=64, chosen=96, first=1, near=32, dense=8192)
@@ -609,6 +659,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
         "ling_2_5": (4 * 576 * 2, 16 * 16 * 128 * 128 * 4),
+        "gigachat3_5": (10 * 576 * 2, 30 * (64 * 128 * 128 * 4 + 16384 * 3 * 2)),
         "minicpm_sala": (8 * (2 * 2 * 128 + 16) * 2, 24 * 32 * 128 * 128 * 4),
         "glm5_next": (11 * (512 + 256) * 2, 34 * (64 * 128 * 128 * 4 + 3 * 8192 * 3 * 2)),
         "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
@@ -660,11 +711,19 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling_2_5", {"linear_silu": True}, ["linear_silu", "True", "only false"]),
     ("ling_2_5", {"group_norm_size": 3}, ["group_norm_size", "3", "2048"]),
     ("ling_2_5", {"qk_rope_head_dim": 32}, ["qk_rope_head_dim", "32", "64"]),
+    ("gigachat3_5", {"norm_type": "GatedNorm"}, ["norm_type", "GatedNorm", "ZeroCenteredGatedNorm"]),
+    ("gigachat3_5", {"linear_gating_type": "sigmoid_gate"}, ["linear_gating_type", "sigmoid_gate"]),
+    ("gigachat3_5", {"full_attention_layers": [40]}, ["full_attention_layers", "40"]),
+    ("gigachat3_5", {"linear_attn_o_norm_eps": 1e-5}, ["linear_attn_o_norm_eps", "1e-05", "rms_norm_eps"]),
     ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
     ("jet_nemotron", {"efficient_attention_config": {"swa": {"window_size": 9}}},
      ["efficient_attention_config.jet", "layer_types"]),
     ("jet_nemotron_4b", {"efficient_attention_config": {"swa": {"window_size": 9}, "jet": {
         "expand_v": 0.3, "head_dim": 128, "num_heads": 16}}}, ["expand_v", "0.3", "128"]),
+    *[("jet_nemotron", {"layer_types": ["jet"] * 28, "efficient_attention_config": {"jet": {key: value}}},
+       [key, str(value)]) for key, value in (
+        ("expand_v", -1.0), ("expand_v", 1e308), ("norm_eps", "tiny"), ("norm_eps", "nan"), ("conv_size", 1),
+        ("dconv_generator_reduction", 99999))],
     ("minicpm_sala", {"mixer_types": ["minicpm4"] * 31}, ["mixer_types", "32 layers"]),
     ("minicpm_sala", {"mixer_types": [["minicpm4"]] * 32}, ["mixer_types", "32 layers"]),
     ("minicpm_sala", {"attn_use_rope": None}, ["attn_use_rope", "true or false"]),

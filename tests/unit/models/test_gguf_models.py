@@ -26,7 +26,11 @@ CASES: dict[str, dict[str, Any]] = {
     "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
     "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {},
     "gpt_oss": {}, "kimi_linear": {}, "kimi_linear_groups": {"attention_bias": False, "norm_topk_prob": True},
-    "ling": {}, "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
+    "ling": {}, "gigachat3_5": {
+        "linear_sigmoid_gate_scale": 2.0, "layernorm_gating_weight": 2.0, "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "mscale": 0.8,
+                            "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}},
+    "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
     "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
     "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}
 }
@@ -37,7 +41,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
              ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
-             ("gemma4", "rope_freqs"), ("rwkv7", "mixes")]
+             ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
+             ("rwkv7", "mixes")]
 
 
 @functools.cache
@@ -98,6 +103,7 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
 @pytest.mark.parametrize(("name", "key", "value", "reason"), [
     ("ling", "rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
     ("ling", "swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp is"),
+    ("gigachat3_5", "swiglu_clamp_exp", [1.5, 7.0], "swiglu_clamp_exp is"),
     ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
     ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
     ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),

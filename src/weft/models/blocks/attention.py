@@ -126,7 +126,7 @@ def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class LatentAttentionBlock:
-    """``latent``: rows latent, shared key, head gates (if ``shape.head_gated``); with a query bottleneck in
+    """``latent``: rows latent, shared key, gates (``shape.gate_width`` of a head); with a query bottleneck in
     front of them the bottleneck's rows, and then ``query`` reads its norm, ``query_norm``. ``keys_HOC``
     [heads, own, latent] and ``values_HVC`` [heads, value, latent] make a head's keys and values of a
     latent."""
@@ -148,7 +148,7 @@ class LatentAttentionBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         assert cache.k is not None, "a latent attention layer without pages"
         shape = self.shape
-        bottleneck, latent_TC, shared_TS, gates_TH = self._projected(x_TD)
+        bottleneck, latent_TC, shared_TS, gates_TG = self._projected(x_TD)
         asked_TR = x_TD if self.query_norm is None else self.query_norm(bottleneck)
         q_TC = self.query(asked_TR)
         q_THK = by_head(q_TC, shape.heads)
@@ -172,10 +172,10 @@ class LatentAttentionBlock:
         if scale is not None:
             o_THC = o_THC * scale
         o_THV = self._of_latents(inputs.asked_of(o_THC))
-        if shape.head_gated:
+        if shape.gate_width:
             # float32 until the one rounding, as in attention.
-            gate_TH1 = torch.sigmoid(inputs.asked_of(gates_TH).float())[..., None]
-            o_THV = (o_THV.float() * gate_TH1).to(x_TD.dtype)
+            gate_THW = torch.sigmoid(by_head(inputs.asked_of(gates_TG), shape.heads).float())
+            o_THV = (o_THV.float() * gate_THW).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
@@ -193,10 +193,10 @@ class LatentAttentionBlock:
         write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
 
     def _projected(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Bottleneck of the queries, latents, shared keys, head gates."""
+        """Bottleneck of the queries, latents, shared keys, gates."""
         shape = self.shape
         return torch.split(self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
-                                               shape.heads if shape.head_gated else 0], dim=-1)
+                                               shape.heads * shape.gate_width], dim=-1)
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, own] -> [T, heads, latent]."""
