@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.families.architecture import Architecture, Dense, GatedDelta, Mixer
-from weft.families.config_keys import ConfigKeys, fail
+from weft.families.config_keys import INTEGER_MAX, ConfigKeys, fail
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention, windowed
 
 
@@ -26,7 +26,7 @@ def read_jet_nemotron(family: str, keys: ConfigKeys) -> Architecture:
     settings = keys.inner("efficient_attention_config") or ConfigKeys({}, fallback={})
     full = replace(read_attention(keys, theta=1e6), bias=True, out_bias=False)
     mixers: dict[str, Mixer] = {"attn": full}
-    for kind in {"jet", "swa"} & set(kinds):
+    for kind in sorted({*kinds} - {"attn"}):
         own = settings.inner(kind)
         if own is None:
             fail(f"efficient_attention_config.{kind}", None, f"layer_types has layers of the kind {kind}")
@@ -40,9 +40,9 @@ def read_jet_nemotron(family: str, keys: ConfigKeys) -> Architecture:
 def _jet(keys: ConfigKeys) -> GatedDelta:
     heads, k_dim = keys.integer("num_heads", 6), keys.integer("head_dim", 256)
     factor = keys.number("expand_v", 2.0)
+    if not 1 <= k_dim * factor <= INTEGER_MAX or int(heads * k_dim * factor) != heads * int(k_dim * factor):
+        fail("expand_v", factor, f"times head_dim {k_dim} it must be a whole number, at least 1")
     v_dim = int(k_dim * factor)
-    if not v_dim or int(heads * k_dim * factor) != heads * v_dim:
-        fail("expand_v", factor, f"times head_dim {k_dim} it must be a whole number")
     kernel = keys.integer("conv_size", 4, least=2)
     eps = keys.get("norm_eps", 1e-5)
     if isinstance(eps, str):   # as released: what YAML makes of 1e-5

@@ -20,7 +20,7 @@ import torch
 from weft.config import DTypeChoice, QuantizeChoice
 from weft.errors import CheckpointError
 from weft.families import named_dtype
-from weft.families.architecture import Architecture, RelativeAttention
+from weft.families.architecture import Architecture
 from weft.families.tower_tensors import tower_prefix
 from weft.models.checkpoint_files import CheckpointFiles, DraftWeights, skipped_line, unused_warning
 from weft.models.decoder import CausalModel
@@ -138,11 +138,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
 
 
 def _check_device(architecture: Architecture, place: torch.device) -> None:
-    biased = any(isinstance(mixer, RelativeAttention) for mixer in architecture.mixers)
-    if (architecture.indexed or biased) and place.type != "cpu":
-        way = "with a bias by distance" if biased else "over chosen blocks"
-        raise CheckpointError(f"{architecture.family} attends {way}, which weft computes on CPUs alone; this "
-                              f"is {place}. Use --device cpu", param="--device")
+    if architecture.indexed and place.type != "cpu":
+        raise CheckpointError(f"{architecture.family} attends over chosen blocks, which weft computes on "
+                              f"CPUs alone; this is {place}. Use --device cpu", param="--device")
 
 
 def _add_mtp(model: CausalModel, weights: DraftWeights, runtime: RuntimeForm,

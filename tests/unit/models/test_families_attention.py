@@ -720,6 +720,10 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
      ["efficient_attention_config.jet", "layer_types"]),
     ("jet_nemotron_4b", {"efficient_attention_config": {"swa": {"window_size": 9}, "jet": {
         "expand_v": 0.3, "head_dim": 128, "num_heads": 16}}}, ["expand_v", "0.3", "128"]),
+    *[("jet_nemotron", {"layer_types": ["jet"] * 28, "efficient_attention_config": {"jet": {key: value}}},
+       [key, str(value)]) for key, value in (
+        ("expand_v", -1.0), ("expand_v", 1e308), ("norm_eps", "tiny"), ("norm_eps", "nan"), ("conv_size", 1),
+        ("dconv_generator_reduction", 99999))],
     ("minicpm_sala", {"mixer_types": ["minicpm4"] * 31}, ["mixer_types", "32 layers"]),
     ("minicpm_sala", {"mixer_types": [["minicpm4"]] * 32}, ["mixer_types", "32 layers"]),
     ("minicpm_sala", {"attn_use_rope": None}, ["attn_use_rope", "true or false"]),

@@ -23,6 +23,11 @@ def apart(q_NHD: torch.Tensor, bank_RE: torch.Tensor | None) -> tuple[torch.Tens
     return own, behind
 
 
+def profiles_of(states_THR: torch.Tensor, bank_RE: torch.Tensor | None) -> torch.Tensor | None:
+    """[T, H, extent], in the dtype of the states: what each query adds, for kernels that look it up."""
+    return None if bank_RE is None else (states_THR @ bank_RE.to(states_THR.dtype)).contiguous()
+
+
 def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor,
                   distance_NS: torch.Tensor) -> torch.Tensor:
     """float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64."""
