@@ -109,8 +109,8 @@ def _binary(slow: Callable[..., Any], function: Callable[..., Any], dtypes: froz
     def quick(one: Any, other: Any) -> Any:
         dtype = one.dtype
         if dtype.name not in dtypes:
-            if pointers and builtins.type(other) is core.tensor and dtype.is_ptr():
-                return _moved(slow, one, other)
+            if pointers and builtins.type(other) in (core.tensor, int) and dtype.is_ptr():
+                return _moved(slow, one, private.interpreter_semantic.to_tensor(other))
             return slow(one, other)
         handle, type = one.handle, one.type
         if builtins.type(other) is core.constexpr:

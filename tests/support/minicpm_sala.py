@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.support.ling_2_5 import FeedForward, RmsNorm, turned
+from tests.support.naive_model import NaiveModel, register
 
 
 class MiniCPMSALAConfig(transformers.PreTrainedConfig):
@@ -141,46 +141,33 @@ class Layer(nn.Module):
         return x_TD + self.mlp(self.post_attention_layernorm(x_TD)) * self.scale
 
 
+class ScaledEmbedding(nn.Embedding):
+    scale = 1.0
+
+    def forward(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens_T) * self.scale
+
+
+class DividedNorm(RmsNorm):
+    divisor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / self.divisor
+
+
 class Trunk(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens.scale = config.scale_emb
         self.layers = nn.ModuleList(Layer(config, kind) for kind in config.mixer_types)
-        self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = DividedNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm.divisor = config.hidden_size / config.dim_model_base
 
 
-class MiniCPMSALAForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixin):
-    config_class = MiniCPMSALAConfig
-    base_model_prefix = "model"
+class MiniCPMSALAForCausalLM(NaiveModel):
+    config_class, trunk = MiniCPMSALAConfig, Trunk
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: MiniCPMSALAConfig) -> None:
-        super().__init__(config)
-        self.model = Trunk(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                **_: Any) -> CausalLMOutputWithPast:
-        config, rows = self.config, []
-        for tokens_T in input_ids:
-            x_TD = self.model.embed_tokens(tokens_T) * config.scale_emb
-            for layer in self.model.layers:
-                x_TD = layer(x_TD)
-            x_TD = self.model.norm(x_TD) / (config.hidden_size / config.dim_model_base)
-            rows.append(self.lm_head(x_TD))
-        return CausalLMOutputWithPast(logits=torch.stack(rows))
-
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                                      **_: Any) -> dict[str, Any]:
-        return {"input_ids": input_ids}
-
-    def set_experts_implementation(self, name: str) -> None:
-        """There are none."""
-
-
-transformers.AutoConfig.register(MiniCPMSALAConfig.model_type, MiniCPMSALAConfig)
-transformers.AutoModelForCausalLM.register(MiniCPMSALAConfig, MiniCPMSALAForCausalLM)
+register(MiniCPMSALAConfig, MiniCPMSALAForCausalLM)

@@ -193,7 +193,7 @@ class _Names:
 
 
 def _names_in(source: TensorSource, layers: int) -> _Names:
-    """By what the files have, not by the family: a GGUF file has one spelling for all. ``layers``: of the
+    """By what the files have, not by the family: a view of a GGUF file has one spelling. ``layers``: of the
     trunk."""
     behind = f"layers.{layers}"
     qwen = _Names("pre_fc_norm_embedding", "pre_fc_norm_hidden", ("fc",), ("norm",))

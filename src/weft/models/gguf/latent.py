@@ -134,7 +134,6 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
         attention_bias=keys.tensor(parts.first(keys, "attn_kv_a_mqa.bias")) is not None,
         mlp_layer_types=["sparse" if has else "dense" for has in sparse],
         intermediate_size=keys.integer("feed_forward_length", 0) or 1,
-        num_nextn_predict_layers=keys.integer("nextn_predict_layers", 0),
         **(_experts(keys) if any(sparse) else {}))
 
 

@@ -104,7 +104,7 @@ def seen_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInpu
 
 def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> None:
-    """The part of ``attention_layer`` that writes keys and values, for a layer with pages."""
+    """The part of ``attention_layer`` that writes keys, their means and values, for a layer with pages."""
     q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
@@ -115,6 +115,8 @@ def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     assert cache.k is not None, "an attention layer without pages"
     assert cache.v is not None, "an attention layer without pages"
     write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
+    if isinstance(core.shape.index, KeyIndex):
+        mean_keys.write_means(cache, inputs.runs, core.shape.index)
 
 
 def attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: AttentionCore,
