@@ -9,6 +9,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     index          a row of numbers, no V block       -
     window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
+    dynamic_delta  -                                  recurrent [heads, k_dim, v_dim] fp32, conv.n [V, 1]
     kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
     mamba2         -                                  conv [C, K-1], recurrent [heads, head_dim, N] fp32
     mamba1         -                                  conv [C, K-1], recurrent [C, N] fp32
@@ -18,6 +19,7 @@ A layer kind is a row of data over two primitives, not a subclass:
     wkv7           -                                  recurrent [heads, dim, dim] fp32, conv.1 [C, 1]
     shifts         -                                  conv.1 [C, 1]
     convolved      2 x kv_heads x head_dim            conv.1 [C + half of V, 1], conv.2 [C, 1]
+    relative       2 x kv_heads x head_dim, or ring   conv.kv, conv.mixer, conv.feed [C, K-1]
     rg_lru         -                                  conv [C, K-1], recurrent [C / 16, 16] fp32
     ngrams         -                                  conv.tokens [16, n-1], conv.values [C, reach]
 
@@ -138,7 +140,7 @@ def with_cache_dtypes(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
     (int8 rings stay in the model's dtype: a ring has no room for scales). None changes nothing; convolution
     windows always stay in the model's dtype."""
     def accumulators(layer: LayerSpec, part: StatePart) -> StatePart:
-        if layer.kind == "window_attention":
+        if part.name == "window":
             return part if kv_dtype in (None, "int8") else replace(part, dtype=kv_dtype)
         return part if part.dtype == "model" or state_dtype is None else replace(part, dtype=state_dtype)
 
@@ -176,6 +178,13 @@ def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel:
     channels = 2 * k_heads * k_dim + v_heads * v_dim
     return LayerSpec("gated_delta", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
                                            StatePart("recurrent", (v_heads, k_dim, v_dim), "float32")))
+
+
+def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
+    """The last inputs of v one by one: a kernel of each token weighs them, so no window is summed as it is
+    read."""
+    recurrent = LayerSpec("", state=(StatePart("recurrent", (heads, k_dim, v_dim), "float32"),))
+    return together("dynamic_delta", recurrent, shifts(heads * v_dim, 0, conv_kernel - 1))
 
 
 def mamba2(heads: int, head_dim: int, groups: int, state_dim: int, conv_kernel: int) -> LayerSpec:
@@ -238,6 +247,12 @@ def shifts(width: int, delayed: int, reach: int) -> LayerSpec:
     return LayerSpec("shifts", state=tuple(
         StatePart(f"conv.{number}", (width + (delayed if number == 1 else 0), 1), "model")
         for number in range(1, max(reach, 1) + 1)))
+
+
+def convolutions(conv_kernel: int, **channels: int) -> LayerSpec:
+    """Several short convolutions of one length in one layer, by what they convolve."""
+    return LayerSpec("convolutions", state=tuple(
+        StatePart(f"conv.{name}", (count, conv_kernel - 1), "model") for name, count in channels.items()))
 
 
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:

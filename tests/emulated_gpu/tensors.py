@@ -280,20 +280,57 @@ def _on_the_host(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor])
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    if not func._schema.is_mutable:
-        return []
     values = []
-    for at, parameter in enumerate(func._schema.arguments):
-        if parameter.alias_info is not None and parameter.alias_info.is_write:
-            value = args[at] if at < len(args) else kwargs.get(parameter.name)
-            values += value if isinstance(value, list | tuple) else [value]
+    for at, name in _mutable(func):
+        value = args[at] if at < len(args) else kwargs.get(name)
+        values += value if isinstance(value, list | tuple) else [value]
     return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+@functools.cache
+def _mutable(func: Any) -> list[tuple[int, str]]:
+    """Places and names of the parameters that it writes."""
+    return [(at, parameter.name) for at, parameter in enumerate(func._schema.arguments)
+            if parameter.alias_info is not None and parameter.alias_info.is_write]
+
+
+_shapes: dict[tuple[Any, ...], Any] = {}
+
+
+def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """Results without values: their sizes, strides and dtypes. Computed once for arguments of one kind."""
+    try:
+        key = (func, _kind(args), _kind(kwargs))
+        known = _shapes.get(key)
+    except TypeError:   # something that has no hash, or a value of the host
+        key = known = None
+    if known is None:
+        meta = {name: tree_map(_to_meta, value) for name, value in kwargs.items() if name != "pin_memory"}
+        if meta.get("device") is not None:
+            meta["device"] = torch.device("meta")
+        known = func(*tree_map(_to_meta, args), **meta)
+        if key is not None:
+            _shapes[key] = known
+    return known
+
+
+def _kind(value: Any) -> Any:
+    """All that sizes, strides and dtypes of results depend on. Raises TypeError for a tensor of the host."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return tuple([_kind(one) for one in value])
+    if kind is dict:
+        return tuple([(name, _kind(one)) for name, one in value.items()])
+    if isinstance(value, DeviceTensor):
+        return value.size(), value.stride(), value.dtype
+    if isinstance(value, torch.Tensor):
+        raise TypeError("its value may count")
+    return kind, value
 
 
 def _made(func: Any, args: Any, kwargs: Any) -> Any:
     """A factory's."""
-    shape = func(*args, **(kwargs | {"device": torch.device("meta"), "pin_memory": False}
-                           if "pin_memory" in kwargs else kwargs | {"device": torch.device("meta")}))
+    shape = _on_meta(func, args, kwargs)
     made = empty(shape.size(), shape.stride(), shape.dtype)
     if func._schema.name not in ("aten::empty", "aten::empty_strided"):
         host = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
@@ -332,12 +369,9 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
         card().wait(name)
         results = func(*host_args, **host_kwargs)
         return args[0] if written else tree_map(_brought, results)
-    meta_kwargs = {key: tree_map(_to_meta, value) for key, value in kwargs.items() if key != "pin_memory"}
-    if meta_kwargs.get("device") is not None:
-        meta_kwargs["device"] = torch.device("meta")
     if written:
         if "out" in kwargs and kwargs["out"].numel() == 0:   # arange makes an empty tensor, and fills that
-            shape = func(*tree_map(_to_meta, args), **meta_kwargs)
+            shape = _on_meta(func, args, kwargs)
             made = empty(shape.size(), shape.stride(), shape.dtype)
             host_kwargs["out"], written = made.mem, [made]
         if func in BY_ROW:
@@ -346,7 +380,7 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
         else:
             card().enqueue(name, lambda: _nothing(func(*host_args, **host_kwargs)), reads, written)
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
-    shapes = func(*tree_map(_to_meta, args), **meta_kwargs)
+    shapes = _on_meta(func, args, kwargs)
     made = tree_map(lambda one: empty(one.size(), one.stride(), one.dtype) if isinstance(one, torch.Tensor)
                     else one, shapes)
     tensors = [one for one in tree_leaves(made) if isinstance(one, DeviceTensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -23,10 +24,14 @@ from tests.emulated_gpu.engines import (
 from tests.emulated_gpu.sample import ALL, sample
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter, Kind
+from tests.fixtures.mtp_heads import with_head
+from tests.oracle.serving import Serving
 from tests.oracle.test_mtp import EMBEDDED, FREE
+from tests.oracle.test_mtp_heads import Listening as Drafting
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
+from weft.models.loading import load_model
 from weft.runner.mixed_graphs import VERIFY_LENGTHS, MixedGraphs, verify_shapes
 from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.speculator import Speculator
@@ -144,3 +149,31 @@ def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) 
     assert all("weft/runner/mtp.py" in report.text for report in reports), [str(one) for one in reports]
     assert 0 < waits["weft/runner/mtp.py"] <= SHORTER.max_tokens + 1, "one of a step"
     assert made == wanted
+
+
+def test_a_head_of_latent_attention_drafts_by_graphs(tmp_path: Path) -> None:
+    """Ling's, behind the last layer: the drafts and tokens of the CPU, and no launch from Python."""
+    directory, prompts = with_head(tmp_path / "ling", "ling"), PROMPTS[:1]
+    alone, source, launches = Drafting(2, dear=False), Drafting(2, dear=False), list[int]()
+    serving = Serving("", model=load_model(directory, mtp=True), drafter=alone)
+    wanted = [list(answer.tokens) for answer in serving.run(prompts, SHORTER)]
+    with emulated() as card, started(card, str(directory), drafter=source, speculate="mtp") as engine:
+        head = cast(TorchExecutor, engine.core.executor)._head
+        assert head is not None
+        assert head.graphs is not None
+        drafts = head.graphs.drafts
+
+        def watched(*args: Any) -> Any:
+            before = card.launches
+            numbers = drafts(*args)
+            launches.append(card.launches - before)
+            return numbers
+
+        head.graphs.drafts = watched  # type: ignore[method-assign]
+        assert answers(engine.core, prompts, SHORTER) == wanted
+        # As above: the profile run compiles what writes what a prompt keeps.
+        assert kinds(card) <= {"compile", "wait"}, [str(report) for report in card.reports]
+    assert source.offered == alone.offered
+    assert source.stats().drafted
+    assert launches
+    assert not any(launches)

@@ -59,6 +59,7 @@ def install() -> None:
 
     patched_once.of_launch = of_launch   # type: ignore[attr-defined]
     private._patch_lang = patched_once
+    _quicken_arguments()
     private._patch_attr = _patch_attr
     _quicken_broadcasts()
     numpy_dtypes: dict[str, Any] = {}
@@ -92,6 +93,36 @@ def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) ->
 def _quicken(scope: Any) -> None:
     for name, maker in quick_operators.quick_members().items():
         scope.set_attr(tl.core.tensor, name, maker(getattr(tl.core.tensor, name)))
+
+
+def _quicken_arguments() -> None:
+    """Constants of the language, numbers beside tensors and hints for caches: at each call of a member."""
+    core: Any = tl.core
+    semantic: Any = interpreter.interpreter_semantic
+    unwrap, policy_of, to_tensor = core._unwrap_if_constexpr, core._normalize_cache_policy, semantic.to_tensor
+    plain = frozenset({type(None), bool, int, float, str, core.tensor})
+    no_hints = policy_of(None, "", "")
+    numbers: dict[tuple[Any, ...], Any] = {}
+
+    def unwrapped(one: Any) -> Any:
+        if type(one) is core.constexpr:
+            return one.value
+        return one if type(one) in plain else unwrap(one)
+
+    def policy(*hints: Any) -> Any:
+        return no_hints if hints == (None, "", "") else policy_of(*hints)
+
+    def tensor(one: Any, check_type: bool = True) -> Any:
+        if type(one) is core.tensor:
+            return one
+        if type(one) not in (int, float):
+            return to_tensor(one, check_type)
+        key = (type(one), one or str(one))   # of -0.0 and 0.0
+        if key not in numbers:
+            numbers[key] = to_tensor(one)
+        return numbers[key]
+
+    core._unwrap_if_constexpr, core._normalize_cache_policy, semantic.to_tensor = unwrapped, policy, tensor
 
 
 def _quicken_broadcasts() -> None:

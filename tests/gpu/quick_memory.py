@@ -1,4 +1,4 @@
-"""Loads, stores and casts of Triton's interpreter for the common case: one shape, no promotion.
+"""Loads, stores and casts of Triton's interpreter for the common case: one number, or all of one shape.
 
     load    interpreter  mask and ``other`` broadcast to new types, ``other`` filled and cast, a builder
             here         the call on memory; what stands for masked numbers is made once for each shape
@@ -52,6 +52,8 @@ def _is_quick(ptr: Any) -> bool:
 
 def load(slow: Callable[..., Any]) -> Callable[..., Any]:
     def quick(ptr: Any, mask: Any, other: Any, *how: Any) -> Any:
+        if mask is None and other is None and ptr.type.is_ptr() and ptr.type.element_ty.name != "int1":
+            return _one_number(ptr)
         if not _is_quick(ptr) or (mask is None and other is not None):
             return slow(ptr, mask, other, *how)
         on = _mask_of(ptr, mask)
@@ -74,6 +76,16 @@ def load(slow: Callable[..., Any]) -> Callable[..., Any]:
         return _made(data, element, ptr.type.with_element_ty(element))
 
     return quick
+
+
+def _one_number(ptr: Any) -> Any:
+    element, shape = ptr.type.element_ty, ptr.handle.data.shape
+    key = (shape, element.name)
+    if key not in _filled:
+        _filled[key] = _default(ptr, None, element)
+    data = private._interpreter.load(ptr.handle.data, _on_everywhere(shape), _filled[key],
+                                     private._get_np_dtype(element))
+    return _made(data, element, element)
 
 
 def _default(ptr: Any, other: Any, element: Any) -> Any:

@@ -3,7 +3,8 @@
     a + b   interpreter  types, promotion, a broadcast of each side with a new type, a builder's call, checks
             here         the type that these two types gave before; ``np.add``
 
-Other cases are left to the interpreter: promotions, bfloat16 and eight-bit floats (which it keeps as
+Sides of two dtypes are cast as the interpreter's own rule says, and added after that. Other cases are left to
+the interpreter: bits of two dtypes, bfloat16 and eight-bit floats (which it keeps as
 integers), and every fault. The numbers are its own: ``test_quick_interpreter.py`` compares them.
 """
 
@@ -37,6 +38,7 @@ _new_handle, _new_tensor = private.TensorHandle.__new__, core.tensor.__new__
 _joined: dict[tuple[int, int], Any] = {}
 """By two types of one dtype: interned blocks and the dtypes of the language live as long as the process."""
 _constants: dict[tuple[Any, ...], Any] = {}
+_wider: dict[tuple[str, str, bool], Any] = {}
 
 
 def quick_members() -> dict[str, Callable[..., Any]]:
@@ -85,6 +87,16 @@ def _constant(dtype: Any, value: Any, div_or_mod: bool = False) -> Any:
     return _constants[key]
 
 
+def _promoted(one: Any, other: Any, div_or_mod: bool) -> Any:
+    """The dtype that both sides of an operation are cast to; None where the interpreter refuses."""
+    key = (one.name, other.name, div_or_mod)
+    if key not in _wider:
+        known = {one.name, other.name} <= FLOATS | INTS
+        _wider[key] = private.interpreter_semantic.computation_type_impl(
+            one, False, other, False, div_or_mod) if known else None
+    return _wider[key]
+
+
 def _bool_of(type: Any) -> Any:
     return type.with_element_ty(tl.int1)
 
@@ -92,19 +104,26 @@ def _bool_of(type: Any) -> Any:
 def _binary(slow: Callable[..., Any], function: Callable[..., Any], dtypes: frozenset[str], *,
             compares: bool = False, pointers: bool = False) -> Callable[..., Any]:
     divides = function is np.divide
+    promotes = dtypes >= WIDE_FLOATS and not divides
 
     def quick(one: Any, other: Any) -> Any:
         dtype = one.dtype
         if dtype.name not in dtypes:
-            if pointers and builtins.type(other) is core.tensor and dtype.is_ptr():
-                return _moved(slow, one, other)
+            if pointers and builtins.type(other) in (core.tensor, int) and dtype.is_ptr():
+                return _moved(slow, one, private.interpreter_semantic.to_tensor(other))
             return slow(one, other)
         handle, type = one.handle, one.type
         if builtins.type(other) is core.constexpr:
             other = other.value
         if builtins.type(other) is core.tensor:
             right = other.handle
-            if other.dtype is not dtype or right.data.dtype is not handle.data.dtype:
+            if other.dtype is not dtype:
+                wide = _promoted(dtype, other.dtype, divides) if promotes else None
+                if wide is None or wide.name not in dtypes:
+                    return slow(one, other)
+                cast = private.interpreter_semantic.cast
+                return quick(cast(one, wide), cast(other, wide))
+            if right.data.dtype is not handle.data.dtype:
                 return slow(one, other)
             type = _join(type, other.type)
             if type is None:

@@ -73,6 +73,21 @@ def test_queries_of_a_model_in_16_bits_over_heads_of_any_width(dtype: torch.dtyp
     torch.testing.assert_close(got, twin(q * dim**-0.5, pages, runs), **close(dtype))
 
 
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_bias_by_distance_is_each_querys_own(window: int | None, device: torch.device) -> None:
+    """In splits of long rows, in blocks that all see whole, and in masked ones."""
+    runs = make_runs(*MIXED, pages=PAGES)
+    pages = filled_pages(runs, PAGES, KV_HEADS, DIM, torch.float32)
+    q = noise(tokens_in(runs), 6, DIM + 3)
+    bank, there = noise(3, 200, seed=4), pages_on(pages, device)
+    got = paged_attention(q.to(device), there.k, there.v, on_device(runs, device), 0.3, window,
+                          bank_RE=bank.to(device)).cpu()
+    want = naive_paged_attention(q, pages.k, pages.v, runs, 0.3, window, bank_RE=bank)
+    torch.testing.assert_close(got, want, **close(torch.float32))
+    # The control: a bias that is left out shows.
+    assert (got - attend(q[..., :DIM], pages, runs, device, window)).abs().max() > 0.1
+
+
 WIDE = {80: (1, 64), 86: (1, 32), 89: (1, 32), 90: (2, 64), 100: (2, 32), 120: (1, 32)}
 """Compute capability -> query heads and keys of a program's block, for rows of 512 bytes."""
 

@@ -74,6 +74,15 @@ def test_an_operator_gives_what_the_interpreter_gives(launch: Any, name: str) ->
     assert compared > 20, "the interpreter was asked each time: nothing is quick"
 
 
+def test_numbers_and_constants_are_the_interpreters(launch: Any) -> None:
+    for number in (*NUMBERS, 2**31, 1e-300, tl.constexpr(2)):
+        said = seen(lambda one: type(launch).to_tensor(launch, one), number)
+        assert said == seen(launch.to_tensor, number) == seen(launch.to_tensor, number), number
+    for one in (*NUMBERS, None, "x"):
+        assert tl.core._unwrap_if_constexpr(tl.constexpr(one)) is one   # type: ignore[attr-defined]
+        assert tl.core._unwrap_if_constexpr([one, tl.constexpr(one)]) == [one, one]  # type: ignore[attr-defined]
+
+
 def test_addresses_indices_and_choices_are_the_interpreters(launch: Any) -> None:
     for shape, wide in product(SHAPES, SHAPES):
         kind = tl.core.pointer_type(tl.float32)

@@ -66,6 +66,20 @@ def test_sinks_take_part_in_sums(device: torch.device) -> None:
     assert (got[live] - without[live]).abs().max() > 0.1
 
 
+def test_a_bias_by_distance_is_each_querys_own(device: torch.device) -> None:
+    runs = make_runs(*MIXED)
+    q, k, v = (noise(tokens_in(runs), heads, 8, seed=seed) for seed, heads in ((3, 6), (4, 2), (5, 2)))
+    q, bank = torch.cat((q, noise(len(q), 6, 3, seed=6)), -1), noise(3, 13, seed=7)
+    twin = rings(torch.float32, 20)
+    mine = strided_on(twin, device)
+    want = naive_window_attention(q, k, v, twin, runs, 0.3, bank_RE=bank)
+    on = [x.to(device) for x in (q, k, v)]
+    got = window_attention(*on, mine, on_device(runs, device), 0.3, bank_RE=bank.to(device)).cpu()
+    live = [token for run in range(runs.run_count) if run != 2
+            for token in range(*span(runs, run).indices(1000))]
+    torch.testing.assert_close(got[live], want[live], **close(torch.float32))
+
+
 def test_a_sequence_in_pieces_equals_one_run(device: torch.device) -> None:
     q, k, v = noise(3, 90, 2, 8, seed=2).to(device).unbind(0)
     made, left = [], []

@@ -123,8 +123,17 @@ def _window_inputs(tokens: int, seed: int) -> Inputs:
             "v": torch.randn(tokens, 2, 8, generator=noise)}
 
 
+def _biased_inputs(tokens: int, seed: int) -> Inputs:
+    states = torch.randn(tokens, 4, 3, generator=_generator(seed + 1))
+    plain = _window_inputs(tokens, seed)
+    return plain | {"q": torch.cat((plain["q"], states), -1)}
+
+
 def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
     op: Any = window_attention if which == "cpu" else naive_window_attention
+    if x["q"].shape[2] > 8:   # states of a bias that ends inside the window
+        bank = torch.randn(3, 17, generator=_generator(2))
+        return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, bank_RE=bank)
     return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5)
 
 
@@ -163,4 +172,5 @@ RECURRENT_OPS = [
     RecurrentOp("wkv7", (3, 8, 12), wkv7_inputs(3, 8, 12), _wkv7),
     RecurrentOp("window_attention", (2, 2, 24, 8), _window_inputs, _window),
     RecurrentOp("window_attention_wide", (2, 2, 100, 8), _window_inputs, _window),
+    RecurrentOp("window_attention_biased", (2, 2, 24, 8), _biased_inputs, _window),
 ]

@@ -153,6 +153,25 @@ def test_sinks_take_part_in_sums_and_add_nothing(window: int | None, gather_byte
         assert bool((got - plain).abs().max() > 1e-2) == bool(sinks[0] > -80)
 
 
+@pytest.mark.parametrize(("window", "gather_bytes"), [(None, 3000), (40, 2 << 20)])
+def test_a_bias_by_distance_is_each_querys_own_and_ends(window: int | None, gather_bytes: int,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
+    monkeypatch.setattr(paging, "_BIASES", 3000)   # prompts in several parts
+    runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
+    caches = filled_caches(runs, 60)
+    noise = torch.Generator().manual_seed(5)
+    states = torch.randn(tokens_in(runs), 6, 3, generator=noise)
+    q = torch.cat((queries(runs, 6), states), -1)
+    for extent in (30, 1000):
+        bank = torch.randn(3, extent, generator=noise)
+        got = paged_attention(q, *caches, runs, 0.3, window, bank_RE=bank)
+        want = naive_paged_attention(q, *caches, runs, 0.3, window, bank_RE=bank)
+        torch.testing.assert_close(got, want, **CLOSE)
+        # The control: a bias that is left out shows.
+        assert (got - paged_attention(queries(runs, 6), *caches, runs, 0.3, window)).abs().max() > 1e-2
+
+
 def test_a_window_reads_only_its_pages() -> None:
     """What lies wholly behind the window may be anything: it is not gathered."""
     runs = make_runs([Run(200)], [Run(150, 20)], pages=60)

@@ -107,8 +107,7 @@ def truth(family: str) -> tuple[Truth, ...]:
     for length in PROMPT_LENGTHS:
         for _ in range(20):
             one = _greedy(model, torch.randint(3, 500, (length,), generator=generator).tolist())
-            best = one.logits.topk(2, dim=1).values
-            if float((best[:, 0] - best[:, 1]).min()) > _MARGIN_MIN:
+            if one is not None:
                 break
         else:
             raise AssertionError(f"{family}: no prompt of {length} tokens whose choices are clear")
@@ -119,13 +118,16 @@ def truth(family: str) -> tuple[Truth, ...]:
 
 
 @torch.inference_mode()
-def _greedy(model: object, prompt: list[int]) -> Truth:
+def _greedy(model: object, prompt: list[int]) -> Truth | None:
+    """None at the first choice that is not clear."""
     out = model(torch.tensor([prompt]), use_cache=True)  # type: ignore[operator]
     positions = "position_ids" in inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
     prompt_logits = out.logits[0].float()
     rows = [prompt_logits[-1]]
     tokens = [int(rows[0].argmax())]
     while len(tokens) < DECODE_STEPS:
+        if not _is_clear(rows[-1]):
+            return None
         # Its name until 5.23 was past_key_values, and cache_params where there is no attention.
         name = next(key for key in out if key in ("cache", "past_key_values", "cache_params"))
         so_far = {name: getattr(out, name)}
@@ -134,7 +136,12 @@ def _greedy(model: object, prompt: list[int]) -> Truth:
         out = model(torch.tensor([tokens[-1:]]), **so_far, use_cache=True)  # type: ignore[operator]
         rows.append(out.logits[0, -1].float())
         tokens.append(int(rows[-1].argmax()))
-    return Truth(prompt, tokens, torch.stack(rows), prompt_logits)
+    return Truth(prompt, tokens, torch.stack(rows), prompt_logits) if _is_clear(rows[-1]) else None
+
+
+def _is_clear(logits_V: torch.Tensor) -> bool:
+    first, second = logits_V.topk(2).values.tolist()
+    return first - second > _MARGIN_MIN
 
 
 @dataclass

@@ -98,7 +98,8 @@ Each row is a tiny checkpoint with random weights, written by transformers and l
 together; every logit of every position is compared with one forward pass of transformers. The tests fail
 from {TOLERANCE:.0e} on. This shows that the computation is the same, not how well a release answers. What is
 served at all is in [models](models.md). transformers has no class of
-`bailing_moe_v2_5`: a naive one of the tests' own stands in its place (`tests/support/ling_2_5.py`).
+`bailing_moe_v2_5`, `gigachat3_5`, `jet_nemotron`, `minicpm_sala` and `rwkv7`: naive ones of the tests' own
+stand in their place (`tests/support`).
 
 {HEAD}
 {chr(10).join(row.line() for row in rows)}

@@ -27,7 +27,7 @@ TOLERANCE = 1e-4
 FAMILIES = ("qwen3_tied", "qwen3_5", "qwen3_next", "lfm2", "granite_moe", "bamba", "falcon_h1",
             "nemotron_h_latent", "jamba", "zamba", "zamba2", "mamba", "mamba2", "falcon_mamba", "olmo_hybrid",
             "lfm3", "kimi_linear", "ling", "gpt_oss", "gemma4", "recurrent_gemma", "minimax",
-            "zaya", "xlstm", "ling_2_5", "rwkv7")
+            "zaya", "xlstm", "ling_2_5", "minicpm_sala", "rwkv7", "jet_nemotron")
 TOKENS = torch.randint(3, VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 
 

@@ -43,10 +43,15 @@ def text(name: int, length: int) -> list[int]:
 def alone(family: str, prompt: tuple[int, ...]) -> Truth:
     """What one request, cold and in one piece, is answered; transformers agrees with every logit of it."""
     [answer] = Serving(family).run([list(prompt)], GREEDY)
+    return agreed(family, list(prompt), answer)
+
+
+def agreed(family: str, prompt: list[int], answer: Answer) -> Truth:
+    """That of transformers, which sees prompt and answer in one forward: equal at every step, so all is."""
     wanted = expected(family, [*prompt, *answer.tokens[:-1]])[-STEPS:]
     assert (answer.logits - wanted).abs().max() < TOLERANCE
     assert answer.tokens == wanted.argmax(-1).tolist()
-    return Truth(list(prompt), answer.tokens, wanted, torch.empty(0))
+    return Truth(prompt, answer.tokens, wanted, torch.empty(0))
 
 
 def truths(family: str) -> list[Truth]:
@@ -104,8 +109,9 @@ def test_a_prefix_hit_changes_nothing(family: str) -> None:
     trunk = text(7, 200)
     serving.run([trunk], GREEDY)
     prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 100, 129, 199)] + [trunk]
-    wanted = [alone(family, tuple(prompt)) for prompt in prompts]
-    answers = [run(serving, [one])[0] for one in wanted]
+    answers = [serving.run([prompt], GREEDY)[0] for prompt in prompts]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        agreed(family, prompt, answer)
     step = 64 if loaded(family).spec.recurrent_layers else 16
     assert [answer.cached_tokens for answer in answers] == [
         min(cut, len(prompt) - 1) // step * step

@@ -15,9 +15,12 @@ import torch
 
 from tests.fixtures.mtp_heads import HEADS, ReferenceHead, with_head
 from tests.oracle.serving import TOLERANCE, Answer, Serving
+from tests.server.scripted_engine import _FreeRows
 from weft.costs.rows import RowCosts
+from weft.memory.frames.plan import plan_arena
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
+from weft.planning.model_plan import PlanOptions, make_plan
 from weft.request import SamplingParams
 from weft.speculation.speculator import Speculator
 
@@ -31,12 +34,23 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: with_head(tmp_path_factory.mktemp("heads") / name, name) for name in HEADS}
 
 
+class _Rows(_FreeRows):
+    """Of fixed costs. ``dear``: no draft is worth a window."""
+
+    def __init__(self, *, dear: bool) -> None:
+        RowCosts.__init__(self, {1: 1.0, 2: 100.0} if dear else {1: 1.0, 1024: 1.001})
+
+    def measured(self, rows: int) -> bool:
+        return True
+
+
 class Listening(Speculator):
-    """Drafts ``drafts`` in each step, and finds them worth a window or not."""
+    """Drafts ``drafts`` in each step, and finds them worth a window or not. No measured time decides."""
 
     def __init__(self, drafts: int, *, dear: bool) -> None:
-        super().__init__(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0} if dear else {1: 1.0, 64: 1.001}),
+        super().__init__(("mtp",), costs=_Rows(dear=dear),
                          head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+        self._clock = lambda: 0.0
         assert self._head is not None   # its weights are noise, and noise is rarely right
         self._head.drafts = lambda sequences, costs: drafts   # type: ignore[method-assign]
         if not dear:
@@ -69,6 +83,9 @@ def test_its_logits_are_those_of_transformers_layers(
     monkeypatch.setattr(MtpHead, "best", watched)
     loaded = load_model(directories[name], mtp=True)
     assert loaded.model.mtp is not None, loaded.warnings
+    plan = make_plan("", json.loads((directories[name] / "config.json").read_text()),
+                     PlanOptions(arena_bytes=3 << 20, mtp=True))
+    assert (loaded.weights_bytes, plan_arena(loaded.spec, 3 << 20)) == (plan.weights.rank_bytes, plan.arena)
     source = Listening(1, dear=True)
     [answer] = served(loaded, source, step_tokens=48)
     text, reference = [*PROMPT, *answer.tokens], ReferenceHead(name, directories[name])
@@ -103,6 +120,17 @@ def test_its_drafts_change_no_token(name: str, directories: dict[str, Path]) -> 
     assert answers[1].cached_tokens >= 64
     hit, first = source.offered[len(source.offered) // 2:], source.offered[: len(source.offered) // 2]
     assert hit[1:] == first[1:]   # but the first: the last position of a hit is computed again
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_knows_the_trunk_is_right(name: str, tmp_path: Path) -> None:
+    """All drafts are verified and accepted, three a step: what it makes of its own state too."""
+    source, directory = Listening(3, dear=False), with_head(tmp_path / name, name, right=True)
+    [answer] = served(load_model(directory, mtp=True), source)
+    stats = source.stats()
+    assert len(set(answer.tokens)) > 3
+    assert stats.accepted == stats.drafted >= 15
+    assert stats.steps <= 7
 
 
 def test_a_second_head_is_left_with_a_line(directories: dict[str, Path]) -> None:

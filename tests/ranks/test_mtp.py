@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
 
+from tests.fixtures.mtp_heads import with_head
 from tests.oracle.test_mtp import EMBEDDED, FREE
+from tests.oracle.test_mtp_heads import Listening as Drafting
 from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, own_executor, prompt, run
 from tests.ranks.threads import load_ranks
 from weft.assemble import assembly
@@ -40,10 +44,14 @@ class Listening(Speculator):
         super().offer(key, tokens, chances)
 
 
-def answers(peers: Peers | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Story, Listening]:
-    source = Listening()
+Source = TypeVar("Source", bound=Speculator)
+
+
+def answers(peers: Peers | None, monkeypatch: pytest.MonkeyPatch, directory: Path = EMBEDDED,
+            make: Callable[[], Source] = Listening) -> tuple[Story, Source]:   # type: ignore[assignment]
+    source = make()
     monkeypatch.setattr(assembly, "make_drafter", lambda *more: source)
-    assembled = engine(EMBEDDED, peers=peers, speculate="mtp")
+    assembled = engine(directory, peers=peers, speculate="mtp")
     story = run(assembled, ASKED, Story())
     assembled.core.close()
     return story, source
@@ -61,13 +69,30 @@ def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
         assert source.stats().sources == alone.stats().sources
 
 
+@pytest.mark.parametrize("name", ["glm5_next", "qwen4_exp"])
+def test_a_head_of_another_family_drafts_over_ranks(name: str, tmp_path: Path, two: Peers,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of latent attention are divided; latents, indexes and joins are whole on every rank."""
+    directory = with_head(tmp_path / name, name)
+    (expected, alone), (story, source) = (
+        answers(peers, monkeypatch, directory, lambda: Drafting(2, dear=False)) for peers in (None, two))
+    assert story.tokens == expected.tokens
+    assert source.offered == alone.offered
+    assert source.stats().drafted == alone.stats().drafted > 10
+    the_head_of_a_rank_is_that_of_the_plan(directory)
+
+
 def test_the_head_of_a_rank_is_that_of_the_plan() -> None:
+    the_head_of_a_rank_is_that_of_the_plan(EMBEDDED)
+
+
+def the_head_of_a_rank_is_that_of_the_plan(directory: Path) -> None:
     """Weights and the layout of its keys, with ``weft plan --tp 2 --speculate mtp``."""
-    config = json.loads((EMBEDDED / "config.json").read_text())
+    config = json.loads((directory / "config.json").read_text())
     asked = [PlanOptions(arena_bytes=3 << 20, tp=2, mtp=mtp) for mtp in (True, False)]
     plan, without = (make_plan("", config, one) for one in asked)
     assert plan.weights.rank_bytes > without.weights.rank_bytes
-    for loaded in load_ranks(EMBEDDED, 2, mtp=True):
+    for loaded in load_ranks(directory, 2, mtp=True):
         assert loaded.weights_bytes == pytest.approx(plan.weights.rank_bytes, rel=0.01)
         assert plan_arena(loaded.spec, 3 << 20) == plan.arena != without.arena
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
     "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
-    "gemma4_text": "gemma4"
+    "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7"
 }
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -41,11 +42,26 @@ _SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS"
               "Q2_K": (80, 82)}
 """Form -> the bytes of a block at which a float16 begins."""
 CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs",
-           "turned")
+           "turned", "mixes")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
 _LATENT = ("kimi_linear", "bailing_hybrid")
+_GIGACHAT = {
+    "input_layernorm": "attn_norm", "post_self_attn_layernorm": "post_attention_norm",
+    "post_attention_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.gate_proj": "attn_gate", "self_attn.conv1d": "ssm_conv1d", "self_attn.norm": "ssm_norm",
+    "self_attn.out_proj": "ssm_out", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias",
+    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm"
+}
+"""What gguf's table does not have, as llama.cpp's ``llama-arch.cpp`` names it."""
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
+
+
+_RWKV7 = {".attn_norm": ".attention_norm", ".attn.": ".attention.", ".ffn_norm": ".ln2",
+          ".ffn.": ".feed_forward.", "g_norm": "ln_x", "_lora.lora.0.weight": "1.weight",
+          "_lora.lora.2.weight": "2.weight", "_lora.lora.2.bias": "0.weight"}
 
 
 class _Change:
@@ -61,6 +77,8 @@ class _Change:
             return x.reshape(1, x.shape[0], 1, x.shape[-1])
         if "conv1d" in name or ".conv.conv" in name:
             x = x.squeeze()
+        if self.type == "gigachat3_5" and name.endswith("norm.weight") and "plus_one" not in self.forget:
+            x = x + 1
         if self.type == "gemma3_text" and name.endswith("norm.weight") and "plus_one" not in self.forget:
             x = x + 1
         if self.type.startswith("qwen3_5") or self.type == "qwen3_next":
@@ -129,15 +147,21 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         architecture = "nemotron_h_moe"
     if architecture == "granitehybrid" and not {"mamba", "linear_attention"} & {*config["layer_types"]}:
         architecture = "granite"
-    # gguf's table has no bailingmoe3 yet; what those layers share has one name in both.
-    known = "kimi-linear" if architecture == "bailingmoe3" else architecture
+    # gguf's table has neither bailingmoe3 nor gigachat35 yet; what layers share has one name in all.
+    known = "kimi-linear" if architecture in ("bailingmoe3", "gigachat35") else architecture
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(number, 64)
+    if config["model_type"] == "rwkv7":
+        return architecture, _rwkv7(tensors, table, forget)
     if config["model_type"] in _LATENT:
         tensors = _latent(tensors, config, forget)
+    if config["model_type"] == "gigachat3_5":
+        tensors = _both_ungrouped(tensors, config, forget)
     change, stacks, found = _Change(config, forget), {}, {}
     for name, x in _apart(tensors, config, forget).items():
         x = change(name, x)
+        if config["model_type"] == "gigachat3_5":
+            name = _of_gigachat(name)
         for ours, theirs in _RENAMED.items():
             name = name.replace(ours, theirs)
         parts = name.split(".experts.")
@@ -162,6 +186,65 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
         found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
     return architecture, found
+
+
+def _of_gigachat(name: str) -> str:
+    """In the file, or as it is where gguf's table knows it."""
+    found = re.fullmatch(r"model\.(?:layers\.(\d+)\.)?(.+?)(?:\.gate_(up|down)_projection)?(\.weight)?", name)
+    if found is None:
+        return name
+    layer, part, gate, end = found.groups()
+    theirs = _GIGACHAT.get(part) if layer else "output_norm" if gate else None
+    if theirs is None:
+        return name
+    return f"{f'blk.{layer}.' if layer else ''}{theirs}{f'_gate_{gate}' if gate else ''}{end or ''}"
+
+
+def _both_ungrouped(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
+                    forget: Collection[str]) -> dict[str, torch.Tensor]:
+    """GigaChat's projections of q, k, v and z and of b and a, and the two parts of ``kv_b_proj``."""
+    out, own, value = {}, config["qk_nope_head_dim"], config["v_head_dim"]
+    ratio = config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    for name, x in tensors.items():
+        place = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+        if name.endswith("in_proj_qkvz.weight"):
+            qkv, z = _ungrouped(name, x, config, forget).values()
+            out |= {f"{place}attn_qkv.weight": qkv, f"{place}attn_gate.weight": z}
+        elif name.endswith("in_proj_ba.weight"):
+            parts = x.unflatten(0, (-1, 2 * ratio)).split([ratio, ratio], dim=1)
+            out |= {f"{place}ssm_{gate}.weight": part.flatten(0, 1)
+                    for gate, part in zip(("beta", "alpha"), parts, strict=True)}
+        elif name.endswith("kv_b_proj.weight"):
+            keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
+            out |= {f"{place}attn_k_b.weight": keys.transpose(1, 2).contiguous(),
+                    f"{place}attn_v_b.weight": values.contiguous()}
+        else:
+            out[name] = x
+    return out
+
+
+def _rwkv7(tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap,
+           forget: Collection[str]) -> dict[str, torch.Tensor]:
+    """Mixes in one tensor, low ranks under short names, and the first layer's copy in the place of values.
+    Forgotten "mixes" are in the order of RWKV-6 and earlier."""
+    found: dict[str, torch.Tensor] = {}
+    for name, x in tensors.items():
+        layer = int(name.split(".")[2]) if ".layers." in name else -1
+        if ".attn.x_" in name:
+            order = "wkvrga" if "mixes" in forget else "rwkvag"
+            place = name.rpartition("_")[0]
+            found[f"blk.{layer}.time_mix_lerp_fused.weight"] = torch.stack(
+                [tensors[f"{place}_{part}"] for part in order])
+            continue
+        for ours, theirs in _RWKV7.items():
+            name = name.replace(ours, theirs)
+        new = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new is not None, name
+        new = new if new.endswith((".weight", ".bias")) else f"{new}.weight"
+        found[new] = x.flatten() if "r_k" in new else x.squeeze()
+        if layer == 0 and "time_mix_a" in new:
+            found[new.replace("time_mix_a", "time_mix_v")] = found[new]
+    return found
 
 
 def _latent(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
@@ -222,7 +305,7 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
         name += ".weight"
     if name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
-    if name.startswith("blk."):
+    if name.startswith(("blk.", "output_norm_gate_")):
         return name
     if name.endswith("self_attn.sinks"):
         return f"{table.get_name(name)}.weight"
@@ -344,6 +427,13 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     }
     if config["model_type"] in _LATENT:
         numbers |= _latent_keys(config, writer)
+    if config["model_type"] == "gigachat3_5":
+        numbers |= _gigachat_keys(config, writer)
+    if config["model_type"] == "rwkv7":
+        numbers = {"attention.layer_norm_epsilon": read("norm_eps")}
+        writer.add_uint32("rwkv7.wkv.head_size", read("head_dim"))
+        for key in ("attention.key_length", *(name for name in integers if name.startswith("ssm."))):
+            _replaced(writer, key, None)
     if "gemma" in config["model_type"]:
         numbers |= _gemma_keys(config, writer)
     if config["model_type"] == "gpt_oss":
@@ -388,6 +478,30 @@ def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str
     writer.add_bool(f"{writer.arch}.kda.safe_gate", config["kda_safe_gate"])
     writer.add_bool(f"{writer.arch}.expert_weights_norm", config["moe_renormalize"])
     return {"kda.gate_lower_bound": config["kda_lower_bound"]}
+
+
+def _gigachat_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    shared, latent, rope = config["qk_rope_head_dim"], config["kv_lora_rank"], config["rope_parameters"]
+    for name, value in {
+        "rope.dimension_count": shared, "attention.key_length": latent + shared,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + shared,
+        "attention.value_length_mla": config["v_head_dim"], "attention.kv_lora_rank": latent,
+        "attention.q_lora_rank": config["q_lora_rank"], "attention.head_count_kv": 1,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "block_count": config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0),
+        "nextn_predict_layers": config.get("num_nextn_predict_layers", 0),
+        "expert_shared_count": config["n_shared_experts"], "expert_gating_func": 2,
+        "expert_shared_feed_forward_length": config["n_shared_experts"] * config["moe_intermediate_size"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"]
+    }.items():
+        _replaced(writer, name, value)
+    limits = [float(config["swiglu_limit"])] * config["num_hidden_layers"]
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        writer.add_array(f"{writer.arch}.{name}", limits)
+    writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
+    writer.add_bool(f"{writer.arch}.expert_weights_norm", config["norm_topk_prob"])
+    return {"rope.scaling.factor": rope["factor"],
+            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]}
 
 
 def _gemma_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:

@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tests.support.naive_model import NaiveModel, register
 
 
 class BailingMoeV2_5Config(transformers.PreTrainedConfig):
@@ -143,19 +144,19 @@ class Experts(nn.Module):
         self.shared_experts = FeedForward(hidden, width * config.num_shared_experts)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self._routed(x_D) for x_D in x_TD]) + self.shared_experts(x_TD)
-
-    def _routed(self, x_D: torch.Tensor) -> torch.Tensor:
-        config = self.config
-        scores = torch.sigmoid(self.gate.weight @ x_D)
-        by_group = (scores + self.gate.expert_bias).view(config.n_group, -1)
+        config, out_TD = self.config, self.shared_experts(x_TD)
+        scores_TE = torch.sigmoid(x_TD @ self.gate.weight.T)
+        by_group = (scores_TE + self.gate.expert_bias).view(len(x_TD), config.n_group, -1)
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(config.topk_group).indices
-        masked = torch.full_like(by_group, -torch.inf)
-        masked[best] = by_group[best]
-        chosen = masked.flatten().topk(config.num_experts_per_tok).indices
-        weights = scores[chosen] / (scores[chosen].sum() + 1e-20) * config.routed_scaling_factor
-        return torch.stack([self.experts[one](x_D) * weight for one, weight in
-                            zip(chosen.tolist(), weights, strict=True)]).sum(0)
+        others = torch.ones(by_group.shape[:2], dtype=torch.bool).scatter(1, best, False)
+        chosen_TK = by_group.masked_fill(others[..., None], -torch.inf).flatten(1).topk(
+            config.num_experts_per_tok).indices
+        weights_TK = scores_TE.gather(1, chosen_TK)
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * config.routed_scaling_factor
+        for number, expert in enumerate(self.experts):
+            tokens, places = (chosen_TK == number).nonzero(as_tuple=True)
+            out_TD = out_TD.index_add(0, tokens, expert(x_TD[tokens]) * weights_TK[tokens, places, None])
+        return out_TD
 
 
 class Layer(nn.Module):
@@ -182,36 +183,8 @@ class Trunk(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class BailingMoeV2_5ForCausalLM(transformers.PreTrainedModel, transformers.GenerationMixin):
-    config_class = BailingMoeV2_5Config
-    base_model_prefix = "model"
-
-    def __init__(self, config: BailingMoeV2_5Config) -> None:
-        super().__init__(config)
-        self.model = Trunk(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.word_embeddings
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                **_: Any) -> CausalLMOutputWithPast:
-        rows = []
-        for tokens_T in input_ids:
-            x_TD = self.model.word_embeddings(tokens_T)
-            for layer in self.model.layers:
-                x_TD = layer(x_TD)
-            rows.append(self.lm_head(self.model.norm(x_TD)))
-        return CausalLMOutputWithPast(logits=torch.stack(rows))
-
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                                      **_: Any) -> dict[str, Any]:
-        return {"input_ids": input_ids}
-
-    def set_experts_implementation(self, name: str) -> None:
-        """There is one."""
+class BailingMoeV2_5ForCausalLM(NaiveModel):
+    config_class, trunk, embedding = BailingMoeV2_5Config, Trunk, "word_embeddings"
 
 
-transformers.AutoConfig.register(BailingMoeV2_5Config.model_type, BailingMoeV2_5Config)
-transformers.AutoModelForCausalLM.register(BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM)
+register(BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM)

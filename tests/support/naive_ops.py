@@ -179,7 +179,9 @@ def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                     scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None) -> torch.Tensor:
+                    sinks_H: torch.Tensor | None = None,
+                    bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+    q_THD, states_THR = _states_apart(q_THD, bank_RE)
     tokens, heads, dim = q_THD.shape
     group = heads // cache_k.shape[1]
     out = torch.zeros(tokens, heads, dim, dtype=torch.float64)
@@ -194,10 +196,24 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
             k_SHD = torch.stack([k for k, _ in fetched]).repeat_interleave(group, dim=1)
             v_SHD = torch.stack([v for _, v in fetched]).repeat_interleave(group, dim=1)
             scores_SH = (k_SHD * q_THD[token].double()).sum(-1) * scale
+            if bank_RE is not None:
+                scores_SH += _biases(states_THR[token], bank_RE, position + 1 - first).T
             if sinks_H is not None:
                 scores_SH = torch.cat((scores_SH, sinks_H.double()[None]))
             out[token] = (scores_SH.softmax(dim=0)[:len(v_SHD), :, None] * v_SHD).sum(0)
     return out.to(q_THD.dtype)
+
+
+def _states_apart(q_THD: torch.Tensor,
+                  bank_RE: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    dim = q_THD.shape[2] - (0 if bank_RE is None else bank_RE.shape[0])
+    return q_THD[..., :dim], q_THD[..., dim:]
+
+
+def _biases(states_HR: torch.Tensor, bank_RE: torch.Tensor, count: int) -> torch.Tensor:
+    """[H, count] of the last ``count`` keys, the query's own last."""
+    near = (states_HR.double() @ bank_RE.double())[:, :count]
+    return torch.nn.functional.pad(near, (0, count - near.shape[1])).flip(1)
 
 
 def _fetch_kv(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run: int,
@@ -254,7 +270,9 @@ def _fetch_row(cache: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run
 
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
                      ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
+                     sinks_H: torch.Tensor | None = None,
+                     bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+    q_THD, states_THR = _states_apart(q_THD, bank_RE)
     group, window = q_THD.shape[1] // k_THD.shape[1], ring_S2HWD.shape[3]
     out = torch.zeros(q_THD.shape, dtype=torch.float64)
     for run in range(runs.run_count):
@@ -270,6 +288,8 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
             seen = [p % window for p in range(max(first, position - window + 1), position + 1)]
             k_HSD, v_HSD = (part[:, seen].double().repeat_interleave(group, dim=0) for part in ring)
             scores_HS = (k_HSD * q_THD[token, :, None].double()).sum(-1) * scale
+            if bank_RE is not None:
+                scores_HS += _biases(states_THR[token], bank_RE, len(seen))
             if sinks_H is not None:
                 scores_HS = torch.cat((scores_HS, sinks_H.double()[:, None]), dim=1)
             weights_HS = scores_HS.softmax(dim=-1)[:, :len(seen)]

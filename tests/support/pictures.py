@@ -19,10 +19,8 @@ def drawn(kind: str, width: int, height: int, seed: int = 0) -> Pixels:
     random = np.random.default_rng(seed)
     if kind == "noise":
         return random.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    across, down = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
-    smooth = np.stack([across, down, (across * 3 + down * 2) % 1], -1)
     if kind == "gradient":
-        return (smooth * 255).astype(np.uint8)
+        return _smooth(width, height, 255)
     if kind == "text":
         image = Image.new("RGB", (width, height), "white")
         draw = ImageDraw.Draw(image)
@@ -31,7 +29,7 @@ def drawn(kind: str, width: int, height: int, seed: int = 0) -> Pixels:
             draw.text((row % 40, row), line, fill="black")
         return np.array(image)
     assert kind == "photo"
-    image = Image.fromarray((smooth * 200).astype(np.uint8))
+    image = Image.fromarray(_smooth(width, height, 200))
     draw = ImageDraw.Draw(image)
     for _ in range(60):
         x, y, size = (random.random(3) * (width, height, min(width, height) / 3)).tolist()
@@ -39,6 +37,14 @@ def drawn(kind: str, width: int, height: int, seed: int = 0) -> Pixels:
         draw.ellipse((x, y, x + size, y + size), fill=color)
     blurred = np.array(image.filter(ImageFilter.GaussianBlur(1.5)), np.int16)
     return np.clip(blurred + random.integers(-9, 10, blurred.shape), 0, 255).astype(np.uint8)
+
+
+def _smooth(width: int, height: int, most: int) -> Pixels:
+    across, down = np.linspace(0, 1, width), np.linspace(0, 1, height)[:, None]
+    made = np.empty((height, width, 3), np.uint8)
+    for channel, values in enumerate((across, down, (across * 3 + down * 2) % 1)):
+        made[..., channel] = (values * most).astype(np.uint8)
+    return made
 
 
 def encoded(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> bytes:

@@ -76,10 +76,12 @@ class _TimeMix(nn.Module):
 
     def forward(self, x: torch.Tensor, state: _State,
                 v_first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of one token [B, D]: the output, and the values of the first layer."""
+        """Of tokens [B, T, D]: the output, and the values of the first layer. Only S goes token by token."""
+        before, state.time = _shifted(x, state.time), x[:, -1]
+
         def mixed(name: str) -> torch.Tensor:
             share = getattr(self, f"x_{name}")[0, 0]
-            return x * (1 - share) + state.time * share
+            return x * (1 - share) + before * share
 
         r, k, v = self.r_proj(mixed("r")), self.k_proj(mixed("k")), self.v_proj(mixed("v"))
         w = torch.exp(-math.exp(-0.5) / (1 + torch.exp(-self.w_lora(mixed("w")))))
@@ -91,14 +93,23 @@ class _TimeMix(nn.Module):
             share = torch.sigmoid(self.v_lora(mixed("v")))
             v = v * (1 - share) + v_first * share
         kk, k = k * self.k_k, k * (1 - self.k_a + a * self.k_a)
-        state.time = x
         r, w, k, v, kk, a = (part.unflatten(-1, (self.heads, -1)) for part in (r, w, k, v, kk, a))
         kk = kk / kk.norm(dim=-1, keepdim=True)
-        turned = torch.diag_embed(w) - kk[..., :, None] * (a * kk)[..., None, :]
-        state.matrix = state.matrix @ turned + v[..., :, None] * k[..., None, :]
-        out = self.g_norm((state.matrix @ r[..., None]).flatten(1))
-        out = out + ((r * k * self.r_k).sum(-1, keepdim=True) * v).flatten(1)
+        read = []
+        for r_t, w_t, k_t, v_t, kk_t, akk_t in zip(*(part.unbind(1) for part in (r, w, k, v, kk, a * kk)),
+                                                   strict=True):
+            # S (diag(w) - kk (a kk)^T) + v k^T
+            turned = (state.matrix @ kk_t[..., None]) * akk_t[..., None, :]
+            state.matrix = state.matrix * w_t[..., None, :] - turned + v_t[..., None] * k_t[..., None, :]
+            read.append((state.matrix @ r_t[..., None]).flatten(1))
+        out = self.g_norm(torch.cat(read)).view(x.shape[1], *x[:, 0].shape).transpose(0, 1)
+        out = out + ((r * k * self.r_k).sum(-1, keepdim=True) * v).flatten(2)
         return self.o_proj(out * g), v_first
+
+
+def _shifted(x: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """What came before each token."""
+    return torch.cat((last[:, None], x[:, :-1]), 1)
 
 
 class _ChannelMix(nn.Module):
@@ -109,8 +120,8 @@ class _ChannelMix(nn.Module):
         self.value = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, state: _State) -> torch.Tensor:
-        inner = torch.relu(self.key(x * (1 - self.x_k) + state.channel * self.x_k))
-        state.channel = x
+        inner = torch.relu(self.key(x * (1 - self.x_k) + _shifted(x, state.channel) * self.x_k))
+        state.channel = x[:, -1]
         out: torch.Tensor = self.value(inner * inner)
         return out
 
@@ -160,13 +171,10 @@ class Rwkv7Model(Rwkv7PreTrainedModel):
                 for _ in self.layers]
 
     def forward(self, input_ids: torch.Tensor, states: list[_State]) -> torch.Tensor:
-        rows = []
-        for x in self.embeddings(input_ids).unbind(1):
-            v_first = None
-            for layer, state in zip(self.layers, states, strict=True):
-                x, v_first = layer(x, state, v_first)
-            rows.append(self.norm(x))
-        return torch.stack(rows, 1)
+        x, v_first = self.embeddings(input_ids), None
+        for layer, state in zip(self.layers, states, strict=True):
+            x, v_first = layer(x, state, v_first)
+        return self.norm(x)
 
 
 @dataclass

@@ -12,11 +12,12 @@ Rejected: a hash of ``repr`` (a rename looks like another decision, and a field 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from hashlib import blake2b
-from operator import index
+from operator import attrgetter, index
 from typing import Any
 
 import msgspec
@@ -37,24 +38,30 @@ def plan_bytes(plan: StepPlan) -> bytes:
 
 def _values(value: Any) -> Any:
     """Nested lists of plain values, without names."""
-    if isinstance(value, (tuple, list)):
-        return [one if type(one) in _PLAIN else _values(one) for one in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Enum) and not isinstance(value, int):
-        return value.value
-    if isinstance(value, Admission):
-        return [value.row, value.seq, value.prompt_tokens, value.seed, value.stop_ids, value.tokens.tolist()]
-    if isinstance(value, msgspec.Struct):
-        return _values(msgspec.structs.astuple(value))
-    if is_dataclass(value):
-        return _values([getattr(value, name) for name in _field_names(value.__class__)])
-    return value
+    return _way_of(type(value))(value)
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    return [one if type(one) in _PLAIN else _way_of(type(one))(one) for one in values]
 
 
 @cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _way_of(kind: type) -> Callable[[Any], Any]:
+    """How a value of ``kind`` becomes lists: asked for each value, so found once."""
+    if issubclass(kind, (tuple, list)):
+        return _listed
+    if issubclass(kind, np.ndarray):
+        return np.ndarray.tolist
+    if issubclass(kind, Enum) and not issubclass(kind, int):
+        return attrgetter("value")
+    if issubclass(kind, Admission):
+        return lambda one: [one.row, one.seq, one.prompt_tokens, one.seed, one.stop_ids, one.tokens.tolist()]
+    if issubclass(kind, msgspec.Struct):
+        return lambda one: _listed(msgspec.structs.astuple(one))
+    if is_dataclass(kind):
+        names = [field.name for field in fields(kind)]
+        return lambda one: _listed([getattr(one, name) for name in names])
+    return lambda one: one
 
 
 def plan_line(plan: StepPlan) -> str:

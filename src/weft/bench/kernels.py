@@ -319,7 +319,7 @@ def _convolution(of: object, bench: Bench) -> Iterator[Case]:
             call = partial(short_conv, projected, weight, None, window, runs)
             yield Case(f"short conv {name}", call, size_of(projected, weight) * 4 // 3 + 2 * size_of(window))
         return
-    if isinstance(of, GatedDelta):
+    if isinstance(of, GatedDelta) and not of.kernel_rank:
         channels = 2 * of.key_width + of.value_width
     elif isinstance(of, Mamba2):
         channels = of.inner_width + 2 * of.groups * of.state_dim

@@ -17,16 +17,24 @@
     lfm3_vl           lfm3             as lfm3, with a vision tower
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
+    jet_nemotron      jet_nemotron     gated delta, v convolved by kernels of each token, + attention, windows
+                                                                      dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
+    gigachat3_5       gigachat3_5      gated delta + latent attention, gated norms
+                                                                      dense or experts + shared expert
     zaya              zaya             attention, q and k convolved     experts, router over layers
+    inkling_mm_model, inkling          attention with a bias by       dense or experts + shared experts
+    inkling_text                       distance, convolutions         under one router
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma3[_text]     gemma3           attention, windows             dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
     recurrent_gemma   recurrent_gemma  RG-LRU + attention, windows    dense
     minimax           minimax          lightning + attention          experts
+    minicpm_sala      minicpm_sala     lightning + attention over chosen blocks
+                                                                      dense
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense
@@ -51,11 +59,27 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.errors import UnknownArchitectureError
-from weft.families import attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, rwkv, xlstm, zaya
+from weft.families import (
+    attention,
+    delta,
+    gemma,
+    gigachat,
+    gpt_oss,
+    indexed,
+    inkling,
+    jet_nemotron,
+    lfm2,
+    lightning,
+    mamba,
+    rwkv,
+    xlstm,
+    zaya,
+)
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family
@@ -83,6 +107,18 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     keys = ConfigKeys(text_config(config), fallback=config)
     _refuse_what_is_not_served(keys, family.activation)
     return family.read(family.name, keys)
+
+
+def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
+    """What names of tensors in released files are called here."""
+    family = _OF_MODEL_TYPE.get(str(config.get("model_type")))
+
+    def renamed(name: str) -> str:
+        for pattern, here in family.released if family is not None else ():
+            name = re.sub(pattern, here, name)
+        return name
+
+    return renamed
 
 
 def named_dtype(config: Mapping[str, Any]) -> DTypeName | None:
@@ -113,8 +149,8 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gpt_oss, indexed, lfm2, lightning, mamba, rwkv, xlstm,
-                          zaya)
+    family for module in (attention, delta, gemma, gigachat, gpt_oss, indexed, inkling, jet_nemotron, lfm2,
+                          lightning, mamba, rwkv, xlstm, zaya)
     for family in module.FAMILIES)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 

@@ -19,7 +19,9 @@ from typing import Literal
 from weft import spec
 from weft.families.attention_shapes import Attention as Attention
 from weft.families.attention_shapes import Index as Index
+from weft.families.attention_shapes import KeyIndex as KeyIndex
 from weft.families.attention_shapes import LatentAttention as LatentAttention
+from weft.families.attention_shapes import NormGate as NormGate
 from weft.families.attention_shapes import Rope as Rope
 from weft.families.attention_shapes import RopeKind as RopeKind
 from weft.families.mixing import ChannelMix, TimeMix
@@ -31,7 +33,10 @@ from weft.spec import DTypeName, LayerSpec, ModelSpec
 class GatedDelta:
     """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
     the state's eigenvalues be negative (OLMo hybrid). ``sigmoid_gate``: the output's gate is a sigmoid, not a
-    silu (Qwen4)."""
+    silu (Qwen4). ``kernel_rank``: only v is convolved, by a kernel that each token makes through so wide
+    a bottleneck (Jet-Nemotron); 0: q, k and v are, by learned kernels. ``norm_eps``: of the gated norm,
+    None as of others. ``gate_scale``: a factor on a sigmoid gate; ``norm_plus_one``: the weight of the gated
+    norm is stored as the distance from 1 (GigaChat 3.5)."""
 
     k_heads: int
     v_heads: int
@@ -40,6 +45,10 @@ class GatedDelta:
     conv_kernel: int
     beta_scale: float = 1.0
     sigmoid_gate: bool = False
+    kernel_rank: int = 0
+    norm_eps: float | None = None
+    gate_scale: float = 1.0
+    norm_plus_one: bool = False
 
     @property
     def key_width(self) -> int:
@@ -50,6 +59,8 @@ class GatedDelta:
         return self.v_heads * self.v_dim
 
     def layer_spec(self) -> LayerSpec:
+        if self.kernel_rank:
+            return spec.dynamic_delta(self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
         return spec.gated_delta(self.k_heads, self.v_heads, self.k_dim, self.v_dim, self.conv_kernel)
 
 
@@ -206,6 +217,28 @@ class ConvolvedAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativeAttention:
+    """Attention whose scores have a bias by distance, of each query's own (Inkling): ``states`` numbers of a
+    query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away. Keys and values
+    pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
+    feed-forward, of ``stream`` channels each; every rank has those whole. From position ``floor`` on queries
+    and biases are multiplied by 1 + ``growth`` log((position + 1) / ``floor``); 0: they are not."""
+
+    attention: Attention
+    states: int
+    extent: int
+    conv_kernel: int
+    stream: int
+    floor: int = 0
+    growth: float = 0.0
+
+    def layer_spec(self) -> LayerSpec:
+        of = self.attention
+        return spec.together("relative_attention", of.layer_spec(), spec.convolutions(
+            self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream))
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConv:
     """Double-gated short convolution of LFM2."""
 
@@ -321,9 +354,9 @@ class Streams:
     eps: float = 0.0
 
 
-Mixer = (Attention | LatentAttention | ConvolvedAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1
-         | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel | SharedBlock
-         | WithNgrams)
+Mixer = (Attention | LatentAttention | ConvolvedAttention | RelativeAttention | GatedDelta | KimiDelta
+         | Mamba2 | Mamba1 | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel
+         | SharedBlock | WithNgrams)
 
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -357,7 +390,9 @@ class Experts:
     have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
     each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is
     a feed-forward of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product.
-    ``router_continues``: there is a layer before."""
+    ``router_continues``: there is a layer before. ``shared_count``: so many experts of ``shared_width`` that
+    every token passes; the router scores them too, and weights are shares of the sum over them and the chosen
+    ones (Inkling)."""
 
     count: int
     per_token: int
@@ -380,6 +415,7 @@ class Experts:
     limit: float = 0.0
     router_width: int = 0
     router_continues: bool = False
+    shared_count: int = 0
 
     @property
     def shared(self) -> Dense:
@@ -402,9 +438,8 @@ class MtpLayer:
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """Its own, and that of its index."""
-        index = self.attention.index
-        return (replace(self.attention.layer_spec(), kind="mtp"),
-                *([] if index is None else [spec.index_rows(index.row_width)]))
+        width = self.attention.index_width
+        return replace(self.attention.layer_spec(), kind="mtp"), *([spec.index_rows(width)] if width else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +459,9 @@ class Architecture:
     makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
     ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
     added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
-    their own, and the embedding has one (RWKV).
+    their own, and the embedding has one (RWKV). ``embedding_norm``: what is embedded is normed (Inkling).
+    ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all.
+    ``norm_gate``: of every norm of the stream (GigaChat 3.5).
     """
 
     family: str
@@ -451,6 +488,9 @@ class Architecture:
     streams: Streams | None = None
     scaled_residual: bool = False
     layer_norms: bool = False
+    embedding_norm: bool = False
+    head_tokens: int = 0
+    norm_gate: NormGate | None = None
 
     @property
     def indexed(self) -> tuple[int, ...]:
@@ -478,5 +518,5 @@ class Architecture:
                                       for mixer in self.mixers) + self._index_specs() + heads)
 
     def _index_specs(self) -> tuple[LayerSpec, ...]:
-        indexes: list[Index] = [getattr(self.mixers[number], "index") for number in self.indexed]  # noqa: B009
-        return tuple(spec.index_rows(index.row_width) for index in indexes)
+        widths: list[int] = [getattr(self.mixers[number], "index_width") for number in self.indexed]  # noqa: B009
+        return tuple(map(spec.index_rows, widths))

@@ -4,6 +4,7 @@
     LatentAttention   one latent for all heads             pages without a V block
     Rope              positions, beside either             nothing
     Index             chooses what either sees             rows of its own
+    KeyIndex          chooses what heads see               means of their keys, as rows of its own
 
 ``architecture`` has them beside the other mixers. Pure data, no torch.
 """
@@ -15,6 +16,7 @@ from typing import Literal
 
 from weft import spec
 from weft.spec import LayerSpec
+from weft.units import ceil_div
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
 
@@ -48,6 +50,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class NormGate:
+    """What a norm's output is multiplied by: ``factor`` times sigmoid of a gate that the output makes itself,
+    over a bottleneck of ``rank`` numbers (GigaChat 3.5)."""
+
+    rank: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Index:
     """What lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block behind them.
     Each block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the
@@ -68,6 +79,20 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """What lets each KV head see ``chosen`` blocks of ``block`` tokens, once a text has ``dense`` tokens
+    (InfLLM-v2). Queries of the attention itself score means of its keys over two times ``stride`` tokens.
+    The first ``first`` blocks, a token's own and the ``near`` ones before it are always among the chosen."""
+
+    stride: int
+    block: int
+    chosen: int
+    first: int
+    near: int
+    dense: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
     the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
@@ -78,7 +103,7 @@ class Attention:
     ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
     their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
     layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
-    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks alone (Qwen4)."""
+    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA)."""
 
     heads: int
     kv_heads: int
@@ -98,7 +123,14 @@ class Attention:
     kv_of: int | None = None
     shared: bool = False
     out_bias: bool | None = None
-    index: Index | None = None
+    index: Index | KeyIndex | None = None
+
+    @property
+    def index_width(self) -> int:
+        """Numbers that a token keeps for the index; 0 without one. The tokens of a mean hold it together."""
+        if isinstance(self.index, KeyIndex):
+            return ceil_div(self.kv_heads * self.head_dim, self.index.stride)
+        return 0 if self.index is None else self.index.row_width
 
     @property
     def ring(self) -> bool:
@@ -132,8 +164,9 @@ class LatentAttention:
     all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
     value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
     the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
-    number per head (Ling 3). ``index``: it sees chosen blocks alone (GLM 5). ``norm_eps``: of the norms
-    inside."""
+    number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
+    chosen blocks alone (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: what gates them;
+    ``query_factor`` and ``latent_factor``: on what they give."""
 
     heads: int
     latent_dim: int
@@ -147,10 +180,23 @@ class LatentAttention:
     head_gated: bool = False
     index: Index | None = None
     norm_eps: float = 1e-6
+    gated: bool = False
+    norm_gate: NormGate | None = None
+    query_factor: float = 1.0
+    latent_factor: float = 1.0
+
+    @property
+    def index_width(self) -> int:
+        return 0 if self.index is None else self.index.row_width
 
     @property
     def key_dim(self) -> int:
         return self.own_dim + self.shared_dim
+
+    @property
+    def gate_width(self) -> int:
+        """Numbers for each head that the output is multiplied by sigmoid of."""
+        return self.value_dim if self.gated else int(self.head_gated)
 
     def layer_spec(self) -> LayerSpec:
         return spec.latent_attention(self.latent_dim + self.shared_dim)

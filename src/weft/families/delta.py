@@ -27,19 +27,26 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     attention = read_attention(keys, qk_norm=True, gated=True, partial=0.25, head_dim=256)
     if not keys.boolean("attn_output_gate", True):
         fail("attn_output_gate", False, "only the gated attention of the released checkpoints is served")
-    delta = GatedDelta(k_heads=keys.integer("linear_num_key_heads", 16),
-                       v_heads=keys.integer("linear_num_value_heads", 32),
-                       k_dim=keys.integer("linear_key_head_dim", 128),
-                       v_dim=keys.integer("linear_value_head_dim", 128),
-                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4))
-    if delta.v_heads % delta.k_heads:
-        fail("linear_num_value_heads", delta.v_heads,
-             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    delta = read_gated_delta(keys)
     architecture = build_architecture(
         family, keys, [attention if kind == "attention" else delta for kind in kinds],
         [qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
         tied=keys.outer_boolean("tie_word_embeddings", False), mtp=qwen_mtp(keys, attention))
     return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
+
+
+def read_gated_delta(keys: ConfigKeys, *, k_heads: int = 16, v_heads: int = 32, k_dim: int = 128,
+                     v_dim: int = 128, beta_scale: float = 1.0) -> GatedDelta:
+    """From the ``linear_*`` keys; the arguments are the family's defaults."""
+    delta = GatedDelta(k_heads=keys.integer("linear_num_key_heads", k_heads),
+                       v_heads=keys.integer("linear_num_value_heads", v_heads),
+                       k_dim=keys.integer("linear_key_head_dim", k_dim),
+                       v_dim=keys.integer("linear_value_head_dim", v_dim),
+                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4), beta_scale=beta_scale)
+    if delta.v_heads % delta.k_heads:
+        fail("linear_num_value_heads", delta.v_heads,
+             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    return delta
 
 
 def qwen_mtp(keys: ConfigKeys, attention: Attention,
@@ -61,13 +68,8 @@ def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     heads = attention.heads
     k_heads = keys.integer("linear_num_key_heads", heads)
     k_dim = keys.integer("linear_key_head_dim", int(0.75 * keys.integer("hidden_size") / k_heads))
-    delta = GatedDelta(k_heads=k_heads, v_heads=keys.integer("linear_num_value_heads", heads), k_dim=k_dim,
-                       v_dim=keys.integer("linear_value_head_dim", 2 * k_dim),
-                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4),
-                       beta_scale=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0)
-    if delta.v_heads % delta.k_heads:
-        fail("linear_num_value_heads", delta.v_heads,
-             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    delta = read_gated_delta(keys, k_heads=k_heads, v_heads=heads, k_dim=k_dim, v_dim=2 * k_dim,
+                             beta_scale=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0)
     attention = replace(attention, norm_whole=True)
     dense = Dense(keys.integer("intermediate_size"))
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],

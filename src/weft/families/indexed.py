@@ -24,7 +24,6 @@ from dataclasses import replace
 from weft.families import architecture as shapes
 from weft.families.architecture import (
     Architecture,
-    GatedDelta,
     Index,
     KimiDelta,
     Ngrams,
@@ -37,6 +36,7 @@ from weft.families.delta import (
     FeedDefaults,
     mtp_behind,
     qwen_mtp,
+    read_gated_delta,
     read_kimi_feed_forwards,
     read_latent_attention,
 )
@@ -54,14 +54,7 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
     gate = keys.get("output_gate_type") or "silu"
     if gate not in ("silu", "swish", "sigmoid"):
         fail("output_gate_type", gate, "silu and sigmoid are served")
-    delta = GatedDelta(k_heads=keys.integer("linear_num_key_heads", 16),
-                       v_heads=keys.integer("linear_num_value_heads", 32),
-                       k_dim=keys.integer("linear_key_head_dim", 128),
-                       v_dim=keys.integer("linear_value_head_dim", 128),
-                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4), sigmoid_gate=gate == "sigmoid")
-    if delta.v_heads % delta.k_heads:
-        fail("linear_num_value_heads", delta.v_heads,
-             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+    delta = replace(read_gated_delta(keys), sigmoid_gate=gate == "sigmoid")
     ngrams = _ngrams(keys, streams.count * keys.integer("hidden_size"), kinds)
 
     def mixer(layer: int) -> shapes.Mixer:

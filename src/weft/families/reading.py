@@ -17,12 +17,14 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have."""
+    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have. ``released``:
+    patterns of names in released files, and what stands in their place here, one after the other."""
 
     name: str
     model_types: tuple[str, ...]
     read: Callable[[str, ConfigKeys], shapes.Architecture]
     activation: str = "silu"
+    released: tuple[tuple[str, str], ...] = ()
 
 
 KINDS = {"full_attention": "attention", "attention": "attention",

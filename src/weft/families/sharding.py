@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.families.architecture import Architecture, Attention, Experts, Mamba2
+from weft.families.architecture import Architecture, Attention, Experts, KeyIndex, Mamba2
 from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
@@ -148,7 +148,9 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
         if _is_of_whole_experts(record, field.name):
             continue
         copied = field.name == _COPIED.get(type(record), ("",))[0]
-        if (field.name in _DIVIDED or copied) and value % tp and not (copied and tp % value == 0):
+        # A KV head that chooses for all its queries needs them on one rank.
+        copies = copied and not isinstance(getattr(record, "index", None), KeyIndex)
+        if (field.name in _DIVIDED or copied) and value % tp and not (copies and tp % value == 0):
             stuck.append(f"{value} {_WORDS[field.name]} of {_kind(record)}")
         elif is_dataclass(value):
             stuck += _stuck_fields(value, tp)

@@ -132,6 +132,13 @@ def norm_weight(role: str, width: Dim, name: str | None = None) -> Table:
     return {role: (Tensor(f"{name or role}.weight", (width,), "plain"),)}
 
 
+def norm_gate(role: str, shape: shapes.NormGate | None, width: int, name: str) -> Table:
+    """Of the norm under ``name``; whole on each rank. Files never quantise it."""
+    return {} if shape is None else all_plain(
+        product(f"{role}.into", width, (f"{name}.gate_up_projection", shape.rank))
+        | product(f"{role}.out", shape.rank, (f"{name}.gate_down_projection", width)))
+
+
 def layer_norm(role: str, width: Dim, name: str) -> Table:
     return {part: (Tensor(f"{name}.{end}", (width,), "plain"),)
             for part, end in ((role, "weight"), (f"{role}.bias", "bias"))}
@@ -143,14 +150,17 @@ def all_plain(table: Table) -> Table:
 
 
 def attention(shape: shapes.Attention, hidden: int, *, inputs: int | None = None, out: str = "o_proj",
-              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj") -> Table:
-    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias."""
+              norms: tuple[str, str] = ("q_norm", "k_norm"), gates: str = "g_proj",
+              gate: str | None = None) -> Table:
+    """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias. ``gate``: of
+    a gate that is stored by itself; else the query projection has its rows."""
     queries = Units(shape.heads, shape.head_dim)
     keys = Units(shape.kv_heads, shape.head_dim, shape.kv_copies)
-    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated else queries
+    apart = ((gate, queries),) if shape.gated and gate else ()
+    asked = Units(shape.heads, shape.head_dim * 2) if shape.gated and not gate else queries
     read = inputs or hidden
     own = (("k_proj", keys), ("v_proj", keys))[: 0 if shape.kv_of is not None else 2 - shape.values_are_keys]
-    table = product("qkv", read, ("q_proj", asked), *own, bias=shape.bias)
+    table = product("qkv", read, ("q_proj", asked), *apart, *own, bias=shape.bias)
     if shape.head_gated:
         table["qkv"] += (Tensor(f"{gates}.weight", (Units(shape.heads), read)),)
     if shape.qk_norm:
@@ -177,13 +187,26 @@ def convolved_attention(shape: shapes.ConvolvedAttention, hidden: int) -> Table:
     return table | product("out", queries, ("o_proj", hidden))
 
 
-def residual_scale(hidden: int) -> Table:
-    names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
-    return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
+def relative_attention(shape: shapes.RelativeAttention, hidden: int) -> Table:
+    of = shape.attention
+    table = attention(of, hidden)
+    table["qkv"] += (Tensor("r_proj.weight", (Units(of.heads, shape.states), hidden)),)
+    keys = Units(of.kv_heads, of.head_dim, of.kv_copies)
+    for part in "kv":
+        name, dims = f"{part}_sconv.conv1d.weight", (keys, 1, shape.conv_kernel)
+        table[f"{part}_conv"] = (Tensor(name, dims, "float32"),)
+    return table | _exact("rel_logits_proj.proj", dims=(shape.states, shape.extent))
+
+
+def around_relative(shape: shapes.RelativeAttention, hidden: int, scale: str = "mlp.global_scale") -> Table:
+    """The convolutions of what the two blocks of its layer give; ``scale``: a factor on the feed-forward."""
+    table: Table = {part: (Tensor(f"{name}_sconv.conv1d.weight", (hidden, 1, shape.conv_kernel), "float32"),)
+             for part, name in (("mixer", "attn"), ("feed", "mlp"))}
+    return table | {"scale": (Tensor(scale, (1,), "float32"),)}
 
 
 def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "o_proj") -> Table:
-    """Head gates have no bias."""
+    """Gates have no bias."""
     rank, latent = shape.query_rank, shape.latent_dim
     into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + shape.shared_dim),)
     queries = Units(shape.heads, shape.key_dim)
@@ -191,30 +214,34 @@ def latent_attention(shape: shapes.LatentAttention, hidden: int, *, out: str = "
         table = product("query", hidden, ("q_proj", queries))
     else:
         table = (product("query", rank, ("q_b_proj", queries))
-                 | norm_weight("query_norm", rank, "q_a_layernorm"))
+                 | norm_weight("query_norm", rank, "q_a_layernorm")
+                 | norm_gate("query_norm", shape.norm_gate, rank, "q_a_layernorm"))
         into = (("q_a_proj", rank), *into)
-    expanded = Units(shape.heads, shape.own_dim + shape.value_dim)
     table |= product("latent", hidden, *into, bias=shape.bias)
-    if shape.head_gated:
-        table["latent"] += (Tensor("g_proj.weight", (Units(shape.heads), hidden)),)
+    if shape.gate_width:
+        gates = f"{'gate' if shape.gated else 'g'}_proj.weight"
+        table["latent"] += (Tensor(gates, (Units(shape.heads, shape.gate_width), hidden)),)
     return (table
             | norm_weight("latent_norm", latent, "kv_a_layernorm")
-            | product("expansion", latent, ("kv_b_proj", expanded))
+            | norm_gate("latent_norm", shape.norm_gate, latent, "kv_a_layernorm")
+            | product("expansion", latent, ("kv_b_proj", Units(shape.heads, shape.own_dim + shape.value_dim)))
             | product("out", Units(shape.heads, shape.value_dim), (out, hidden), bias=shape.bias))
 
 
 DeltaNames = Literal["fused", "by_key_head", "each"]
 """How the input projection of a gated delta net is stored: Qwen3.5, Qwen3-Next, OLMo hybrid."""
+KERNELS = "dynamic_conv1d.kernel_generator"
+"""Of Jet-Nemotron: what makes the kernels of v."""
 
 
 def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "fused", norm: str = "norm",
-                out: str = "out_proj") -> Table:
-    """The rows of beta and decay are never quantised in files."""
+                out: str = "out_proj", gate: str = "in_proj_z") -> Table:
+    """The rows of beta and decay are never quantised in files. ``gate``: what "fused" calls z."""
     key, value = Units(shape.k_heads, shape.k_dim), Units(shape.v_heads, shape.v_dim)
     heads, ratio = Units(shape.v_heads), shape.v_heads // shape.k_heads
     matrices: dict[DeltaNames, dict[str, Dim]] = {
         # Unit by unit: one span of all of it would give rank 0 all queries and rank 1 all values.
-        "fused": {"in_proj_qkv": (key, key, value), "in_proj_z": value},
+        "fused": {"in_proj_qkv": (key, key, value), gate: value},
         "by_key_head": {"in_proj_qkvz": Units(shape.k_heads, 2 * (shape.k_dim + ratio * shape.v_dim))},
         "each": {"q_proj": key, "k_proj": key, "v_proj": value, "g_proj": value}}
     gates: dict[DeltaNames, dict[str, Dim]] = {
@@ -224,7 +251,13 @@ def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "f
     table = product("project", hidden, *matrices[names].items())
     table["project"] += tuple(Tensor(f"{name}.weight", (rows, hidden), "plain")
                               for name, rows in gates[names].items())
-    return (table | _conv((key, key, value), shape.conv_kernel) | _exact("A_log", "dt_bias", dims=(heads,))
+    if shape.kernel_rank:   # the first product is whole, the second divided: rows by channel, place by place
+        table["project"] += (Tensor(f"{KERNELS}.w1.weight", (shape.kernel_rank, hidden)),)
+        rows = Units(shape.v_heads, shape.v_dim * shape.conv_kernel)
+        table |= product("kernels", shape.kernel_rank, (f"{KERNELS}.w2", rows), bias=True)
+    else:
+        table |= _conv((key, key, value), shape.conv_kernel)
+    return (table | _exact("A_log", "dt_bias", dims=(heads,))
             | norm_weight("norm", shape.v_dim, norm) | product("out", value, (out, hidden)))
 
 
@@ -252,20 +285,6 @@ def ngrams(shape: shapes.Ngrams, hidden: int, *, shards: int = 0) -> Table:
             **_conv(shape.stream_width, shape.conv_kernel),
             **{f"{norm}_norm": (Tensor(f"norm_{norm}.weight", (shape.stream_width,), "plain"),)
                for norm in ("key", "query", "conv")}}
-
-
-def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint: str = "") -> Table:
-    """What mixes streams around one block, whole on each rank; ``last``: behind all layers. ``joint``: what
-    joins the names of mixed streams to that of their block."""
-    width = shape.count * hidden
-    if shape.kind == "gated":
-        table = (norm_weight("norm", width, "hc_norm")
-                 | product("down", width, ("input_mix_weight_down", shape.rank))
-                 | product("up", shape.rank, ("input_mix_weight_up", width)))
-        return table if last else table | product("inject", width, ("block_inject_weight", shape.count))
-    weights = (2 + shape.count) * shape.count
-    each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
-    return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
 
 def kimi_delta(shape: shapes.KimiDelta, hidden: int, *, forget: str = "", out: str = "o_proj",
@@ -336,22 +355,24 @@ def short_conv(shape: shapes.ShortConv, hidden: int) -> Table:
             | product("out", channels, ("out_proj", hidden), bias=shape.bias))
 
 
-LightningNames = tuple[str, str, str, str]
-"""Of q, k and v, of the gate, of the norm and of what comes out."""
+LightningNames = tuple[str | tuple[str, str, str], str, str, str]
+"""Of q, k and v, in one tensor or in three, of the gate, of the norm and of what comes out."""
 
 
 def lightning(shape: shapes.Lightning, hidden: int, *, names: LightningNames = (
-        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True) -> Table:
-    """``by_head``: rows of q, k and v are head by head. What decays follow from may be stored too, and is not
-    read."""
+        "qkv_proj", "output_gate", "norm", "out_proj"), by_head: bool = True,
+        norms: tuple[str, str] = ("query_layernorm", "key_layernorm")) -> Table:
+    """``by_head``: rows of q, k and v in one tensor are head by head. What decays follow from may be stored
+    too, and is not read."""
     qkv, gate, norm, out = names
     width = Units(shape.heads, shape.head_dim)
     rows: Dim = Units(shape.heads, 3 * shape.head_dim) if by_head else (width,) * 3
-    table = (product("project", hidden, (qkv, rows), (gate, width))
+    asked = ((qkv, rows),) if isinstance(qkv, str) else tuple((name, width) for name in qkv)
+    table = (product("project", hidden, *asked, (gate, width))
              | norm_weight("norm", width, norm) | product("out", width, (out, hidden)))
     if shape.qk_norm:
-        table |= norm_weight("q_norm", shape.head_dim, "query_layernorm")
-        table |= norm_weight("k_norm", shape.head_dim, "key_layernorm")
+        for role, norm in zip(("q_norm", "k_norm"), norms, strict=True):
+            table |= norm_weight(role, shape.head_dim, norm)
     return table
 
 
@@ -433,14 +454,16 @@ def shared_use(shape: shapes.SharedBlock, hidden: int) -> Table:
 GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
-def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False) -> Table:
+def dense(shape: shapes.Dense, hidden: int, *, names: Names = GATED, whole: bool = False,
+          paired: bool = False) -> Table:
     """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
-    ``whole``: ranks do not divide it."""
+    ``whole``: ranks do not divide it. ``paired``: rows of gate and up take turns in the one tensor."""
     *into, down = names if shape.gated else names[-2:]
     width: Dim = shape.width if whole else Units(shape.width)
     rows = width
     if shape.gated and len(into) == 1:
         rows = 2 * width if isinstance(width, int) else (Units(shape.width), Units(shape.width))
+        rows = Units(shape.width, 2) if paired else rows
     return (product("into", hidden, *((name, rows) for name in into), bias=shape.bias)
             | product("down", width, (down, hidden), bias=shape.bias))
 
@@ -458,7 +481,7 @@ def experts(shape: shapes.Experts, hidden: int, *, names: Names = GATED, router:
     if paired:
         dims["into"] = (2 * shape.width if shape.own_count else Units(shape.width, 2), dims["into"][1])
     table: Table = (_router_over_layers(shape, hidden) if shape.router_width else
-                    {"router": (Tensor(router, (shape.count, hidden), "plain"),)})
+                    {"router": (Tensor(router, (shape.count + shape.shared_count, hidden), "plain"),)})
     for role, name in (("into", into), ("down", down)):
         table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
         if shape.bias and (paired or role == "down"):
@@ -493,28 +516,20 @@ def _router_over_layers(shape: shapes.Experts, hidden: int) -> Table:
     return all_plain(table) | norm_weight("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
 
 
+def shared_experts(shape: shapes.Experts, hidden: int, *, paired: bool = False) -> Table:
+    """``shared_count`` experts, always divided by their width. ``paired``: as of ``experts``."""
+    count, width = shape.shared_count, Units(shape.shared_width)
+    into = tuple(Tensor(f"shared_experts.{part}_proj", (count, width, hidden)) for part in ("gate", "up"))
+    if paired:
+        into = (Tensor("shared_experts.shared_w13_weight", (count, Units(shape.shared_width, 2), hidden)),)
+    down = f"shared_experts.{'shared_w2_weight' if paired else 'down_proj'}"
+    return {"into": into, "down": (Tensor(down, (count, hidden, width)),)}
+
+
 def experts_apart(shape: shapes.Experts, hidden: int) -> Table:
     """Of Gemma 4's router, besides its product."""
     return {"scale": (Tensor("scale", (hidden,), "plain"),),
             "factors": (Tensor("per_expert_scale", (shape.count,), "plain"),)}
-
-
-def per_layer(width: int, layers: int, vocab: int, hidden: int) -> Table:
-    """Gemma 4's second embedding, and what it adds of the first."""
-    return {"table": (Tensor("embed_tokens_per_layer.weight",
-                             (Numbered("tokens", vocab), layers * width), "plain"),
-                      ), **product("project", hidden, ("per_layer_model_projection", layers * width)),
-            **norm_weight("norm", width, "per_layer_projection_norm")}
-
-
-def behind_layer(width: int, hidden: int) -> Table:
-    """What a layer of Gemma 4 makes of its numbers of the second embedding; the factor on the stream."""
-    scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
-    if not width:
-        return scalar
-    return scalar | (product("gate", hidden, ("per_layer_input_gate", width))
-                     | product("out", width, ("per_layer_projection", hidden))
-                     | norm_weight("norm", hidden, "post_per_layer_input_norm"))
 
 
 def expert(shape: shapes.Experts, hidden: int, *, names: Names = GATED) -> Table:
@@ -533,9 +548,14 @@ def tables(record: shapes.Mixer | shapes.FeedForward, hidden: int) -> list[Table
         return [*tables(record.mamba, hidden), *own, product("linear", hidden, ("linear", hidden))]
     if isinstance(record, shapes.WithNgrams):
         return [gated_delta(record.mixer, hidden), ngrams(record.ngrams, hidden)]
-    if isinstance(record, shapes.Attention | shapes.LatentAttention) and record.index is not None:
-        rank = record.query_rank or 0 if isinstance(record, shapes.LatentAttention) else 0
-        return [TABLES[type(record)](record, hidden), index(record.index, hidden, rank)]
+    chosen = getattr(record, "index", None)
+    if isinstance(chosen, shapes.Index):
+        return [TABLES[type(record)](record, hidden),
+                index(chosen, hidden, getattr(record, "query_rank", None) or 0)]
+    if isinstance(record, shapes.RelativeAttention):
+        return [relative_attention(record, hidden), around_relative(record, hidden)]
+    if isinstance(record, shapes.Experts) and record.shared_count:
+        return [experts(record, hidden), shared_experts(record, hidden)]
     if isinstance(record, shapes.Experts):
         shared = [dense(record.shared, hidden)] if record.shared_width else []
         apart = [experts_apart(record, hidden)] if record.normed_apart else []

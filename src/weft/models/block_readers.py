@@ -19,10 +19,10 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import architecture as shapes
-from weft.families import tensors
+from weft.families import stream_tensors, tensors
 from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta, Mamba1, Mamba2
 from weft.families.mixing import TimeMix
-from weft.families.tensors import GATED, Names, Table, Tensor
+from weft.families.tensors import GATED, Names, Table
 from weft.models import layer
 from weft.models.adapter_targets import Target, Targets
 from weft.models.blocks import recurrent
@@ -41,6 +41,7 @@ from weft.models.embedding import Embedding, Lookup
 from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
 from weft.models.sharded_model import RankedModel
+from weft.models.table_reader import TableReader
 from weft.models.vision.encoder import LayerNorm
 from weft.models.weights import Order, TensorSource
 from weft.tensor.ops.moe import ExpertBiases, ExpertWeights
@@ -48,84 +49,6 @@ from weft.tensor.ops.recurrent_layers import GATED_DELTA, MAMBA2, GatedDeltaWeig
 
 RMS_EPS = 1e-6
 """Of the norm inside lightning attention, whatever config.json says for the others."""
-
-
-class TableReader:
-    """The tensors of ``table``, which lie under ``name``."""
-
-    def __init__(self, source: TensorSource, table: Table, name: str) -> None:
-        self.source = source
-        self.table = table
-        self.name = name
-
-    def linear(self, role: str, *, orders: Mapping[str, Order] | None = None,
-               bias: torch.Tensor | None = None, finer: bool = False) -> Linear:
-        """The tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: in place of
-        the stored one. ``finer``: at least 8 bits, if matrices are rounded."""
-        orders, parts = orders or {}, []
-        for tensor in self.table[role]:
-            full, (rows, columns) = self.declared(tensor)
-            parts.append((full, rows, orders[tensor.name]) if tensor.name in orders else (full, rows))
-        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias,
-                                  finer=finer)
-
-    def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
-        """A product with a matrix that is never quantised: a router, a gate."""
-        [tensor] = self.table[role]
-        full, shape = self.declared(tensor)
-        product = Linear(self.source.exact(full, *shape, dtype=dtype), self.get(f"{role}.bias"))
-        self.source.note(full, product, *shape)
-        return product
-
-    def tensor(self, role: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        first, *others = self.table[role]
-        if others:
-            return self.source.rows([(full, rows) for full, (rows,) in map(self.declared, (first, *others))])
-        full, shape = self.declared(first)
-        return self.source.tensor(full, *shape, dtype=torch.float32 if first.form == "float32" else dtype)
-
-    def get(self, role: str) -> torch.Tensor | None:
-        """None where the table does not have it."""
-        return self.tensor(role) if role in self.table else None
-
-    def norm(self, role: str, eps: float, *, plus_one: bool = False) -> Norm | None:
-        weight = self.get(role)
-        return None if weight is None else Norm(weight, eps, plus_one)
-
-    def conv(self) -> torch.Tensor:
-        """[channels, kernel]."""
-        return self.tensor("conv").squeeze(1)
-
-    def qkv_conv(self) -> torch.Tensor:
-        """[channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d`` ...)."""
-        source, [whole] = self.source, self.table["conv"]
-        if source.has(f"{self.name}.{whole.name}"):
-            return self.conv()
-        divided = whole.spans(source.place)
-        assert divided is not None
-        spans, widths = divided[1], [span.total for span in divided[1]]
-        names = [f"{self.name}.{part}_conv1d.weight" for part in "qkv"]
-        # Transformers saves three by cutting its one into equal parts, whatever the widths: the sum is what
-        # counts.
-        stored = [source.stored_rows(name) for name in names]
-        counts = stored if sum(stored) == sum(widths) else widths
-        conv = source.rows(list(zip(names, counts, strict=True)), *whole.shape(source.place)[1:]).squeeze(1)
-        if source.share is None:
-            return conv
-        return torch.cat([part[span.begin : span.begin + span.count]
-                          for part, span in zip(torch.split(conv, widths), spans, strict=True)])
-
-    def decay(self) -> torch.Tensor:
-        """-exp(A_log)."""
-        # A meta tensor has a shape only. Torch's Python form of arithmetic on it would import its compiler
-        # first, which takes seconds of every start.
-        log = self.tensor("A_log")
-        return log if log.is_meta else -log.exp()
-
-    def declared(self, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-        full = f"{self.name}.{tensor.name}" if self.name else tensor.name
-        self.source.declare(self.source.checkpoint.prefix + full, tensor)
-        return full, tensor.shape(self.source.place)
 
 
 class BlockReader:
@@ -159,8 +82,9 @@ class BlockReader:
         model = (CausalModel(architecture, **parts) if source.share is None else
                  RankedModel(architecture, source.share, **parts))
         # Each rank has all of an adapter's embedding: what it adds comes behind the sum of the looked up
-        # rows.
-        source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
+        # rows. In front of a norm it would be something else: such adapters are refused as unknown.
+        if not architecture.embedding_norm:
+            source.targets[embedding] = Target(model, architecture.vocab_size, self.hidden, kind="table")
         model.expand = self._expand(shape)
         if architecture.per_layer_width:
             model.per_layer = self._per_layer(architecture.per_layer_width)
@@ -174,6 +98,8 @@ class BlockReader:
         if isinstance(first, TimeMix):
             norm, width = self.layer_norm("layers.0.pre_norm"), first.carried
             return lambda x_TD: torch.nn.functional.pad(norm(x_TD), (0, width))
+        if self.architecture.embedding_norm:
+            return self.norm("embed_tokens.embed_norm")
         if not self.architecture.scaled_residual:
             return None
         bias, scale = (self.source.tensor(f"input_hidden_states_{part}", self.hidden)
@@ -200,10 +126,10 @@ class BlockReader:
         if shape.kind == "mixed":   # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
             layer, _, block = name.rpartition(".")
             on_hub = self.source.has(f"{layer}.hc_{block}_fn")
-            read = self.table(tensors.stream_mix(
+            read = self.table(stream_tensors.stream_mix(
                 shape, self.hidden, joint=f"hc_{block}_" if on_hub else f"{block}_hc."), layer)
             return MixedStreams(shape, read.tensor("fn"), read.tensor("base"), read.tensor("scale"), self.eps)
-        read = self.table(tensors.stream_mix(shape, self.hidden, last=last), name)
+        read = self.table(stream_tensors.stream_mix(shape, self.hidden, last=last), name)
         norm = read.norm("norm", self.eps, plus_one=self.plus_one)
         assert norm is not None
         return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
@@ -212,10 +138,10 @@ class BlockReader:
     def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
         """``norm``: in front of it."""
         read = self.table(tensors.experts(shape, self.hidden), name)
-        into, down = self._routed(shape, read, GATED, False, None)
+        into, down = self.routed(shape, read, GATED, False, None)
         router = read.plain("router")
         experts = ExpertsBlock(shape, router, into, down)
-        self._note_experts(shape, read, experts, GATED)
+        self.note_experts(shape, read, experts, GATED)
         router_norm = read.norm("router_norm", self.eps)
         assert router_norm is not None
         return ContinuedExperts(
@@ -237,18 +163,19 @@ class BlockReader:
     def _per_layer(self, width: int) -> PerLayerInputs:
         """Gemma 4's second embedding."""
         source, layers = self.source, self.architecture.layer_count
-        read = self.table(tensors.per_layer(width, layers, self.architecture.vocab_size, self.hidden), "")
+        table = stream_tensors.per_layer(width, layers, self.architecture.vocab_size, self.hidden)
+        read = self.table(table, "")
         norm = read.norm("norm", self.eps)
         assert norm is not None
         rows, share = read.tensor("table"), source.share
-        table: Lookup = (Embedding(rows) if share is None
-                         else share.lookup(rows, self.architecture.vocab_size))
-        return PerLayerInputs(table, read.linear("project"), norm, width)
+        second: Lookup = (Embedding(rows) if share is None
+                          else share.lookup(rows, self.architecture.vocab_size))
+        return PerLayerInputs(second, read.linear("project"), norm, width)
 
     def behind(self, name: str) -> BehindLayer:
         """What follows the layer ``name`` of Gemma 4."""
         width = self.architecture.per_layer_width
-        read = self.table(tensors.behind_layer(width, self.hidden), name)
+        read = self.table(stream_tensors.behind_layer(width, self.hidden), name)
         scalar = read.tensor("scalar")
         if not width:
             return BehindLayer(scalar)
@@ -271,7 +198,9 @@ class BlockReader:
 
     def norm(self, name: str, width: int | None = None) -> Norm:
         """Of the stream; ``width``: of several beside each other."""
-        return Norm(self.source.tensor(f"{name}.weight", width or self.hidden), self.eps, self.plus_one)
+        shape, width = self.architecture.norm_gate, width or self.hidden
+        gate = self.table(tensors.norm_gate("norm", shape, width, name), "").gate("norm", shape)
+        return Norm(self.source.tensor(f"{name}.weight", width), self.eps, self.plus_one, gate=gate)
 
     def layer_norm(self, name: str) -> LayerNorm:
         weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
@@ -290,17 +219,18 @@ class BlockReader:
         return readers[type(shape)](shape, names[type(shape)], **spelled)
 
     def attention(self, shape: Attention, name: str, *, out: str = "o_proj",
-                  norms: tuple[str, str] = ("q_norm", "k_norm")) -> AttentionBlock:
-        """One projection, with the gate's rows moved behind the query's, and head gates (``g_proj``,
-        ``gate_proj`` on the hub) at the end."""
+                  norms: tuple[str, str] = ("q_norm", "k_norm"), gate: str | None = None) -> AttentionBlock:
+        """One projection, with the gate's rows moved behind the query's (``gate``: they are stored by
+        themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
         source = self.source
         gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
-        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates), name)
+        read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates, gate=gate),
+                          name)
         bias = read.get("qkv.bias")
         if bias is not None and shape.head_gated:
             bias = torch.nn.functional.pad(bias, (0, shape.heads))
         orders: dict[str, Order] = {}
-        if shape.gated:
+        if shape.gated and gate is None:
             orders["q_proj.weight"] = lambda rows: separate_gate(rows, shape.heads, shape.head_dim)
             if bias is not None:
                 asked = 2 * shape.heads * shape.head_dim
@@ -313,15 +243,21 @@ class BlockReader:
         v_norm = None
         if shape.values_normed and shape.kv_of is None:
             v_norm = torch.ones(shape.head_dim, dtype=source.dtype, device=source.device)
-        index = None if shape.index is None else self.index(shape.index, name, shape.rope)
+        index = None
+        if isinstance(shape.index, shapes.Index):
+            index = self.index(shape.index, name, shape.rope)
         return AttentionBlock(shape, qkv, read.linear("out"), q_norm, k_norm, read.get("sinks"), v_norm,
                               index)
 
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
         keys, values = self._expansion(shape, read)
-        latent_norm = read.norm("latent_norm", shape.norm_eps)
+        latent_norm, query_norm = (read.norm(f"{part}_norm", shape.norm_eps, plus_one=self.plus_one)
+                                   for part in ("latent", "query"))
         assert latent_norm is not None
+        latent_norm.gate = read.gate("latent_norm", shape.norm_gate, shape.latent_factor)
+        if query_norm is not None:
+            query_norm.gate = read.gate("query_norm", shape.norm_gate, shape.query_factor)
         bias = read.get("latent.bias")
         orders: dict[str, Order] = {}
         if shape.rope is not None:
@@ -332,13 +268,13 @@ class BlockReader:
             if bias is not None:
                 before = (shape.query_rank or 0) + shape.latent_dim
                 bias = halves(bias[:, None], heads=1, own=before)[:, 0]
-        if bias is not None and shape.head_gated:
-            bias = torch.nn.functional.pad(bias, (0, shape.heads))
+        if bias is not None:
+            bias = torch.nn.functional.pad(bias, (0, shape.heads * shape.gate_width))
         block = LatentAttentionBlock(
             shape, query=read.linear("query", orders=orders),
             latent=read.linear("latent", orders=orders, bias=bias), latent_norm=latent_norm,
             keys_HOC=keys.contiguous(), values_HVC=values.contiguous(), out=read.linear("out"),
-            query_norm=read.norm("query_norm", shape.norm_eps),
+            query_norm=query_norm,
             index=None if shape.index is None else self.index(shape.index, name, shape.rope,
                                                               shape.query_rank or 0))
         full, (rows, columns) = read.declared(read.table["expansion"][0])
@@ -365,6 +301,8 @@ class BlockReader:
                     **names: Any) -> RecurrentBlock:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them. Rows that are grouped by key head are put in the order of the others."""
+        if self.source.has(f"{name}.gate_proj.weight"):     # GigaChat's, in GGUF files
+            names = {"names": "fused", "gate": "gate_proj"}
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
         conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
         project = read.linear("project", orders={
@@ -374,7 +312,7 @@ class BlockReader:
         weights = GatedDeltaWeights(
             conv, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
             self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
-            shape.beta_scale, shape.sigmoid_gate)
+            shape.beta_scale, shape.sigmoid_gate, shape.gate_scale, shape.norm_plus_one)
         return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
 
     def _note_other_rows(self, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:
@@ -407,9 +345,11 @@ class BlockReader:
         return recurrent.ShortConvBlock(shape, read.linear("project"), conv=read.conv(),
                                         conv_bias=read.get("conv.bias"), out=read.linear("out"))
 
-    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float = RMS_EPS,
+    def lightning(self, shape: shapes.Lightning, name: str, *, eps: float | None = RMS_EPS,
                   **names: Any) -> recurrent.LightningBlock:
-        """``eps``: of the norms inside. ``names``: as ``tensors.lightning`` takes them."""
+        """``eps``: of the norms inside, None for that of the others. ``names``: as ``tensors.lightning``
+        takes them."""
+        eps = self.eps if eps is None else eps
         source, read = self.source, self.table(tensors.lightning(shape, self.hidden, **names), name)
         heads = tensors.Units(shape.heads).span(source.place)
         numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)
@@ -493,9 +433,6 @@ class BlockReader:
                                      conv_bias=read.get("conv.bias"), scans=(scan,), out=read.linear("out"))
 
     def _mamba1_by_head(self, shape: Mamba1, read: TableReader) -> recurrent.Mamba1Block:
-        def apart(rows: torch.Tensor) -> torch.Tensor:
-            return torch.cat((rows[0::2], rows[1::2]))
-
         bias = read.get("project.bias")
         exact = self.source.runtime.of_exact
         scans = tuple(
@@ -504,14 +441,15 @@ class BlockReader:
                 read.tensor("select"), read.tensor("step"), read.decay(), read.tensor("D"),
                 read.tensor("dt_bias"), strict=True))
         return recurrent.Mamba1Block(
-            read.linear("project", orders={"in_proj.weight": apart},
-                        bias=None if bias is None else apart(bias)),
+            read.linear("project", orders={"in_proj.weight": recurrent.by_turns},
+                        bias=None if bias is None else recurrent.by_turns(bias)),
             conv=read.conv(), conv_bias=read.get("conv.bias"), scans=scans, out=read.linear("out"))
 
-    def swiglu(self, shape: Dense, name: str, names: Names = GATED) -> SwiGlu:
-        """The usual feed-forward; ``names`` as in its table."""
-        read = self.table(tensors.dense(shape, self.hidden, names=names), name)
-        return SwiGlu(read.linear("into"), read.linear("down"))
+    def swiglu(self, shape: Dense, name: str, names: Names = GATED, *, paired: bool = False) -> SwiGlu:
+        """The usual feed-forward; ``names`` and ``paired`` as in its table."""
+        read = self.table(tensors.dense(shape, self.hidden, names=names, paired=paired), name)
+        orders: dict[str, Order] = {f"{names[0]}.weight": recurrent.by_turns} if paired else {}
+        return SwiGlu(read.linear("into", orders=orders), read.linear("down"))
 
     def dense(self, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
         """A feed-forward in any of the forms that ``Dense`` tells of."""
@@ -527,8 +465,8 @@ class BlockReader:
         transposed = paired and self.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
         read = self.table(tensors.experts(shape, self.hidden, paired=paired, transposed=transposed, **names),
                           name)
-        order = _gate_first if paired else None
-        into, down = self._routed(shape, read, names.get("names", GATED), transposed, order)
+        order = gate_first if paired else None
+        into, down = self.routed(shape, read, names.get("names", GATED), transposed, order)
         block = ExpertsBlock(shape, read.plain("router", router_dtype), into, down,
                              choice_bias=read.get("choice_bias"))
         if shape.bias:
@@ -536,14 +474,14 @@ class BlockReader:
                        else order(read.tensor("into.bias")))
             block.biases = ExpertBiases(of_into, read.tensor("down.bias"))
         if not known_pairs:   # adapters of experts are not served here, and refused as unknown modules
-            self._note_experts(shape, read, block, names.get("names", GATED))
+            self.note_experts(shape, read, block, names.get("names", GATED))
         if shape.shared_gate:
             block.shared_gate = read.plain("shared_gate")
         if shape.latent_width:
             block.latent_in, block.latent_out = read.linear("latent_in"), read.linear("latent_out")
         return block
 
-    def _note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
+    def note_experts(self, shape: Experts, read: TableReader, block: ExpertsBlock, names: Names) -> None:
         """What adapters change: each expert's own matrices, and the stacks of all."""
         source, own = self.source, self.source.own_experts(shape.count)
         source.note(f"{read.name}.experts", block, 0, 0, kind="experts", experts=own)
@@ -565,7 +503,7 @@ class BlockReader:
                                 experts=range(number, number + 1), role=role)
                 first += rows
 
-    def _routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
+    def routed(self, shape: Experts, read: TableReader, names: Names, transposed: bool,
                 order: Order | None) -> tuple[ExpertWeights, ExpertWeights]:
         """What goes into all experts, and what comes out."""
         # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
@@ -576,7 +514,7 @@ class BlockReader:
             if source.has(f"{read.name}.{stack.name}"):
                 full, (count, *sides) = read.declared(stack)
                 rows, columns = reversed(sides) if transposed else sides
-                weights.append(source.all_experts(full, count, rows, columns, transposed=transposed,
+                weights.append(source.all_experts([full], count, rows, columns, transposed=transposed,
                                                   order=order if role == "into" else None))
                 continue
             table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
@@ -589,6 +527,6 @@ class BlockReader:
         return into, down
 
 
-def _gate_first(rows: torch.Tensor) -> torch.Tensor:
+def gate_first(rows: torch.Tensor) -> torch.Tensor:
     """[experts, rows, ...] whose rows of gate and up take turns -> all rows of the gate, then all of up."""
     return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)

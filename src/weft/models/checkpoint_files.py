@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
+from weft.families import name_here
 from weft.files import INDEX_BYTES_MAX, read_json
 from weft.models.forms import stored_form
 from weft.models.gguf.view import is_view, stored_tensors
@@ -74,6 +75,8 @@ class CheckpointFiles:
                 raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it",
                                       param="model")
             tensors[name] = headers[file_name][name]
+        here = name_here(config)
+        tensors = {here(name): replace(stored, name=here(name)) for name, stored in tensors.items()}
         return cls(directory, config, tensors, _prefix(tensors), source)
 
     @property

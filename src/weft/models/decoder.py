@@ -8,6 +8,7 @@
                       x = behind(x)                                         (Gemma 4: per-layer inputs)
                       (of several streams a block sees a mix, and each gets a share: ``blocks.streams``)
                       (of a scaled residual: x = a x + b block(x), ``blocks.zaya``)
+                      (what blocks give passes a short convolution first, ``blocks.inkling``)
     hidden = norm(x)        logits = head(hidden) / logits_divisor, capped  (only for rows that are sampled)
 
 A family is a function that fills a ``CausalModel``, not a subclass of it: families differ in which tensors
@@ -87,6 +88,7 @@ class CausalModel:
         self.vision: VisionEncoder | None = None
         """Of a model that sees pictures."""
         self._headed_XV: torch.Tensor | None = None
+        self._head_end = architecture.head_tokens or None
         self.expand: Collapse | None = None
         """From the embedding to what layers carry."""
         self.per_layer: PerLayer | None = None
@@ -111,13 +113,8 @@ class CausalModel:
         rotated: dict[Rope | None, CosSin | None] = {None: None}
         rotated.update(self._turned(inputs))
         self.adapters.step = inputs.adapters
-        x_TD = self._embedded.rows_at(inputs.tokens_T)
-        if self.adapted_table is not None:
-            x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
-        if inputs.embedded is not None:
-            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
-        x_TD = self._multiplied(x_TD)
-        embedded_TD, dtype = x_TD, x_TD.dtype
+        embedded_TD = x_TD = self._embed(inputs)
+        dtype = x_TD.dtype
         own_TLP = None if self.per_layer is None else self.per_layer(inputs.tokens_T, x_TD)
         if self.architecture.residual_float32:
             x_TD = x_TD.float()
@@ -145,7 +142,7 @@ class CausalModel:
                     x_TD = self._add(x_TD, y_TD)
                     seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, rotated[rope])
                     seen_TD = _normed(layer.mixer_norm, seen_TD.to(dtype))
-                last = number == self._last_writer
+                last = number == self._last_writer and layer.feed_conv is None
                 y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
                                                                  rotated[rope]))
                 if layer.factors is not None:
@@ -164,6 +161,10 @@ class CausalModel:
             if layer.feed_forward is not None:
                 x_TD, seen_TD, carried = self._entered(around_feed, x_TD, y_TD, layer.feed_norm, dtype)
                 y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD, positions_T))
+                if layer.feed_conv is not None:
+                    y_TD = layer.feed_conv(y_TD, whole, cache)
+                    if number == self._last_writer:
+                        x_TD, y_TD = map(inputs.asked_of, (x_TD, y_TD))
                 if layer.factors is not None:
                     x_TD, y_TD = seen_TD * layer.factors[2], y_TD * layer.factors[3]
                 if around_feed is not None:
@@ -188,6 +189,14 @@ class CausalModel:
         seen_TD, carried = around.enter(x_TD)
         return x_TD, _normed(norm, seen_TD), carried
 
+    def _embed(self, inputs: StepInputs) -> torch.Tensor:
+        x_TD = self._embedded.rows_at(inputs.tokens_T)
+        if self.adapted_table is not None:
+            x_TD = self.adapted_table.added(inputs.tokens_T, x_TD)
+        if inputs.embedded is not None:
+            x_TD = x_TD.index_copy(0, inputs.embedded.index_N, inputs.embedded.rows_ND)
+        return self._multiplied(x_TD)
+
     def _turned(self, inputs: StepInputs) -> Iterator[tuple[Rope, CosSin]]:
         return ((rope, table.at(inputs.turned)) for rope, table in self._rotary.items())
 
@@ -203,8 +212,9 @@ class CausalModel:
                dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream with ``y_TD`` added, and its norm, taken in ``dtype``."""
         if y_TD is not None and norm is not None and x_TD.dtype == y_TD.dtype == dtype:
-            return add_norm(x_TD, y_TD, norm.weight, norm.eps, scale=self.architecture.residual_multiplier,
-                            plus_one=norm.plus_one)
+            x_TD, y_TD = add_norm(x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one,
+                                  scale=self.architecture.residual_multiplier)
+            return x_TD, y_TD if norm.gate is None else norm.gate(y_TD)
         x_TD = self._add(x_TD, y_TD)
         return x_TD, _normed(norm, x_TD.to(dtype))
 
@@ -221,6 +231,8 @@ class CausalModel:
             headed_XV = self._through_head(hidden_XD, out_XV)
             logits_XV = headed_XV if headed_XV.dtype == torch.float32 else out_XV.copy_(headed_XV)
         divisor, cap = self.architecture.logits_divisor, self.architecture.logits_cap
+        if self._head_end is not None:
+            logits_XV[:, self._head_end :] = float("-inf")
         if cap:
             return logits_XV.div_(cap).tanh_().mul_(cap)
         return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)

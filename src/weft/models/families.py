@@ -11,8 +11,8 @@ between spellings of a feed-forward, Zamba and Zamba2 share blocks between layer
 
 Sources: transformers ``llama``, ``mistral``, ``qwen3``, ``qwen3_moe``, ``qwen3_5``, ``qwen3_5_moe``,
 ``qwen3_next``, ``lfm2``, ``lfm2_moe``, ``lfm3``, ``olmo3``, ``olmo_hybrid``, ``kimi_linear``,
-``bailing_hybrid``, ``zaya``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``, ``nemotron_h``,
-``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
+``bailing_hybrid``, ``zaya``, ``inkling``. With Mamba: ``granitemoehybrid``, ``bamba``, ``falcon_h1``,
+``nemotron_h``, ``jamba``, ``zamba``, ``zamba2``, ``mamba``, ``mamba2``, ``falcon_mamba``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from typing import Any
 import torch
 
 from weft.families import architecture as shapes
-from weft.families import tensors
+from weft.families import stream_tensors, tensors
 from weft.families.architecture import Architecture
 from weft.families.mixing import ChannelMix, TimeMix
-from weft.models.block_readers import BlockReader, TableReader
+from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
+from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.ngrams import NgramsBlock
@@ -38,7 +39,9 @@ from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding
+from weft.models.inkling import inkling_layers
 from weft.models.layer import DecoderLayer
+from weft.models.table_reader import TableReader
 from weft.models.weights import TensorSource
 
 FeedBlock = SwiGlu | DenseBlock | ExpertsBlock | ExpertsApart
@@ -327,7 +330,7 @@ class _Block:
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
 def _zaya_layers(read: BlockReader) -> ReadLayer:
     def scaled(name: str, inside: bool) -> ScaledResidual:
-        table = read.table(tensors.residual_scale(read.hidden), name)
+        table = read.table(stream_tensors.residual_scale(read.hidden), name)
         residual, given = ((table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
                            for part in ("residual", "hidden_states"))
         return ScaledResidual(residual, given, inside)
@@ -356,6 +359,31 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
         table.tensor("factors"), values, table.linear("out"))
 
 
+def _jet_layers(read: BlockReader) -> ReadLayer:
+    names = Names({shapes.Attention: "self_attn"})
+
+    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
+        if not isinstance(mixer, shapes.GatedDelta):
+            return names.layer(read, name, mixer, feed)
+        built = names.layer(read, name, None, feed)
+        built.mixer_norm = read.norm(f"{name}.{names.mixer_norm}")
+        built.mixer = _dynamic_delta(read, mixer, f"{name}.self_attn")
+        return built
+
+    return layer
+
+
+def _dynamic_delta(read: BlockReader, shape: shapes.GatedDelta, name: str) -> DynamicDeltaBlock:
+    stored_as = tensors.gated_delta(shape, read.hidden, names="each", norm="o_norm", out="o_proj")
+    table = read.table(stored_as, name)
+    order, [stored] = partial(by_place, kernel=shape.conv_kernel), table.table["kernels"]
+    bias = table.tensor("kernels.bias")
+    kernels = table.linear("kernels", orders={stored.name: order}, bias=bias if bias.is_meta else order(bias))
+    return DynamicDeltaBlock(
+        shape, table.linear("project"), kernels, table.decay(), table.tensor("dt_bias"), table.tensor("norm"),
+        read.eps if shape.norm_eps is None else shape.norm_eps, table.linear("out"))
+
+
 def _rwkv_layers(read: BlockReader) -> ReadLayer:
     """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
     first = read.architecture.mixers[0]
@@ -382,6 +410,10 @@ def _time_mix(read: BlockReader, shape: TimeMix, name: str, shifted: Shifted) ->
     table = read.table(tensors.time_mix(shape, read.hidden, joined=joined), name)
     mixes = (table.tensor("x_x")[:, None] if joined else
              torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"]))
+
+    if not shape.value_rank:   # of some files the first layer has them too, and nothing is made of them
+        for end in ("0.weight", "2.weight", "2.bias"):
+            read.source.leave(f"{name}.v_lora.lora.{end}")
 
     def low_rank(part: str) -> tuple[Linear, Linear]:
         return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
@@ -424,15 +456,26 @@ NAMES: dict[str, Names] = {
     "gpt_oss": Names(_MAMBA, spelled={shapes.Experts: {"router": "router.weight", "paired": True}}),
     "gemma3": replace(_GEMMA, plus_one=True), "gemma4": _GEMMA,
     "minimax": Names({shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, feed_of=_minimax_feed),
+    "minicpm_sala": Names(
+        {shapes.Attention: "self_attn", shapes.Lightning: "self_attn"}, spelled={
+            shapes.Attention: {"gate": "o_gate"},
+            shapes.Lightning: {"names": (("q_proj", "k_proj", "v_proj"), "z_proj", "o_norm", "o_proj"),
+                               "norms": ("q_norm", "k_norm"), "eps": None}}),
     "recurrent_gemma": Names(
         {shapes.Attention: "temporal_block", shapes.RgLru: "temporal_block"}, feed="mlp_block", swiglu=False,
         mixer_norm="temporal_pre_norm", feed_norm="channel_pre_norm", final_norm="final_norm", plus_one=True),
-    "zaya": Names(layers=_zaya_layers),
+    "zaya": Names(layers=_zaya_layers), "inkling": Names(layers=inkling_layers),
     "olmo3": Names(layers=_olmo_layers), "olmo_hybrid": Names(layers=_olmo_layers),
     "glm5_next": Names(
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
         swiglu=False, shared="shared_experts", spelled={
             shapes.KimiDelta: {"flat": True}, shapes.Experts: {"router_dtype": torch.float32}}),
+    "jet_nemotron": Names(layers=_jet_layers),
+    "gigachat3_5": Names(
+        {shapes.GatedDelta: "self_attn", shapes.LatentAttention: "self_attn"}, swiglu=False, plus_one=True,
+        shared="shared_experts", out_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),
+        spelled={shapes.GatedDelta: {"names": "by_key_head"},
+                 shapes.Experts: {"router_dtype": torch.float32}}),
     "kimi_linear": _KIMI, "ling": _KIMI,
     "granite_hybrid": Names(_MAMBA, feed_of=_granite_feed),
     "bamba": _BAMBA, "falcon_h1": _BAMBA, "jamba": _BAMBA,

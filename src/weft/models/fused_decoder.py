@@ -158,7 +158,7 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 def _plain(layer: DecoderLayer) -> bool:
     """Whether the layer is a residual pair of blocks that may be fused blocks."""
-    around = (layer.before, layer.beside, layer.behind, layer.factors, *layer.mixes)
+    around = (layer.before, layer.beside, layer.behind, layer.factors, layer.feed_conv, *layer.mixes)
     if any(one is not None for one in around):
         return False
     if layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
@@ -178,7 +178,7 @@ def _first_fused(layer: DecoderLayer) -> FusedBlock:
 
 
 def _servable(norm: Norm, width: int) -> bool:
-    return (norm.weight.dtype in native.DTYPES and norm.weight.shape == (width,)
+    return (norm.gate is None and norm.weight.dtype in native.DTYPES and norm.weight.shape == (width,)
             and norm.weight.is_contiguous() and width % native.LANES == 0)
 
 

@@ -46,13 +46,20 @@ class Before(Protocol):
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, /) -> torch.Tensor: ...
 
 
+class Convolved(Protocol):
+    """What makes y [T, D] of a block's output and of those of the tokens before."""
+
+    def __call__(self, y_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, /) -> torch.Tensor: ...
+
+
 @dataclass(slots=True)
 class DecoderLayer:
     """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
     (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
     (Nemotron-H, Mamba). ``beside``: Zamba2's shared block; ``behind``: Gemma 4's per-layer inputs.
     ``factors``: MiniMax's; see ``Architecture.normed_stream``. ``before``: n-grams of Qwen4; ``mixes``: of
-    several residual streams, around the mixer and around the feed-forward."""
+    several residual streams, around the mixer and around the feed-forward. ``feed_conv``: what the
+    feed-forward gives passes it (Inkling)."""
 
     mixer_norm: Norm | None
     mixer: Mixer | None
@@ -65,3 +72,4 @@ class DecoderLayer:
     behind: Behind | None = None
     before: Before | None = None
     mixes: tuple[StreamMix | None, StreamMix | None] = (None, None)
+    feed_conv: Convolved | None = None

@@ -147,8 +147,9 @@ class MtpHead:
             if hidden_TD is not None:
                 return hidden_TD
         around, around_feed = layer.mixes
-        x_TN = _through(around, layer.mixer_norm, layer.mixer, joined_TN, inputs, caches[0], cos_sin)
-        x_TN = _through(around_feed, layer.feed_norm, layer.feed_forward, x_TN)
+        mixer_norms = layer.mixer_norm, layer.mixer_out_norm
+        x_TN = _through(around, mixer_norms, layer.mixer, joined_TN, inputs, caches[0], cos_sin)
+        x_TN = _through(around_feed, (layer.feed_norm, layer.feed_out_norm), layer.feed_forward, x_TN)
         return x_TN if self.norm is None else self.norm(x_TN)
 
     def best(self, hidden_XN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,11 +167,14 @@ class MtpHead:
         return best.indices, best.values
 
 
-def _through(around: StreamMix | None, norm: Norm | None, block: Any, x_TN: torch.Tensor,
-             *more: Any) -> torch.Tensor:
-    """The stream behind one block, or several streams of which it sees a mix."""
+def _through(around: StreamMix | None, norms: tuple[Norm | None, Norm | None], block: Any,
+             x_TN: torch.Tensor, *more: Any) -> torch.Tensor:
+    """The stream behind one block, or several streams of which it sees a mix. ``norms``: before the block
+    and behind it."""
     seen_TD, carried = (x_TN, ()) if around is None else around.enter(x_TN)
-    y_TD = block(seen_TD if norm is None else norm(seen_TD), *more)
+    before, behind = norms
+    y_TD = block(seen_TD if before is None else before(seen_TD), *more)
+    y_TD = y_TD if behind is None else behind(y_TD)
     return x_TN + y_TD if around is None else around.leave(x_TN, carried, y_TD)
 
 
@@ -189,7 +193,7 @@ class _Names:
 
 
 def _names_in(source: TensorSource, layers: int) -> _Names:
-    """By what the files have, not by the family: a GGUF file has one spelling for all. ``layers``: of the
+    """By what the files have, not by the family: a view of a GGUF file has one spelling. ``layers``: of the
     trunk."""
     behind = f"layers.{layers}"
     qwen = _Names("pre_fc_norm_embedding", "pre_fc_norm_hidden", ("fc",), ("norm",))

@@ -54,6 +54,8 @@ _FILES_AT_ONCE = 4
 _TRIES = 2
 """Downloads of a file whose checksum is wrong."""
 _HUB_NAMES_MAX = 10_000
+_thread = threading.local()
+"""``check``: of the pull of this thread."""
 _FILE_BYTES_MAX = 1 << 44
 
 
@@ -273,6 +275,8 @@ class _Pull:
             raw.seek(begin)
             writer = _Writer(raw, lambda at: self._came(file, at, "pulling"), file.size)
             if begin < file.size:
+                _thread.check = self._check_wanted
+                _check_each_try()
                 ask_hub(self._name, self._revision, cached=False, ask=lambda: http_get(
                     url, cast("BinaryIO", writer), resume_size=begin, headers=headers))
             raw.flush()
@@ -292,6 +296,23 @@ class _Pull:
         with self._lock:
             done = sum(self._bytes.values())
         return PullProgress(file, at, done, self._manifest.total_bytes, verb)
+
+
+def _check_each_try() -> None:
+    """The hub's client is one for the whole process, and tells listeners each request, in the thread that
+    makes it. The client before huggingface_hub 1.0 does not: there all tries are waited for."""
+    import huggingface_hub as hub
+
+    hooks: dict[str, list[Callable[[object], None]]] = getattr(hub.get_session(), "event_hooks",
+                                                               {"request": []})
+    if _check_thread not in hooks["request"]:
+        hooks["request"].append(_check_thread)
+
+
+def _check_thread(request: object) -> None:
+    check = getattr(_thread, "check", None)
+    if check is not None:
+        check()
 
 
 class _Writer:

@@ -162,13 +162,13 @@ class _Recorder(TensorCheck):
         self.matrices |= {self.checkpoint.prefix + name for group in names for name in group}
         return super().experts(names, rows, columns)
 
-    def all_experts(self, name: str, count: int, rows: int, columns: int, *, transposed: bool = False,
-                    order: Order | None = None) -> ExpertWeights:
+    def all_experts(self, names: Sequence[str], count: int, rows: int, columns: int, *,
+                    transposed: bool = False, order: Order | None = None) -> ExpertWeights:
         if self.stacks:
-            self.matrices.add(self.checkpoint.prefix + name)
-            return super().all_experts(name, count, rows, columns, transposed=transposed, order=order)
-        raise CheckpointError(f"{name} holds all experts of a layer; weft quantize reads them one by one, "
-                              "as transformers' save_pretrained stores them", param="SOURCE")
+            self.matrices |= {self.checkpoint.prefix + name for name in names}
+            return super().all_experts(names, count, rows, columns, transposed=transposed, order=order)
+        raise CheckpointError(f"{names[0]} holds all experts of a layer; weft quantize reads them one by "
+                              "one, as transformers' save_pretrained stores them", param="SOURCE")
 
 
 def matrices_of(checkpoint: CheckpointFiles, *, stacks: bool = False) -> tuple[set[str], torch.dtype]:

@@ -23,6 +23,7 @@ from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention
 from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
 from weft.models.blocks.feed_forward import ExpertsApart, ExpertsBlock
+from weft.models.blocks.inkling import RelativeAttentionBlock, SharingExperts
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.rwkv import ChannelMixBlock, TimeMixBlock
 from weft.models.blocks.zaya import ContinuedExperts
@@ -72,14 +73,17 @@ class RankShare:
         """``layers`` whose mixers and feed-forwards are summed over ranks."""
         for layer in layers:
             feed = layer.feed_forward
-            block = feed.experts if isinstance(feed, ExpertsApart | ContinuedExperts) else feed
+            block: object = feed
+            if isinstance(feed, ExpertsApart | ContinuedExperts | SharingExperts):
+                block = feed.experts
             if self.place.by_expert and isinstance(block, ExpertsBlock):
                 count = block.shape.count
                 block.own = self.experts(count)
                 block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_weight.device)
         def whole(block: Any) -> bool:   # its parts are summed inside
             return block is None or isinstance(
-                block, ExpertsApart | ContinuedExperts | TimeMixBlock | ChannelMixBlock)
+                block, ExpertsApart | ContinuedExperts | SharingExperts | TimeMixBlock | ChannelMixBlock
+                | RelativeAttentionBlock)
 
         return [replace(layer, **{
             part: block if whole(block) else self.summed(block)
@@ -234,6 +238,8 @@ class RankedModel(CausalModel):
                          final_norm=final_norm, head=head, collapse=collapse)
         self._share = share
         self._part = share.vocabulary(architecture.vocab_size)
+        if self._head_end is not None:
+            self._head_end = max(0, self._head_end - self._part.begin)
         self._embedded = RankedEmbedding(embedding, self._part, share.collectives)
 
     @property

@@ -287,11 +287,13 @@ class TensorSource(ABC):
         return self._counted(torch.stack([one if isinstance(one, torch.Tensor) else one.dense()
                                           for one in experts]).to(self.dtype))
 
-    def all_experts(self, name: str, count: int, rows: int, columns: int, *, transposed: bool = False,
-                    order: Order | None = None) -> ExpertWeights:
+    def all_experts(self, names: Sequence[str], count: int, rows: int, columns: int, *,
+                    transposed: bool = False, order: Order | None = None) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns], or [count, columns, rows] if it is
-        ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything]."""
-        if self._grouping(name, columns) is not None:
+        ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything].
+        Of several tensors the rows of an expert lie one below the other."""
+        name, *more = names
+        if self._grouping(name, columns) is not None and not more:
             codes = self._codes((name, rows), columns, count)
             codes = codes if order is None else codes.reordered(order)
             if self.runtime.coded_tiles and (codes.fp8 or has_float_table(codes)):
@@ -300,12 +302,13 @@ class TensorSource(ABC):
             assert isinstance(weight, QuantizedWeight)
             return self._counted(weight)
         tiles = self.runtime.tiles_experts(self.device, self.dtype, columns)
-        as_stored = not transposed and order is None
+        as_stored = not transposed and order is None and not more
         packed = self._packed_experts(name, count, rows, columns) if tiles and as_stored else None
         if packed is not None:
             return self._counted_experts(packed)
-        out = self._empty((count, columns, rows) if transposed else (count, rows, columns), None)
-        self._fill(out, self.checkpoint.prefix + name)
+        out = self._empty((count, columns, rows) if transposed else (count, rows * len(names), columns), None)
+        for part, one in zip(out.chunk(len(names), dim=1), names, strict=True):
+            self._fill(part, self.checkpoint.prefix + one)
         out = out.transpose(1, 2).contiguous() if transposed else out
         out = out if order is None else order(out)
         if tiles:

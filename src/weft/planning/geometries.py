@@ -128,6 +128,9 @@ GEOMETRIES: tuple[Geometry, ...] = (
     Geometry("LiquidAI/LFM2-1.2B", 1.17, _lfm2(2048, 32, 12288)),
     Geometry("nvidia/Nemotron-H-8B-Base-8K", 8.1, _nemotron(_NEMOTRON_52, 4096, 21504, 32, 64, 8192)),
     Geometry("nvidia/NVIDIA-Nemotron-Nano-9B-v2", 8.9, _nemotron(_NEMOTRON_56, 4480, 15680, 40, 80, 131072)),
+    Geometry("ai-sage/GigaChat3.5-432B-A28B", 432, {
+        "model_type": "gigachat3_5", "torch_dtype": "bfloat16", "max_position_embeddings": 262144,
+        "full_attention_layers": list(range(3, 40, 4)), "num_nextn_predict_layers": 2}),
     Geometry("ai21labs/AI21-Jamba-1.5-Mini", 52, _jamba(4096, 14336, 32, 32)),
     Geometry("tiiuae/Falcon-H1-7B-Base", 7.6, _falcon_h1(44, 3072, 12288, 12, 24, 128, 130048)),
 )

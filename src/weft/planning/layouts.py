@@ -183,7 +183,7 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
     block = 0
     if token_bytes:
         block = KERNEL_TOKENS * max(1, ceil_div(state_bytes, KERNEL_TOKENS * token_bytes))
-    windows = Counter(layer.state[0].shape[2] for layer in spec.layers if layer.kind == "window_attention")
+    windows = Counter(part.shape[2] for layer in spec.layers for part in layer.state if part.name == "window")
     kinds = {"attention": ceil_div(len(paged), packed), "state": len(stateful)}
     kinds |= {f"window {window}": ceil_div(count, packed) for window, count in windows.items()}
     kinds = {kind: count for kind, count in kinds.items() if count}
@@ -211,7 +211,7 @@ def draft_log_bytes(spec: ModelSpec) -> int:
 def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     parts = {part.name: part.shape for part in layer.state}
     windows = sum(shape[0] for name, shape in parts.items() if name.startswith("conv."))
-    if windows:   # n-grams, shifts: the inputs of their convolutions beside what the layer logs
+    if windows:   # n-grams, shifts, convolutions: the inputs of their convolutions beside what the layer logs
         own = replace(layer, state=tuple(part for part in layer.state if not part.name.startswith("conv.")))
         return windows * item + (_layer_log_bytes(own, item) if own.state else 0)
     recurrent = parts.get("recurrent")
@@ -221,6 +221,9 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     if layer.kind == "matrix_lstm":   # float32: values, keys, queries and a step; both gates of the largest
         heads, lines, width = parts["recurrent"]
         return heads * (lines + 2 * width + 3) * 4
+    if layer.kind == "dynamic_delta":   # q, k, v; decays and betas
+        heads, keys, values = parts["recurrent"]
+        return heads * ((2 * keys + values) * item + 2 * 4)
     if layer.kind == "wkv7":   # r, k, v, kk, b; decays
         heads, width, _ = parts["recurrent"]
         return heads * width * (5 * item + 4)
@@ -239,6 +242,7 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
 
 
 def _stateful(spec: ModelSpec) -> list[LayerSpec]:
-    """Layers whose state is a recurrence: a window of keys and values is pages everywhere but here."""
-    return [spec.layers[index] for index in spec.recurrent_layers
-            if spec.layers[index].kind != "window_attention"]
+    """Layers with a recurrence, by that alone: a window of keys and values is pages everywhere but here."""
+    layers = (replace(layer, state=tuple(part for part in layer.state if part.name != "window"))
+              for layer in spec.layers)
+    return [layer for layer in layers if layer.state]

@@ -21,16 +21,15 @@ from weft.families.architecture import (
     Dense,
     Experts,
     LatentAttention,
+    RelativeAttention,
     SharedBlock,
 )
+from weft.families.stream_tensors import behind_layer, per_layer, residual_scale, stream_mix
 from weft.families.tensors import (
     Form,
     Table,
-    behind_layer,
-    per_layer,
-    residual_scale,
+    norm_gate,
     shared_block,
-    stream_mix,
     tables,
     vocabulary,
 )
@@ -216,9 +215,9 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if not architecture.tied_embeddings:
         yield "head", "plain", table
     streams, layers = architecture.streams, architecture.layer_count
-    norm = hidden * (1 + architecture.layer_norms)
+    norm = _norm_elements(architecture, tp)
     if streams is None or streams.kind == "mixed":
-        yield "norms", "plain", norm * (1 + architecture.layer_norms)
+        yield "norms", "plain", norm * (1 + architecture.layer_norms + architecture.embedding_norm)
     if streams is not None:
         yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
     if streams is not None and streams.kind == "gated":
@@ -251,12 +250,20 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
                                              *vision_layers(tower)], 1)
 
 
+def _norm_elements(architecture: Architecture, tp: int) -> int:
+    """Of one norm of the stream, with what gates it."""
+    hidden = architecture.hidden_size
+    gate = norm_gate("", architecture.norm_gate, hidden, "")
+    return hidden * (1 + architecture.layer_norms) + sum(one.elements(tp) for [one] in gate.values())
+
+
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
     """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
     and output matrix are the trunk's. Several streams have mixes in place of norms inside."""
     assert architecture.mtp is not None
     hidden, streams = architecture.hidden_size, architecture.mtp.streams
-    yield "draft head", "plain", 5 * hidden if streams is None else (1 + streams.count) * hidden
+    norms = 5 + 2 * architecture.sandwich_norms if streams is None else 1 + streams.count
+    yield "draft head", "plain", norms * _norm_elements(architecture, tp)
     yield "draft head", "matrix", 2 * hidden * hidden
     if streams is not None:
         mixes = [*[stream_mix(streams, hidden)] * 2, stream_mix(streams, hidden, last=True)]
@@ -277,5 +284,6 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
 
 
 _PART: dict[type, str] = {Attention: "attention", ConvolvedAttention: "attention",
-                          LatentAttention: "attention", Dense: "feed-forward", Experts: "experts"}
+                          LatentAttention: "attention", RelativeAttention: "attention",
+                          Dense: "feed-forward", Experts: "experts"}
 """All others are recurrent."""

@@ -148,7 +148,8 @@ def _routed_parameters(feed: shapes.Experts, hidden: int) -> int:
 
 
 def _pair_flops(mixer: shapes.Mixer | None) -> float:
-    if isinstance(mixer, shapes.Parallel | shapes.SharedBlock | shapes.ConvolvedAttention):
+    if isinstance(mixer, shapes.Parallel | shapes.SharedBlock | shapes.ConvolvedAttention
+                  | shapes.RelativeAttention):
         mixer = mixer.attention
     if isinstance(mixer, shapes.Attention):
         return 0.0 if mixer.window is not None else 4.0 * mixer.heads * mixer.head_dim

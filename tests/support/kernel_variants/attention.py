@@ -51,9 +51,11 @@ def _paged_of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[
     gates = {"gate": kind, "gate_stride": "i32", "head_gate": "constexpr", "head_gate_stride": "i32",
              "value_scale": "constexpr", "sinks": "*fp32" if dim == 64 else "constexpr"}
     common = {"q": kind, "q_token": "i32", "q_head": "i32", **pages, "table": "*i32", "table_stride": "i32",
-              "qk_scale": "fp32", "out": kind, **gates}
+              "qk_scale": "fp32", "out": kind, **gates,
+              "profiles": kind if window else "constexpr"}
     shape = {"HEADS": 16, "GROUP": 4, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
-             "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
+             "FP8": fp8, "PRODUCT": product, "PRECISION": precision, "EXTENT": 1024 if window else 0}
+    constants |= {} if window else {"profiles": None}
     constants |= {"head_gate": None, "value_scale": None} | ({} if dim == 64 else {"sinks": None})
     split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     listed = split_args | {"items": "*i32"}
@@ -121,13 +123,15 @@ def of_window_attention() -> list[Compilation]:
 def _ring_of(dtype: torch.dtype, dim: int) -> list[Compilation]:
     product, precision = product_of(torch.bfloat16, dtype)
     queries = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "qk_scale": "fp32", "out": "*bf16",
-               "sinks": "*fp32" if dim == 128 else "constexpr"}
+               "sinks": "*fp32" if dim == 128 else "constexpr", "profiles": "*bf16" if dim == 128 else
+               "constexpr"}
     common = {"k": "*bf16", "k_token": "i32", "k_head": "i32", "v": "*bf16", "v_token": "i32",
               "v_head": "i32", "ring": "*" + TRITON_TYPES[dtype], "slot_stride": "i64", "starts": "*i64",
               "slots": "*i64", "fresh": "*i32"}
     tables = dict.fromkeys(ring.MOVING[3:], "*i32")
     shape: dict[str, Any] = {"KV_HEADS": 4, "WINDOW": 512, "D": dim, "BLOCK_D": dim, "FP8": 0}
-    sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision}
+    sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision,
+             "EXTENT": 512 if dim == 128 else 0}
     variants = []
     attend = [(small, ring.attend_blocks(dim, dtype.itemsize, 4, product, small)) for small in (False, True)]
     for name, kernel, signature, small, blocks in (
@@ -141,7 +145,7 @@ def _ring_of(dtype: torch.dtype, dim: int) -> list[Compilation]:
         options = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
         constants = {**shape, **blocks}
         if dim != 128 and "sinks" in kernel.arg_names:
-            constants["sinks"] = None
+            constants |= {"sinks": None, "profiles": None}
         used = {key: value for key, value in signature.items() if key in kernel.arg_names}
         variants.append(Compilation(f"window_attention {name} {dim}", kernel,
                                     used | dict.fromkeys(constants, "constexpr"), constants,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.models.test_families import changed
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, ConfigError
 from weft.families import read_architecture, read_spec
 from weft.families.architecture import (
     Attention,
@@ -18,14 +18,19 @@ from weft.families.architecture import (
     Experts,
     GatedDelta,
     Index,
+    KeyIndex,
     KimiDelta,
     LatentAttention,
     Lightning,
+    MtpLayer,
+    NormGate,
+    RelativeAttention,
     Rope,
     ShortConv,
     Streams,
     WithNgrams,
 )
+from weft.families.sharding import possible_tps, rank_architecture
 
 Config = dict[str, Any]
 
@@ -224,11 +229,83 @@ LING_2_5: Config = {   # as inclusionAI's class of the configuration has it
     "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "use_bias": False,
     "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "vocab_size": 157184}
 
+GIGACHAT_3_5: Config = {   # as vLLM's class of the configuration has it, with the release's long context
+    "architectures": ["GigaChat35ForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
+    "first_k_dense_replace": 3, "full_attention_layers": list(range(3, 40, 4)), "gated_attention": True,
+    "head_dim": 64, "hidden_act": "silu", "hidden_size": 7168, "intermediate_size": 18432,
+    "kv_lora_rank": 512, "layernorm_gating_weight": 2.0, "layernorm_type": "pre_post",
+    "linear_attention_type": "Qwen3NextGatedDeltaNet", "linear_conv_kernel_dim": 4,
+    "linear_gating_type": "gated_rmsnorm_sigmoid_zero_centered", "linear_key_head_dim": 128,
+    "linear_num_key_heads": 32, "linear_num_value_heads": 64, "linear_sigmoid_gate_scale": 2.0,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "model_type": "gigachat3_5",
+    "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 256, "n_shared_experts": 1,
+    "nextn_is_sparse": False, "norm_topk_prob": True, "norm_type": "ZeroCenteredGatedNorm",
+    "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 2, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "rope_interleave": True, "rope_theta": 100000.0, "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32768, "rope_type": "yarn"},
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "swiglu_limit": 10.0,
+    "tie_word_embeddings": False, "topk_group": 1, "use_mla_scaling_factor": True, "v_head_dim": 128,
+    "vocab_size": 128256}
+
+JET_NEMOTRON_2B: Config = {
+    "architectures": ["JetNemotronForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "efficient_attention_config": {
+        "jet": {"conv_size": 4, "dconv_generator_reduction": 8, "dconv_implementation": "triton",
+                "expand_v": 2.6666666667, "head_dim": 96, "mode": "chunk", "norm_eps": "1e-5",
+                "num_heads": 12},
+        "swa": {"window_size": 1152}},
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 1536, "intermediate_size": 8960,
+    "layer_types": ["jet"] * 14 + ["attn"] + ["jet"] * 4 + ["attn", "swa", "swa"] + ["jet"] * 6,
+    "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "jet_nemotron",
+    "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 1000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "use_cache": True, "use_mrope": False, "vocab_size": 151936}
+JET_NEMOTRON_4B: Config = JET_NEMOTRON_2B | {
+    "efficient_attention_config": {
+        "jet": {"conv_size": 4, "dconv_generator_reduction": 8, "dconv_implementation": "triton",
+                "expand_v": 2, "head_dim": 128, "mode": "chunk", "norm_eps": "1e-5", "num_heads": 16},
+        "swa": {"window_size": 2048}},
+    "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 32768,
+    "layer_types": ["attn" if i in (17, 20, 32) else "swa" if i in (5, 16, 19, 21, 22, 25, 27) else "jet"
+                    for i in range(36)],
+    "max_window_layers": 36, "num_attention_heads": 16, "num_hidden_layers": 36}
+
+INKLING: Config = {   # transformers' defaults
+    "architectures": ["InklingForCausalLM"], "conv_kernel_size": 4, "d_rel": 16, "dtype": "bfloat16",
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 24576,
+    "layer_types": ["hybrid" if i % 6 == 5 else "hybrid_sliding" for i in range(66)],
+    "log_scaling_n_floor": None, "logits_mup_width_multiplier": 24.0, "max_position_embeddings": 131072,
+    "mlp_layer_types": ["sparse"] * 66, "model_type": "inkling_text", "moe_intermediate_size": 3072,
+    "n_routed_experts": 256, "n_shared_experts": 2, "num_attention_heads": 64, "num_experts_per_tok": 6,
+    "num_hidden_layers": 66, "num_key_value_heads": 8, "rel_extent": 1024, "rms_norm_eps": 1e-06,
+    "route_scale": 8.0, "shared_expert_sink": True, "sliding_window_size": 512, "swa_head_dim": 128,
+    "swa_num_attention_heads": 64, "swa_num_key_value_heads": 16, "unpadded_vocab_size": 200058,
+    "vocab_size": 201024}
+
+MINICPM_SALA: Config = {
+    "architectures": ["MiniCPMSALAForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_use_output_gate": True, "attn_use_rope": False, "bos_token_id": 1, "dim_model_base": 256,
+    "dtype": "bfloat16", "eos_token_id": [2, 73440], "head_dim": 128, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.1, "intermediate_size": 16384, "lightning_head_dim": 128,
+    "lightning_nh": 32, "lightning_nkv": 32, "lightning_scale": "1/sqrt(d)", "lightning_use_rope": True,
+    "max_position_embeddings": 524288, "mixer_types": [
+        "minicpm4" if layer in (0, 9, 16, 17, 22, 29, 30, 31) else "lightning-attn" for layer in range(32)],
+    "model_type": "minicpm_sala", "mup_denominator": 32, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 2, "pad_token_id": 2, "pretraining_tp": 1, "qk_norm": True, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 10000.0, "scale_depth": 1.4, "scale_emb": 12, "sparse_config": {
+        "block_size": 64, "dense_len": 8192, "init_blocks": 1, "kernel_size": 32, "kernel_stride": 16,
+        "topk": 64, "use_nope": False, "window_size": 2048},
+    "tie_word_embeddings": False, "use_output_gate": True, "use_output_norm": True, "vocab_size": 73448}
+
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
-    "zaya": ZAYA1_8B, "ling_2_5": LING_2_5,
+    "zaya": ZAYA1_8B, "ling_2_5": LING_2_5, "minicpm_sala": MINICPM_SALA, "gigachat3_5": GIGACHAT_3_5,
+    "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
+    "inkling": INKLING,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
     "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
 
@@ -241,7 +318,13 @@ SMALLER_MORE: dict[str, Config] = {
     "qwen4_exp": {"num_hidden_layers": 4, "layer_types": QWEN4_EXP["layer_types"][:4]},
     "ling": {"num_hidden_layers": 6, "num_experts": 64},
     "ling_2_5": {"num_hidden_layers": 6, "num_experts": 16},
+    "gigachat3_5": {"num_hidden_layers": 4, "full_attention_layers": [3], "n_routed_experts": 16},
+    "inkling": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"],
+                "mlp_layer_types": ["dense", "sparse"], "n_routed_experts": 16},
     "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
+    "jet_nemotron": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
+    "jet_nemotron_4b": {"num_hidden_layers": 3, "layer_types": ["jet", "attn", "swa"]},
+    "minicpm_sala": {"num_hidden_layers": 2, "mixer_types": MINICPM_SALA["mixer_types"][:2]},
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
                 "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 8,
@@ -394,6 +477,58 @@ def test_ling_2_5_shares_a_model_type_with_ling_3_and_has_lightning_attention() 
     assert [isinstance(mixer, LatentAttention) for mixer in cut.mixers] == [False] * 4 + [True] * 3
 
 
+def test_gigachat_3_5_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(GIGACHAT_3_5)
+    stretch = 0.1 * math.log(8) + 1
+    assert model.mixers[3] == LatentAttention(
+        64, 512, 64, 128, 128, pytest.approx(192**-0.5 * stretch**2), query_rank=1536,
+        rope=Rope(1e5, 64, "yarn", 8.0, 32768), gated=True, norm_gate=NormGate(16, 2.0),
+        query_factor=(7168 / 1536)**0.5, latent_factor=14**0.5)
+    assert model.mixers[4] == GatedDelta(32, 64, 128, 128, 4, sigmoid_gate=True, gate_scale=2.0,
+                                         norm_plus_one=True)
+    assert [isinstance(mixer, LatentAttention) for mixer in model.mixers] == [False, False, False, True] * 10
+    assert set(model.feed_forwards[:3]) == {Dense(18432, limit=10.0)}
+    assert set(model.feed_forwards[3:]) == {Experts(
+        256, 8, 2048, True, shared_width=2048, scoring="sigmoid", choice_bias=True, scale=2.5,
+        normalizer_eps=1e-20, limit=10.0)}
+    assert (model.norm_gate, model.sandwich_norms) == (NormGate(16, 2.0), True)
+    assert model.mtp == MtpLayer(model.mixers[3], Dense(18432, limit=10.0))
+    said = ("model_type", "full_attention_layers", "dtype", "rope_scaling", "swiglu_limit",
+            "max_position_embeddings", "num_nextn_predict_layers")
+    assert read_architecture({key: GIGACHAT_3_5[key] for key in said}) == model
+    plain = read_architecture(GIGACHAT_3_5 | {
+        "q_lora_rank": None, "gated_attention": False, "use_mla_scaling_factor": False, "rope_scaling": None,
+        "linear_gating_type": "gated_rmsnorm", "layer_types": ["attention"] + ["linear_attention"] * 39})
+    assert plain.mixers[0] == LatentAttention(64, 512, 64, 128, 128, 192**-0.5, rope=Rope(1e5, 64),
+                                              norm_gate=NormGate(16, 2.0))
+    assert set(plain.mixers[1:]) == {GatedDelta(32, 64, 128, 128, 4)}
+
+
+def test_minicpm_sala_is_read_as_released() -> None:
+    model = read_architecture(MINICPM_SALA)
+    index = KeyIndex(stride=16, block=64, chosen=96, first=1, near=32, dense=8192)
+    full = Attention(32, 2, 128, 128**-0.5, None, gated=True, index=index)
+    assert model.indexed == (0, 9, 16, 17, 22, 29, 30, 31)
+    assert {model.mixers[layer] for layer in model.indexed} == {full}
+    assert model.mixers[1] == Lightning(32, 128, 1.0, silu=False, qk_norm=True, rope=Rope(1e4, 128),
+                                        scale=128**-0.5)
+    assert (model.embedding_multiplier, model.logits_divisor) == (12.0, 16.0)
+    assert math.isclose(model.residual_multiplier, 1.4 / 32**0.5)
+    assert full.index_width == 16
+    dense = read_architecture(changed(MINICPM_SALA, sparse_config=None))
+    assert dense.mixers[0] == dataclasses.replace(full, index=None)
+    turned = read_architecture(MINICPM_SALA | {"attn_use_rope": True, "lightning_use_rope": False})
+    assert (turned.mixers[0].rope, turned.mixers[1].rope) == (Rope(1e4, 128), None)
+
+
+def test_a_kv_head_that_chooses_blocks_stays_whole() -> None:
+    model = read_architecture(MINICPM_SALA)
+    assert possible_tps(model) == [1, 2]
+    assert rank_architecture(model, 2).spec().layers[32].head_dim == 8
+    with pytest.raises(ConfigError, match=r"--tp is 4.*2 KV heads of attention.*it may be 1, 2"):
+        rank_architecture(model, 4)
+
+
 def test_gpt_oss_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(GPT_OSS_20B)
     window, full = model.mixers[:2]
@@ -476,6 +611,43 @@ def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
     assert (seen.attention.window, seen.attention.ring, seen.rope) == (64, False, Rope(1e4, 64))
 
 
+def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
+    model = read_architecture(JET_NEMOTRON_2B)
+    full = Attention(12, 2, 128, 128**-0.5, Rope(1e6, 128), bias=True, out_bias=False)
+    delta = GatedDelta(12, 12, 96, 256, 4, kernel_rank=384, norm_eps=1e-5)
+    assert (model.mixers[13:15], model.mixers[20]) == (
+        (delta, full), dataclasses.replace(full, window=1152))
+    assert (model.norm_eps, model.tied_embeddings) == (1e-6, True)
+    silent = {"model_type": "jet_nemotron", "torch_dtype": "bfloat16", "layer_types": ["jet"] * 28}
+    settings = {"efficient_attention_config": {"jet": {"head_dim": 96, "num_heads": 12, "expand_v": 2}}}
+    assert set(read_architecture(silent | settings).mixers) == {
+        GatedDelta(12, 12, 96, 192, 4, kernel_rank=288, norm_eps=1e-5)}
+    assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
+def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -> None:
+    model = read_architecture(INKLING)
+    wide = Attention(64, 8, 128, 1 / 128, None, qk_norm=True)
+    near = RelativeAttention(dataclasses.replace(wide, kv_heads=16, window=512), 16, 512, 4, 6144)
+    full = RelativeAttention(wide, 16, 1024, 4, 6144)
+    assert model.mixers == ((near,) * 5 + (full,)) * 11
+    assert set(model.feed_forwards) == {Experts(
+        256, 6, 3072, False, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=8.0,
+        shared_count=2)}
+    assert (model.logits_divisor, model.embedding_norm, model.head_tokens) == (24.0, True, 200058)
+    silent = {"model_type": "inkling_text", "dtype": "bfloat16", "unpadded_vocab_size": 200058}
+    assert read_architecture(silent) == model
+    released = changed(INKLING, **dict.fromkeys((
+        "moe_intermediate_size", "conv_kernel_size", "sliding_window_size", "layer_types", "mlp_layer_types",
+        "max_position_embeddings"))) | {
+            "intermediate_size": 3072, "dense_intermediate_size": 24576, "dense_mlp_idx": 2,
+            "sconv_kernel_size": 4, "sliding_window": 512, "model_max_length": 131072,
+            "local_layer_ids": [i for i in range(66) if i % 6 != 5]}
+    other = read_architecture({"model_type": "inkling_mm_model", "text_config": released})
+    assert other == dataclasses.replace(model, feed_forwards=(Dense(24576),) * 2 + model.feed_forwards[2:])
+    far = read_architecture(INKLING | {"log_scaling_n_floor": 8192}).mixers
+    assert far[0] == near
+    assert far[5] == dataclasses.replace(full, floor=8192, growth=0.1)
+
+
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
     sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
              for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
@@ -487,10 +659,16 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "ling": (7 * 576 * 2, 35 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
         "minimax": (10 * 2 * 8 * 128 * 2, 70 * 64 * 128 * 128 * 4),
         "ling_2_5": (4 * 576 * 2, 16 * 16 * 128 * 128 * 4),
+        "gigachat3_5": (10 * 576 * 2, 30 * (64 * 128 * 128 * 4 + 16384 * 3 * 2)),
+        "minicpm_sala": (8 * (2 * 2 * 128 + 16) * 2, 24 * 32 * 128 * 128 * 4),
         "glm5_next": (11 * (512 + 256) * 2, 34 * (64 * 128 * 128 * 4 + 3 * 8192 * 3 * 2)),
         "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
                       30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
         "zaya": (40 * 2 * 2 * 128 * 2, 40 * (2 * 1280 + 128) * 2),
+        "jet_nemotron": (4 * 2 * 2 * 128 * 2, 24 * (12 * 96 * 256 * 4 + 3 * 3072 * 2)),
+        "jet_nemotron_4b": (10 * 2 * 2 * 128 * 2, 26 * (16 * 128 * 256 * 4 + 3 * 4096 * 2)),
+        "inkling": (11 * 2 * 8 * 128 * 2, 55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2
+                    + 66 * 2 * 6144 * 3 * 2),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
         "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
@@ -533,6 +711,31 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("ling_2_5", {"linear_silu": True}, ["linear_silu", "True", "only false"]),
     ("ling_2_5", {"group_norm_size": 3}, ["group_norm_size", "3", "2048"]),
     ("ling_2_5", {"qk_rope_head_dim": 32}, ["qk_rope_head_dim", "32", "64"]),
+    ("gigachat3_5", {"norm_type": "GatedNorm"}, ["norm_type", "GatedNorm", "ZeroCenteredGatedNorm"]),
+    ("gigachat3_5", {"linear_gating_type": "sigmoid_gate"}, ["linear_gating_type", "sigmoid_gate"]),
+    ("gigachat3_5", {"full_attention_layers": [40]}, ["full_attention_layers", "40"]),
+    ("gigachat3_5", {"linear_attn_o_norm_eps": 1e-5}, ["linear_attn_o_norm_eps", "1e-05", "rms_norm_eps"]),
+    ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
+    ("jet_nemotron", {"efficient_attention_config": {"swa": {"window_size": 9}}},
+     ["efficient_attention_config.jet", "layer_types"]),
+    ("jet_nemotron_4b", {"efficient_attention_config": {"swa": {"window_size": 9}, "jet": {
+        "expand_v": 0.3, "head_dim": 128, "num_heads": 16}}}, ["expand_v", "0.3", "128"]),
+    *[("jet_nemotron", {"layer_types": ["jet"] * 28, "efficient_attention_config": {"jet": {key: value}}},
+       [key, str(value)]) for key, value in (
+        ("expand_v", -1.0), ("expand_v", 1e308), ("norm_eps", "tiny"), ("norm_eps", "nan"), ("conv_size", 1),
+        ("dconv_generator_reduction", 99999))],
+    ("minicpm_sala", {"mixer_types": ["minicpm4"] * 31}, ["mixer_types", "32 layers"]),
+    ("minicpm_sala", {"mixer_types": [["minicpm4"]] * 32}, ["mixer_types", "32 layers"]),
+    ("minicpm_sala", {"attn_use_rope": None}, ["attn_use_rope", "true or false"]),
+    ("minicpm_sala", {"attention_bias": True}, ["attention_bias", "only false"]),
+    ("minicpm_sala", {"lightning_nkv": 2}, ["lightning_nkv", "2", "32"]),
+    ("minicpm_sala", {"use_output_norm": False}, ["use_output_norm", "only true"]),
+    ("minicpm_sala", {"lightning_scale": 1}, ["lightning_scale", "1/d"]),
+    ("minicpm_sala", {"head_dim": 64}, ["head_dim", "64", "4096"]),
+    *[("minicpm_sala", {"sparse_config": MINICPM_SALA["sparse_config"] | {key: value}},
+       [f"sparse_config.{key}", str(value), *words]) for key, value, *words in (
+        ("kernel_size", 48, "16"), ("kernel_stride", 5, "2, 4, 8"), ("block_size", 72, "16"),
+        ("window_size", 2000, "64"), ("dense_len", 100, "32"), ("topk", 1, "init_blocks"))],
     ("minimax", {"rotary_dim": 256}, ["rotary_dim", "256", "128"]),
     ("minimax", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
     ("qwen4_exp", {"indexer_budget": 2050}, ["indexer_budget", "2050", "4"]),
@@ -542,6 +745,9 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     ("glm5_next", {"index_topk": 2050}, ["index_topk", "2050", "16"]),
     ("glm5_next", {"indexer_types": ["shared"] * 45}, ["indexer_types", "index of their own"]),
     ("glm5_next", {"qk_rope_head_dim": 64}, ["qk_rope_head_dim", "64", "without positions"]),
+    ("inkling", {"shared_expert_sink": False}, ["shared_expert_sink", "router"]),
+    ("inkling", {"swa_num_key_value_heads": 48}, ["swa_num_key_value_heads", "48", "64"]),
+    ("inkling", {"mlp_layer_types": ["moe"] * 66}, ["mlp_layer_types", "66"]),
     ("zaya", {"attention_bias": True}, ["attention_bias", "biases"]),
     ("zaya", {"num_experts_per_tok": 2}, ["num_experts_per_tok", "2", "one expert"]),
     ("zaya", {"layer_types": ["hybrid_sliding"] * 40, "sliding_window": None}, ["sliding_window"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
+from tests.fixtures.mtp_heads import with_head
 from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import write_gguf
 from weft.errors import CheckpointError
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
+from weft.models.mtp import MtpHead
 
 TOLERANCE = 1e-4
 CASES: dict[str, dict[str, Any]] = {
@@ -26,8 +29,13 @@ CASES: dict[str, dict[str, Any]] = {
     "mamba": {}, "mamba_bias": {}, "falcon_mamba": {}, "mamba2": {}, "qwen3": {}, "qwen3_tied": {},
     "qwen3_moe": {"mlp_only_layers": []}, "llama": {}, "granite_attention": {}, "llama_scaled": {},
     "gpt_oss": {}, "kimi_linear": {}, "kimi_linear_groups": {"attention_bias": False, "norm_topk_prob": True},
-    "ling": {}, "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
-    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True}
+    "ling": {}, "gigachat3_5": {
+        "linear_sigmoid_gate_scale": 2.0, "layernorm_gating_weight": 2.0, "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "mscale": 0.8,
+                            "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}},
+    "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
+    "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
+    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -36,7 +44,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("jamba", "log"), ("mamba", "log"), ("mamba2", "log"), ("llama", "interleaved"),
              ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
-             ("gemma4", "rope_freqs")]
+             ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
+             ("rwkv7", "mixes")]
 
 
 @functools.cache
@@ -97,6 +106,7 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
 @pytest.mark.parametrize(("name", "key", "value", "reason"), [
     ("ling", "rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
     ("ling", "swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp is"),
+    ("gigachat3_5", "swiglu_clamp_exp", [1.5, 7.0], "swiglu_clamp_exp is"),
     ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
     ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
     ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
@@ -112,3 +122,20 @@ def test_a_key_that_is_not_served_is_one_line(name: str, key: str, value: Any, r
     with pytest.raises(CheckpointError, match=reason) as error:
         resolve_model(file)
     assert str(error.value).startswith(f"{file}: ")
+
+
+@torch.inference_mode()
+def test_the_first_of_several_heads_is_read_and_gates_its_norms(tmp_path: Path) -> None:
+    """GigaChat's: a head for each place of a draft, under one name in each block."""
+    made = with_head(tmp_path / "made", "gigachat3_5")
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"layernorm_gating_weight": 2.0}))   # of all files
+    file = resolve_model(write_gguf(made, tmp_path / "model.gguf"))
+    stored, read = (load_model(one, "float32", mtp=True).model.mtp for one in (made, file))
+    assert isinstance(stored, MtpHead)
+    assert isinstance(read, MtpHead)
+    hidden_TD, tokens_T = torch.randn(5, 64, generator=torch.Generator().manual_seed(3)), torch.arange(5)
+    assert (stored.joined(hidden_TD, tokens_T) - read.joined(hidden_TD, tokens_T)).abs().max() < TOLERANCE
+    assert stored.norm is not None
+    assert read.norm is not None
+    assert (stored.norm(hidden_TD) - read.norm(hidden_TD)).abs().max() < TOLERANCE

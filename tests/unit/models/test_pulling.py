@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -276,3 +278,34 @@ def test_the_commands_show_what_is_there_and_what_is_wrong(hub: Hub, monkeypatch
     assert main(["rm", "maker/tiny"]) == 0
     assert main(["rm", "owner/cached"]) == 2
     assert "`hf cache rm model/owner/cached` removes it there" in capsys.readouterr().err
+
+
+def test_a_cancelled_pull_asks_a_silent_hub_no_second_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client tries six times, and waits for an answer each time."""
+    asked: list[socket.socket] = []
+    before: list[int] = []
+
+    def is_cancelled() -> bool:
+        if asked:
+            before.append(len(asked))
+        return bool(asked)
+
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+                            f"http://127.0.0.1:{silent.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}")
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    asked.append(silent.accept()[0])
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        with pytest.raises(PullCancelledError):
+            pull("maker/tiny", cancelled=is_cancelled)
+        silent.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for one in asked:
+        one.close()
+    assert len(asked) - before[0] <= pulling._FILES_AT_ONCE, "more than the tries that were in flight"

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+from tests.fixtures import checkpoints  # noqa: F401  registers classes that transformers lacks
 from tests.unit.models.releases_gemma import GEMMA_RELEASES, SMALLER_GEMMA
 from tests.unit.models.releases_mamba import MAMBA_RELEASES, SMALLER_MAMBA
 from tests.unit.models.test_families import RELEASES, changed

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,38 @@ def olmo_as_released(tensors: Tensors) -> Tensors:
     return out
 
 
+def inkling_as_released(tensors: Tensors) -> Tensors:
+    """Rows of gate and up take turns in one tensor; shared experts too."""
+    def turns(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return torch.stack((gate, up), dim=-2).flatten(-3, -2)
+
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith("gate_proj.weight"):
+            name, tensor = (name.replace("gate_proj", "w13_dn"),
+                            turns(tensor, tensors[name.replace("gate_proj", "up_proj")]))
+        elif name.endswith("shared_experts.gate_proj"):
+            name, tensor = (name.replace("gate_proj", "shared_w13_weight"),
+                            turns(tensor, tensors[name.replace("gate_proj", "up_proj")]))
+        elif "experts.gate_up_proj" in name:
+            name, tensor = name.replace("gate_up_proj", "w13_weight"), turns(*tensor.chunk(2, dim=1))
+        elif ".up_proj" in name:
+            continue
+        for here, released in (
+                ("lm_head", "model.llm.unembed"), ("model.embed_tokens.embed_norm", "model.llm.embed_norm"),
+                ("model.embed_tokens", "model.llm.embed"), ("model.layers", "model.llm.layers"),
+                ("model.norm", "model.llm.norm"),
+                ("shared_experts.down_proj", "shared_experts.shared_w2_weight"),
+                ("experts.down_proj", "experts.w2_weight"), ("mlp.down_proj", "mlp.w2_md"),
+                ("gate.e_score_correction_bias", "gate.bias"), ("q_proj", "wq_du"), ("k_proj", "wk_dv"),
+                ("v_proj", "wv_dv"), ("r_proj", "wr_du"), ("o_proj", "wo_ud"), ("sconv.conv1d", "sconv"),
+                ("self_attn", "attn"), ("input_layernorm", "attn_norm"),
+                ("post_attention_layernorm", "mlp_norm")):
+            name = name.replace(here, released)
+        out[name] = tensor
+    return out
+
+
 def rwkv_as_first_released(tensors: Tensors) -> Tensors:
     """The six mixes of a layer as one tensor."""
     out = {name: tensor for name, tensor in tensors.items() if ".attn.x_" not in name}
@@ -87,6 +120,7 @@ def rwkv_as_first_released(tensors: Tensors) -> Tensors:
 
 @pytest.mark.parametrize(("name", "change", "spelling"), [
     ("rwkv7", rwkv_as_first_released, "model.layers.2.attn.x_x"),
+    ("inkling", inkling_as_released, "model.llm.layers.1.attn.wq_du.weight"),
     ("kimi_linear", kimi_as_released, "model.layers.0.mlp.up_proj.weight"),
     ("olmo_hybrid", olmo_as_released, "model.layers.1.post_attention_layernorm.weight"),
 ])
@@ -122,3 +156,19 @@ def test_a_multimodal_checkpoint_as_transformers_writes_it_has_the_same_text(tmp
         wanted = model(torch.tensor([[*TOKENS, 5]])).logits[0]
     assert (logits(loaded) - wanted).abs().max().item() < 1e-4
     assert wanted.argmax(-1).unique().numel() > 20
+
+
+def test_inkling_in_its_wrapper_has_the_same_text_beside_towers_that_are_skipped(tmp_path: Path) -> None:
+    tensors = inkling_as_released(load_file(checkpoint("inkling") / "model.safetensors"))
+    towers = {"model.visual.layers.linear_0.weight": torch.zeros(2, 2), "model.audio.encoder.weight":
+              torch.zeros(2, 2)}
+    directory = reformed("inkling", tmp_path / "hub", tensors | towers)
+    text = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(
+        {"model_type": "inkling_mm_model", "text_config": text | {"unpadded_vocab_size": 480}}))
+    loaded = load_model(directory)
+    assert loaded.warnings == ("Skipped the vision tower (1 tensor, 16 B) and the audio tower (1 tensor, "
+                               "16 B): weft serves the text part of this model.",)
+    got, whole = logits(loaded), logits(load_model(checkpoint("inkling")))
+    assert torch.equal(got[:, :480], whole[:, :480])
+    assert (got[:, 480:] == float("-inf")).all()   # the head is padded to the vocabulary

@@ -13,6 +13,9 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.support.gguf_files import write_gguf, write_vocabulary
+from tests.unit.text.test_world_vocabulary import longest
+from tests.unit.text.test_world_vocabulary import vocabulary as world_tokens
+from weft.errors import CheckpointError
 from weft.models.generation import read_generation_defaults
 from weft.models.gguf import vocabulary
 from weft.models.gguf.header import read_header
@@ -103,6 +106,35 @@ def test_token_ids_are_those_of_the_released_tokenizer(pre: str, tmp_path: Path)
         ids = original.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False) == ids
         assert ours.decode(ids, False) == original.decode(ids, skip_special_tokens=False)
+
+
+def world(path: Path, *, more: tuple[str, ...] = ()) -> Tokenizer:
+    """Out of a file whose tokens are what Python prints of their bytes."""
+    writer, kinds = gguf.GGUFWriter(path, "rwkv7"), gguf.TokenType
+    texts = ["<s>", *(repr(token)[2:-1] for token in world_tokens()), *more, "[PAD]"]
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list(texts)
+    writer.add_token_types([kinds.CONTROL, *[kinds.NORMAL] * (len(texts) - 2), kinds.UNUSED])
+    writer.add_chat_template("rwkv-world")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    vocabulary.write_tokenizer(read_header(path), path.parent)
+    return Tokenizer.load(path.parent)
+
+
+def test_a_world_vocabulary_is_read_as_the_original_file(tmp_path: Path) -> None:
+    tokens, ours = world_tokens(), world(tmp_path / "v.gguf")
+    for text in (*CORPUS, "thence the thesis\n\n'\"\\d|(?:.*\x00\x7f", "今天今 é"):
+        assert ours.encode(text) == longest(text, tokens)
+    assert all(ours.token_bytes(index) == token for token, index in tokens.items())
+    assert ours.vocab_size == len(tokens) + 1
+    assert not (tmp_path / "chat_template.jinja").exists(), "the name of a template is none"
+
+
+def test_a_token_that_stands_for_no_bytes_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer.ggml.tokens has '今', which stands for no bytes"):
+        world(tmp_path / "v.gguf", more=("今",))
 
 
 def test_another_pre_tokenizer_gives_other_ids(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ JSON_TIME = '{"name": "get_time", "arguments": {}}'
 XML_PARIS = ("<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
              "<parameter=days>\n3\n</parameter>\n</function>")
 XML_TIME = "<function=get_time>\n</function>"
+GCML_PARIS = ('<｜GCML｜invoke name="get_weather">\n<｜GCML｜parameter name="city" string="true">Paris'
+              '</｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
+              "</｜GCML｜invoke>")
+GCML_TIME = '<｜GCML｜invoke name="get_time"></｜GCML｜invoke>'
 PY_PARIS = 'get_weather(city="Paris", days=3)'
 
 CALLED = [
@@ -76,6 +80,11 @@ CALLED = [
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "two\nlines"}}</tool_call>', "",
      [("get_weather", {"city": "two\nlines"})]),
     ("hermes", f"<tool_call>{XML_PARIS}</tool_call>", "", PARIS),
+    ("gigachat", f"I look.\n\n<｜GCML｜tool_calls>\n{GCML_PARIS}\n</｜GCML｜tool_calls>", "I look.", PARIS),
+    ("gigachat", f"<｜GCML｜tool_calls>{GCML_PARIS}{GCML_TIME}</｜GCML｜tool_calls>", "", BOTH),
+    ("gigachat", '<｜GCML｜tool_calls><｜GCML｜invoke name="get_weather"><｜GCML｜parameter name="city" '
+     'string="true">\n"a" <b>\n</｜GCML｜parameter></｜GCML｜invoke></｜GCML｜tool_calls>', "",
+     [("get_weather", {"city": '\n"a" <b>\n'})]),
     ("qwen3_xml", f"<tool_call>\n{XML_PARIS}\n</tool_call>", "", PARIS),
     ("qwen3_xml", f"I look.\n\n{XML_PARIS}\n", "I look.", PARIS),
     ("qwen3_xml", f"<tool_call>\n{XML_PARIS}\n</tool_call>\n<tool_call>\n{XML_TIME}\n</tool_call>", "", BOTH),

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.families.architecture import Attention, LatentAttention
+from weft.families.architecture import Attention, KeyIndex, LatentAttention
 from weft.models.blocks.adapted import AdaptedBlock, LatentChange
 from weft.models.blocks.chosen import IndexBlock
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
@@ -37,6 +37,7 @@ from weft.tensor.ops.attention_layer import (
     AttentionCore,
     CosSin,
     attention_layer,
+    choosing_layer,
     seen_layer,
     staged,
     write_projected,
@@ -64,7 +65,7 @@ class AttentionBlock:
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
     index: IndexBlock | None = None
-    """If ``shape.index``."""
+    """If ``shape.index`` has tensors."""
 
     core: AttentionCore = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)
@@ -79,8 +80,10 @@ class AttentionBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
         projected_TW = self.qkv(x_TD)
+        if isinstance(self.shape.index, KeyIndex):
+            return self.out(inputs.asked_of(choosing_layer(projected_TW, self.core, inputs, cache, cos_sin)))
+        seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
         o_TC = (attention_layer(projected_TW, self.core, inputs, cache, cos_sin) if seen is None else
                 seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen))
         return self.out(inputs.asked_of(o_TC))
@@ -123,7 +126,7 @@ def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
 
 @dataclass(slots=True)
 class LatentAttentionBlock:
-    """``latent``: rows latent, shared key, head gates (if ``shape.head_gated``); with a query bottleneck in
+    """``latent``: rows latent, shared key, gates (``shape.gate_width`` of a head); with a query bottleneck in
     front of them the bottleneck's rows, and then ``query`` reads its norm, ``query_norm``. ``keys_HOC``
     [heads, own, latent] and ``values_HVC`` [heads, value, latent] make a head's keys and values of a
     latent."""
@@ -145,7 +148,7 @@ class LatentAttentionBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         assert cache.k is not None, "a latent attention layer without pages"
         shape = self.shape
-        bottleneck, latent_TC, shared_TS, gates_TH = self._projected(x_TD)
+        bottleneck, latent_TC, shared_TS, gates_TG = self._projected(x_TD)
         asked_TR = x_TD if self.query_norm is None else self.query_norm(bottleneck)
         q_TC = self.query(asked_TR)
         q_THK = by_head(q_TC, shape.heads)
@@ -169,10 +172,10 @@ class LatentAttentionBlock:
         if scale is not None:
             o_THC = o_THC * scale
         o_THV = self._of_latents(inputs.asked_of(o_THC))
-        if shape.head_gated:
+        if shape.gate_width:
             # float32 until the one rounding, as in attention.
-            gate_TH1 = torch.sigmoid(inputs.asked_of(gates_TH).float())[..., None]
-            o_THV = (o_THV.float() * gate_TH1).to(x_TD.dtype)
+            gate_THW = torch.sigmoid(by_head(inputs.asked_of(gates_TG), shape.heads).float())
+            o_THV = (o_THV.float() * gate_THW).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
@@ -190,10 +193,10 @@ class LatentAttentionBlock:
         write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
 
     def _projected(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Bottleneck of the queries, latents, shared keys, head gates."""
+        """Bottleneck of the queries, latents, shared keys, gates."""
         shape = self.shape
         return torch.split(self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
-                                               shape.heads if shape.head_gated else 0], dim=-1)
+                                               shape.heads * shape.gate_width], dim=-1)
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, own] -> [T, heads, latent]."""

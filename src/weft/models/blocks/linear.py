@@ -84,14 +84,30 @@ def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
 
 
 @dataclass(slots=True)
+class LowRankGate:
+    """y factor sigmoid(out(silu(into(y)))): what a norm gives, gated by itself (GigaChat 3.5). Products are
+    in the dtype of y, what lies between them in float32, and the result is rounded once."""
+
+    into: Linear
+    out: Linear
+    factor: float
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        gate = self.out(F.silu(self.into(y).float()).to(y.dtype))
+        return (y.float() * torch.sigmoid(gate.float()).mul_(self.factor)).to(y.dtype)
+
+
+@dataclass(slots=True)
 class Norm:
     """RMS norm over the last dim, or over groups of ``group_size`` of it. ``plus_one``: the stored weight is
-    the distance from 1 (Qwen3.5)."""
+    the distance from 1 (Qwen3.5). ``gate``: of what it gives."""
 
     weight: torch.Tensor
     eps: float
     plus_one: bool = False
     group_size: int | None = None
+    gate: LowRankGate | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, group_size=self.group_size)
+        y = rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, group_size=self.group_size)
+        return y if self.gate is None else self.gate(y)

@@ -110,6 +110,11 @@ def ungroup_qkv(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 3, -1, *weight.shape[1:]).transpose(0, 1).reshape(weight.shape)
 
 
+def by_turns(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of two halves that take turns -> the first half, then the second."""
+    return torch.cat((rows[0::2], rows[1::2]))
+
+
 def ungroup_ba(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
     """As ``ungroup_qkvz`` for the rows of beta and decay: [2 v_heads, ...], all b and then all a."""
     grouped = weight.reshape(shape.k_heads, 2, shape.v_heads // shape.k_heads, *weight.shape[1:])

@@ -130,10 +130,6 @@ def _q5_1(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 8:]) + _fifth_bits(blocks, 4), _half(blocks, 0), -_half(blocks, 2)
 
 
-def _iq4_nl(blocks: torch.Tensor) -> _Decoded:
-    return _nibbles(blocks[:, 2:]), _half(blocks, 0), None
-
-
 def _iq4_xs(blocks: torch.Tensor) -> _Decoded:
     shifts = torch.arange(0, 16, 2, device=blocks.device)
     high = blocks[:, 2:4].contiguous().view(torch.int16).int() >> shifts & 3
@@ -226,7 +222,7 @@ BLOCK_FORMS: dict[str, BlockForm] = {
     "Q8_0": BlockForm(8, 32, 34, False, _q8_0), "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
     "Q4_1": BlockForm(4, 32, 20, True, _q4_1), "Q5_0": BlockForm(6, 32, 22, False, _q5_0),
     "Q5_1": BlockForm(6, 32, 24, True, _q5_1),
-    "IQ4_NL": BlockForm(4, 32, 18, False, _iq4_nl, table=_IQ4),
+    "IQ4_NL": BlockForm(4, 32, 18, False, _q4_0, table=_IQ4),
     "IQ4_XS": BlockForm(4, 256, 136, False, _iq4_xs, by_blocks=True, table=_IQ4),
     "MXFP4": BlockForm(4, 32, 17, False, _mxfp4, by_blocks=True, table=E2M1),
     "Q4_K": BlockForm(4, 256, 144, True, _q4_k, by_blocks=True),

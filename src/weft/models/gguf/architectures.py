@@ -11,8 +11,9 @@
     qwen3, qwen3moe          qwen3, qwen3_moe
     gpt-oss                  gpt_oss              rows of gate and up apart
     llama                    llama                rows of q and k interleaved
-    kimi-linear, bailingmoe3                      ``latent``
+    kimi-linear, bailingmoe3, gigachat35          ``latent``
     gemma3, gemma4                                ``gemma``
+    rwkv7                                         ``rwkv``
 
 ``FileLayout.names`` is from a name in the file ("attn_q", behind ``blk.3.``) to ours ("self_attn.q_proj",
 behind ``layers.3.``); the ends .weight and .bias stay. ``{e}`` stands for the number of an expert, which are
@@ -39,8 +40,9 @@ from weft.models.gguf import parts
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.latent import kimi_linear, ling
-from weft.models.gguf.parts import LOG, FileLayout, Index, Names, Undo
+from weft.models.gguf.latent import gigachat35, kimi_linear, ling
+from weft.models.gguf.parts import LOG, MINUS_ONE, FileLayout, Index, Names, Undo
+from weft.models.gguf.rwkv import rwkv7
 
 
 def read_layout(header: Header) -> FileLayout:
@@ -128,9 +130,8 @@ def _qwen_hybrid(keys: GgufKeys) -> FileLayout:
         config["mlp_only_layers"] = [
             layer for layer, has in enumerate(keys.layers_with("ffn_gate_inp.weight")) if not has
         ]
-    shifted = Undo(values="minus_one")
     undo = {
-        f"{name}.weight": shifted
+        f"{name}.weight": MINUS_ONE
         for name in ("model.norm", "input_layernorm", "post_attention_layernorm", "self_attn.q_norm",
                      "self_attn.k_norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
     } | {"linear_attn.A_log": LOG}
@@ -400,5 +401,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "qwen3next": _qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
-    "kimi-linear": kimi_linear, "bailingmoe3": ling, "gemma3": gemma3, "gemma4": gemma4
+    "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35, "gemma3": gemma3,
+    "gemma4": gemma4, "rwkv7": rwkv7
 }

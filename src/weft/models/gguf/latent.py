@@ -1,8 +1,9 @@
-"""Kimi Linear and Ling 3 in GGUF files: delta layers and latent attention.
+"""Kimi Linear, Ling 3 and GigaChat 3.5 in GGUF files: delta layers and latent attention.
 
     architecture    model_type        what the converter changed besides names
     kimi-linear     kimi_linear       A = -exp(A_log); convolutions [1, C, 1, K]; kv_b_proj apart
     bailingmoe3     bailing_hybrid    A = exp(A_log), and as these
+    gigachat35      gigachat3_5       A = -exp(A_log); norms + 1; q, k, v and z, b and a ungrouped; kv_b_proj
 
 **kv_b_proj apart.** llama.cpp multiplies queries with what makes keys of latents. So its converter cuts the
 matrix, head by head, into keys and values, and turns the keys' part round:
@@ -19,9 +20,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.parts import LOG, FileLayout, Names
+from weft.models.gguf.parts import LOG, MINUS_ONE, FileLayout, Names
 
 _SIGMOID = 2
 _NAMES: Names = (
@@ -71,6 +74,49 @@ def ling(keys: GgufKeys) -> FileLayout:
     return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
 
 
+_GATED_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_self_attn_layernorm",
+                "ffn_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+                "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_kv_a_norm": "self_attn.kv_a_layernorm"}
+
+
+def gigachat35(keys: GgufKeys) -> FileLayout:
+    """One name, ``attn_gate``, is the gate of both kinds of layers. What llama.cpp has as constants is that
+    of the release: factors of norms and gates."""
+    limits = {float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+              for one in np.atleast_1d(keys.get(name, 0.0))}
+    if len(limits) > 1:
+        keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")
+    heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
+    config = _config(keys, "gigachat3_5") | {
+        "linear_num_key_heads": keys.integer("ssm.group_count", least=1), "linear_num_value_heads": heads,
+        "linear_key_head_dim": keys.integer("ssm.state_size", least=1),
+        "linear_value_head_dim": inner // heads,
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1), "swiglu_limit": limits.pop(),
+        "rope_parameters": parts.attention(keys)["rope_parameters"] | _stretch(keys)
+    }
+    config["rope_parameters"].pop("partial_rotary_factor", None)    # of the latent, not of a head
+    names: Names = _NAMES | parts.mamba("self_attn") | _GATED_NORMS | {
+        "attn_gate": "self_attn.gate_proj", "attn_qkv": "self_attn.in_proj_qkv",
+        "ssm_beta": "self_attn.in_proj_b", "ssm_alpha": "self_attn.in_proj_a"
+    }
+    names |= {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
+    whole, norms = dict(parts.WHOLE), {**_GATED_NORMS, "output_norm": "model.norm", **{
+        theirs: str(ours) for theirs, ours in parts.NEXT_TOKENS.items() if theirs.endswith("norm")}}
+    for theirs, ours in norms.items():
+        of = whole if theirs == "output_norm" else names
+        of |= {f"{theirs}_gate_{end}": f"{ours}.gate_{end}_projection" for end in ("up", "down")}
+    shifted = {f"{ours}.weight": MINUS_ONE for ours in (*norms.values(), "self_attn.norm")}
+    return FileLayout(config, whole, names, shifted | {"self_attn.A_log": LOG})
+
+
+def _stretch(keys: GgufKeys) -> dict[str, Any]:
+    """What the file says of YaRN's temperature: nothing but what it makes of the scale of the scores."""
+    if keys.get("rope.scaling.type", "none") != "yarn":
+        return {}
+    scale = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    return {"mscale": scale, "mscale_all_dim": scale} if scale else {}
+
+
 def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
     heads, shared = keys.integer("attention.head_count", least=1), keys.integer("rope.dimension_count", 0)
     width = keys.integer("attention.key_length_mla", least=1)
@@ -88,7 +134,6 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
         attention_bias=keys.tensor(parts.first(keys, "attn_kv_a_mqa.bias")) is not None,
         mlp_layer_types=["sparse" if has else "dense" for has in sparse],
         intermediate_size=keys.integer("feed_forward_length", 0) or 1,
-        num_nextn_predict_layers=keys.integer("nextn_predict_layers", 0),
         **(_experts(keys) if any(sparse) else {}))
 
 

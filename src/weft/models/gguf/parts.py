@@ -37,6 +37,7 @@ class Undo:
 
 NOTHING = Undo()
 LOG = Undo(values="log")
+MINUS_ONE = Undo(values="minus_one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
     tokenizer.ggml.model   gpt2     byte-level BPE: tokens, merges, and the name of a pre-tokenizer
                            llama    SentencePiece BPE: tokens with scores; all pairs that make one are merges
                            gemma4   the same with merges in the file, and runs of newlines cut out of text
+                           rwkv     World: bytes of tokens, as rwkv_vocab_gguf.txt in place of tokenizer.json
     tokenizer.ggml.pre     "lfm2"   how text is cut before merges: a table here, by the names of llama.cpp
 
 A token of type *control* is special; of type *user-defined* it is cut out of text and stays visible. *Unused*
@@ -101,11 +102,14 @@ def write_tokenizer(header: Header, directory: Path) -> None:
     Raises CheckpointError naming the key for a tokenizer that is not supported.
     """
     vocabulary = Vocabulary(header)
-    (directory / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer(), ensure_ascii=False))
-    (directory / "tokenizer_config.json").write_text(
-        json.dumps(vocabulary.special_names(), ensure_ascii=False))
+    if header.keys.get("tokenizer.ggml.model") == "rwkv":
+        (directory / "rwkv_vocab_gguf.txt").write_text(vocabulary.world())
+    else:
+        (directory / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer(), ensure_ascii=False))
+        (directory / "tokenizer_config.json").write_text(
+            json.dumps(vocabulary.special_names(), ensure_ascii=False))
     template = header.keys.get("tokenizer.chat_template")
-    if isinstance(template, str):
+    if isinstance(template, str) and "{" in template:   # older files of RWKV have a name there
         (directory / "chat_template.jinja").write_text(template)
 
 
@@ -136,11 +140,24 @@ class Vocabulary:
         }
         kind = self._get("model")
         if kind not in makers:
-            self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}")
+            self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}, rwkv")
         return {
             "version": "1.0", "truncation": None, "padding": None, "added_tokens": self._added(),
             "post_processor": None
         } | makers[kind]()
+
+    def world(self) -> str:
+        """The lines of a World vocabulary. A token of the file is what Python prints between the quotes."""
+        lines = []
+        for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
+            if kind != _NORMAL:
+                continue
+            try:
+                token = text.encode("latin-1").decode("unicode_escape").encode("latin-1")
+            except UnicodeError:
+                self._fail("tokens", f"has {text!r}, which stands for no bytes")
+            lines.append(f"{index} {token!r} {len(token)}\n")
+        return "".join(lines)
 
     def special_names(self) -> dict[str, str]:
         named = {name: self._token(key) for name, key in _NAMED.items()}

@@ -34,7 +34,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import read_architecture, text_config
-from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, CheckpointFiles, draft_layers
+from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, CheckpointFiles
 from weft.models.forms.gguf_pack import q4_k, q8_0
 from weft.models.gguf.apart import apart, rope_divisors, scaled, without_multipliers
 from weft.models.gguf.architectures import ARCHITECTURES, read_layout
@@ -341,15 +341,12 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
     matrices, _ = matrices_of(checkpoint, stacks=True)
     out: dict[str, _Piece] = {}
     stacks: dict[str, dict[int, tuple[StoredTensor, Take]]] = {}
-    left = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
-    if "num_hidden_layers" in config:
-        left += draft_layers(checkpoint, config["num_hidden_layers"])
     for name, stored in checkpoint.tensors.items():
         if name.endswith("lm_head.weight"):
             if not config.get("tie_word_embeddings"):
                 out["lm_head.weight"] = _Piece(stored.shape, [(stored, scaled(config, "lm_head"))])
             continue
-        if name.startswith(left) or name.endswith("inv_freq"):
+        if name.startswith((*DRAFT_PREFIXES, *SKIPPED_PREFIXES)) or name.endswith("inv_freq"):
             continue
         ours = f"model.{name.removeprefix(checkpoint.prefix)}"
         for part, shape, take in apart(ours, stored.shape, config):

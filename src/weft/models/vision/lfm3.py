@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from weft.families.vision import VisionTower
-from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
+from weft.models.table_reader import TableReader
 from weft.models.vision.encoder import TowerNorm, piece_slices
 from weft.models.vision.tower import AttendedTile, Grid, TileMixer, read_norm
 

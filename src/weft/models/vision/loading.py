@@ -22,10 +22,10 @@ from weft.families.architecture import Architecture
 from weft.families.tower_tensors import tower_prefix
 from weft.families.vision import TowerKind, VisionTower
 from weft.images.settings import ImageSettings, read_settings
-from weft.models.block_readers import TableReader
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
+from weft.models.table_reader import TableReader
 from weft.models.vision import lfm3
 from weft.models.vision.encoder import VisionEncoder
 from weft.models.vision.qwen3_5 import TurnedPlaces

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from weft.families.vision import VisionTower
-from weft.models.block_readers import TableReader
+from weft.models.table_reader import TableReader
 
 
 class TurnedPlaces:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.families.vision import VisionTower
-from weft.models.block_readers import TableReader
+from weft.models.table_reader import TableReader
 
 
 class InterpolatedPlaces:

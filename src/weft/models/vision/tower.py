@@ -28,8 +28,8 @@ from weft.families.tower_tensors import vision_ends, vision_layers, vision_proje
 from weft.families.vision import FeedKind, Projector, TowerKind, VisionTower
 from weft.images.picture import Picture, Tile
 from weft.images.settings import ImageSettings
-from weft.models.block_readers import TableReader
 from weft.models.blocks.linear import Linear
+from weft.models.table_reader import TableReader
 from weft.models.vision.encoder import (
     PIECE_PATCHES,
     LayerNorm,

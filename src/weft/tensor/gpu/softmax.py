@@ -45,13 +45,17 @@ def gates_of(gates: Gates | None) -> tuple[torch.Tensor | None, int, torch.Tenso
 
 @triton.jit
 def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale,
-                 MASKED: tl.constexpr, WINDOW: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
+                 MASKED: tl.constexpr, WINDOW: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+                 bias=None):
     """``scores`` [M, N]: products of queries and keys. The keys are at ``position`` [N]. A query sees those
     up to ``last`` [M] and within its WINDOW, or all keys unless MASKED. ``values`` [N, BLOCK_D]; ``k_scale``,
-    ``v_scale`` [N] or None. Returns ``top`` [M], ``total`` [M], ``out`` [M, BLOCK_D]."""
+    ``v_scale`` [N] or None; ``bias`` [M, N] or None, in powers of two. Returns ``top`` [M], ``total`` [M],
+    ``out`` [M, BLOCK_D]."""
     scores *= qk_scale
     if k_scale is not None:
         scores *= k_scale[None, :]
+    if bias is not None:
+        scores += bias
     if MASKED:
         seen = position[None, :] <= last[:, None]
         some = position <= tl.max(last, 0)
@@ -73,6 +77,19 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
         weights *= v_scale[None, :]
     out = tl.dot(weights.to(PRODUCT), values, out * rescale[:, None], input_precision=PRECISION)
     return base, total, out
+
+
+@triton.jit
+def bias_of(profiles, row, row_mask, position, last, EXTENT: tl.constexpr):
+    """[M, N], in powers of two: what each query (``row`` [M] of ``profiles``) adds for its distance from
+    ``last`` [M] back to the keys at ``position`` [N]; None without profiles."""
+    if profiles is not None:
+        distance = last[:, None] - position[None, :]
+        near = row_mask[:, None] & (distance >= 0) & (distance < EXTENT)
+        bias = tl.load(profiles + (row * EXTENT)[:, None] + distance, mask=near, other=0.0)
+        return bias.to(tl.float32) * 1.4426950408889634
+    else:
+        return None
 
 
 @triton.jit

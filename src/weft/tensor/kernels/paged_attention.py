@@ -41,6 +41,7 @@ from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import (
     COMBINED_AT_ONCE,
     Gates,
+    bias_of,
     combine,
     finish,
     gates_of,
@@ -51,6 +52,7 @@ from weft.tensor.gpu.softmax import (
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import pages_of
 from weft.tensor.op import UNFIT, Unfit
+from weft.tensor.ops.relative_bias import apart, profiles_of
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10
@@ -66,16 +68,18 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                     scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+                    sinks_H: torch.Tensor | None = None,
+                    bank_RE: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+    q_THD, states_THR = apart(q_THD, bank_RE)
     if q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
         return UNFIT
     return attend(q_THD, cache_k, cache_v, runs, scale, window, scales,
-                  None if sinks_H is None else Gates(sinks_H=sinks_H))
+                  None if sinks_H is None else Gates(sinks_H=sinks_H), profiles_of(states_THR, bank_RE))
 
 
 def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float,
            window: int | None = None, scales: torch.Tensor | None = None,
-           gates: Gates | None = None) -> torch.Tensor:
+           gates: Gates | None = None, profiles_THE: torch.Tensor | None = None) -> torch.Tensor:
     q_THD = dense_rows(q_THD)
     tokens, heads, dim = q_THD.shape
     kv_heads = cache_k.shape[1]
@@ -85,12 +89,13 @@ def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, ru
     product, precision = product_of(q_THD.dtype, cache_k.dtype)
     constants = {"HEADS": heads, "GROUP": heads // kv_heads, "WINDOW": window or 0, "D": dim,
                  "BLOCK_D": block_dim(dim), "FP8": fp8_kind(cache_k.dtype, q_THD.device),
-                 "PRODUCT": product, "PRECISION": precision}
+                 "PRODUCT": product, "PRECISION": precision,
+                 "EXTENT": 0 if profiles_THE is None else profiles_THE.shape[2]}
     common = (q_THD, q_THD.stride(0), q_THD.stride(1), *pages_of(cache_k, cache_v, scales), table,
               table.stride(0), scale * math.log2(math.e), out_THD, *gates_of(gates))
     if runs.decode_count:
-        _launch_decode(common, runs, constants, cache_k.itemsize, kv_heads)
-    plain = gates is None or gates.sinks_H is None
+        _launch_decode(common, profiles_THE, runs, constants, cache_k.itemsize, kv_heads)
+    plain = profiles_THE is None and (gates is None or gates.sinks_H is None)
     if runs.decode_count < runs.run_count and plain and prefill_backend.takes(q_THD, cache_k, runs):
         attended_NHD = prefill_backend.attend(q_THD, cache_k, cache_v, runs, scale, window)
         out_THD[runs.offsets[runs.decode_count]:] = _gated(attended_NHD, gates)
@@ -101,7 +106,7 @@ def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, ru
         grid = (ceil_div(constants["GROUP"], blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
         launch(_prefill, grid)(
             *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
-            known.chunk_tokens_C, known.chunk_count, **constants, **blocks)
+            known.chunk_tokens_C, known.chunk_count, profiles_THE, **constants, **blocks)
     return out_THD
 
 
@@ -117,8 +122,8 @@ def _gated(attended_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
     return wide
 
 
-def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any], itemsize: int,
-                   kv_heads: int) -> None:
+def _launch_decode(common: tuple[Any, ...], profiles_THE: torch.Tensor | None, runs: Runs,
+                   constants: dict[str, Any], itemsize: int, kv_heads: int) -> None:
     rows, heads, width = runs.decode_count, constants["HEADS"], constants["BLOCK_D"]
     most = splits_max(kv_heads)
     pages = runs.page_table_RP.shape[1]
@@ -140,7 +145,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
         partial = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device)
         logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     launch(_decode, (programs, kv_heads))(
-        *common, runs.context_R, items, partial, logs, splits, **constants, **cuts, **blocks)
+        *common, runs.context_R, items, partial, logs, splits, profiles_THE, **constants, **cuts, **blocks)
     if splits > 1:
         used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         out_THD, *gates = common[-7:]
@@ -210,7 +215,8 @@ def pages_at_once(dim: int, itemsize: int) -> int:
 @triton.jit
 def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scales, v_scales, scale_stride,
            qk_scale, MASKED: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-           PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
+           PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+           profiles=None, row=None, row_mask=None, EXTENT: tl.constexpr = 0):
     """Add some pages, the first token of which has position ``at``, to a running softmax."""
     keys = widen(load_rows(k, k_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
     values = widen(load_rows(v, v_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
@@ -219,16 +225,18 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
         k_scale = load_token_scales(k_scales, scale_stride, pages, PAGES * 16)
         v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES * 16)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    return softmax_step(scores, values, k_scale, v_scale, top, total, out, at + tl.arange(0, PAGES * 16),
-                        last, qk_scale, MASKED, WINDOW, PRODUCT, PRECISION)
+    position = at + tl.arange(0, PAGES * 16)
+    bias = bias_of(profiles, row, row_mask, position, last, EXTENT)
+    return softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale, MASKED,
+                        WINDOW, PRODUCT, PRECISION, bias)
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
 def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, table,
             table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, sinks,
-            context, items, partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr,
+            context, items, partial, logs, splits, profiles, HEADS: tl.constexpr, GROUP: tl.constexpr,
             WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
-            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
+            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, EXTENT: tl.constexpr, SPLITS_MAX: tl.constexpr,
             SPLIT_PAGES: tl.constexpr, PAGES: tl.constexpr, ROWS: tl.constexpr):
     kv_head = tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -263,12 +271,14 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
                 pages = token_pages(pages_of_row, page, end, PAGES)
                 top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                          v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW,
-                                         D, BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
+                                         D, BLOCK_D, PAGES, FP8, PRODUCT, PRECISION, profiles,
+                                         token * HEADS + head, m < GROUP, EXTENT)
         for page in range(masked, end, PAGES):
             pages = token_pages(pages_of_row, page, end, PAGES)
             top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D,
-                                     BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
+                                     BLOCK_D, PAGES, FP8, PRODUCT, PRECISION, profiles, token * HEADS + head,
+                                     m < GROUP, EXTENT)
         if sinks is not None and partial is None:
             total = with_sinks(total, top, sinks, head, m < GROUP)
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]   # zeros for a PAD row, which is in no list
@@ -284,10 +294,10 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
 def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part,
              table, table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
-             sinks, starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
-             GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-             FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-             TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
+             sinks, starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, profiles,
+             HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
+             BLOCK_D: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+             EXTENT: tl.constexpr, TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
     # The last chunk first: it reads the longest context.
     kv_head, chunk = tl.program_id(1), chunk_count - 1 - tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
@@ -323,12 +333,13 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
             pages = token_pages(pages_of_run, page, end, PAGES)
             top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                       v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
-                                      BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
+                                      BLOCK_D, PAGES, FP8, PRODUCT, PRECISION, profiles,
+                                      token * HEADS + head, row_mask, EXTENT)
     for page in range(masked, end, PAGES):
         pages = token_pages(pages_of_run, page, end, PAGES)
         top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
                                   k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PAGES,
-                                  FP8, PRODUCT, PRECISION)
+                                  FP8, PRODUCT, PRECISION, profiles, token * HEADS + head, row_mask, EXTENT)
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride,

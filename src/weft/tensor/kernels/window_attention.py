@@ -27,9 +27,10 @@ from weft.tensor import native
 from weft.tensor.gpu.launch import dense_rows, launch
 from weft.tensor.gpu.pages import as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
-from weft.tensor.gpu.softmax import finish, softmax_step, with_sinks
+from weft.tensor.gpu.softmax import bias_of, finish, softmax_step, with_sinks
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import stored
+from weft.tensor.ops.relative_bias import apart, profiles_of
 from weft.units import CHUNK_TOKENS, ceil_div
 
 BLOCK_BYTES = 16 << 10
@@ -43,7 +44,10 @@ FAR = tl.constexpr(1 << 30)
 
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
                      ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
+                     sinks_H: torch.Tensor | None = None,
+                     bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+    q_THD, states_THR = apart(q_THD, bank_RE)
+    profiles_THE = profiles_of(states_THR, bank_RE)
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
     heads, dim = q_THD.shape[1:]
     kv_heads, window = ring_S2HWD.shape[2:4]
@@ -54,8 +58,10 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
              "FP8": fp8_kind(ring_S2HWD.dtype, q_THD.device)}
     common = (k_THD, k_THD.stride(0), k_THD.stride(1), v_THD, v_THD.stride(0), v_THD.stride(1), bits,
               native.slot_stride(ring_S2HWD), runs.starts_R, runs.slots_R, known.fresh_R)
-    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_H)
-    sizes = {"HEADS": heads, "GROUP": heads // kv_heads, "PRODUCT": product, "PRECISION": precision}
+    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_H,
+               profiles_THE)
+    sizes = {"HEADS": heads, "GROUP": heads // kv_heads, "PRODUCT": product, "PRECISION": precision,
+             "EXTENT": 0 if bank_RE is None else bank_RE.shape[1]}
     if runs.decode_count:
         launch(_decode, (runs.decode_count, kv_heads))(
             *queries, *common, **shape, **sizes, **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads))
@@ -96,10 +102,11 @@ def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit(do_not_specialize_on_alignment=MOVING)
-def _decode(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_token, v_head, ring,
+def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_head, v, v_token, v_head, ring,
             slot_stride, starts, slots, fresh, KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
             BLOCK_D: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
-            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr):
+            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, EXTENT: tl.constexpr, PLACES: tl.constexpr,
+            ROWS: tl.constexpr):
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m
@@ -130,9 +137,10 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_t
         key = tl.where(own[:, None], k_own[None, :], _rows(keys, place * D, place_mask, D, BLOCK_D))
         value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, place_mask, D, BLOCK_D))
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
-                                        tl.where(place_mask | own, held, FAR), last, qk_scale, True, 0,
-                                        PRODUCT, PRECISION)
+        known = tl.where(place_mask | own, held, FAR)
+        bias = bias_of(profiles, token * HEADS + head, m < GROUP, known, last, EXTENT)
+        top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc, known,
+                                       last, qk_scale, True, 0, PRODUCT, PRECISION, bias)
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, m < GROUP)
     finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D,
@@ -150,12 +158,12 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_t
 
 
 @triton.jit(do_not_specialize_on_alignment=MOVING)
-def _attend(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_token, v_head, ring,
+def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_head, v, v_token, v_head, ring,
             slot_stride, starts, slots, fresh, offsets, chunk_run, chunk_first, chunk_tokens,
             KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
             FP8: tl.constexpr,
             HEADS: tl.constexpr, GROUP: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-            TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PLACES: tl.constexpr):
+            EXTENT: tl.constexpr, TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PLACES: tl.constexpr):
     kv_head, chunk = tl.program_id(1), tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
     first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)
@@ -184,9 +192,10 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_t
             key = widen(_rows(keys, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             value = widen(_rows(values, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             scores = tl.dot(q_tile, tl.trans(key), input_precision=PRECISION)
-            top, total, acc = softmax_step(scores, value, None, None, top, total, acc,
-                                            tl.where(position < start, position, FAR), last, qk_scale, True,
-                                            WINDOW, PRODUCT, PRECISION)
+            held = tl.where(position < start, position, FAR)
+            bias = bias_of(profiles, token * HEADS + head, row_mask, held, last, EXTENT)
+            top, total, acc = softmax_step(scores, value, None, None, top, total, acc, held, last, qk_scale,
+                                           True, WINDOW, PRODUCT, PRECISION, bias)
     for begin in range(tl.maximum(known, start), at + count, PLACES):
         position = begin + tl.arange(0, PLACES)
         position_mask = position < at + count
@@ -195,8 +204,9 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, k, k_token, k_head, v, v_t
         value = _rows(v, rows * v_token + kv_head * v_head, position_mask, D, BLOCK_D).to(tl.float32)
         key, value = stored(key, ring, FP8 != 0), stored(value, ring, FP8 != 0)
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
+        bias = bias_of(profiles, token * HEADS + head, row_mask, position, last, EXTENT)
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
-                                        position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION)
+                                       position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION, bias)
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)

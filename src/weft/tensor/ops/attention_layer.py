@@ -5,24 +5,29 @@ In C++ (csrc/layers.cpp) its up to seven kernels are one call, with both project
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from weft.families.architecture import Attention
+from weft.families.architecture import Attention, KeyIndex
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops import mean_keys
 from weft.tensor.ops.chosen_blocks import Seen, attend_seen
 from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import DIM_MAX, paged_attention
+from weft.tensor.ops.relative_bias import apart
 from weft.tensor.ops.window_attention import window_attention
 from weft.tensor.ops.write_kv import write_kv
 
 CosSin = tuple[torch.Tensor, torch.Tensor]
+Choose = Callable[[torch.Tensor], Seen]
+"""Queries [T, heads, D] -> what their tokens see. The step's keys are written."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,8 @@ class AttentionCore:
     """float32 [heads]: scores that take part in each sum and add nothing."""
     v_norm: torch.Tensor | None = None
     """Ones [D], if ``shape.values_normed``."""
+    bank: torch.Tensor | None = None
+    """float32 [R, extent], of scores that have a bias by distance."""
     bound: Any = field(default=None, repr=False, compare=False)
     """The C++ object, after the first step."""
 
@@ -63,14 +70,32 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     return seen_layer(projected_TW, core, inputs, cache, cos_sin, None)
 
 
+def choosing_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+                   cos_sin: CosSin | None) -> torch.Tensor:
+    """``attention_layer`` whose own keys choose what heads see (``mean_keys``)."""
+    shape, runs = core.shape, inputs.runs
+    index = shape.index
+    assert isinstance(index, KeyIndex)
+    if mean_keys.sees_all(runs, index):
+        o_TC = attention_layer(projected_TW, core, inputs, cache, cos_sin)
+        mean_keys.write_means(cache, runs, index)
+        return o_TC
+
+    def choose(q_THD: torch.Tensor) -> Seen:
+        mean_keys.write_means(cache, runs, index)
+        return mean_keys.choose_by_means(q_THD, cache, runs, index, shape.scale)
+
+    return seen_layer(projected_TW, core, inputs, cache, cos_sin, choose)
+
+
 def seen_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-               cos_sin: CosSin | None, seen: Seen | None) -> torch.Tensor:
+               cos_sin: CosSin | None, seen: Seen | Choose | None) -> torch.Tensor:
     """``attention_layer`` in torch, of tokens that see what ``seen`` says."""
     q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
         q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)   # no keys: no heads of them
-    o_THD = _attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
+    o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
     o_TC = o_THD.flatten(1)
@@ -79,7 +104,7 @@ def seen_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInpu
 
 def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> None:
-    """The part of ``attention_layer`` that writes keys and values, for a layer with pages."""
+    """The part of ``attention_layer`` that writes keys, their means and values, for a layer with pages."""
     q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
@@ -90,18 +115,22 @@ def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     assert cache.k is not None, "an attention layer without pages"
     assert cache.v is not None, "an attention layer without pages"
     write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
+    if isinstance(core.shape.index, KeyIndex):
+        mean_keys.write_means(cache, inputs.runs, core.shape.index)
 
 
-def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: AttentionCore,
-            inputs: StepInputs, cache: LayerCache, seen: Seen | None) -> torch.Tensor:
-    shape, scales = core.shape, cache.head_scales
+def attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: AttentionCore,
+           inputs: StepInputs, cache: LayerCache, seen: Seen | Choose | None) -> torch.Tensor:
+    """Write, then read. With ``core.bank`` queries have states behind them."""
+    shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if scales is not None:
         if shape.kv_of is None:
             k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
-        q_THD = by_kv_head(q_THD, scales[0])
+        q_THD, states_THR = apart(q_THD, core.bank)
+        q_THD = torch.cat((by_kv_head(q_THD, scales[0]), states_THR), -1)
     if shape.ring:
         o_THD = window_attention(q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale,
-                                 core.sinks)
+                                 core.sinks, core.bank)
     else:
         assert cache.k is not None, "an attention layer without pages"
         assert cache.v is not None, "an attention layer without pages"
@@ -109,8 +138,9 @@ def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core:
             write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
         if seen is None:
             o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
-                                    cache.token_scales, core.sinks)
+                                    cache.token_scales, core.sinks, core.bank)
         else:
+            seen = seen(asked_THD) if callable(seen) else seen
             o_THD = attend_seen(q_THD, cache, inputs.runs, shape.scale, seen)
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
 

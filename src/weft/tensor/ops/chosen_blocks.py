@@ -31,11 +31,12 @@ from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Seen = list[torch.Tensor | None]
-"""By run: bool [L, context], what each of its tokens sees; None for all up to itself."""
+"""By run: bool [L, context], or [KV heads, L, context], what each of its tokens sees; None for all up to
+itself."""
 BlockKeys = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Index rows float32 [N, block, W] of blocks, and their numbers [N] -> keys [N, key_dim]."""
-_SCORES = 1 << 22
-"""Scores at a time: of head, block and token."""
+SCORES_AT_ONCE = 1 << 22
+"""Of head, block and token."""
 _FEW = 8
 """Up to so many tokens of a run gather what they see."""
 
@@ -46,10 +47,7 @@ def write_index(row_TW: torch.Tensor, block_keys: BlockKeys, cache: LayerCache, 
     assert cache.k is not None, "an index without pages"
     scale = None if cache.head_scales is None else cache.head_scales[0, 0]
     write_rows(row_TW if scale is None else row_TW / scale, cache.k, positions_T, runs, cache.token_scales)
-    name = f"chosen_blocks.{shape.block}"
-    if name not in runs.memo:
-        runs.memo[name] = _ended(runs, shape.block)
-    pages_NK, places_NK, numbers_N = runs.memo[name]
+    pages_NK, places_NK, numbers_N = ended_blocks(runs, shape.block)
     if not len(numbers_N):
         return
     rows_NKW = rows_of(cache.k, cache.token_scales, pages_NK, places_NK)
@@ -58,8 +56,20 @@ def write_index(row_TW: torch.Tensor, block_keys: BlockKeys, cache: LayerCache, 
     put_rows(keys_NW, cache.k, cache.token_scales, pages_NK[:, -1], places_NK[:, -1])
 
 
-def _ended(runs: Runs, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of the blocks that end in this step: pages and places of their tokens [N, block], and numbers [N]."""
+Ended = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of blocks: pages and places of their tokens [N, block], and numbers [N]."""
+
+
+def ended_blocks(runs: Runs, block: int) -> Ended:
+    """The blocks that end in this step."""
+    name = f"chosen_blocks.{block}"
+    if name not in runs.memo:
+        runs.memo[name] = _ended(runs, block)
+    ended: Ended = runs.memo[name]
+    return ended
+
+
+def _ended(runs: Runs, block: int) -> Ended:
     device = runs.page_table_RP.device
     run_N: list[int] = []
     number_N: list[int] = []
@@ -99,7 +109,7 @@ def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCac
         if cache.head_scales is not None:
             keys_BD = keys_BD * cache.head_scales[0, 0].double()
         positions_L = torch.arange(runs.starts[run], context, device=q_THD.device)
-        begin, step = runs.offsets[run], max(1, _SCORES // (shape.queries * blocks))
+        begin, step = runs.offsets[run], max(1, SCORES_AT_ONCE // (shape.queries * blocks))
         parts = []
         for first in range(0, runs.lengths[run], step):
             rows = slice(begin + first, begin + min(first + step, runs.lengths[run]))
@@ -142,27 +152,34 @@ def attend_seen(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float
             places = torch.arange(context, device=q_THD.device)
             mask_LS = places <= places[context - runs.lengths[run]:, None]
         table_P = runs.page_table_RP[run, : pages_for(context)].long()
-        attend = _gathered if len(mask_LS) <= _FEW else _masked
-        out_LHV = attend(q_THD[rows].float() * scale, cache, table_P, mask_LS, value_dim)
+        attend = _gathered if runs.lengths[run] <= _FEW else _masked
+        q_LHD = q_THD[rows].float() * scale
+        if mask_LS.ndim == 2:
+            out_LHV = attend(q_LHD, cache, table_P, mask_LS, value_dim, slice(None))
+        else:
+            out_LHV = torch.cat([
+                attend(q_LGD, cache, table_P, mask_LS[head], value_dim, slice(head, head + 1))
+                for head, q_LGD in enumerate(q_LHD.chunk(len(mask_LS), 1))], dim=1)
         out_THV[rows] = out_LHV.to(out_THV.dtype)
     return out_THV
 
 
 def _gathered(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_LS: torch.Tensor,
-              value_dim: int | None) -> torch.Tensor:
-    """Token by token, over what each sees alone."""
+              value_dim: int | None, heads: slice) -> torch.Tensor:
+    """Token by token, over what each sees alone. ``heads``: the KV heads of the queries."""
     out = []
     for q_HD, mask_S in zip(q_LHD, mask_LS, strict=True):
         [tokens_N] = mask_S.nonzero(as_tuple=True)
-        k_NKD, v_NKV = _tokens(cache, table_P[tokens_N // PAGE_TOKENS], tokens_N % PAGE_TOKENS, value_dim)
+        pages_N, places_N = table_P[tokens_N // PAGE_TOKENS], tokens_N % PAGE_TOKENS
+        k_NKD, v_NKV = _tokens(cache, pages_N, places_N, value_dim, heads)
         q_KGD = q_HD.view(k_NKD.shape[1], -1, q_HD.shape[1])
         weights_KGN = torch.softmax(q_KGD @ k_NKD.permute(1, 2, 0), dim=-1)
         out.append((weights_KGN @ v_NKV.transpose(0, 1)).flatten(0, 1))
     return torch.stack(out)
 
 
-def _tokens(cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor,
-            value_dim: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _tokens(cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor, value_dim: int | None,
+            heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [N, heads, dim]: keys and values of single tokens."""
     k, v, scales = cache.k, cache.v, cache.token_scales
     assert k is not None
@@ -171,22 +188,30 @@ def _tokens(cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor,
         return rows_N1W, rows_N1W[..., :value_dim]
     assert v is not None, "an attention layer without pages"
     pack = v.shape[-1]
-    k_NKD = k[pages_N, :, :, places_N].float().flatten(-2)
-    v_NKD = v[pages_N, :, places_N // pack, :, places_N % pack].float()
-    if scales is None:
-        return k_NKD, v_NKD
-    k_scale_NK1, v_scale_NK1 = (scales[pages_N, part, :, places_N].float()[..., None] for part in (0, 1))
-    return k_NKD * k_scale_NK1, v_NKD * v_scale_NK1
+    v_NKD = v[pages_N, heads, places_N // pack, :, places_N % pack].float()
+    if scales is not None:
+        v_NKD = v_NKD * scales[pages_N, 1, heads, places_N].float()[..., None]
+    return keys_of(cache, pages_N, places_N, heads), v_NKD
+
+
+def keys_of(cache: LayerCache, pages: torch.Tensor, places: torch.Tensor,
+            heads: slice = slice(None)) -> torch.Tensor:
+    """float32 [*pages.shape, heads, dim]: keys of single tokens, as they are in their pages."""
+    assert cache.k is not None, "an attention layer without pages"
+    keys = cache.k[pages, heads, :, places].float().flatten(-2)
+    if cache.token_scales is None:
+        return keys
+    return keys * cache.token_scales[pages, 0, heads, places].float()[..., None]
 
 
 def _masked(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_LS: torch.Tensor,
-            value_dim: int | None) -> torch.Tensor:
+            value_dim: int | None, heads: slice) -> torch.Tensor:
     """All tokens of a run over the pages that any of them sees."""
     length, context = mask_LS.shape
     mask_LPS = F.pad(mask_LS, (0, len(table_P) * PAGE_TOKENS - context)).view(length, -1, PAGE_TOKENS)
     read_P = mask_LPS.any(2).any(0)
     mask_LS = mask_LPS[:, read_P].flatten(1)
-    k_SKD, v_SKV = _keys_and_values(cache, table_P[read_P], value_dim)
+    k_SKD, v_SKV = _keys_and_values(cache, table_P[read_P], value_dim, heads)
     # NaN of unwritten memory would pass a mask.
     nobodys_S11 = ~mask_LS.any(0)[:, None, None]
     k_SKD, v_SKV = k_SKD.masked_fill(nobodys_S11, 0.0), v_SKV.masked_fill(nobodys_S11, 0.0)
@@ -195,8 +220,8 @@ def _masked(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_
                                           enable_gqa=True)[0].transpose(0, 1)
 
 
-def _keys_and_values(cache: LayerCache, pages: torch.Tensor,
-                     value_dim: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _keys_and_values(cache: LayerCache, pages: torch.Tensor, value_dim: int | None,
+                     heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [S, heads, dim] of the tokens of ``pages``."""
     assert cache.k is not None
     scales = cache.token_scales
@@ -204,9 +229,10 @@ def _keys_and_values(cache: LayerCache, pages: torch.Tensor,
         rows_S1W = read_rows(cache.k, scales, pages[None])[0, :, None]
         return rows_S1W, rows_S1W[..., :value_dim]
     assert cache.v is not None, "an attention layer without pages"
-    k_SHD, v_SHV = unpack_k(cache.k[pages]).float(), unpack_v(cache.v[pages]).float()
+    k_SHD = unpack_k(cache.k[:, heads][pages]).float()
+    v_SHV = unpack_v(cache.v[:, heads][pages]).float()
     if scales is None:
         return k_SHD, v_SHV
-    k_scale_SH1, v_scale_SH1 = (scales[pages, part].float().transpose(1, 2).flatten(0, 1)[..., None]
+    k_scale_SH1, v_scale_SH1 = (scales[:, part, heads][pages].float().transpose(1, 2).flatten(0, 1)[..., None]
                                 for part in (0, 1))
     return k_SHD * k_scale_SH1, v_SHV * v_scale_SH1

@@ -25,11 +25,14 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, op
+from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
 from weft.tensor.scratch import scratch
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 DIM_MAX = 512
 """Largest D of the C++ form."""
+_BIASES = 1 << 22
+"""Biases of a prompt's scores that are made at a time."""
 GATHER_BYTES = 2 << 20
 """K bytes of one layer per group: the best of 2, 8, 32 and 200 MB, by a factor of 2."""
 
@@ -39,9 +42,10 @@ class Group:
     """Decode rows that are computed together. ``pages_NP``: page ids, 0 for PAD. ``read_min``: every row
     reads [0, read_min). ``unread_NS``: places from read_min on that a row must not read. ``segment``: pages
     gathered at once. ``left_NS``: with a window, the masked places of a row's first page. Places count from a
-    row's first page, which depends on the window."""
+    row's first page, which depends on the window. ``contexts_N``: places up to a row's query."""
 
     rows_N: torch.Tensor
+    contexts_N: torch.Tensor
     pages_NP: torch.Tensor
     read_min: int
     unread_NS: torch.Tensor
@@ -52,7 +56,8 @@ class Group:
 @op("weft.tensor.kernels.paged_attention")
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                     scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None) -> torch.Tensor:
+                    sinks_H: torch.Tensor | None = None,
+                    bank_RE: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
     ``window`` it sees the last ``window`` of them, itself included.
 
@@ -66,9 +71,12 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
 
     ``sinks_H`` float32 [heads]: a score of each head that takes part in the softmax's sum, with no value.
 
+    ``bank_RE`` float32: scores have the bias of ``ops.relative_bias``, and queries R numbers behind their D.
+
     Source of the sinks: transformers ``GptOssAttention``; Xiao et al., 2023.
     """
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    dim = q_THD.shape[2] - (0 if bank_RE is None else len(bank_RE))
+    out_THD = torch.empty((*q_THD.shape[:2], dim), dtype=q_THD.dtype, device=q_THD.device)
     page_bytes = cache_k[0].numel() * cache_k.itemsize if cache_k.shape[0] else 1
     key = f"paged_attention.{page_bytes}.{window}"
     if key not in runs.memo:
@@ -77,7 +85,7 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
     for group in groups:
-        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_H)
+        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD, sinks_H, bank_RE)
     for run in range(runs.decode_count, runs.run_count):
         begin, length = runs.offsets[run], runs.lengths[run]
         if runs.starts[run] == PAD:
@@ -88,16 +96,18 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         pages = runs.page_table_RP[run, first : pages_for(context)].long()
         out_THD[begin : begin + length] = _attend_run(q_THD[begin : begin + length], cache_k, cache_v, scales,
                                                       pages, context - first * PAGE_TOKENS, scale, window,
-                                                      sinks_H)
+                                                      sinks_H, bank_RE)
     return out_THD
 
 
 @paged_attention.in_cpp
 def _paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                      scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                     sinks_H: torch.Tensor | None = None) -> torch.Tensor | Unfit:
-    if not (native.fits(q_THD) and cache_k.dtype in native.KV_DTYPES and q_THD.stride(-1) == 1
-            and q_THD.shape[2] % native.LANES == 0 and q_THD.shape[2] <= DIM_MAX):
+                     sinks_H: torch.Tensor | None = None,
+                     bank_RE: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+    if bank_RE is not None or not (native.fits(q_THD) and cache_k.dtype in native.KV_DTYPES
+                                   and q_THD.stride(-1) == 1
+                                   and q_THD.shape[2] % native.LANES == 0 and q_THD.shape[2] <= DIM_MAX):
         return UNFIT
     tokens, heads, dim = q_THD.shape
     kv_heads = cache_k.shape[1]
@@ -155,7 +165,8 @@ def group_decodes(runs: Runs, page_bytes: int,
             # The window begins inside the first page: its first places are older than the window.
             left_NS = torch.arange(PAGE_TOKENS, device=device) < contexts_N[:, None] - window
         # PAD becomes page 0: any page will do, because the masks leave its places out.
-        groups.append(Group(rows_N, pages_NP.long().clamp_min_(0), read_min, places_S >= contexts_N[:, None],
+        groups.append(Group(rows_N, contexts_N, pages_NP.long().clamp_min_(0), read_min,
+                            places_S >= contexts_N[:, None],
                             max(1, GATHER_BYTES // (len(rows) * page_bytes)), left_NS))
         begin = end
     return groups, torch.tensor(empty, device=device) if empty else None
@@ -163,12 +174,13 @@ def group_decodes(runs: Runs, page_bytes: int,
 
 def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
                   scales: torch.Tensor | None, group: Group, scale: float, out_THD: torch.Tensor,
-                  sinks_H: torch.Tensor | None) -> None:
+                  sinks_H: torch.Tensor | None, bank_RE: torch.Tensor | None) -> None:
+    q_NHD, states_NHR = apart(q_THD.index_select(0, group.rows_N), bank_RE)
     rows, page_count = group.pages_NP.shape
-    kv_heads, dim = cache_k.shape[1], q_THD.shape[2]
-    heads = q_THD.shape[1] // kv_heads
+    kv_heads, dim = cache_k.shape[1], q_NHD.shape[2]
+    heads = q_NHD.shape[1] // kv_heads
     context = page_count * PAGE_TOKENS
-    q_BGD = _lane_order(q_THD.index_select(0, group.rows_N).float() * scale, cache_k.shape[-1])
+    q_BGD = _lane_order(q_NHD.float() * scale, cache_k.shape[-1])
     q_BGD = q_BGD.view(rows * kv_heads, heads, dim)
     scores_BGS = scratch.take("paged_attention.scores", (rows * kv_heads, heads, context), torch.float32)
     cuts = [(a, min(a + group.segment, page_count)) for a in range(0, page_count, group.segment)]
@@ -181,6 +193,10 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
     if scales is not None:
         token_NHGS = scores_BGS.view(rows, kv_heads, heads, context)
         token_NHGS.mul_(_token_scales(scales[:, 0], group.pages_NP)[:, :, None])
+    if bank_RE is not None:
+        distance_NS = group.contexts_N[:, None] - 1 - torch.arange(context, device=q_THD.device)
+        bias_NHS = relative_bias(states_NHR, bank_RE, distance_NS)
+        scores_BGS.view(rows, kv_heads * heads, context).add_(bias_NHS)
     if group.read_min < context:
         tail = scores_BGS.view(rows, kv_heads * heads, context)[:, :, group.read_min :]
         # Replaced, not added to: NaN plus -inf is NaN.
@@ -267,9 +283,11 @@ def _split_pairs(pairs: torch.Tensor, first: torch.Tensor, second: torch.Tensor)
 
 def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
                 scales: torch.Tensor | None, pages: torch.Tensor, context: int, scale: float,
-                window: int | None, sinks_H: torch.Tensor | None) -> torch.Tensor:
+                window: int | None, sinks_H: torch.Tensor | None,
+                bank_RE: torch.Tensor | None) -> torch.Tensor:
     """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
     with the first page that any query reads."""
+    q_LHD, states_LHR = apart(q_LHD, bank_RE)
     length, q_heads, dim = q_LHD.shape
     _, kv_heads, lanes, tokens, pack = cache_k.shape
     padded = pages.numel() * tokens
@@ -288,11 +306,17 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     # memory.
     k_HGSD = k_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     v_HGSD = v_HSD[:, None, :context].expand(kv_heads, group, context, dim)
-    if sinks_H is None and length == context and (window is None or window >= context):
+    places = torch.arange(context, device=q_LHD.device)
+    queries_L1 = places[context - length :, None]
+    if bank_RE is not None:
+        count = max(1, _BIASES // (q_heads * context))
+        attended = torch.cat([attended_biased(
+            states_LHR[a : a + count], bank_RE, queries_L1[a : a + count] - places,
+            q_HGLD[:, :, a : a + count], k_HGSD, v_HGSD, scale, window)
+            for a in range(0, length, count)], dim=2)
+    elif sinks_H is None and length == context and (window is None or window >= context):
         attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
-        places = torch.arange(context, device=q_LHD.device)
-        queries_L1 = places[context - length :, None]
         seen = places <= queries_L1
         if window is not None:
             seen &= places > queries_L1 - window

@@ -106,6 +106,8 @@ class GatedDeltaWeights:
     v_dim: int
     beta_scale: float = 1.0
     sigmoid_gate: bool = False
+    gate_scale: float = 1.0
+    norm_plus_one: bool = False
     bound: Any = field(default=None, repr=False, compare=False)
 
 
@@ -116,7 +118,7 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
     [T, heads * V] of the output projection.
 
         q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
-        o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z), or sigmoid(z)
+        o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z), or gate_scale sigmoid(z)
 
     State arguments as in ``causal_conv`` and ``delta_rule``. Gates are float32; values between the ops are
     rounded to the dtype of ``projected_TW``.
@@ -134,8 +136,9 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
                        scale=w.k_dim**-0.5, layer=layer)
     z_THV = z.reshape(tokens, w.heads, w.v_dim)
     if w.sigmoid_gate:
-        o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps)
-        return (o_THV.float() * torch.sigmoid(z_THV.float())).to(o_THV.dtype).flatten(1)
+        o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps, plus_one=w.norm_plus_one)
+        gate_THV = torch.sigmoid(z_THV.float()) * w.gate_scale
+        return (o_THV.float() * gate_THV).to(o_THV.dtype).flatten(1)
     return rms_norm(o_THV, w.norm_V, w.norm_eps, gate=z_THV).flatten(1)
 
 

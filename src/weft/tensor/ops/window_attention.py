@@ -22,6 +22,7 @@ from weft.tensor.few_bits import as_bytes, narrowed
 from weft.tensor.inputs import Runs
 from weft.tensor.op import recurrent_op
 from weft.tensor.ops.paged_attention import attended_with, softmax_with
+from weft.tensor.ops.relative_bias import apart, attended_biased, relative_bias
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
 from weft.units import PAD
@@ -32,11 +33,13 @@ QUERY_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """For one block of decode rows. ``place_R``: the place of each row's new token. ``unread_RW``: the
+    """For one block of decode rows. ``place_R``: the place of each row's new token. ``distance_RW``: from it
+    back to what each place holds. ``unread_RW``: the
     unwritten places of each row; None if there are none. ``slot_rows_R``, ``slots``: the rows with a slot,
     and their slots. ``fresh_slots``: the slots among them that start from zeros."""
 
     place_R: torch.Tensor
+    distance_RW: torch.Tensor
     unread_RW: torch.Tensor | None
     slot_rows_R: torch.Tensor
     slots: torch.Tensor
@@ -46,7 +49,8 @@ class DecodePlaces:
 @recurrent_op("weft.tensor.kernels.window_attention")
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
                      ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None) -> torch.Tensor:
+                     sinks_H: torch.Tensor | None = None,
+                     bank_RE: torch.Tensor | None = None) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
 
     ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; ``k_THD`` and
@@ -55,25 +59,28 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
 
     ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
     A fresh run sees nothing before its start and leaves zeros at unwritten places; any other run finds all
-    positions from 0 on. Runs with slot PAD see only themselves. ``sinks_H``: as of ``paged_attention``.
+    positions from 0 on. Runs with slot PAD see only themselves. ``sinks_H``, ``bank_RE``: as of
+    ``paged_attention``.
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
     """
-    out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+    out_THD = torch.empty((*q_THD.shape[:2], v_THD.shape[2]), dtype=q_THD.dtype, device=q_THD.device)
     dtype = ring_S2HWD.dtype
     # Torch cannot index or fill fp8: the ring moves as bytes, and is converted where it is multiplied.
     kv_2THD, ring_S2HWD = as_bytes(narrowed(torch.stack((k_THD, v_THD)), dtype)), as_bytes(ring_S2HWD)
     n = runs.decode_count
     if n:
         _decode(q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n],
-                sinks_H)
+                sinks_H, bank_RE)
     if n < runs.run_count:
-        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H)
+        _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H, bank_RE)
     return out_THD
 
 
 def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
-            runs: Runs, scale: float, out_RHD: torch.Tensor, sinks_H: torch.Tensor | None) -> None:
+            runs: Runs, scale: float, out_RHD: torch.Tensor, sinks_H: torch.Tensor | None,
+            bank_RE: torch.Tensor | None) -> None:
+    q_RHD, states_RHR = apart(q_RHD, bank_RE)
     _, _, kv_heads, window, dim = ring_S2HWD.shape
     blocks = decode_blocks(runs, ring_S2HWD)
     key = f"window_attention.{window}.{len(blocks)}"
@@ -89,6 +96,9 @@ def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor
         q_BGD = (q_RHD[rows.span].float() * scale).reshape(count * kv_heads, -1, dim)
         # The places of a ring are in no order, and need none: a softmax over keys has none.
         scores_BGW = torch.bmm(q_BGD, k_BWD.transpose(1, 2))
+        if bank_RE is not None:
+            scores_BGW.view(count, -1, window).add_(
+                relative_bias(states_RHR[rows.span], bank_RE, where.distance_RW))
         if where.unread_RW is not None:
             scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
             # 0 x NaN is NaN: a weight of 0 does not hide an unwritten place.
@@ -109,15 +119,15 @@ def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
     first_R = torch.tensor([_first_known(runs, run) for run in chosen], device=device)
     position_R1 = torch.tensor(positions, device=device)[:, None]
     # The position that each place holds before this token; a negative one was never written.
-    held_RW = position_R1 - (position_R1 - torch.arange(window, device=device)) % window
-    unread_RW = held_RW < first_R[:, None]
+    distance_RW = (position_R1 - torch.arange(window, device=device)) % window
+    unread_RW = position_R1 - distance_RW < first_R[:, None]
     slot_rows = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
     slots = [runs.slots[run] for run in chosen if runs.slots[run] != PAD]
     fresh = [runs.slots[run] for run in chosen if runs.slots[run] != PAD and runs.fresh[run]]
     slot_rows_R, slots_X, fresh_X = (torch.tensor(x, dtype=torch.int64, device=device)
                                 for x in (slot_rows, slots, fresh))
-    return DecodePlaces(position_R1[:, 0] % window, unread_RW if bool(unread_RW.any()) else None, slot_rows_R,
-                        slots_X, fresh_X)
+    return DecodePlaces(position_R1[:, 0] % window, distance_RW,
+                        unread_RW if bool(unread_RW.any()) else None, slot_rows_R, slots_X, fresh_X)
 
 
 def _first_known(runs: Runs, run: int) -> int:
@@ -127,7 +137,8 @@ def _first_known(runs: Runs, run: int) -> int:
 
 
 def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
-             runs: Runs, scale: float, out_THD: torch.Tensor, sinks_H: torch.Tensor | None) -> None:
+             runs: Runs, scale: float, out_THD: torch.Tensor, sinks_H: torch.Tensor | None,
+             bank_RE: torch.Tensor | None) -> None:
     window = ring_S2HWD.shape[3]
     chosen = range(runs.decode_count, runs.run_count)
     rows = prefill_rows(runs, chosen, "state_rows.prefill")
@@ -139,7 +150,7 @@ def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tenso
         before = torch.arange(max(_first_known(runs, run), start - window + 1), start, device=own.device)
         known = torch.cat((rings[row][:, :, before % window], own), dim=2)
         _attend(q_THD[begin : begin + length], known.view(dtype), start, window, scale,
-                out_THD[begin : begin + length], sinks_H)
+                out_THD[begin : begin + length], sinks_H, bank_RE)
         for tap in runs.taps:
             if tap.run == run and tap.slot != PAD:
                 # On a copy: the ring itself goes on with the run.
@@ -158,8 +169,9 @@ def _written(ring_2HWD: torch.Tensor, own_2HLD: torch.Tensor, start: int) -> tor
 
 
 def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: int, scale: float,
-            out_LHD: torch.Tensor, sinks_H: torch.Tensor | None) -> None:
+            out_LHD: torch.Tensor, sinks_H: torch.Tensor | None, bank_RE: torch.Tensor | None) -> None:
     """Queries of one run; ``known`` ends with the run's own tokens."""
+    q_LHD, states_LHR = apart(q_LHD, bank_RE)
     length, heads, dim = q_LHD.shape
     _, kv_heads, count, _ = known_2HSD.shape
     wide = scratch.take("window_attention.known", known_2HSD.shape, torch.float32).copy_(known_2HSD)
@@ -174,6 +186,10 @@ def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: i
         key_S = torch.arange(low, high, device=wide.device)
         query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
         seen = (key_S <= query_L1) & (key_S > query_L1 - window)
-        attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale)
+        if bank_RE is None:
+            attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale)
+        else:
+            attended = attended_biased(states_LHR[first:last], bank_RE, query_L1 - key_S,
+                                       q_HGLD[:, :, first:last], k_HGSD, v_HGSD, scale, window)
         out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
         first = last

@@ -25,7 +25,7 @@ from weft.request import Grammar
 from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
 from weft.text.tools.code_calls import fixed_values, followed, types_of
 from weft.text.tools.definitions import Tool
-from weft.text.tools.formats import ToolFormat
+from weft.text.tools.formats import Tags, ToolFormat
 
 
 class _Rules:
@@ -110,8 +110,10 @@ def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
         schema = rules.schema(tool.parameters, field)
         return rules.add(_sequence(rules.text(begin), schema, rules.text(head.behind)))
     if writes.style == "xml":
-        parts = [_xml_parameter(rules, tool, key, field) for key in tool.properties]
-        return rules.add(_sequence(rules.text(f"<function={name}>\n"), *parts, rules.text("</function>")))
+        tags = row.tags
+        parts = [_xml_parameter(rules, tags, tool, key, field) for key in tool.properties]
+        begin = rules.text(tags.begin(tags.function, name))
+        return rules.add(_sequence(begin, *parts, rules.text(tags.function_end)))
     arguments = _python_arguments(rules, tool, field)
     return rules.add(_sequence(quoted(f"{name}("), arguments, quoted(")")))
 
@@ -128,15 +130,17 @@ def _part_schema(tool: Tool, key: str) -> dict[str, Any]:
     return {**shared, **schema} if isinstance(schema, dict) else shared
 
 
-def _xml_parameter(rules: _Rules, tool: Tool, key: str, field: str) -> str:
-    schema = _part_schema(tool, key)
-    begin, end = rules.text(f"<parameter={key}>\n"), "\n</parameter>\n"
+def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) -> str:
+    schema, end = _part_schema(tool, key), tags.value_end
     types = types_of(schema, schema)
     listed = fixed_values(followed(schema, schema))
+    free = "string" in types and not _lists_values(schema)
+    as_text = tool.input_regex is not None or free or bool(types == {"string"} and listed)
+    begin = rules.text(tags.begin(tags.parameter, key, text=as_text))
     if tool.input_regex is not None:
         value = f"{rules.add(slashed(tool.input_regex))} {rules.text(end)}"
-    elif "string" in types and not _lists_values(schema):
-        token = rules.text("</parameter>")
+    elif free:
+        token = rules.text(tags.parameter_end)
         if token.startswith("<["):
             value = f'{rules.add(FREE_TEXT)} {token} "\\n"'  # free text takes the line end before it
         else:

@@ -1,5 +1,5 @@
-"""Calls written as code: tags, one per parameter (Qwen3-Coder, Qwen3.5, Qwen3-Next, Nemotron 3), and Python
-(LFM2, OLMo 3).
+"""Calls written as code: tags, one per parameter (Qwen3-Coder, Qwen3.5, Qwen3-Next, Nemotron 3; GigaChat 3.5
+with attributes), and Python (LFM2, OLMo 3).
 
     <function=get_weather>
     <parameter=city>
@@ -23,15 +23,16 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from weft.text.choices import may_become
+from weft.text.tools.formats import Tags
 from weft.text.tools.json_calls import BodyReader, CallDelta, call_of
 
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _NAME_CHARS_MAX = 256
+_NAMED = re.compile(r'\sname="([^"]*)"')
 _HOPS_MAX = 8
 _JSON_TYPES: dict[type, set[str]] = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}}
 
@@ -39,9 +40,10 @@ _JSON_TYPES: dict[type, set[str]] = {bool: {"boolean"}, int: {"integer", "number
 class XmlCalls(BodyReader):
     """``schemas``: the parameters of each tool, by its name."""
 
-    def __init__(self, close: str | None, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, close: str | None, schemas: Mapping[str, Mapping[str, Any]], tags: Tags) -> None:
         super().__init__(close)
         self._schemas = schemas
+        self._tags = tags
         self._at = 0
         self._function: str | None = None
         self._parameters = 0
@@ -59,11 +61,11 @@ class XmlCalls(BodyReader):
 
     def _between(self, rest: str, deltas: list[CallDelta], last: bool) -> bool:
         """Whether it got anywhere."""
-        expected = [FUNCTION, *([self.close] if self.close is not None else [])]
+        expected = [self._tags.function, *([self.close] if self.close is not None else [])]
         if self.close is not None and rest.startswith(self.close):
             self.end = self._at + len(self.close)
-        elif rest.startswith(FUNCTION) and (self.close is not None or not self.call_count):
-            name, length = self._tag_name(rest, FUNCTION)
+        elif rest.startswith(self._tags.function) and (self.close is not None or not self.call_count):
+            name, length = self._tag_name(rest, self._tags.function)
             if name is None:
                 return False
             self._function, self._parameters = name, 0
@@ -79,41 +81,48 @@ class XmlCalls(BodyReader):
         return True
 
     def _inside(self, rest: str, deltas: list[CallDelta], last: bool) -> bool:
-        if rest.startswith(PARAMETER):
-            name, length = self._tag_name(rest, PARAMETER)
-            end = rest.find(PARAMETER_END, length)
+        if rest.startswith(self._tags.parameter):
+            name, length = self._tag_name(rest, self._tags.parameter)
+            end = rest.find(self._tags.parameter_end, length)
             if name is None or end < 0:
                 return False
-            value = self._value(name, rest[length:end])
+            value = self._value(name, rest[length:end], rest[:length])
             deltas.append(CallDelta(arguments=f"{', ' if self._parameters else '{'}"
                                             f"{json.dumps(name, ensure_ascii=False)}: {value}"))
             self._parameters += 1
-            self._at += end + len(PARAMETER_END)
+            self._at += end + len(self._tags.parameter_end)
             self.emitted = self._at
-        elif rest.startswith(FUNCTION_END):
+        elif rest.startswith(self._tags.function_end):
             deltas.append(CallDelta(arguments="}" if self._parameters else "{}", complete=True))
-            self._at += len(FUNCTION_END)
+            self._at += len(self._tags.function_end)
             self._function = None
             self._completed(self._at)
             if self.close is None:
                 self.end = self._at
-        elif may_become(rest, (PARAMETER, FUNCTION_END)) and not last:
+        elif may_become(rest, (self._tags.parameter, self._tags.function_end)) and not last:
             return False
         else:
             self.broken = True
         return True
 
     def _tag_name(self, rest: str, tag: str) -> tuple[str | None, int]:
-        """The name in ``<tag=NAME>`` and the length of the tag; None while it is not complete."""
+        """The name in ``<tag=NAME>`` or ``<tag name="NAME">`` and the length of the tag; None while it is not
+        complete."""
         end = rest.find(">", len(tag))
         name = rest[len(tag):end if end >= 0 else None]
+        if self._tags.quoted and end >= 0:
+            attribute = _NAMED.search(name)
+            name = attribute[1] if attribute else ""
         if "\n" in name or len(name) > _NAME_CHARS_MAX or (end >= 0 and not name.strip()):
             self.broken = True
             return None, 0
         return (name.strip(), end + 1) if end >= 0 else (None, 0)
 
-    def _value(self, name: str, text: str) -> str:
+    def _value(self, name: str, text: str, tag: str) -> str:
         """The JSON text of a parameter's value."""
+        if self._tags.quoted:
+            value = text if 'string="true"' in tag else _read_value(text, {"other"})
+            return json.dumps(value, ensure_ascii=False)
         text = text.removeprefix("\n").removesuffix("\n")
         assert self._function is not None
         root = self._schemas.get(self._function, {})

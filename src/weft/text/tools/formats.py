@@ -58,6 +58,29 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """Of a call in tags. ``quoted``: a name is an attribute, and another one of a parameter says whether its
+    value is text as it stands or JSON (GigaChat); else the tool's schema says it."""
+
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    parameter_end: str = "</parameter>"
+    quoted: bool = False
+
+    def begin(self, tag: str, name: str, *, text: bool | None = None) -> str:
+        """``text``: of a parameter's value."""
+        if not self.quoted:
+            return f"{tag}{name}>\n"
+        kind = "" if text is None else f' string="{str(text).lower()}"'
+        return f'{tag} name="{name}"{kind}>' + ("\n" if text is None else "")
+
+    @property
+    def value_end(self) -> str:
+        return f"{self.parameter_end}\n" if self.quoted else f"\n{self.parameter_end}\n"
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """``new_id`` makes the id of a call from random hex and its number; templates of some families check
     them."""
@@ -67,6 +90,7 @@ class ToolFormat:
     writes: Writing
     signs: tuple[tuple[str, ...], ...]
     head: Head | None = None
+    tags: Tags = Tags()
     new_id: Callable[[str, str, int], str] = lambda random_hex, name, number: f"call_{random_hex[:24]}"
 
     @property
@@ -78,7 +102,9 @@ class ToolFormat:
         """Texts of the format that may be single tokens, which must not be left out of the answer's text."""
         ends = tuple(envelope.close for envelope in self.envelopes if envelope.close)
         heads = (self.head.before, self.head.arguments, self.head.behind) if self.head else ()
-        return (*self.opens, *ends, *(text for text in heads if text))
+        of = self.tags
+        tags = (of.function, of.function_end, of.parameter, of.parameter_end) if of.quoted else ()
+        return (*self.opens, *ends, *(text for text in heads if text), *tags)
 
 
 _JSON: tuple[tuple[str, Body], ...] = (("{", "json"), ("[", "json"))
@@ -105,6 +131,12 @@ FORMATS: tuple[ToolFormat, ...] = (
         "jamba", (Envelope("<tool_calls>", "</tool_calls>", _JSON),),
         Writing("json", lead="<tool_calls>[\n", between=",\n", tail="\n]</tool_calls>"),
         signs=(("<tool_calls>",),)),
+    ToolFormat(
+        "gigachat", (Envelope("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>", (("<", "xml"),)),),
+        Writing("xml", lead="<｜GCML｜tool_calls>\n", between="\n", tail="\n</｜GCML｜tool_calls>"),
+        signs=(("｜GCML｜",),),
+        tags=Tags("<｜GCML｜invoke", "</｜GCML｜invoke>", "<｜GCML｜parameter", "</｜GCML｜parameter>",
+                  quoted=True)),
     ToolFormat(
         "kimi", (Envelope("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", (("<", "headed"),)),),
         Writing("headed", lead="<|tool_calls_section_begin|>", tail="<|tool_calls_section_end|>"),

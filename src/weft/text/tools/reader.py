@@ -135,7 +135,7 @@ class ToolCallReader:
         if body == "json":
             return JsonCalls(close)
         if body == "xml":
-            return XmlCalls(close, self._schemas)
+            return XmlCalls(close, self._schemas, self._row.tags)
         if body == "python":
             return PythonCalls(close)
         head = self._row.head

@@ -1,0 +1,77 @@
+"""Jet-Nemotron's delta net: v passes a convolution whose kernel each token makes of the stream.
+
+    x_TD --project--> [ q | k | v | z | b | a | r ]        silu over q and k, which no convolution sees
+    K    = kernels silu(r)                                 by channel and place, the oldest first
+    v_t  = silu(K_t0 v_(t-3) + K_t1 v_(t-2) + K_t2 v_(t-1) + K_t3 v_t)
+    delta rule over (q, k, v, g, beta) (recurrent state), norm per head, times silu(z) --out--> y_TD
+
+Values of the tokens before come one by one: shifts by a token, convolutions of two, (1, 0), each with its
+window in the slot. So the sum is of operators of torch, in float32, and rounds once.
+
+Source: Gu et al., "Jet-Nemotron" (2025), section 2.3, and the released ``jet_block.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from weft.families.architecture import GatedDelta
+from weft.models.blocks.attention import CosSin
+from weft.models.blocks.linear import Linear, by_head
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.delta_rule import delta_gates, delta_rule
+from weft.tensor.ops.norm import rms_norm
+
+
+def by_place(rows: torch.Tensor, kernel: int) -> torch.Tensor:
+    """Channel by channel, ``kernel`` places each -> place by place. ``rows``: [channels * kernel, ...] -> the
+    same shape."""
+    return rows.reshape(-1, kernel, *rows.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+
+@dataclass(slots=True)
+class DynamicDeltaBlock:
+    """``kernels``: from the bottleneck to [places x value_width], with its bias; ``decay``: -exp(A_log),
+    float32 [heads]; ``dt_bias``: float32 [heads]; ``norm``: [V], shared by the heads."""
+
+    shape: GatedDelta
+    project: Linear
+    kernels: Linear
+    decay: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    norm_eps: float
+    out: Linear
+    _shift: torch.Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        zeros_C = self.norm.new_zeros(self.shape.value_width)
+        self._shift = torch.stack((zeros_C + 1, zeros_C), 1)
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        shape, heads = self.shape, self.shape.v_heads
+        keys, values = shape.key_width, shape.value_width
+        q_TC, k_TC, v_TC, z_TC, b_TH, a_TH, r_TR = torch.split(
+            self.project(x_TD), [keys, keys, values, values, heads, heads, shape.kernel_rank], dim=-1)
+        v_TC = self._convolved(v_TC, self.kernels(F.silu(r_TR)), inputs, cache)
+        g_TH, beta_TH = delta_gates(a_TH, self.dt_bias, self.decay, b_TH)
+        q, k, v = (by_head(part, heads) for part in (F.silu(q_TC), F.silu(k_TC), v_TC))
+        o_THV = delta_rule(q, k, v, g_TH, beta_TH, cache.state["recurrent"], inputs.runs,
+                           scale=shape.k_dim**-0.5, layer=cache.layer)
+        o_THV = rms_norm(o_THV, self.norm, self.norm_eps, gate=by_head(z_TC, heads))
+        return self.out(inputs.asked_of(o_THV.flatten(1)))
+
+    def _convolved(self, v_TC: torch.Tensor, kernels_TJ: torch.Tensor, inputs: StepInputs,
+                   cache: LayerCache) -> torch.Tensor:
+        *earlier, own = kernels_TJ.float().chunk(self.shape.conv_kernel, dim=-1)
+        y_TC, seen_TC = own * v_TC, v_TC
+        for number, kernel_TC in enumerate(reversed(earlier), 1):
+            seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"],
+                                  inputs.runs)
+            y_TC = torch.addcmul(y_TC, kernel_TC, seen_TC.float())
+        return F.silu(y_TC).to(v_TC.dtype)

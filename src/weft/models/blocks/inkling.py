@@ -1,0 +1,114 @@
+"""Inkling: attention with a bias by distance between short convolutions, experts that share their weights.
+
+    x_TD --project--> [ q | k | v | r ]        k, v <- conv         q, k <- norms         no rotary
+    scores = scale (q . k) + r . bank[distance]                     (``ops.relative_bias``)
+    y      = conv(out(o))                       a feed-forward's output passes one too
+    weights of experts: sigmoids of the chosen and of the shared ones, as shares of their sum
+
+All convolutions add their input: that is 1 on the newest tap. A factor on a feed-forward's output is one on
+the taps behind it, so windows hold what comes out before that factor.
+
+Source: transformers ``InklingAttention``, ``InklingShortConvolution``, ``InklingTopkRouter``, ``InklingMoE``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from weft.families.architecture import RelativeAttention
+from weft.models.blocks.attention import CosSin
+from weft.models.blocks.feed_forward import ExpertsBlock
+from weft.models.blocks.linear import Linear, Norm, Projection, by_head
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import AttentionCore, attend
+from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.moe import ChoiceRule, choose_experts
+from weft.units import PAD
+
+
+@dataclass(slots=True)
+class OutputConv:
+    """``taps``: float32 [C, K], 1 added; ``part``: of the layer's state."""
+
+    taps: torch.Tensor
+    part: str
+
+    def __call__(self, y_TC: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+        return causal_conv(y_TC, self.taps, None, None, cache.state[self.part], inputs.runs)
+
+
+def with_input(taps_CK: torch.Tensor) -> torch.Tensor:
+    """The taps of a convolution whose result its input is added to."""
+    return torch.cat((taps_CK[:, :-1], taps_CK[:, -1:] + 1.0), -1)
+
+
+@dataclass(slots=True)
+class RelativeAttentionBlock:
+    """``project``: rows q, k, v, r. ``bank``: float32 [R, extent]."""
+
+    shape: RelativeAttention
+    project: Linear
+    kv_conv: OutputConv
+    q_norm: Norm
+    k_norm: Norm
+    bank: torch.Tensor
+    out: Projection
+    out_conv: OutputConv
+    core: AttentionCore = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.core = AttentionCore(self.shape.attention, None, None, 0.0, False, bank=self.bank)
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        of, states = self.shape.attention, self.shape.states
+        kv_width = 2 * of.kv_heads * of.head_dim
+        q_TC, kv_TC, r_TC = torch.split(
+            self.project(x_TD), [of.heads * of.head_dim, kv_width, of.heads * states], -1)
+        k_TC, v_TC = self.kv_conv(kv_TC, inputs, cache).chunk(2, dim=-1)
+        q_THD = torch.cat((self.q_norm(by_head(q_TC, of.heads)), by_head(r_TC, of.heads)), -1)
+        if self.shape.floor:
+            length_T = (inputs.positions_T + 1).float() / self.shape.floor
+            growth_T = 1.0 + self.shape.growth * torch.log(length_T.clamp_min(1.0))
+            q_THD = (q_THD.float() * growth_T[:, None, None]).to(q_THD.dtype)
+        o_THD = attend(q_THD, self.k_norm(by_head(k_TC, of.kv_heads)), by_head(v_TC, of.kv_heads), self.core,
+                       inputs, cache, None)
+        y_TD = self.out_conv(self.out(o_THD.flatten(1)), inputs, cache)
+        return inputs.asked_of(y_TD)
+
+
+@dataclass(slots=True)
+class SharingExperts:
+    """``router``: rows of the routed experts, then of the shared ones. ``parts``: what both give, of ids and
+    weights (``of_parts``), summed over ranks."""
+
+    experts: ExpertsBlock
+    shared: ExpertsBlock
+    router: Linear
+    choice_bias: torch.Tensor
+    parts: Callable[..., torch.Tensor]
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
+        shape = self.experts.shape
+        scores_TE, shared_TS = torch.split(self.router(x_TD.float()), [shape.count, shape.shared_count], -1)
+        rule = ChoiceRule(shape.per_token, normalized=False, scoring="sigmoid")
+        chosen_TX, ids_TX = choose_experts(scores_TE.contiguous(), rule, self.choice_bias, positions_T,
+                                           dtype=torch.float32)
+        weights_TW = torch.cat((chosen_TX, torch.sigmoid(shared_TS)), -1)
+        weights_TW = (weights_TW * (shape.scale / weights_TW.sum(-1, keepdim=True))).to(x_TD.dtype)
+        return self.parts(x_TD, ids_TX, *torch.split(weights_TW, [shape.per_token, shape.shared_count], -1))
+
+
+def of_parts(experts: ExpertsBlock, shared: ExpertsBlock) -> Callable[..., torch.Tensor]:
+    """(rows, ids and weights of the chosen experts, weights of the shared ones) -> their sum."""
+    def both(x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor,
+             shared_TS: torch.Tensor) -> torch.Tensor:
+        every_TS = torch.arange(shared_TS.shape[1], device=x_TD.device).expand(len(x_TD), -1)
+        every_TS = every_TS.masked_fill(ids_TX[:, :1] == PAD, PAD)   # PAD rows read no expert (L4)
+        return (experts.of_choices(x_TD, ids_TX, weights_TX)
+                + shared.of_choices(x_TD, every_TS, shared_TS.contiguous()))
+
+    return both

@@ -1,0 +1,103 @@
+"""Reads the tensors of one table of ``families.tensors``, role by role.
+
+    read = TableReader(source, tensors.latent_attention(shape, hidden), "layers.3.self_attn")
+    read.linear("latent")       the tensors of a role as one product
+    read.norm("latent_norm", eps)
+
+Each tensor is declared under its full name before it is asked for: so ranks know their part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from weft.families import architecture as shapes
+from weft.families.tensors import Table, Tensor
+from weft.models.blocks.linear import Linear, LowRankGate, Norm
+from weft.models.weights import Order, TensorSource
+
+
+class TableReader:
+    """The tensors of ``table``, which lie under ``name``."""
+
+    def __init__(self, source: TensorSource, table: Table, name: str) -> None:
+        self.source = source
+        self.table = table
+        self.name = name
+
+    def linear(self, role: str, *, orders: Mapping[str, Order] | None = None,
+               bias: torch.Tensor | None = None, finer: bool = False) -> Linear:
+        """The tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: in place of
+        the stored one. ``finer``: at least 8 bits, if matrices are rounded."""
+        orders, parts = orders or {}, []
+        for tensor in self.table[role]:
+            full, (rows, columns) = self.declared(tensor)
+            parts.append((full, rows, orders[tensor.name]) if tensor.name in orders else (full, rows))
+        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias,
+                                  finer=finer)
+
+    def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
+        """A product with a matrix that is never quantised: a router, a gate."""
+        [tensor] = self.table[role]
+        full, shape = self.declared(tensor)
+        product = Linear(self.source.exact(full, *shape, dtype=dtype), self.get(f"{role}.bias"))
+        self.source.note(full, product, *shape)
+        return product
+
+    def tensor(self, role: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        first, *others = self.table[role]
+        if others:
+            return self.source.rows([(full, rows) for full, (rows,) in map(self.declared, (first, *others))])
+        full, shape = self.declared(first)
+        return self.source.tensor(full, *shape, dtype=torch.float32 if first.form == "float32" else dtype)
+
+    def get(self, role: str) -> torch.Tensor | None:
+        """None where the table does not have it."""
+        return self.tensor(role) if role in self.table else None
+
+    def norm(self, role: str, eps: float, *, plus_one: bool = False) -> Norm | None:
+        weight = self.get(role)
+        return None if weight is None else Norm(weight, eps, plus_one)
+
+    def gate(self, role: str, shape: shapes.NormGate | None, factor: float = 1.0) -> LowRankGate | None:
+        """Of the norm of ``role``, with a further ``factor``."""
+        if shape is None:
+            return None
+        return LowRankGate(self.plain(f"{role}.into"), self.plain(f"{role}.out"), shape.factor * factor)
+
+    def conv(self) -> torch.Tensor:
+        """[channels, kernel]."""
+        return self.tensor("conv").squeeze(1)
+
+    def qkv_conv(self) -> torch.Tensor:
+        """[channels of q, k and v, kernel]: one tensor (``conv1d``) or three (``q_conv1d`` ...)."""
+        source, [whole] = self.source, self.table["conv"]
+        if source.has(f"{self.name}.{whole.name}"):
+            return self.conv()
+        divided = whole.spans(source.place)
+        assert divided is not None
+        spans, widths = divided[1], [span.total for span in divided[1]]
+        names = [f"{self.name}.{part}_conv1d.weight" for part in "qkv"]
+        # Transformers saves three by cutting its one into equal parts, whatever the widths: the sum is what
+        # counts.
+        stored = [source.stored_rows(name) for name in names]
+        counts = stored if sum(stored) == sum(widths) else widths
+        conv = source.rows(list(zip(names, counts, strict=True)), *whole.shape(source.place)[1:]).squeeze(1)
+        if source.share is None:
+            return conv
+        return torch.cat([part[span.begin : span.begin + span.count]
+                          for part, span in zip(torch.split(conv, widths), spans, strict=True)])
+
+    def decay(self) -> torch.Tensor:
+        """-exp(A_log)."""
+        # A meta tensor has a shape only. Torch's Python form of arithmetic on it would import its compiler
+        # first, which takes seconds of every start.
+        log = self.tensor("A_log")
+        return log if log.is_meta else -log.exp()
+
+    def declared(self, tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+        full = f"{self.name}.{tensor.name}" if self.name else tensor.name
+        self.source.declare(self.source.checkpoint.prefix + full, tensor)
+        return full, tensor.shape(self.source.place)

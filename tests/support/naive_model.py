@@ -1,0 +1,56 @@
+"""What makes a naive model one of transformers: for families that it has no class of.
+
+    class Model(NaiveModel):
+        config_class, base_model_prefix, trunk, embedding = Config, "model", Trunk, "word_embeddings"
+
+    register(Config, Model)
+
+``trunk``: a module of a configuration with an embedding, ``layers`` of [T, D] -> [T, D] and a ``norm``.
+Nothing is cached, and nothing is fast.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+
+class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
+    base_model_prefix = "model"
+    trunk: ClassVar[type[nn.Module]]
+    embedding: ClassVar[str] = "embed_tokens"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = self.trunk(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return getattr(self.model, self.embedding)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None,
+                **_: Any) -> CausalLMOutputWithPast:
+        rows = []
+        for tokens_T in input_ids:
+            x_TD = self.get_input_embeddings()(tokens_T)
+            for layer in self.model.layers:
+                x_TD = layer(x_TD)
+            rows.append(self.lm_head(self.model.norm(x_TD)))
+        return CausalLMOutputWithPast(logits=torch.stack(rows))
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, attention_mask: Any = None,
+                                      **_: Any) -> dict[str, Any]:
+        return {"input_ids": input_ids}
+
+    def set_experts_implementation(self, name: str) -> None:
+        """There is one."""
+
+
+def register(config: type[transformers.PreTrainedConfig], model: type[NaiveModel]) -> None:
+    transformers.AutoConfig.register(config.model_type, config)
+    transformers.AutoModelForCausalLM.register(config, model)
