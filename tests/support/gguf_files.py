@@ -51,7 +51,9 @@ _GIGACHAT = {
     "post_attention_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
     "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.gate_proj": "attn_gate", "self_attn.conv1d": "ssm_conv1d", "self_attn.norm": "ssm_norm",
-    "self_attn.out_proj": "ssm_out", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias"
+    "self_attn.out_proj": "ssm_out", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias",
+    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm"
 }
 """What gguf's table does not have, as llama.cpp's ``llama-arch.cpp`` names it."""
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
@@ -486,6 +488,8 @@ def _gigachat_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[s
         "attention.value_length_mla": config["v_head_dim"], "attention.kv_lora_rank": latent,
         "attention.q_lora_rank": config["q_lora_rank"], "attention.head_count_kv": 1,
         "leading_dense_block_count": config["first_k_dense_replace"],
+        "block_count": config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0),
+        "nextn_predict_layers": config.get("num_nextn_predict_layers", 0),
         "expert_shared_count": config["n_shared_experts"], "expert_gating_func": 2,
         "expert_shared_feed_forward_length": config["n_shared_experts"] * config["moe_intermediate_size"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"]

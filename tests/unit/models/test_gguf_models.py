@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
+from tests.fixtures.mtp_heads import with_head
 from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import write_gguf
 from weft.errors import CheckpointError
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
+from weft.models.mtp import MtpHead
 
 TOLERANCE = 1e-4
 CASES: dict[str, dict[str, Any]] = {
@@ -119,3 +122,20 @@ def test_a_key_that_is_not_served_is_one_line(name: str, key: str, value: Any, r
     with pytest.raises(CheckpointError, match=reason) as error:
         resolve_model(file)
     assert str(error.value).startswith(f"{file}: ")
+
+
+@torch.inference_mode()
+def test_the_first_of_several_heads_is_read_and_gates_its_norms(tmp_path: Path) -> None:
+    """GigaChat's: a head for each place of a draft, under one name in each block."""
+    made = with_head(tmp_path / "made", "gigachat3_5")
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"layernorm_gating_weight": 2.0}))   # of all files
+    file = resolve_model(write_gguf(made, tmp_path / "model.gguf"))
+    stored, read = (load_model(one, "float32", mtp=True).model.mtp for one in (made, file))
+    assert isinstance(stored, MtpHead)
+    assert isinstance(read, MtpHead)
+    hidden_TD, tokens_T = torch.randn(5, 64, generator=torch.Generator().manual_seed(3)), torch.arange(5)
+    assert (stored.joined(hidden_TD, tokens_T) - read.joined(hidden_TD, tokens_T)).abs().max() < TOLERANCE
+    assert stored.norm is not None
+    assert read.norm is not None
+    assert (stored.norm(hidden_TD) - read.norm(hidden_TD)).abs().max() < TOLERANCE

@@ -99,7 +99,9 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
         "attn_gate": "self_attn.gate_proj", "attn_qkv": "self_attn.in_proj_qkv",
         "ssm_beta": "self_attn.in_proj_b", "ssm_alpha": "self_attn.in_proj_a"
     }
-    whole, norms = dict(parts.WHOLE), {**_GATED_NORMS, "output_norm": "model.norm"}
+    names |= {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
+    whole, norms = dict(parts.WHOLE), {**_GATED_NORMS, "output_norm": "model.norm", **{
+        theirs: str(ours) for theirs, ours in parts.NEXT_TOKENS.items() if theirs.endswith("norm")}}
     for theirs, ours in norms.items():
         of = whole if theirs == "output_norm" else names
         of |= {f"{theirs}_gate_{end}": f"{ours}.gate_{end}_projection" for end in ("up", "down")}

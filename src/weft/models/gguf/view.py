@@ -189,7 +189,10 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
     ours: list[GgufTensor] = []
     for target in targets:
         undo = layout.undo.get(f"{key}:{target}{end}", layout.undo.get(f"{target}{end}", NOTHING))
-        full = target + end if target.startswith("mtp.") else place + target + end
+        # Of several heads the first is read; those behind it must not take its names.
+        later = place.startswith("mtp.") and place != "mtp.layers.0."
+        inside = target.removeprefix("mtp.") if later else target
+        full = inside + end if inside.startswith("mtp.") else place + inside + end
         if "{e}" in target:
             ours += [_expert(tensor, full, expert, targets.index(target), len(targets))
                      for expert in range(tensor.shape[0])]
