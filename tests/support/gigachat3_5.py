@@ -98,10 +98,10 @@ class DeltaNet(nn.Module):
         state, read = x_TD.new_zeros(self.v_heads, self.k_dim, self.v_dim), []
         for t in range(tokens):
             state = state * kept[t, :, None, None]
-            error = (v[t] - torch.einsum("hkv,hk->hv", state, k[t])) * beta[t, :, None]
-            state = state + k[t, :, :, None] * error[:, None, :]
-            read.append(torch.einsum("hkv,hk->hv", state, q[t]) * self.k_dim**-0.5)
-        return self.out_proj(self.norm(torch.stack(read), z).flatten(1))
+            error = (v[t, :, None] - k[t, :, None] @ state) * beta[t, :, None, None]
+            state = torch.baddbmm(state, k[t, :, :, None], error)
+            read.append(q[t, :, None] @ state)
+        return self.out_proj(self.norm(torch.stack(read)[:, :, 0] * self.k_dim**-0.5, z).flatten(1))
 
     def _unit(self, x: torch.Tensor) -> torch.Tensor:
         x = x.reshape(len(x), self.k_heads, -1)
