@@ -117,7 +117,7 @@ def of_mamba2() -> list[Compilation]:
                 ("states", mamba2._states, {"P": 64, "BP": before.width}, before)):
             variants.append(compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers,
                                            heads | constants, blocks, limits))
-        for head_dim in (32, 64):
+        for head_dim in (16, 32, 64):
             variants += [compilation_of(f"mamba2 outputs {kind[1:]} {width} P {head_dim}", mamba2._outputs,
                                         pointers, heads | {"P": head_dim, "BP": after.width}, after, limits,
                                         only=only)

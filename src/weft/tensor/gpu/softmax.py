@@ -82,14 +82,11 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
 @triton.jit
 def bias_of(profiles, row, row_mask, position, last, EXTENT: tl.constexpr):
     """[M, N], in powers of two: what each query (``row`` [M] of ``profiles``) adds for its distance from
-    ``last`` [M] back to the keys at ``position`` [N]; None without profiles."""
-    if profiles is not None:
-        distance = last[:, None] - position[None, :]
-        near = row_mask[:, None] & (distance >= 0) & (distance < EXTENT)
-        bias = tl.load(profiles + (row * EXTENT)[:, None] + distance, mask=near, other=0.0)
-        return bias.to(tl.float32) * 1.4426950408889634
-    else:
-        return None
+    ``last`` [M] back to the keys at ``position`` [N]."""
+    distance = last[:, None] - position[None, :]
+    near = row_mask[:, None] & (distance >= 0) & (distance < EXTENT)
+    bias = tl.load(profiles + (row * EXTENT)[:, None] + distance, mask=near, other=0.0)
+    return bias.to(tl.float32) * 1.4426950408889634
 
 
 @triton.jit

@@ -100,7 +100,8 @@ def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin
                 entry = begin + of + k
                 valid = (of < tokens) & (entry < W) & (entry - W + behind >= 0)
                 held = tl.load(old + entry, mask=channel < only_if(valid, C), other=0.0).to(tl.float32)
-                y += tl.where((place == of)[:, None], (held * _weight(weights, k, KP))[None, :], 0.0)
+                # Multiplied and added at once, as of the other inputs and in decodes: the same bits.
+                y = tl.where((place == of)[:, None], y + held[None, :] * _weight(weights, k, KP)[None, :], y)
     for k in tl.static_range(W + 1):
         at = begin + place - W + k
         mask = (here & (at >= 0))[:, None] & within[None, :]

@@ -226,7 +226,9 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
         v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES * 16)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
     position = at + tl.arange(0, PAGES * 16)
-    bias = bias_of(profiles, row, row_mask, position, last, EXTENT)
+    bias = None
+    if profiles is not None:
+        bias = bias_of(profiles, row, row_mask, position, last, EXTENT)
     return softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale, MASKED,
                         WINDOW, PRODUCT, PRECISION, bias)
 

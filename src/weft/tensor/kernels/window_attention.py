@@ -138,7 +138,9 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, place_mask, D, BLOCK_D))
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
         known = tl.where(place_mask | own, held, FAR)
-        bias = bias_of(profiles, token * HEADS + head, m < GROUP, known, last, EXTENT)
+        bias = None
+        if profiles is not None:
+            bias = bias_of(profiles, token * HEADS + head, m < GROUP, known, last, EXTENT)
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc, known,
                                        last, qk_scale, True, 0, PRODUCT, PRECISION, bias)
     if sinks is not None:
@@ -193,7 +195,9 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
             value = widen(_rows(values, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             scores = tl.dot(q_tile, tl.trans(key), input_precision=PRECISION)
             held = tl.where(position < start, position, FAR)
-            bias = bias_of(profiles, token * HEADS + head, row_mask, held, last, EXTENT)
+            bias = None
+            if profiles is not None:
+                bias = bias_of(profiles, token * HEADS + head, row_mask, held, last, EXTENT)
             top, total, acc = softmax_step(scores, value, None, None, top, total, acc, held, last, qk_scale,
                                            True, WINDOW, PRODUCT, PRECISION, bias)
     for begin in range(tl.maximum(known, start), at + count, PLACES):
@@ -204,7 +208,9 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         value = _rows(v, rows * v_token + kv_head * v_head, position_mask, D, BLOCK_D).to(tl.float32)
         key, value = stored(key, ring, FP8 != 0), stored(value, ring, FP8 != 0)
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        bias = bias_of(profiles, token * HEADS + head, row_mask, position, last, EXTENT)
+        bias = None
+        if profiles is not None:
+            bias = bias_of(profiles, token * HEADS + head, row_mask, position, last, EXTENT)
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
                                        position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION, bias)
     if sinks is not None:
