@@ -54,12 +54,11 @@ def states_blocks(n_padded: int) -> Blocks:
 
 
 def outputs_blocks(n_padded: int, head_dim: int, capability: int) -> Blocks:
-    """On Hopper a program has a head's whole P = 64. Of 16 or 32 lines and 4 warps ptxas 12.8, of Triton 3.6,
-    makes wrong addresses, which the compile gate looks for. So smaller heads take 8 warps. Ampere's
-    registers hold no more of a state in three bf16 parts than 32 lines of N = 128."""
+    """On Hopper a program has a head's whole P, as 64 lines. Of 16 or 32 lines ptxas 12.8, of Triton 3.6,
+    makes wrong addresses with 4 warps and with 8; the compile gate sees the former. Ampere's registers hold
+    no more of a state in three bf16 parts than 32 lines of N = 128."""
     if capability >= 90:
-        width = min(64, padded(head_dim))
-        return Blocks(width, warps=4 if width == 64 else 8)
+        return Blocks(64, warps=4)
     return Blocks(min(32 if n_padded <= 128 else 16, padded(head_dim)))
 
 
