@@ -88,6 +88,7 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
         keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")
     heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
     config = _config(keys, "gigachat3_5") | {
+        "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0),
         "linear_num_key_heads": keys.integer("ssm.group_count", least=1), "linear_num_value_heads": heads,
         "linear_key_head_dim": keys.integer("ssm.state_size", least=1),
         "linear_value_head_dim": inner // heads,
