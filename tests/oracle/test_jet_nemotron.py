@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 
 from tests.support.jet_nemotron import JetNemotronConfig, JetNemotronForCausalLM
+from tests.support.naive_model import sine_of_places
 
 CONFIG = {
     "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -28,9 +29,7 @@ def patterned() -> JetNemotronForCausalLM:
     model = JetNemotronForCausalLM(JetNemotronConfig(**CONFIG)).eval()
     with torch.no_grad():
         for number, (name, parameter) in enumerate(sorted(model.named_parameters())):
-            places = torch.arange(parameter.numel(), dtype=torch.float64)
-            wave = torch.sin((places % 1009) ** 2 * 0.37 + places * (0.7 + 0.013 * number) + number)
-            wave = wave.view(parameter.shape)
+            wave = sine_of_places(parameter, number)
             if parameter.ndim == 2:
                 wave = wave * (2 / parameter.shape[1]) ** 0.5
             elif name.endswith("norm.weight"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from tests.support.naive_model import sine_of_places
 from tests.support.rwkv7_reference import Rwkv7Config, Rwkv7ForCausalLM
 
 CONFIG = {"hidden_size": 128, "num_hidden_layers": 2, "head_dim": 64, "intermediate_size": 192,
@@ -23,9 +24,7 @@ def patterned() -> Rwkv7ForCausalLM:
     model = Rwkv7ForCausalLM(Rwkv7Config(**CONFIG)).eval()
     with torch.no_grad():
         for number, (name, parameter) in enumerate(sorted(model.named_parameters())):
-            places = torch.arange(parameter.numel(), dtype=torch.float64)
-            wave = torch.sin((places % 1009) ** 2 * 0.37 + places * (0.7 + 0.013 * number) + number)
-            wave = wave.view(parameter.shape)
+            wave = sine_of_places(parameter, number)
             if parameter.ndim == 2 and not name.endswith("r_k"):
                 wave = wave * (2 / parameter.shape[1]) ** 0.5
             elif ".x_" in name:

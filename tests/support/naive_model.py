@@ -54,3 +54,10 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
 def register(config: type[transformers.PreTrainedConfig], model: type[NaiveModel]) -> None:
     transformers.AutoConfig.register(config.model_type, config)
     transformers.AutoModelForCausalLM.register(config, model)
+
+
+def sine_of_places(parameter: torch.Tensor, number: int) -> torch.Tensor:
+    """float64, of its shape: the same numbers on every machine, for published or pinned results."""
+    places = torch.arange(parameter.numel(), dtype=torch.float64)
+    wave = torch.sin((places % 1009) ** 2 * 0.37 + places * (0.7 + 0.013 * number) + number)
+    return wave.view(parameter.shape)
