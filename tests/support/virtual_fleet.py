@@ -503,7 +503,9 @@ class World:
     def _serving(self, *, joined: bool | None = None) -> SimulatedEngine | None:
         ready = [replica for replica in self.fleet.replicas if replica.ready]
         those = [replica.engine for replica in ready if joined in (None, replica.machine is not None)]
-        return cast(SimulatedEngine, self._rng.choice(those)) if len(ready) > self.replicas // 2 else None
+        if not those or len(ready) <= self.replicas // 2:
+            return None
+        return cast(SimulatedEngine, self._rng.choice(those))
 
     def _fault(self, kind: str) -> None:
         engine = self._serving(joined=True if kind == "partition" else False if kind == "drain" else None)
