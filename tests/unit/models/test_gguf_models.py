@@ -35,7 +35,8 @@ CASES: dict[str, dict[str, Any]] = {
                             "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}},
     "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
     "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
-    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}
+    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}, "glm5_next": {},
+    "qwen4_exp": {"ple_layer_ids": [3]}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -45,7 +46,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
-             ("rwkv7", "mixes")]
+             ("rwkv7", "mixes"), ("glm5_next", "log"), ("glm5_next", "turned"), ("qwen4_exp", "log"),
+             ("qwen4_exp", "plus_one"), ("qwen4_exp", "tiled")]
 
 
 @functools.cache
