@@ -64,8 +64,9 @@ _INDEXED = {
     "self_attn.indexer.index_kpool_compress_gate": "indexer_compressor_gate",
     "self_attn.indexer.index_kpool_compress_ape": "indexer_compressor_ape",
     "self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.q_layernorm": "indexer.q_norm",
-    "self_attn.indexer.k_layernorm": "indexer.k_norm", "ple.key_proj": "ple_key", "ple.value_proj": "ple_value",
-    "ple.conv1d": "ple_conv1d", "ple.norm_key": "ple_norm_key", "ple.norm_query": "ple_norm_query",
+    "self_attn.indexer.k_layernorm": "indexer.k_norm", "ple.key_proj": "ple_key",
+    "ple.value_proj": "ple_value", "ple.conv1d": "ple_conv1d", "ple.norm_key": "ple_norm_key",
+    "ple.norm_query": "ple_norm_query",
     "ple.norm_conv": "ple_norm_conv", "hyper_connection_mixer.hc_norm": "nextn.hc_head_norm",
     "hyper_connection_mixer.input_mix_weight_down": "nextn.hc_head_down",
     "hyper_connection_mixer.input_mix_weight_up": "nextn.hc_head_up",
@@ -220,7 +221,8 @@ def _indexed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> 
     out, last = {}, config["num_hidden_layers"]
     shards: dict[int, torch.Tensor] = {}
     for name, x in tensors.items():
-        name = name.replace("model.language_model.", "model.").replace("mtp.layers.0.", f"model.layers.{last}.")
+        name = name.replace("model.language_model.", "model.")
+        name = name.replace("mtp.layers.0.", f"model.layers.{last}.")
         name = name.replace("pre_fc_norm_embedding", "enorm").replace("pre_fc_norm_hidden", "hnorm")
         place = name.rpartition(".self_attn.")[0].replace("model.layers.", "blk.")
         if ".shard_" in name:
@@ -244,7 +246,8 @@ def _of_indexed(name: str) -> str:
     if found is not None and (theirs := _INDEXED.get(found[2])):
         return f"blk.{found[1]}.{theirs}{found[3] or '.weight'}"
     last = name.removeprefix("model.hyper_connection_mixer.")
-    return last if last == name else f"output_hc_{_INDEXED[f'hyper_connection_mixer.{last[:-7]}'][14:]}.weight"
+    part = _INDEXED.get(f"hyper_connection_mixer.{last.removesuffix('.weight')}", "").rpartition("_")[2]
+    return name if last == name else f"output_hc_{part}.weight"
 
 
 def _of_gigachat(name: str) -> str:
@@ -518,7 +521,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
 
 def _qwen4_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter,
                 tensors: Mapping[str, torch.Tensor]) -> None:
-    layers, heads = config["num_hidden_layers"], int("blk.4.nextn.eh_proj.weight" in tensors)
+    layers = config["num_hidden_layers"]
+    heads = int(f"blk.{layers}.nextn.eh_proj.weight" in tensors)
     kinds, ratio = config["layer_types"], config["indexer_compress_ratio"]
     _replaced(writer, "block_count", layers + heads)
     for name, value in {
@@ -535,7 +539,8 @@ def _qwen4_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter,
     constants = {name: numbers.tolist() for name, numbers in load_file(
         Path(config["of"]) / "model.safetensors").items() if not numbers.is_floating_point()}
     for name, value in {
-        "ple.layers": [layer - 1 for layer in config["ple_layer_ids"]], "ple.ngram_size": config["ngram_size"],
+        "ple.layers": [layer - 1 for layer in config["ple_layer_ids"]],
+        "ple.ngram_size": config["ngram_size"],
         "ple.heads_per_ngram": config["heads_per_ngram"], "ple.conv_kernel": config["ple_conv_kernel_size"],
         "ple.eos_token_id": config["eos_token_id"],
         "embedding_length_per_layer_input": tensors["per_layer_token_embd.weight"].shape[1]}.items():
@@ -563,7 +568,8 @@ def _glm_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, A
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         writer.add_array(f"{writer.arch}.{name}", [float(config["swiglu_limit"])] * (layers + heads))
     writer.add_bool(f"{writer.arch}.expert_weights_norm", config["norm_topk_prob"])
-    return {"kda.gate_lower_bound": config["linear_lower_bound"], "hyper_connection.epsilon": config["hc_eps"]}
+    return {"kda.gate_lower_bound": config["linear_lower_bound"],
+            "hyper_connection.epsilon": config["hc_eps"]}
 
 
 def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
     of_line = LINE // codes.group
     groups = torch.from_numpy((lines[:, None] * of_line + np.arange(of_line)).reshape(-1)).to(by_row.device)
     # Lines leave their blocks, so each has floats of its own.
-    return replace(codes, codes=codes.codes.unflatten(1, (-1, codes.group))[:, groups].flatten(1),
+    return replace(codes, codes=codes.codes.view(codes.codes.shape[0], -1, codes.group)[:, groups].flatten(1),
                    scales=floats_of(codes.scales)[:, groups],
                    minimums=None if codes.minimums is None else floats_of(codes.minimums)[:, groups])
 

@@ -28,8 +28,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from weft.errors import UnknownArchitectureError
 from weft.models.gguf import parts
 from weft.models.gguf.delta import qwen4exp, qwen_hybrid
@@ -37,7 +35,7 @@ from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.latent import gigachat35, glm5_next, kimi_linear, ling
-from weft.models.gguf.parts import LOG, MINUS_ONE, FileLayout, Index, Names, Undo
+from weft.models.gguf.parts import LOG, FileLayout, Names
 from weft.models.gguf.rwkv import rwkv7
 
 

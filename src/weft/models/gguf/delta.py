@@ -3,7 +3,7 @@
     architecture        model_type        what the converter changed besides names
     qwen35, qwen35moe   qwen3_5[_moe]     A = -exp(A_log); norms + 1; V heads in tiled order
     qwen3next           qwen3_5_moe       as these, V heads in order; q, k, v and z ungrouped
-    qwen4exp            qwen4_exp         as qwen35moe; the index's queries apart from its key; tables of n-grams
+    qwen4exp            qwen4_exp         as qwen35moe; queries of the index apart from its key; n-gram tables
                                           in one tensor; what the head joins in one matrix
 
 **V heads in tiled order.** Key head k of Qwen3.5 serves the value heads k r ... k r + r - 1; in the file
@@ -131,20 +131,25 @@ def qwen4exp(keys: GgufKeys) -> FileLayout:
     kinds, hidden = layout.config["layer_types"], layout.config["hidden_size"]
     stated = keys.integers("attention.compress_ratios", keys.layers)
     ratios = {ratio for kind, ratio in zip(kinds, stated, strict=False) if kind == "full_attention"}
-    if len(ratios) != 1 or not all(ratios):
-        keys.fail("attention.compress_ratios", stated, "one ratio above 0 for all attention layers is served")
+    if len(ratios) != 1:
+        keys.fail("attention.compress_ratios", stated, "one ratio for all attention layers is served")
+    [ratio] = ratios
+    budget = keys.integer("attention.indexer.top_k", least=1)
     config = layout.config | {
         "model_type": "qwen4_exp_text", "output_gate_type": "sigmoid", "indexer_kv_heads": 1,
         "hc_count": keys.integer("hyper_connection.count", least=2),
         "hc_lowrank": keys.integer("hyper_connection.low_rank", least=1),
         "indexer_n_heads": keys.integer("attention.indexer.head_count", least=1),
         "indexer_head_dim": keys.integer("attention.indexer.key_length", least=1),
-        "indexer_budget": keys.integer("attention.indexer.top_k", least=1),
-        "indexer_compress_ratio": ratios.pop(), "ple_layer_ids": []}
+        # A ratio of 0 is attention to all of the text.
+        "indexer_budget": budget if ratio else layout.config["max_position_embeddings"],
+        "indexer_compress_ratio": ratio or 1, "ple_layer_ids": []}
     whole: Names = {"token_embd": "model.embed_tokens", "output": "lm_head", **{
         f"output_hc_{theirs}": f"model.hyper_connection_mixer.{ours}" for theirs, ours in _LAST.items()}}
-    if keys.get("ple.layers") is not None:
-        [layer] = keys.integers("ple.layers", 1)
+    tables = [] if keys.get("ple.layers") is None else keys.integers("ple.layers")
+    if len(tables) > 1 or any(layer >= len(kinds) or kinds[layer] == "full_attention" for layer in tables):
+        keys.fail("ple.layers", tables, "tables in front of one delta layer are served")
+    for layer in tables:
         config |= _ngrams(keys, layer)
         whole["per_layer_token_embd"] = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
     norms = [ours for ours in _QWEN4.values() if isinstance(ours, str) and "norm" in ours.rpartition(".")[2]]

@@ -109,7 +109,8 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
     return FileLayout(config, whole, names, shifted | {"self_attn.A_log": LOG})
 
 
-_OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
+_OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens",
+                      "nextn.shared_head_head": "mtp.shared_head"}
 """Of a head: copies of the trunk's, which are not read."""
 
 
@@ -128,7 +129,8 @@ _INDEX: Names = {
 
 
 def glm5_next(keys: GgufKeys) -> FileLayout:
-    """Each attention layer has an index of its own. A file that does not say so shows the unfinished block."""
+    """Each attention layer has an index of its own. A file that says nothing of the unfinished block shows
+    it."""
     if not keys.boolean("attention.indexer.kpool_select_tail", True):
         keys.fail("attention.indexer.kpool_select_tail", False, "attention sees the unfinished block")
     config = _config(keys, "glm5_next_text")
