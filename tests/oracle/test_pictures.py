@@ -80,7 +80,9 @@ def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: i
             tokens += [*[token] * rows, *text(1)]
         placed.append(PlacedPicture(digest=one.digest, places=places, data=one.to_bytes()))
     tokens = tokens[:behind] if behind < 0 else tokens + text(behind)
-    return Seeing(name, tokens, placed, Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS)))
+    [proposed] = serving(name).run([tokens], SAMPLING, pictures=[placed])
+    return Seeing(name, tokens, placed,
+                  Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS, proposed.tokens)))
 
 
 def serving(name: str, **named: object) -> Serving:
