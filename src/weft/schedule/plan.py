@@ -49,15 +49,12 @@ class CompiledGrammar(Protocol):
     @property
     def token_count(self) -> int:
         """Tokens that a mask of its matcher covers, from 0 on."""
-        ...
 
     def matcher(self) -> Any:
         """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
-        ...
 
     def forced_tokens(self, matcher: Any) -> list[int]:
         """The text that alone may come next, in tokens; empty if there is a choice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

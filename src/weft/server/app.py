@@ -47,13 +47,7 @@ from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
-from weft.server.protocol import (
-    DetokenizeBody,
-    TokenizeChatBody,
-    did_you_mean,
-    read_body,
-    read_tokenize_body,
-)
+from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
 from weft.server.replicas import (
     ReplicaHandlers,
     read_sleep,

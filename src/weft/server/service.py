@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from weft.adapters import Adapter
-from weft.errors import (
-    ContextLengthError,
-    EngineUnavailableError,
-    RequestError,
-    UnknownModelError,
-    WeftError,
-)
+from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
