@@ -139,7 +139,7 @@ PLAIN_STEPS = 3
 
 
 class DraftGrammar(Protocol):
-    """A compiled grammar, as ``weft.schedule.plan.CompiledGrammar`` describes it."""
+    """What drafts ask of a compiled grammar."""
 
     def matcher(self) -> Any:
         """A new matcher (``llguidance.LLMatcher``) that has seen no token."""

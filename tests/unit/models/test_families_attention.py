@@ -608,7 +608,7 @@ def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
     windows = ["hybrid_sliding"] * 40
     [seen] = set(read_architecture(ZAYA1_8B | {"layer_types": windows, "sliding_window": 64}).mixers)
     assert isinstance(seen, ConvolvedAttention)
-    assert (seen.attention.window, seen.attention.ring, seen.rope) == (64, False, Rope(1e4, 64))
+    assert (seen.attention.window, seen.attention.ring, seen.attention.rope) == (64, False, Rope(1e4, 64))
 
 
 def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
