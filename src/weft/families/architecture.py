@@ -346,7 +346,6 @@ Mixer = (Attention | LatentAttention | ConvolvedAttention | RelativeAttention | 
          | Mamba2 | Mamba1 | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel
          | SharedBlock | WithNgrams)
 
-
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 """``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together."""
 

@@ -9,7 +9,7 @@ Each tensor is declared under its full name before it is asked for: so ranks kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 

@@ -36,7 +36,6 @@ from weft.units import RowId, SeqId, SlotId
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
-
 _NO_WRITES: Int32s = np.empty((3, 0), dtype=np.int32)
 
 

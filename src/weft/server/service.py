@@ -68,7 +68,6 @@ Encoded = TypeVar("Encoded")
 KeepAlive: TypeAlias = float | msgspec.UnsetType | None
 """Seconds that a model stays in memory after a request, None for ever; UNSET: as the server says."""
 
-
 _SECONDS = 30.0
 
 

@@ -434,7 +434,6 @@ FIELDS: dict[str, FieldWords] = {
                                         {"type": "array", "items": {"enum": ["weights", "kv_cache"]}}]}),
 }
 
-
 PROMPT_BODIES = frozenset({"TokenizeChatBody", "CountTokensBody", "ResponsePromptBody"})
 """Bodies that take the fields of an answer too, and read those of a prompt only."""
 _OF_A_PROMPT = frozenset({"messages", "input", "model"})
