@@ -60,11 +60,10 @@ class TableReader:
     def norm(self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | None = None) -> Norm:
         return Norm(self.tensor(role), eps, plus_one, gate=gate)
 
-    def qk_norms(self, eps: float, *, plus_one: bool = False) -> tuple[Norm, Norm] | tuple[None, None]:
-        """Of queries and keys. None where the table does not have them."""
-        if "q_norm" not in self.table:
-            return None, None
-        return self.norm("q_norm", eps, plus_one=plus_one), self.norm("k_norm", eps, plus_one=plus_one)
+    def qk_norms(self, eps: float, *, plus_one: bool = False) -> Iterator[Norm | None]:
+        """Of queries, then of keys; None for one that the table does not have."""
+        for role in ("q_norm", "k_norm"):
+            yield self.norm(role, eps, plus_one=plus_one) if role in self.table else None
 
     def gate(self, role: str, shape: shapes.NormGate | None, factor: float = 1.0) -> LowRankGate | None:
         """Of the norm of ``role``, with a further ``factor``."""
