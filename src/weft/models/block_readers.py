@@ -147,7 +147,8 @@ class BlockReader:
             read.tensor("choice_bias"), experts)
 
     def index(self, shape: shapes.Index, name: str, rope: shapes.Rope | None, rank: int = 0) -> IndexBlock:
-        read = self.table(tensors.index(shape, self.hidden, rank), f"{name}.indexer")
+        apart = self.source.has(f"{name}.indexer.index_q_proj.weight")   # of GGUF files
+        read = self.table(tensors.index(shape, self.hidden, rank, apart=apart), f"{name}.indexer")
         if shape.learned:
             return LearnedIndex(shape, read.linear("project"), read.linear("query"), read.tensor("norm"),
                                 read.tensor("norm.bias"), read.tensor("places"))

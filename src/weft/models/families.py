@@ -140,8 +140,10 @@ def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
     stored = read.table(tensors.ngrams(shape, read.hidden, shards=shards), name)
     for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
         source.leave(f"{inner}.{derived}")
+    first = stored.table["table"][0]
     parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
-    table = source.rows(parts, stored.declared(stored.table["table"][0])[1][1])
+    table = (source.rows(parts, stored.declared(first)[1][1]) if shards else    # codes of a GGUF file stay
+             source.table(parts[0][0], first, is_head=False))
     streams = read.architecture.streams
     assert streams is not None
     key, query, conv = (Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one)

@@ -270,7 +270,7 @@ class _Handlers:
         stats = dict(fleet.engines.stats())
         text_of = functools.partial(self._text_of, name) if self._service.config.show_text else None
         return cache_reports([(number, stats[number], shape) for number, shape in shapes if number in stats],
-                             router=fleet.router.counts(), text_of=text_of)
+                             several=fleet.has_several, router=fleet.router.counts(), text_of=text_of)
 
     def _text_of(self, name: str, tokens: Sequence[int]) -> str:
         ids = [token for token in tokens if token >= 0]   # the others are rows of pictures

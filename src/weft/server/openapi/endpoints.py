@@ -457,7 +457,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="metrics", method="GET", path="/metrics", group="Operate", access="operator",
              text="Counters and histograms for Prometheus.", answer=str, media_type="text/plain"),
     Endpoint(operation="cache", method="GET", path="/v1/cache", group="Operate", access="operator",
-             text="What the prefix cache holds, in sizes, counts and ages."),
+             text="What the prefix cache holds, in sizes, counts and ages; of several replicas the sum, and "
+                  "each one that answers."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
              access="operator", text="Drops every cached prefix that no running request reads."),
     Endpoint(operation="load_lora_adapter", method="POST", path="/v1/load_lora_adapter", group="Operate",
