@@ -71,7 +71,8 @@ def fuzzed(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> l
     located = [*((f"{server.url}/openapi.json", *choice) for choice in CHOICES),
                (str(file), "--url", server.url, "--phases", "coverage",
                 "--include-path-regex", "^/(tokenize|load)$")]
-    always = ["--seed", "1", "--no-color", "--warnings", "off", "-H", f"Authorization: {KEY['Authorization']}"]
+    always = ["--seed", "1", "--no-color", "--warnings", "off",
+              "-H", f"Authorization: {KEY['Authorization']}"]
     runs = [["--config-file", str(CONFIG), "run", *arguments, *always] for arguments in located]
     done = subprocess.run([sys.executable, "-c", RUN_EACH, json.dumps(runs)], capture_output=True, text=True,
                           timeout=600, cwd=folder)
