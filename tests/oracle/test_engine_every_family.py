@@ -105,17 +105,18 @@ def test_preemption_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_prefix_hit_changes_nothing(family: str) -> None:
+    """It ends on the grid, one token behind it, inside of a chunk, and where the trunk does."""
     serving = Serving(family, cache=True, snapshots="every:64")
     trunk = text(7, 200)
     serving.run([trunk], GREEDY)
-    prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 100, 129, 199)] + [trunk]
+    prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 129, 199)] + [trunk]
     answers = [serving.run([prompt], GREEDY)[0] for prompt in prompts]
     for prompt, answer in zip(prompts, answers, strict=True):
         agreed(family, prompt, answer)
     step = 64 if loaded(family).spec.recurrent_layers else 16
     assert [answer.cached_tokens for answer in answers] == [
         min(cut, len(prompt) - 1) // step * step
-        for cut, prompt in zip((64, 100, 129, 199, 200), prompts, strict=True)]
+        for cut, prompt in zip((64, 129, 199, 200), prompts, strict=True)]
 
 
 def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:
