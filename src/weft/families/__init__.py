@@ -140,13 +140,13 @@ def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str
     """Of the keys ``own``, those that the family does not ask for, or refuses."""
     refused = {"hidden_act"} if stated.get("hidden_act", family.activation) != family.activation else set()
     for _ in range(_TRIES):
-        kept = {key: value for key, value in stated.items() if key not in refused}
-        keys = ConfigKeys(kept, fallback=kept, seen={"hidden_act"} - refused)
+        rest = {key: value for key, value in stated.items() if key not in refused}
+        keys = ConfigKeys(rest, fallback=rest, seen={"hidden_act"} - refused)
         try:
             family.read(family.name, keys)
         except CheckpointError as error:
             key = error.message.removeprefix("config.json: ").partition(" ")[0]
-            if key in kept:
+            if key in rest:
                 refused.add(key)
                 continue
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
