@@ -13,15 +13,7 @@ import torch
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
 from tests.fixtures.checkpoints import asked
-from tests.oracle.serving import (
-    TOLERANCE,
-    Answer,
-    Serving,
-    Truth,
-    assert_equal_to_truth,
-    distance,
-    loaded,
-)
+from tests.oracle.serving import TOLERANCE, Answer, Serving, Truth, assert_equal_to_truth, distance, loaded
 from tests.oracle.test_models_against_transformers import expected
 from tests.support.refused_growth import refuse_growth
 from weft.memory.frames.plan import plan_arena

@@ -75,6 +75,14 @@ class ConfigKeys:
         value = self._config.get(key)
         return default if value is None else value
 
+    def only(self, place: str = "", /, **served: Any) -> None:
+        """Refuse other values of these settings; silence means the served one. ``place``: of the keys."""
+        for key, value in served.items():
+            stated = self.get(key, value)
+            if stated != value or isinstance(stated, bool) != isinstance(value, bool):
+                shown = str(value).lower() if isinstance(value, bool) else value
+                fail(f"{place}{key}", stated, f"only {shown} is served")
+
     def has(self, key: str) -> bool:
         """Whether the configuration says anything about ``key``, null included."""
         self.seen.add(key)

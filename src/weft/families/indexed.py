@@ -22,14 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft.families import architecture as shapes
-from weft.families.architecture import (
-    Architecture,
-    Index,
-    KimiDelta,
-    Ngrams,
-    Streams,
-    WithNgrams,
-)
+from weft.families.architecture import Architecture, Index, KimiDelta, Ngrams, Streams, WithNgrams
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.delta import (

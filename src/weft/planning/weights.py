@@ -25,14 +25,7 @@ from weft.families.architecture import (
     SharedBlock,
 )
 from weft.families.stream_tensors import behind_layer, per_layer, residual_scale, stream_mix
-from weft.families.tensors import (
-    Form,
-    Table,
-    norm_gate,
-    shared_block,
-    tables,
-    vocabulary,
-)
+from weft.families.tensors import Form, Table, norm_gate, shared_block, tables, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div

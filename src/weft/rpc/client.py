@@ -72,7 +72,6 @@ _PATIENCE_WITH_STORE_S = 40.0
 
 State = Literal["starting", "ready", "dead"]
 
-
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)
 

@@ -187,7 +187,7 @@ class LinkListener:
         context = self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(credentials_provider=_MachineKey(self._keys))
+        self._authenticator.configure_curve_callback(credentials_provider=self._keys)
         socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.ROUTER)
         set_options(socket)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be queued is an error, not dropped
@@ -279,16 +279,6 @@ class LinkListener:
                     connection.end(f"{connection.host} has been silent for {connection.silent_s:.1f} s")
                 else:
                     connection.say(LinkBeat())
-
-
-class _MachineKey:
-    """Tells ZeroMQ whose handshakes may succeed: those with the key of the token."""
-
-    def __init__(self, keys: LinkKeys) -> None:
-        self._keys = keys
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._keys.machine.public
 
 
 def refusal_of(hello: Hello) -> str | None:

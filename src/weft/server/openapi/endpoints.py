@@ -19,14 +19,7 @@ from msgspec import UNSET, UnsetType
 from weft.server.adapters import LoadAdapterBody, UnloadAdapterBody
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
-from weft.server.batches.routes import (
-    PURPOSES,
-    BatchBody,
-    BatchList,
-    BatchObject,
-    DeletedFile,
-    FileList,
-)
+from weft.server.batches.routes import PURPOSES, BatchBody, BatchList, BatchObject, DeletedFile, FileList
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
 from weft.server.ollama.protocol import (
@@ -40,14 +33,7 @@ from weft.server.ollama.protocol import (
     OllamaPullBody,
     OllamaShowBody,
 )
-from weft.server.pooling import (
-    EmbeddingBody,
-    EmbeddingList,
-    RerankAnswer,
-    RerankBody,
-    ScoreBody,
-    ScoreList,
-)
+from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, RerankBody, ScoreBody, ScoreList
 from weft.server.protocol import (
     ChatBody,
     CompletionBody,
