@@ -197,8 +197,8 @@ def wrong_descriptors(sass: str) -> list[str]:
     descriptor that a tensor-core product reads. Its high word begins with the form of the tile, so that
     constant has eight digits. ptxas 12.8, of Triton 3.6, adds the low word to the high half too, in some
     products whose left side is in registers: of 4 warps in uniform registers, of 8 in those of threads. In
-    the latter it takes R1, the stack's address, for the tile's. Such a product reads other memory: Mamba-2 had
-    wrong outputs, or an illegal address, on an H200."""
+    the latter it takes R1, the stack's address, for the tile's. Such a product reads other memory: Mamba-2
+    had wrong outputs, or an illegal address, on an H200."""
     low: dict[str, str] = {}
     """By the carry of an addition of low words: the register that was added."""
     wrong = []

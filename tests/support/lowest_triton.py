@@ -5,8 +5,8 @@
     pyproject.toml: triton>=3.6  -->  build/triton-3.6, to come first in PYTHONPATH
 
 Tests need the newest for its interpreter, and many GPUs have the oldest: torch brings one version with each
-of its own. A kernel that only the newest takes stops every server there. The wheel is 190 MB, 640 MB unpacked: 5
-CPU seconds, once on a machine.
+of its own. A kernel that only the newest takes stops every server there. The wheel is 190 MB, 640 MB
+unpacked: 5 CPU seconds, once on a machine.
 """
 
 from __future__ import annotations
