@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from weft.errors import WeftError
 from weft.fleet.fleet import Fleet
+from weft.server import replicas
 from weft.server.adapters import AdapterHandlers
 from weft.server.anthropic.answers import MESSAGES, conversation
 from weft.server.anthropic.protocol import CountTokensBody
@@ -48,14 +49,6 @@ from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
-from weft.server.replicas import (
-    ReplicaHandlers,
-    read_sleep,
-    read_tags,
-    sleep_answer,
-    state_answer,
-    wake_answer,
-)
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ListedModel, ServedModel, Service
 from weft.server.sse import (
@@ -89,8 +82,9 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
     own = _Handlers(service)
-    groups = (own, AdapterHandlers(service), ResponseHandlers(service, forward), ReplicaHandlers(service),
-              BatchHandlers(service.files, batches), OllamaModelHandlers(service))
+    groups = (own, AdapterHandlers(service), ResponseHandlers(service, forward),
+              replicas.ReplicaHandlers(service), BatchHandlers(service.files, batches),
+              OllamaModelHandlers(service))
     handlers = own.by_way() | {row.operation: getattr(group, row.operation) for group in groups
                                for row in ENDPOINTS if hasattr(group, row.operation)}
     if forward is not None:
@@ -284,19 +278,19 @@ class _Handlers:
 
     async def sleep(self, request: Request) -> Response:
         self._service.check_open()
-        asked = read_sleep(request.query_params, await read_raw(request))
+        asked = replicas.read_sleep(request.query_params, await read_raw(request))
         news = await self._service.engine.engines.sleep(asked.level, asked.mode, asked.timeout_s)
         self._looks.clear()
-        return json_response(sleep_answer(news))
+        return json_response(replicas.sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
         self._service.check_open()
-        tags = read_tags(request.query_params, await read_raw(request))
-        return json_response(wake_answer(await self._service.engine.engines.wake_up(tags), tags))
+        tags = replicas.read_tags(request.query_params, await read_raw(request))
+        return json_response(replicas.wake_answer(await self._service.engine.engines.wake_up(tags), tags))
 
     async def is_sleeping(self, request: Request) -> Response:
         self._service.check_open()
-        return json_response(state_answer(self._service.engine.engines.sleep_state))
+        return json_response(replicas.state_answer(self._service.engine.engines.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
         workers = self._service.workers
