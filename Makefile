@@ -92,9 +92,12 @@ test-ranks-gpu:
 	@WEFT_TEST_DEVICE=cuda TRITON_INTERPRET=0 PYTHONPATH=src $(GPU_PYTHON) -m pytest -p no:cacheprovider \
 	  tests/ranks $(ARGS)
 
-# Every shape of every Triton kernel, compiled for each GPU of the gate: minutes, and no GPU.
+# Every shape of every Triton kernel, compiled for each GPU of the gate: minutes, and no GPU. With the installed Triton,
+# then with the lowest that weft promises.
 compile-gpu: install
 	@TRITON_INTERPRET=0 $(BIN)/python -m tests.support.compile_gate --all
+	@TRITON_INTERPRET=0 PYTHONPATH=$$($(BIN)/python -m tests.support.lowest_triton) \
+	  $(BIN)/python -m tests.support.compile_gate --all
 
 # The lowest versions that pyproject.toml states, in an environment of their own: ten minutes, and gigabytes.
 lowest:

@@ -17,7 +17,7 @@
 //
 //     table of            has                               and then
 //     fp8, scale of a tile    the tile's 128 numbers            the sign
-//     fp8, powers of two      128 numbers as they are           the power is added to the exponent of all but zeros
+//     fp8, powers of two      128 numbers of the largest power  what the power has less is taken off, but of zeros
 //     fp8, scales of rows     8 fractions of 16 rows            sign and exponent are added; codes without an exponent
 //                                                               have tables of their own
 //     4 bits                  16 numbers of 8 rows, twice       dwords of both are interleaved
@@ -35,15 +35,16 @@ namespace {
 bool is_coded(WeightForm form) { return form == WeightForm::bfloat16_fp8 || form == WeightForm::bfloat16_four_bits; }
 
 #if defined(__AVX512F__)
-#define WEFT_VBMI __attribute__((target("avx512bf16,avx512vbmi")))
-#define WEFT_VBMI_PART __attribute__((always_inline, target("avx512bf16,avx512vbmi")))
+#define WEFT_VBMI __attribute__((target("avx512bf16,avx512vbmi,gfni")))
+#define WEFT_VBMI_PART __attribute__((always_inline, target("avx512bf16,avx512vbmi,gfni")))
 WEFT_EACH(each_coded, WEFT_VBMI_PART)
 
 constexpr float kFp8Up = 0x1p120f;
+constexpr int kMostPower = 127 + 6;  // a byte of e8m0: 2^6 is below what a scale may be (tiles.py)
 constexpr int kCodedRows = 4;
 
 bool serves_coded() {
-  static const bool serves = !has_bf16_dot() || __builtin_cpu_supports("avx512vbmi");
+  static const bool serves = !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
   return serves;
 }
 
@@ -175,7 +176,7 @@ struct Group {
   ByteTables without_exponent;
   __m512i powers;
   // Bits of a code that choose within a table, and of a byte's place: which of the table's rows.
-  __m512i within, rows, exponent, added, sign;
+  __m512i within, rows, exponent, of_highs, of_lows, sign;
   bool rare = false;
 
   WEFT_VBMI_PART Group(const Weight& weight, int64_t at) : tile(weight, at) {
@@ -183,9 +184,13 @@ struct Group {
     rows = opaque(FP8 ? bytes_by_place([](int i) { return 8 * (i / 16 * 4 + i / 2 % 4); })
                     : bytes_by_place([](int i) { return 16 * (i / 16 * 2 + i / 2 % 2); }));
     exponent = opaque(_mm512_set1_epi8(0x78));
-    added = opaque(_mm512_set1_epi16(static_cast<short>(0x8780)));
+    of_highs = opaque(_mm512_set1_epi64(0x1020400000000080));  // bits 7, 6, 5, 4 to 7, 2, 1, 0
+    of_lows = opaque(_mm512_set1_epi64(0x08));                 // bit 3 to 7
     sign = opaque(_mm512_set1_epi8(-128));
-    if constexpr (KIND == Lookup::fp8_powers) set_numbers(_mm512_set1_ps(kFp8Up));
+    if constexpr (KIND == Lookup::fp8_powers) {
+      set_numbers(_mm512_set1_ps(kFp8Up * 0x1p6f));
+      tables[0].high[0] = _mm512_or_si512(tables[0].high[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(0x80)));
+    }
   }
 
   // Of the numbers of codes 0 to 127.
@@ -217,9 +222,9 @@ struct Group {
   WEFT_VBMI_PART inline void begin(int64_t unit) {
     if constexpr (KIND == Lookup::fp8_powers) {
       const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(tile.powers(unit))));
-      rare = _mm512_cmplt_epu32_mask(bytes, _mm512_set1_epi32(16));
-      const __m512i added = _mm512_slli_epi32(_mm512_sub_epi32(bytes, _mm512_set1_epi32(127)), 7);
-      powers = _mm512_or_si512(_mm512_and_si512(added, _mm512_set1_epi32(0xFFFF)), _mm512_slli_epi32(added, 16));
+      const __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(kMostPower), bytes);
+      rare = _mm512_cmpgt_epu32_mask(less, _mm512_set1_epi32(kMostPower - 16));
+      powers = _mm512_or_si512(_mm512_slli_epi32(less, 7), _mm512_slli_epi32(less, 23));
       return;
     }
     scale = tile.scale(unit);
@@ -260,8 +265,8 @@ struct Group {
         by_rows(codes, to + 2 * half);
       } else {
         const __m512i lows = tables[0].lows(codes);
-        // lows ^ (codes & sign)
-        const __m512i highs = _mm512_ternarylogic_epi32(tables[0].highs(codes), codes, sign, 0x78);
+        // highs | (codes & sign)
+        const __m512i highs = _mm512_ternarylogic_epi32(tables[0].highs(codes), codes, sign, 0xF8);
         to[2 * half] = with_power(_mm512_unpacklo_epi8(lows, highs));
         to[2 * half + 1] = with_power(_mm512_unpackhi_epi8(lows, highs));
       }
@@ -270,10 +275,9 @@ struct Group {
 
   WEFT_INLINE __m512 rare_scale(const uint8_t* from) const { return tile.scale((from - tile.units) / CodedTile<FP8>::kStep); }
 
+  // Zeros are negative ones in the table: no power takes them below the least word.
   WEFT_VBMI_PART inline __m512i with_power(__m512i words) const {
-    if constexpr (KIND != Lookup::fp8_powers) return words;
-    const __mmask32 numbers = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x7FFF));
-    return _mm512_mask_add_epi16(words, numbers, words, powers);
+    return KIND == Lookup::fp8_powers ? _mm512_subs_epi16(words, powers) : words;
   }
 
   WEFT_VBMI_PART inline void by_rows(__m512i codes, __m512i* to) const {
@@ -284,12 +288,11 @@ struct Group {
       lows = _mm512_mask_mov_epi8(lows, small, without_exponent.lows(at));
       highs = _mm512_mask_mov_epi8(highs, small, without_exponent.highs(at));
     }
-    const __m512i zero = _mm512_setzero_si512();
-    const auto sum = [&](__m512i words, __m512i shifted) WEFT_VBMI_PART {
-      return _mm512_add_epi16(words, _mm512_and_si512(_mm512_srai_epi16(shifted, 4), added));
-    };
-    to[0] = sum(_mm512_unpacklo_epi8(lows, highs), _mm512_unpacklo_epi8(zero, codes));
-    to[1] = sum(_mm512_unpackhi_epi8(lows, highs), _mm512_unpackhi_epi8(zero, codes));
+    // Of each code the sign and all of the exponent but its last bit, and that bit, where a word has them.
+    const __m512i upper = _mm512_gf2p8affine_epi64_epi8(codes, of_highs, 0);
+    const __m512i lower = _mm512_gf2p8affine_epi64_epi8(codes, of_lows, 0);
+    to[0] = _mm512_add_epi16(_mm512_unpacklo_epi8(lows, highs), _mm512_unpacklo_epi8(lower, upper));
+    to[1] = _mm512_add_epi16(_mm512_unpackhi_epi8(lows, highs), _mm512_unpackhi_epi8(lower, upper));
   }
 
   WEFT_VBMI_PART inline void four_bits(const uint8_t* from, __m512i* to) const {

@@ -43,13 +43,7 @@ from train.checkpoint import export, load
 from train.model import FULL, LINEAR, Model, Shape
 from train.muon import Float32Muon
 from train.native import keep_freed_memory, round_in_kernels
-from train.tokenizer import (
-    SECOND_VOCAB_SIZE,
-    VOCAB_SIZE,
-    first_tokenizer,
-    grown_tokenizer,
-    train_tokenizer,
-)
+from train.tokenizer import SECOND_VOCAB_SIZE, VOCAB_SIZE, first_tokenizer, grown_tokenizer, train_tokenizer
 
 
 @dataclass(frozen=True)

@@ -223,9 +223,9 @@ class Fleet:
         load = self.ask("/load")
         if any(load.values()):
             found.append(f"without a request the load is {load}")
-        engines = self.ask("/v1/cache").get("replicas", [])  # one engine alone has no list
+        engines = self.ask("/v1/cache")["replicas"]
         if len(engines) < len(rows):
-            found.append(f"{len(engines) or 1} of {len(rows)} engines answer")
+            found.append(f"{len(engines)} of {len(rows)} engines answer")
         for one in engines:
             held = {use: one["memory_bytes"][use] for use in ("running_kv", "running_states", "shared_kv")}
             if any(held.values()):

@@ -64,18 +64,19 @@ class QueueFullError(UserError):
     kind = "service_unavailable"
 
 
-class UnknownModelError(UserError):
+class NotFoundError(UserError):
+    """What the request names is not there."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class UnknownModelError(NotFoundError):
     """The request names a model that this server does not serve; the message lists those it does."""
 
-    status = 404
-    kind = "not_found_error"
 
-
-class UnknownReplicaError(UserError):
+class UnknownReplicaError(NotFoundError):
     """The server has no replica of this number; the message says which it has."""
-
-    status = 404
-    kind = "not_found_error"
 
 
 class AuthenticationError(UserError):

@@ -93,6 +93,7 @@ def test_an_embedder_without_a_head_embeds_alike_in_what_quantize_writes(
 
 @pytest.mark.parametrize(("name", "more"), [
     ("lfm2", {}), ("qwen3_5", {}), ("kimi_linear", {}), ("ling", {}),
+    ("qwen4_exp", {"ple_layer_ids": [1]}),
     ("gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}),
     ("gemma4", {"tie_word_embeddings": True})])
 def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, more: dict[str, Any],

@@ -67,7 +67,7 @@ def test_full_tables_do_not_grow_with_requests_and_one_that_does_is_seen(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "GHOSTS_MAX", 20)
     monkeypatch.setattr(loop, "SAMPLES_MAX", 2)
-    monkeypatch.setattr(sources.AnswerLibrary.__init__, "__defaults__", (0,))   # its bound in bytes
+    monkeypatch.setattr(sources.AnswerLibrary.__init__, "__defaults__", (0, 0))   # its bounds
     with Engine(_EMBEDDED, memory="12MiB", max_model_len=512, threads=1, speculate="suffix") as engine:
         grown(engine)   # fills them
         assert grown(engine) == []

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 
 from tests.arch.circles import import_graph
-from tests.arch.rules import Source
+from tests.arch.rules import Source, statements
 
 CHECKS = {"raises", "warns", "fail", "assert_close", "run_state_machine_as_test"}
 """Calls that fail a test by themselves: those of pytest, torch and hypothesis."""
@@ -38,7 +38,7 @@ def _asserts_itself(function: _Function) -> bool:
 def tests_without_assertion(sources: Iterable[Source]) -> list[str]:
     """Test functions that neither assert nor call a function that does, in their file or its imports."""
     listed = list(sources)
-    functions = {source.module: [node for node in ast.walk(ast.parse(source.text))
+    functions = {source.module: [node for node in statements(ast.parse(source.text))
                                  if isinstance(node, _Function)] for source in listed}
     visible = {module: {module} | targets for module, targets in import_graph(listed).items()}
     called = {function: _called(function) for inside in functions.values() for function in inside}

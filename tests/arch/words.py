@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from tests.arch.rules import Source
+from tests.arch.rules import Source, statements
 
 VAGUE_WORDS = {"made", "there", "told", "taken", "kept", "found"}
 """They say that something happened to the value; a name says what the value is."""
@@ -44,7 +44,7 @@ def public_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
     """Name -> the files that define a public class of that name."""
     places: dict[str, list[str]] = {}
     for source in sources:
-        for node in ast.walk(ast.parse(source.text)):
+        for node in statements(ast.parse(source.text)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(source.path)
     return places

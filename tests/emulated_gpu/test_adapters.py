@@ -19,7 +19,7 @@ from weft.engine.sleeper import Sleeper
 from weft.request import Request
 from weft.runner.torch_executor import TorchExecutor
 
-PROMPTS = [[7, 9], [300, 20, 411, 5, 123], list(range(3, 43)), [11, 12, 13]]
+PROMPTS = [[7, 9], [300, 20, 411, 5, 123], list(range(3, 22)), [11, 12, 13]]
 
 
 def adapters(home: Path, model: object) -> list[Adapter]:

@@ -15,7 +15,7 @@ import torch
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import RESERVE_SLACK, Card
-from tests.emulated_gpu.engines import answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.engines import started
 from tests.emulated_gpu.sample import ALL, sample
 from tests.fixtures.checkpoints import checkpoint
 from weft.errors import ConfigError
@@ -196,23 +196,6 @@ def test_what_a_failed_step_took_is_free_when_a_shorter_one_is_tried() -> None:
     less, more = (float(free) for one in said for free in
                   re.findall(r"([\d.]+) MiB of the GPU (?:that )?are free", one))
     assert more - less == 54 - 40
-
-
-def test_prefixes_come_back_from_the_store_without_a_wait(tmp_path: Path) -> None:
-    """Faults 3, 4 and 6: loads in pieces through a buffer that was counted, by staged ids, out of memory that
-    was pinned at the start."""
-    family, prompt = "qwen3_5", list(range(3, 69))
-    checkpoint(family)
-    made = []
-    for _ in range(2):
-        with emulated() as card, started(card, family, store=str(tmp_path)) as engine:
-            made += answers(engine.core, [prompt])
-            tier = engine.core.scheduler.store
-            assert tier is not None
-            restored = tier.restores.counts.restored_tokens
-        assert not card.reports, [str(report) for report in card.reports]
-    assert restored
-    assert_tokens_of_transformers(family, [prompt, prompt], made)
 
 
 def test_a_compaction_in_a_circle_takes_no_memory_of_its_size() -> None:

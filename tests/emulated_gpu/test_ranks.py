@@ -16,7 +16,7 @@ from tests.fixtures.checkpoints import checkpoint
 from weft.ranks import peers as rank_peers
 from weft.ranks.peers import Peers
 
-PROMPTS = [list(range(3, 23)), [300, 20, 411]]
+STORED, OTHERS = list(range(3, 69)), [[300, 20, 411], [7]]
 
 
 @pytest.fixture(scope="module")
@@ -28,31 +28,22 @@ def two() -> Iterator[Peers]:
 
 
 @pytest.mark.parametrize("family", sample(["qwen3_5", "qwen3"], 1))
-def test_two_ranks_answer_as_transformers_does_and_nothing_is_reported(family: str, two: Peers) -> None:
-    checkpoint(family)
-    with emulated() as card, started(card, family, peers=two, tp=2, rank_timeout=120.0) as engine:
-        made = answers(engine.core, PROMPTS)
-        made += answers(engine.core, PROMPTS[:1], name="again")
-        assert card.replays
-    assert not card.reports, [str(report) for report in card.reports]
-    assert_tokens_of_transformers(family, [*PROMPTS, PROMPTS[0]], made)
-
-
-def test_both_ranks_load_and_store_out_of_memory_that_was_pinned_at_the_start(
-        two: Peers, tmp_path: Path) -> None:
-    """Fault 6: with memory that is not pinned each copy of rank 1 waits, which is a report."""
-    family, prompt = "qwen3_5", list(range(3, 69))
+def test_two_ranks_answer_load_and_store_as_transformers_does_and_nothing_is_reported(
+        family: str, two: Peers, tmp_path: Path) -> None:
+    """Two lives with one store, each then with two prompts side by side. Fault 6: with memory that is not
+    pinned at the start each copy of rank 1 waits, which is a report."""
     checkpoint(family)
     made = []
     for _ in range(2):
         with emulated() as card, started(card, family, peers=two, tp=2, rank_timeout=120.0,
                                          store=str(tmp_path)) as engine:
-            made += answers(engine.core, [prompt])
+            made += answers(engine.core, [STORED])
             engine.core.write_all(20.0)
             assert engine.core.store is not None
             restored = engine.core.store.stats().restores.restored_tokens
-            made += answers(engine.core, PROMPTS[1:], name="then")   # rank 1 says with it what it has noticed
+            made += answers(engine.core, OTHERS, name="then")   # rank 1 says with it what it has noticed
+            assert card.replays
         assert not card.reports, [str(report) for report in card.reports]
     assert restored >= 48
-    assert made[:2] == made[2:]
-    assert_tokens_of_transformers(family, [prompt], made[:1])
+    assert made[:3] == made[3:]
+    assert_tokens_of_transformers(family, [STORED, *OTHERS], made[:3])

@@ -20,7 +20,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from weft.request import Request, SamplingParams
 
-STEPS = 3_400 if ALL else 300
+STEPS = 3_400 if ALL else 200
 MACHINES: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid": ("qwen3_5", {}),
     "hybrid, little memory, compressed": (

@@ -1,4 +1,8 @@
-"""Loads and stores go beside the steps: decodes go on, nothing is read before it is there."""
+"""Loads and stores go beside the steps: decodes go on, nothing is read before it is there.
+
+Faults 3, 4 and 6 of ``docs/gpu.md`` would be reports here: loads come in pieces through a buffer that was
+counted, by staged ids, out of memory that was pinned at the start.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,8 @@ def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str) -> Non
     checkpoint(FAMILY)
     with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
         [said] = answers(engine.core, [PROMPT])
-        engine.core.write_all(20.0)
-        assert engine.puts
-        assert not card.reports, [str(report) for report in card.reports]
+    assert engine.puts, "at the latest as it ends"
+    assert not card.reports, [str(report) for report in card.reports]
     with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
         core, executor = engine.core, cast(TorchExecutor, engine.core.executor)
         transfers = executor.arena.device_transfers

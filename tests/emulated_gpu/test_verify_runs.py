@@ -136,7 +136,7 @@ def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) 
         # The control: what a draft begins with is freed, and its graph still has the address.
         drafting._hidden_WD = drafting._hidden_WD.clone()
         gc.collect()
-        answers(engine.core, PROMPTS[:1], SHORTER, name="freed")
+        answers(engine.core, PROMPTS[:1], structs.replace(GREEDY, max_tokens=3), name="freed")
         assert "freed" in kinds(card)
     assert (3, 3, 0) in drafted
     assert all(count == replayed and launches == 0 for count, replayed, launches in drafted)

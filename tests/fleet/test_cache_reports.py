@@ -19,8 +19,13 @@ def looked(lengths: list[int]) -> tuple[Any, Any]:
     return rig.core.stats(), rig.core.cache_shape()
 
 
-def test_one_replica_answers_as_a_server_without_replicas() -> None:
-    assert "replicas" not in cache_reports([(0, *looked([70]))])
+def test_the_report_of_several_keeps_its_form_while_one_alone_answers() -> None:
+    engine = looked([70])
+    alone, left = cache_reports([(0, *engine)]), cache_reports([(1, *engine)], several=True)
+    assert "replicas" not in alone
+    assert left["replicas"] == [{"replica": 1, **alone}]
+    assert {name: value for name, value in left.items() if name not in ("tree", "replicas")} == {
+        name: value for name, value in alone.items() if name != "tree"}
 
 
 def test_without_an_engine_there_is_no_report() -> None:
@@ -31,7 +36,7 @@ def test_without_an_engine_there_is_no_report() -> None:
 def test_numbers_add_up_and_shares_do_not() -> None:
     first, second = looked([70, 70]), looked([70, 200, 200])
     one, other = (cache_reports([(0, *part)]) for part in (first, second))
-    both = cache_reports([(0, *first), (1, *second)])
+    both = cache_reports([(0, *first), (1, *second)], several=True)
     assert [row["replica"] for row in both["replicas"]] == [0, 1]
     assert both["replicas"][1] == {"replica": 1, **other}
     for name in ("bytes", "nodes", "states", "pages"):

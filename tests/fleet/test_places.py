@@ -11,13 +11,7 @@ import pytest
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.fleet.places import (
-    core_numbers,
-    divide_cores,
-    divide_machine,
-    start_at_once,
-    usable_core_numbers,
-)
+from weft.fleet.places import core_numbers, divide_cores, divide_machine, start_at_once, usable_core_numbers
 from weft.rpc.client import HostShare
 
 

@@ -134,6 +134,7 @@ async def test_the_cache_is_shown_by_replica_and_all_replicas_sleep(server: Runn
     assert server.post("/v1/completions", {"prompt": "a"}).json()["error"]["code"] == "asleep"
     os.kill(engine_pids(server)[1], signal.SIGKILL)
     assert eventually(lambda: server.get("/health").json()["status"] == "degraded")
+    assert server.get("/v1/cache").json()["replicas"], "its form does not change with who answers"
     assert all_ready(server)
     assert server.get("/health").json()["status"] == "sleeping", "the new process sleeps too"
     assert server.post("/wake_up").json()["status"] == "awake"

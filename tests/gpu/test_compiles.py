@@ -9,12 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.support import compile_gate
+from tests.support import compile_gate, lowest_triton
 from tests.support.compile_gate import (
     SHARED_MAX_BYTES,
     compilations_of,
@@ -32,30 +33,50 @@ version of Triton. What has not changed is compiled once on a machine, which tak
 KERNELS_KEPT = 600
 
 
-def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for() -> None:
-    """Each at its largest, for one of them in turn; ``make compile-gpu`` is the whole table, in minutes."""
-    if COMPILED.exists() and len(list(COMPILED.iterdir())) > KERNELS_KEPT:
-        shutil.rmtree(COMPILED)
-    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(COMPILED)}
-    ran = subprocess.run([sys.executable, "-m", "tests.support.compile_gate"], env=variables, check=False,
-                         capture_output=True, text=True)
+def gate(*options: str, lowest: bool) -> str:
+    """What the gate prints under the lowest Triton or the installed one."""
+    before = [str(lowest_triton.directory())] if lowest else []
+    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(COMPILED),
+                              "PYTHONPATH": os.pathsep.join([*before, os.environ.get("PYTHONPATH", "")])}
+    ran = subprocess.run([sys.executable, "-m", "tests.support.compile_gate", *options], env=variables,
+                         check=False, capture_output=True, text=True)
     faults = [line for line in ran.stdout.splitlines() if " sm_" in line and not line.endswith(" ok")]
     assert not faults, "\n".join(faults)
     assert ran.returncode == 0, ran.stderr
-    counts = [ran.stdout.count(f" sm_{capability} ") for capability in SHARED_MAX_BYTES]
+    return ran.stdout
+
+
+def test_every_kernel_compiles_under_the_lowest_triton_for_a_gpu_that_it_is_made_for() -> None:
+    """Each at its largest, for one of them in turn; ``make compile-gpu`` is the whole table, in minutes."""
+    if COMPILED.exists() and len(list(COMPILED.iterdir())) > KERNELS_KEPT:
+        shutil.rmtree(COMPILED)
+    told = gate(lowest=True)
+    assert f"Triton {lowest_triton.lowest_version()}." in told
+    counts = [told.count(f" sm_{capability} ") for capability in SHARED_MAX_BYTES]
     assert sum(counts) >= len(kernel_modules())
     assert max(counts) - min(counts) <= 2   # a kernel of newer GPUs alone leaves an older one's turn out
 
 
-def test_a_sum_that_adds_its_low_word_to_its_high_word_is_seen() -> None:
-    """Lines of Mamba-2's outputs by Triton 3.6. The control: a register that was set to another value."""
-    low = "        /*5d70*/                   UIADD3 UR4, UP0, UR7, 0x40, URZ ;     /* 0x00000 */"
-    high = "        /*5d80*/             UIADD3.X UR5, UR7, -0x7fffffe0, URZ, UP0, !UPT ;   /* 0x8 */"
-    between = "        /*5d78*/             UMOV UR7, URZ ;        /* 0x0000003f00057c82 */"
-    other = high.replace("UR7", "URZ")
+def test_the_installed_triton_takes_every_kernel_too() -> None:
+    """Versions differ in what they take of Python; ``make compile-gpu`` goes on to machine code."""
+    told = gate("--front-end", lowest=False)
+    assert f"Triton {version('triton')}" in told
+    assert told.count(" ok\n") >= len(kernel_modules())
+
+
+@pytest.mark.parametrize(("register", "carry"), [("UR", "UP"), ("R", "P")])
+def test_a_sum_that_adds_its_low_word_to_its_high_word_is_seen(register: str, carry: str) -> None:
+    """Lines of Mamba-2's outputs by Triton 3.6, of 4 warps and of 8. The controls: the register was set to
+    another value; the high word has a register of its own; a sum of an address and a small number."""
+    r, p = register, carry
+    low = f"        /*5d70*/         {r[:-1]}IADD3 {r}4, {p}1, {r}1, 0x40, {r}Z ;     /* 0x00000 */"
+    high = (f"        /*5d80*/         {r[:-1]}IADD3.X {r}5, {r}1, -0x7fffffe0, {r}Z, {p}1, !{p}T ;"
+            "   /* 0x8 */")
+    between = f"        /*5d78*/         {r[:-1]}MOV {r}1, {r}Z ;        /* 0x0000003f00057c82 */"
     assert len(compile_gate.wrong_descriptors("\n".join([low, high]))) == 1
     assert compile_gate.wrong_descriptors("\n".join([low, between, high])) == []
-    assert compile_gate.wrong_descriptors("\n".join([low, other])) == []
+    assert compile_gate.wrong_descriptors("\n".join([low, high.replace(f"{r}1,", f"{r}2,")])) == []
+    assert compile_gate.wrong_descriptors("\n".join([low, high.replace("-0x7fffffe0", "0x7")])) == []
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
@@ -98,11 +119,26 @@ def test_the_gate_takes_each_kernel_at_its_largest() -> None:
     assert [one.name for one in most_demanding(made)] == ["deep", "other"]
 
 
-def test_a_kernel_that_takes_too_much_is_a_fault(tmp_path: Path) -> None:
-    """The control: the same gate with SMs of one KiB, and with a signature of another type."""
+def test_what_a_gpu_or_the_lowest_triton_does_not_take_is_a_fault(tmp_path: Path) -> None:
+    """The control: the same gate with SMs of one KiB, with a signature of another type, with a function that
+    returns None (Triton 3.9 takes it, and 3.6 had no kernel of attention), and with the tiles of Mamba-2 that
+    an H200 could not run."""
+    (tmp_path / "returns_none.py").write_text("""
+import triton
+@triton.jit
+def nothing():
+    return None
+@triton.jit
+def kernel(out):
+    if nothing() is None:
+        triton.language.store(out, 1.0)
+""")
     script = """
 import dataclasses
-from tests.support import compile_gate
+from returns_none import kernel
+from tests.support import compile_gate, lowest_triton
+from tests.support.kernel_variants.compilation import Compilation
+from tests.support.kernel_variants.recurrent import of_mamba2
 from tests.support.kernel_variants.step import of_arena_kernels
 made = compile_gate.most_demanding(of_arena_kernels())
 compress = next(one for one in of_arena_kernels() if one.constants.get("COLUMNS") == 16)
@@ -112,8 +148,16 @@ assert "shared memory" in compile_gate.compiled(compress, 80).fault
 fill = made[0]
 wrong = dataclasses.replace(fill, signature=fill.signature | {"items": "fp32"})
 assert compile_gate.compiled(wrong, 90).fault
+none = Compilation("none", kernel, {"out": "*fp32"})
+for way in (compile_gate.compiled, compile_gate.in_front):
+    assert "nothing" in way(none, 90).fault, way(none, 90)
+right = next(one for one in of_mamba2() if one.name == "mamba2 outputs bf16 128 P 32" and 90 in one.only)
+for width, warps in ((32, 4), (32, 8), (64, 4)):
+    tried = dataclasses.replace(right, constants=right.constants | {"BP": width}, num_warps=warps)
+    assert (compile_gate.compiled(tried, 90).fault is None) == (width == 64), (width, warps)
 """
-    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    path = os.pathsep.join([str(lowest_triton.directory()), str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(COMPILED), "PYTHONPATH": path}
     subprocess.run([sys.executable, "-c", script], env=variables, check=True)
 
 

@@ -54,14 +54,7 @@ from weft.server.ollama.protocol import (
 )
 from weft.server.pooling import EmbeddingBody, RerankBody, ScoreBody
 from weft.server.presets import Preset, check_preset_name
-from weft.server.protocol import (
-    ChatBody,
-    CompletionBody,
-    grammar_of,
-    parse_body,
-    prompts_of,
-    sampling_params,
-)
+from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, prompts_of, sampling_params
 from weft.text.grammars import grammar_from
 from weft.text.tools.definitions import read_choice, read_tools
 

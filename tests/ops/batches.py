@@ -62,8 +62,8 @@ def written_places(runs: Runs, pages: int) -> torch.Tensor:
     """bool [pages, 16]: places inside some run's context."""
     seen = torch.zeros(pages, PAGE_TOKENS, dtype=torch.bool)
     for row in range(runs.run_count):
-        for position in range(int(runs.context_R[row])):
-            seen[runs.page_table_RP[row, position // PAGE_TOKENS], position % PAGE_TOKENS] = True
+        positions = torch.arange(int(runs.context_R[row]))
+        seen[runs.page_table_RP[row, positions // PAGE_TOKENS], positions % PAGE_TOKENS] = True
     return seen
 
 

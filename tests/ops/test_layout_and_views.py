@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from tests.support.page_packing import pack_k, pack_v
-from weft.tensor.layout import (
-    k_block_shape,
-    k_rows,
-    pack_of,
-    unpack_k,
-    unpack_v,
-    v_block_shape,
-    v_rows,
-)
+from weft.tensor.layout import k_block_shape, k_rows, pack_of, unpack_k, unpack_v, v_block_shape, v_rows
 from weft.tensor.views import build_layer_caches, strided_view
 
 

@@ -1,7 +1,7 @@
 """What the engine-level oracle suite stands on: the truth by transformers, and an engine that is watched.
 
 ``truth(family)``: for prompts of 1, 5, 37, 300 and 900 tokens, the 64 greedy tokens that transformers makes
-and the logits it chose each of them from. Computed once per session and family.
+and the logits it chose each of them from. Computed once per session and family, in float64.
 
 ``Serving``: the real EngineCore, Scheduler, Memory and TorchExecutor on the same checkpoint, with
   * every logits row that chose a token kept, by (sequence, position),
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import inspect
 import os
 import shutil
 import tempfile
@@ -27,9 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 
-from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
+from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_exact_reference, make_checkpoint
 from tests.fixtures.far_memory import far_memory
+from tests.oracle.model_driver import ModelDriver
 from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.costs.restore import RestorePrices
@@ -101,12 +102,12 @@ def _loaded(family: str, native_kernels: bool) -> LoadedModel:
 
 @functools.cache
 def truth(family: str) -> tuple[Truth, ...]:
-    model = load_reference(directory(family))
+    model = load_exact_reference(directory(family))
     generator = torch.Generator().manual_seed(len(family))
     found = []
     for length in PROMPT_LENGTHS:
         for _ in range(20):
-            one = _greedy(model, torch.randint(3, 500, (length,), generator=generator).tolist())
+            one = _greedy(family, model, torch.randint(3, 500, (length,), generator=generator).tolist())
             if one is not None:
                 break
         else:
@@ -118,25 +119,21 @@ def truth(family: str) -> tuple[Truth, ...]:
 
 
 @torch.inference_mode()
-def _greedy(model: object, prompt: list[int]) -> Truth | None:
-    """None at the first choice that is not clear."""
-    out = model(torch.tensor([prompt]), use_cache=True)  # type: ignore[operator]
-    positions = "position_ids" in inspect.signature(model.forward).parameters  # type: ignore[attr-defined]
-    prompt_logits = out.logits[0].float()
-    rows = [prompt_logits[-1]]
-    tokens = [int(rows[0].argmax())]
+def _greedy(family: str, model: transformers.PreTrainedModel, prompt: list[int]) -> Truth | None:
+    """None if a choice is not clear. weft proposes the tokens. One forward of transformers over prompt and
+    proposal has the logits before each of them: if it chooses every one, it would have made the same text."""
+    driver = ModelDriver(loaded(family).model, sequences=1, length=len(prompt) + DECODE_STEPS)
+    [row] = driver.step((0, prompt))
+    tokens = [int(row[-1].argmax())]
     while len(tokens) < DECODE_STEPS:
-        if not _is_clear(rows[-1]):
-            return None
-        # Its name until 5.23 was past_key_values, and cache_params where there is no attention.
-        name = next(key for key in out if key in ("cache", "past_key_values", "cache_params"))
-        so_far = {name: getattr(out, name)}
-        if positions:
-            so_far["position_ids"] = torch.tensor([[len(prompt) + len(tokens) - 1]])
-        out = model(torch.tensor([tokens[-1:]]), **so_far, use_cache=True)  # type: ignore[operator]
-        rows.append(out.logits[0, -1].float())
-        tokens.append(int(rows[-1].argmax()))
-    return Truth(prompt, tokens, torch.stack(rows), prompt_logits) if _is_clear(rows[-1]) else None
+        [row] = driver.step((0, tokens[-1:]))
+        tokens.append(int(row[-1].argmax()))
+    logits = model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0].float()
+    rows = logits[len(prompt) - 1:]
+    if not all(map(_is_clear, rows)):
+        return None
+    assert rows.argmax(-1).tolist() == tokens, f"{family}: transformers chooses other tokens"
+    return Truth(prompt, tokens, rows, logits[:len(prompt)])
 
 
 def _is_clear(logits_V: torch.Tensor) -> bool:

@@ -13,15 +13,7 @@ import torch
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
 from tests.fixtures.checkpoints import asked
-from tests.oracle.serving import (
-    TOLERANCE,
-    Answer,
-    Serving,
-    Truth,
-    assert_equal_to_truth,
-    distance,
-    loaded,
-)
+from tests.oracle.serving import TOLERANCE, Answer, Serving, Truth, assert_equal_to_truth, distance, loaded
 from tests.oracle.test_models_against_transformers import expected
 from tests.support.refused_growth import refuse_growth
 from weft.memory.frames.plan import plan_arena
@@ -105,17 +97,18 @@ def test_preemption_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_prefix_hit_changes_nothing(family: str) -> None:
+    """It ends on the grid, one token behind it, inside of a chunk, and where the trunk does."""
     serving = Serving(family, cache=True, snapshots="every:64")
     trunk = text(7, 200)
     serving.run([trunk], GREEDY)
-    prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 100, 129, 199)] + [trunk]
+    prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 129, 199)] + [trunk]
     answers = [serving.run([prompt], GREEDY)[0] for prompt in prompts]
     for prompt, answer in zip(prompts, answers, strict=True):
         agreed(family, prompt, answer)
     step = 64 if loaded(family).spec.recurrent_layers else 16
     assert [answer.cached_tokens for answer in answers] == [
         min(cut, len(prompt) - 1) // step * step
-        for cut, prompt in zip((64, 100, 129, 199, 200), prompts, strict=True)]
+        for cut, prompt in zip((64, 129, 199, 200), prompts, strict=True)]
 
 
 def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:

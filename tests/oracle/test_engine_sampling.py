@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.oracle.serving import (
-    DECODE_STEPS,
-    TOLERANCE,
-    Serving,
-    assert_equal_to_truth,
-    tight_memory,
-    truth,
-)
+from tests.oracle.serving import DECODE_STEPS, TOLERANCE, Serving, assert_equal_to_truth, tight_memory, truth
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
 

@@ -61,11 +61,13 @@ class Speculating:
 
 @pytest.mark.parametrize("family", asked(*ON_THE_KERNELS, *IN_TORCH))
 def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
+    """Greedy with drafts of each kind. What a draft does to memory knows nothing of how its row is sampled:
+    random drafts, of which some are right, stand for all where tokens are drawn."""
     prompts = [text(length, length) for length in LENGTHS]
     plain, speculating = Serving(family, model=loaded(family)), Speculating(family)
     for sampling in SAMPLINGS:
         truth = plain.run(prompts, sampling)
-        for kind in KINDS:
+        for kind in KINDS if sampling.temperature == 0 else ("random",):
             answers = speculating.run(kind, prompts, truth, sampling)
             for answer, one in zip(answers, truth, strict=True):
                 assert answer.tokens == one.tokens, f"{kind} drafts changed the text"

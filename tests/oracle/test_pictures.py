@@ -80,7 +80,9 @@ def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: i
             tokens += [*[token] * rows, *text(1)]
         placed.append(PlacedPicture(digest=one.digest, places=places, data=one.to_bytes()))
     tokens = tokens[:behind] if behind < 0 else tokens + text(behind)
-    return Seeing(name, tokens, placed, Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS)))
+    [proposed] = serving(name).run([tokens], SAMPLING, pictures=[placed])
+    return Seeing(name, tokens, placed,
+                  Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS, proposed.tokens)))
 
 
 def serving(name: str, **named: object) -> Serving:
@@ -200,8 +202,9 @@ def test_videos_that_differ_in_their_last_frame_share_nothing(name: str) -> None
     other = prepare_video(frames, [at / 2 for at in range(CLIP[2])], shown)
     [before] = first.pictures
     placed = PlacedPicture(digest=other.digest, data=other.to_bytes(), places=before.places)
-    tokens, logits, prompt_logits = greedy_of_pixels(name, first.tokens, [other], STEPS)
-    second = Seeing(name, first.tokens, [placed], Truth(first.tokens, tokens, logits, prompt_logits))
+    [proposed] = serving(name).run([first.tokens], SAMPLING, pictures=[[placed]])
+    greedy = greedy_of_pixels(name, first.tokens, [other], STEPS, proposed.tokens)
+    second = Seeing(name, first.tokens, [placed], Truth(first.tokens, *greedy))
     for case, least, most in ((first, 0, 0), (second, 0, 64), (first, 100, 200), (second, 100, 200)):
         [answer] = answers(engine, [case])
         assert least <= answer.cached_tokens <= most  # type: ignore[attr-defined]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 
-from weft.config import EngineConfig
-from weft.rpc.client import ASSEMBLE
-from weft.server.config import ServerConfig
-from weft.server.launch import serve
-
 if __name__ == "__main__":
+    gc.disable()   # until it serves (``host.end_start``): what imports make stays, and is a sixth of a start
+
+    from weft.config import EngineConfig
+    from weft.rpc.client import ASSEMBLE
+    from weft.server.config import ServerConfig
+    from weft.server.launch import serve
+
     given = json.loads(sys.argv[1])
     server = {key: tuple(value) if isinstance(value, list) else value
               for key, value in given["server"].items()}

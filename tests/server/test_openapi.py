@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,40 +37,69 @@ def document() -> dict[str, Any]:
     return openapi()
 
 
-def schemathesis(folder: Path, location: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
-               "--config-file", str(CONFIG), "run", location, "--seed", "1", "--no-color",
-               "--warnings", "off", "-H", f"Authorization: {KEY['Authorization']}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+@dataclass(frozen=True)
+class Fuzzed:
+    """One run of schemathesis: its exit code, and what it said."""
+
+    code: int
+    said: str
 
 
-@pytest.mark.parametrize("choice", [
+CHOICES = [
     ("--phases", "fuzzing", "--max-examples", "3", "--exclude-path-regex", ASLEEP_AFTERWARDS),
-    ("--phases", "coverage", "--include-path-regex", "^/(v1/messages/count_tokens|detokenize|v1/models.*)$")])
-def test_a_fuzzer_finds_nothing_that_breaks_the_description(server: RunningServer, tmp_path: Path,
-                                                            choice: tuple[str, ...]) -> None:
+    ("--phases", "coverage", "--include-path-regex", "^/(v1/messages/count_tokens|detokenize|v1/models.*)$")]
+RUN_EACH = """
+import json, sys
+from schemathesis.cli import schemathesis
+for arguments in json.loads(sys.argv[1]):
+    try:
+        schemathesis(arguments)
+    except SystemExit as end:
+        print(f"ended with {int(end.code or 0)}", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def fuzzed(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> list[Fuzzed]:
+    """Of each of CHOICES, then of a description that is wrong: a limit that the server does not have, and an
+    answer without one of its fields. One process, whose imports take as long as a run."""
+    wrong, folder = openapi(), tmp_path_factory.mktemp("schemathesis")
+    wrong["components"]["schemas"]["TokenizePromptBody"]["properties"]["prompt"]["maxLength"] = 3
+    wrong["components"]["schemas"]["LoadAnswer"]["required"].append("colour")
+    file = folder / "wrong.json"
+    file.write_bytes(msgspec.json.encode(wrong))
+    located = [*((f"{server.url}/openapi.json", *choice) for choice in CHOICES),
+               (str(file), "--url", server.url, "--phases", "coverage",
+                "--include-path-regex", "^/(tokenize|load)$")]
+    always = ["--seed", "1", "--no-color", "--warnings", "off",
+              "-H", f"Authorization: {KEY['Authorization']}"]
+    runs = [["--config-file", str(CONFIG), "run", *arguments, *always] for arguments in located]
+    done = subprocess.run([sys.executable, "-c", RUN_EACH, json.dumps(runs)], capture_output=True, text=True,
+                          timeout=600, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    *pieces, _ = re.split(r"^ended with (\d+)\n", done.stdout, flags=re.MULTILINE)
+    return [Fuzzed(int(code), said) for said, code in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("number", range(len(CHOICES)))
+def test_a_fuzzer_finds_nothing_that_breaks_the_description(fuzzed: list[Fuzzed], number: int) -> None:
     """Random requests to every endpoint, and the limits of some. docs/server.md has the command for all."""
-    run = schemathesis(tmp_path, f"{server.url}/openapi.json", *choice)
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
-    generated = re.search(r"(\d+) generated", run.stdout)
+    run = fuzzed[number]
+    assert run.code == 0, run.said[-4000:]
+    generated = re.search(r"(\d+) generated", run.said)
     assert generated is not None
     assert int(generated.group(1)) >= 30
 
 
-def test_the_fuzzer_does_find_a_description_that_is_wrong(server: RunningServer, tmp_path: Path) -> None:
-    """The control: a limit that the server does not have, and an answer without one of its fields."""
-    wrong = openapi()
-    wrong["components"]["schemas"]["TokenizePromptBody"]["properties"]["prompt"]["maxLength"] = 3
-    wrong["components"]["schemas"]["LoadAnswer"]["required"].append("colour")
-    file = tmp_path / "wrong.json"
-    file.write_bytes(msgspec.json.encode(wrong))
-    run = schemathesis(tmp_path, str(file), "--url", server.url, "--phases", "coverage",
-                       "--include-path-regex", "^/(tokenize|load)$")
-    assert run.returncode == 1
-    assert "'colour' is a required property" in run.stdout.replace('"', "'")
-    assert "GET /load" in run.stdout
-    assert "POST /tokenize" in run.stdout
-    assert "2 unique failures" in run.stdout
+def test_the_fuzzer_does_find_a_description_that_is_wrong(fuzzed: list[Fuzzed]) -> None:
+    """The control."""
+    assert len(fuzzed) == len(CHOICES) + 1
+    run = fuzzed[-1]
+    assert run.code == 1
+    assert "'colour' is a required property" in run.said.replace('"', "'")
+    assert "GET /load" in run.said
+    assert "POST /tokenize" in run.said
+    assert "2 unique failures" in run.said
 
 
 def test_every_route_is_in_the_description_and_the_other_way_round(document: dict[str, Any]) -> None:

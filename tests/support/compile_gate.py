@@ -1,7 +1,8 @@
 """Compiles every Triton kernel for GPUs ahead of time: a check for machines without a GPU.
 
-    python -m tests.support.compile_gate          the largest shape of each kernel, for the GPUs in turn
-    python -m tests.support.compile_gate --all    every shape that a kernel file lists, for each GPU
+    python -m tests.support.compile_gate              the largest shape of each kernel, for the GPUs in turn
+    python -m tests.support.compile_gate --all        every shape that a kernel file lists, for each GPU
+    python -m tests.support.compile_gate --front-end  no further than Triton's own code, TTIR: 4 seconds
 
     src/weft: @triton.jit; kernel_variants --> signature, constants --> cubin for each GPU
                                                                           shared memory <= an SM's
@@ -11,7 +12,8 @@ It finds what Triton's interpreter cannot: types that do not match, and shapes t
 take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there, and
 a fault of ptxas 12.8 (``wrong_descriptors``). It checks neither results nor speed. It runs without
 TRITON_INTERPRET and in a process of its own, because a kernel's definition decides whether it is interpreted.
-Triton caches what it compiled (TRITON_CACHE_DIR).
+Triton caches what it compiled (TRITON_CACHE_DIR). Another Triton is one that comes first in PYTHONPATH: the
+suite takes the lowest version that weft promises (``lowest_triton``).
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import cycle
 from math import prod
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import weft
 from tests.support.kernel_variants.compilation import CAPABILITIES, SMALL_SHARED_BYTES, Compilation
@@ -106,18 +110,32 @@ def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[
     return pairs
 
 
+def in_front(one: Compilation, capability: int) -> CompileResult:
+    """``one`` from Python to Triton's own code, where versions differ in what they take."""
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import make_backend
+
+    started, fault = time.perf_counter(), None
+    source, target = _source(one), _target(capability)
+    backend, context = make_backend(target), ir.context()
+    options = backend.parse_options(_options(one))
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    try:
+        source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(),
+                       context)
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}".strip()
+    return CompileResult(one.name, capability, 0, None, time.perf_counter() - started, fault)
+
+
 def compiled(one: Compilation, capability: int) -> CompileResult:
     """Compile ``one`` for a GPU of ``capability`` down to machine code."""
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     started, shared, fault, spilled = time.perf_counter(), 0, None, None
     try:
-        kernel = triton.compile(
-            ASTSource(one.kernel, one.signature, one.constants, _aligned(one)),
-            target=GPUTarget("cuda", capability, WARP_THREADS),
-            options={"num_warps": one.num_warps, "num_stages": one.num_stages})
+        kernel = triton.compile(_source(one), target=_target(capability), options=_options(one))
     except Exception as error:  # a compiler has many ways to refuse; each is a fault
         fault = f"{type(error).__name__}: {error}".strip()
     else:
@@ -128,6 +146,22 @@ def compiled(one: Compilation, capability: int) -> CompileResult:
         if shared > SHARED_MAX_BYTES[capability]:
             fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
     return CompileResult(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
+
+
+def _source(one: Compilation) -> Any:
+    from triton.compiler import ASTSource
+
+    return ASTSource(one.kernel, one.signature, one.constants, _aligned(one))
+
+
+def _target(capability: int) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", capability, WARP_THREADS)
+
+
+def _options(one: Compilation) -> dict[str, int]:
+    return {"num_warps": one.num_warps, "num_stages": one.num_stages}
 
 
 def _spilled_bytes(cubin: bytes) -> int | None:
@@ -151,18 +185,20 @@ def _tool(option: str, cubin: bytes) -> str:
 
 
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.*?) ;")
-_TARGET = re.compile(r"(?:@!?U?P\d+ )?[A-Z0-9_.]+ (UR\d+)")
-_LOW_WORD = re.compile(r"UIADD3 UR\d+, (UP\d), (UR\d+), 0x[0-9a-f]+, URZ")
-_HIGH_WORD = re.compile(r"UIADD3\.X UR\d+, (UR\d+), -?0x[0-9a-f]+, URZ, (UP\d), !UPT")
+_TARGET = re.compile(r"(?:@!?U?P\d+ )?[A-Z0-9_.]+ (U?R\d+)")
+_LOW_WORD = re.compile(r"U?IADD3 U?R\d+, (U?P\d), (U?R\d+)(?:\.reuse)?, 0x[0-9a-f]+, U?RZ")
+_HIGH_WORD = re.compile(r"U?IADD3\.X U?R\d+, (U?R\d+)(?:\.reuse)?, -?0x[0-9a-f]{8}, U?RZ, (U?P\d), !U?PT")
 
 
 def wrong_descriptors(sass: str) -> list[str]:
     """Instructions of Hopper's machine code that add one word to both halves of a 64-bit sum.
 
     Triton adds a constant to the address of a tile in shared memory, whose high word is 0, and has the
-    descriptor that a tensor-core product reads. ptxas 12.8, of Triton 3.6, adds the low word to the high half
-    too, in some products whose left side is in registers. Such a product reads other memory: Mamba-2 had
-    wrong outputs on an H200."""
+    descriptor that a tensor-core product reads. Its high word begins with the form of the tile, so that
+    constant has eight digits. ptxas 12.8, of Triton 3.6, adds the low word to the high half too, in some
+    products whose left side is in registers: of 4 warps in uniform registers, of 8 in those of threads. In
+    the latter it takes R1, the stack's address, for the tile's. Such a product reads other memory: Mamba-2
+    had wrong outputs, or an illegal address, on an H200."""
     low: dict[str, str] = {}
     """By the carry of an addition of low words: the register that was added."""
     wrong = []
@@ -186,6 +222,7 @@ def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--all", action="store_true", help="every shape for every GPU")
+    parser.add_argument("--front-end", action="store_true", help="no further than Triton's own code")
     parser.add_argument("--only", default="", help="modules with this in their name")
     args = parser.parse_args(argv)
     assert os.environ.get("TRITON_INTERPRET", "0") != "1", "interpreted kernels are not compiled"
@@ -197,13 +234,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         every = [(one, capability) for capability in SHARED_MAX_BYTES
                  for one in variants_for(listed, capability)] if args.all else in_turn(listed, capabilities)
         for one, capability in every:
-            outcome = compiled(one, capability)
+            outcome = (in_front if args.front_end else compiled)(one, capability)
             faults += outcome.fault is not None
             print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
                   f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
-                  f"{outcome.seconds:.1f} s  "
-                  f"{outcome.fault or 'ok'}", flush=True)
-    print(f"{faults} faults")
+                  f"{outcome.seconds:.1f} s  {outcome.fault or 'ok'}", flush=True)
+    print(f"{faults} faults, Triton {version('triton')}")
     return min(faults, 1)
 
 

@@ -33,7 +33,8 @@ ARCHITECTURES = {
     "falcon_h1": "falcon-h1", "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2",
     "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss",
     "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
-    "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7"
+    "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7",
+    "qwen4_exp_text": "qwen4exp", "glm5_next_text": "glm5-next"
 }
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
@@ -45,7 +46,7 @@ CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "mul
            "turned", "mixes")
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
-_LATENT = ("kimi_linear", "bailing_hybrid")
+_LATENT = ("kimi_linear", "bailing_hybrid", "glm5_next_text")
 _GIGACHAT = {
     "input_layernorm": "attn_norm", "post_self_attn_layernorm": "post_attention_norm",
     "post_attention_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
@@ -56,6 +57,26 @@ _GIGACHAT = {
     "shared_head.norm": "nextn.shared_head_norm"
 }
 """What gguf's table does not have, as llama.cpp's ``llama-arch.cpp`` names it."""
+_INDEXED = {
+    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm", "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b", "self_attn.indexer.weights_proj": "indexer.proj",
+    "self_attn.indexer.index_kpool_compress_gate": "indexer_compressor_gate",
+    "self_attn.indexer.index_kpool_compress_ape": "indexer_compressor_ape",
+    "self_attn.indexer.k_norm": "indexer.k_norm", "self_attn.indexer.q_layernorm": "indexer.q_norm",
+    "self_attn.indexer.k_layernorm": "indexer.k_norm", "ple.key_proj": "ple_key",
+    "ple.value_proj": "ple_value", "ple.conv1d": "ple_conv1d", "ple.norm_key": "ple_norm_key",
+    "ple.norm_query": "ple_norm_query",
+    "ple.norm_conv": "ple_norm_conv", "hyper_connection_mixer.hc_norm": "nextn.hc_head_norm",
+    "hyper_connection_mixer.input_mix_weight_down": "nextn.hc_head_down",
+    "hyper_connection_mixer.input_mix_weight_up": "nextn.hc_head_up",
+    **{f"hc_{block}_{part}": f"hc_{block}_{part}" for block in ("attn", "ffn")
+       for part in ("fn", "base", "scale")},
+    **{f"{ours}_hyper_connection.{part}": f"hc_{theirs}_{short}"
+       for ours, theirs in (("attn", "attn"), ("mlp", "ffn"))
+       for part, short in (("hc_norm", "norm"), ("input_mix_weight_down", "down"),
+                           ("input_mix_weight_up", "up"), ("block_inject_weight", "inject"))}}
+"""The same of Qwen4-Exp and GLM-5-next, as its ``tensor_mapping.py`` has them."""
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
 
 
@@ -81,7 +102,7 @@ class _Change:
             x = x + 1
         if self.type == "gemma3_text" and name.endswith("norm.weight") and "plus_one" not in self.forget:
             x = x + 1
-        if self.type.startswith("qwen3_5") or self.type == "qwen3_next":
+        if self.type.startswith(("qwen3_5", "qwen4")) or self.type == "qwen3_next":
             x = self._qwen(name, x)
         if self.type in ("llama", "granitemoehybrid") and "interleaved" not in self.forget:
             for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
@@ -97,7 +118,8 @@ class _Change:
         return x
 
     def _qwen(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        if name.endswith("norm.weight") and "linear_attn" not in name and "plus_one" not in self.forget:
+        is_norm = name.endswith("norm.weight") or ".ple.norm_" in name
+        if is_norm and "linear_attn" not in name and "plus_one" not in self.forget:
             return x + 1
         keys, values = self.config["linear_num_key_heads"], self.config["linear_num_value_heads"]
         width, before = self.config["linear_value_head_dim"], 2 * keys * self.config["linear_key_head_dim"]
@@ -147,12 +169,15 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         architecture = "nemotron_h_moe"
     if architecture == "granitehybrid" and not {"mamba", "linear_attention"} & {*config["layer_types"]}:
         architecture = "granite"
-    # gguf's table has neither bailingmoe3 nor gigachat35 yet; what layers share has one name in all.
-    known = "kimi-linear" if architecture in ("bailingmoe3", "gigachat35") else architecture
+    # gguf's table does not have the newest yet; what layers share has one name in all.
+    known = {"bailingmoe3": "kimi-linear", "gigachat35": "kimi-linear", "glm5-next": "kimi-linear",
+             "qwen4exp": "qwen35moe"}.get(architecture, architecture)
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(number, 64)
     if config["model_type"] == "rwkv7":
         return architecture, _rwkv7(tensors, table, forget)
+    if config["model_type"] in ("glm5_next_text", "qwen4_exp_text"):
+        tensors = _indexed(tensors, config)
     if config["model_type"] in _LATENT:
         tensors = _latent(tensors, config, forget)
     if config["model_type"] == "gigachat3_5":
@@ -162,6 +187,8 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
         x = change(name, x)
         if config["model_type"] == "gigachat3_5":
             name = _of_gigachat(name)
+        if architecture in ("qwen4exp", "glm5-next"):
+            name = _of_indexed(name)
         for ours, theirs in _RENAMED.items():
             name = name.replace(ours, theirs)
         parts = name.split(".experts.")
@@ -186,6 +213,41 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
         found["rope_freqs.weight"] = _rope_freqs(config["head_dim"], rope)
     return architecture, found
+
+
+def _indexed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Of Qwen4-Exp and GLM-5-next: under plain names, without the tower; the head as the layer behind the
+    last, what it joins in one matrix; the index's queries apart from its key; n-gram tables in one."""
+    out, last = {}, config["num_hidden_layers"]
+    shards: dict[int, torch.Tensor] = {}
+    for name, x in tensors.items():
+        name = name.replace("model.language_model.", "model.")
+        name = name.replace("mtp.layers.0.", f"model.layers.{last}.")
+        name = name.replace("pre_fc_norm_embedding", "enorm").replace("pre_fc_norm_hidden", "hnorm")
+        place = name.rpartition(".self_attn.")[0].replace("model.layers.", "blk.")
+        if ".shard_" in name:
+            shards[int(name.rpartition("shard_")[2].partition(".")[0])] = x
+        elif name.endswith("index_qk_proj.weight"):
+            rows = config["indexer_n_heads"] * config["indexer_head_dim"]
+            out |= {f"{place}.indexer.q_proj.weight": x[:rows], f"{place}.indexer.k_proj.weight": x[rows:]}
+        elif name.endswith("fc_embedding.weight"):
+            both = x, tensors[name.replace("embedding", "hidden")]
+            out[f"blk.{last}.nextn.eh_proj.weight"] = torch.cat(both, dim=1)
+        elif x.is_floating_point() and "visual" not in name and "fc_hidden" not in name:
+            out[name.replace("mtp.", f"model.layers.{last}.")] = x
+    if shards:
+        out["per_layer_token_embd.weight"] = torch.cat([shards[number] for number in sorted(shards)])
+    return out
+
+
+def _of_indexed(name: str) -> str:
+    """As ``_of_gigachat``."""
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+?)(\.weight|\.bias)?", name)
+    if found is not None and (theirs := _INDEXED.get(found[2])):
+        return f"blk.{found[1]}.{theirs}{found[3] or '.weight'}"
+    last = name.removeprefix("model.hyper_connection_mixer.")
+    part = _INDEXED.get(f"hyper_connection_mixer.{last.removesuffix('.weight')}", "").rpartition("_")[2]
+    return name if last == name else f"output_hc_{part}.weight"
 
 
 def _of_gigachat(name: str) -> str:
@@ -305,7 +367,7 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
         name += ".weight"
     if name.endswith("dt_bias"):
         name = name.replace("dt_bias", "dt_proj.bias")
-    if name.startswith(("blk.", "output_norm_gate_")):
+    if name.startswith(("blk.", "output_norm_gate_", "output_hc_", "per_layer_token_embd.")):
         return name
     if name.endswith("self_attn.sinks"):
         return f"{table.get_name(name)}.weight"
@@ -427,6 +489,8 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     }
     if config["model_type"] in _LATENT:
         numbers |= _latent_keys(config, writer)
+    if writer.arch == "qwen4exp":
+        _qwen4_keys(config, writer, tensors)
     if config["model_type"] == "gigachat3_5":
         numbers |= _gigachat_keys(config, writer)
     if config["model_type"] == "rwkv7":
@@ -455,8 +519,65 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         writer.add_bool(f"{writer.arch}.ssm.dt_b_c_rms", True)
 
 
+def _qwen4_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter,
+                tensors: Mapping[str, torch.Tensor]) -> None:
+    layers = config["num_hidden_layers"]
+    heads = int(f"blk.{layers}.nextn.eh_proj.weight" in tensors)
+    kinds, ratio = config["layer_types"], config["indexer_compress_ratio"]
+    _replaced(writer, "block_count", layers + heads)
+    for name, value in {
+        "nextn_predict_layers": heads or None, "hyper_connection.count": config["hc_count"],
+        "hyper_connection.low_rank": config["hc_lowrank"],
+        "attention.indexer.head_count": config["indexer_n_heads"],
+        "attention.indexer.key_length": config["indexer_head_dim"],
+        "attention.indexer.top_k": config["indexer_budget"],
+        "attention.compress_ratios": [0 if "linear" in kind else ratio for kind in kinds] + [0] * heads
+    }.items():
+        _replaced(writer, name, value)
+    if not config["ple_layer_ids"]:
+        return
+    constants = {name: numbers.tolist() for name, numbers in load_file(
+        Path(config["of"]) / "model.safetensors").items() if not numbers.is_floating_point()}
+    for name, value in {
+        "ple.layers": [layer - 1 for layer in config["ple_layer_ids"]],
+        "ple.ngram_size": config["ngram_size"],
+        "ple.heads_per_ngram": config["heads_per_ngram"], "ple.conv_kernel": config["ple_conv_kernel_size"],
+        "ple.eos_token_id": config["eos_token_id"],
+        "embedding_length_per_layer_input": tensors["per_layer_token_embd.weight"].shape[1]}.items():
+        _replaced(writer, name, value)
+    for theirs, ours in (("layer_multipliers", "layer_multipliers"), ("head_offsets", "ngram_heads_offsets"),
+                         ("head_vocab_sizes", "ngram_heads_vocab_sizes")):
+        [numbers] = [numbers for name, numbers in constants.items() if name.endswith(ours)]
+        writer.add_key_value(f"{writer.arch}.ple.{theirs}", numbers, gguf.GGUFValueType.ARRAY,
+                             gguf.GGUFValueType.UINT64)
+
+
+def _glm_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
+    layers, heads = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
+    for name, value in {
+        "block_count": layers + heads, "nextn_predict_layers": heads or None,
+        "expert_group_count": config["n_group"], "expert_shared_count": config["n_shared_experts"],
+        "attention.indexer.head_count": config["index_n_heads"],
+        "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"], "attention.indexer.kpool": config["index_kpool"],
+        "hyper_connection.count": config["hc_mult"],
+        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"]}.items():
+        _replaced(writer, name, value)
+    writer.add_bool(f"{writer.arch}.attention.indexer.kpool_select_tail", True)
+    writer.add_array(f"{writer.arch}.attention.indexer.types", [True] * layers)
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        writer.add_array(f"{writer.arch}.{name}", [float(config["swiglu_limit"])] * (layers + heads))
+    writer.add_bool(f"{writer.arch}.expert_weights_norm", config["norm_topk_prob"])
+    return {"kda.gate_lower_bound": config["linear_lower_bound"],
+            "hyper_connection.epsilon": config["hc_eps"]}
+
+
 def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
     shared, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    config = {"model_max_length": config.get("max_position_embeddings"),
+              "num_experts_per_token": config.get("num_experts_per_tok"),
+              "num_shared_experts": config.get("n_shared_experts"), "num_expert_group": config.get("n_group"),
+              **config}
     integers = {
         "rope.dimension_count": shared, "attention.key_length": latent + shared,
         "attention.key_length_mla": config["qk_nope_head_dim"] + shared,
@@ -472,9 +593,11 @@ def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str
     for name, value in integers.items():
         _replaced(writer, name, value)
     _replaced(writer, "attention.head_count_kv",
-              [int(kind == "full_attention") for kind in config["layer_types"]])
+              [int("linear" not in kind) for kind in config["layer_types"]])
     if config["model_type"] == "kimi_linear":
         return {}
+    if config["model_type"] == "glm5_next_text":
+        return _glm_keys(config, writer)
     writer.add_bool(f"{writer.arch}.kda.safe_gate", config["kda_safe_gate"])
     writer.add_bool(f"{writer.arch}.expert_weights_norm", config["moe_renormalize"])
     return {"kda.gate_lower_bound": config["kda_lower_bound"]}
@@ -571,7 +694,7 @@ def write_gguf(directory: Path,
     """The checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
     rows are whole blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
     those blocks, in float32. ``change``: more keys."""
-    config = text_config(json.loads((directory / "config.json").read_text()))
+    config = text_config(json.loads((directory / "config.json").read_text())) | {"of": str(directory)}
     architecture, tensors = converted(directory, forget)
     writer = gguf.GGUFWriter(path, architecture)
     _keys(config, writer, tensors)

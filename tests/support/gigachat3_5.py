@@ -28,12 +28,14 @@ import transformers
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.support.ling_2_5 import Experts, FeedForward
 from tests.support.naive_model import NaiveModel, register
 
 
 class GigaChat35Config(transformers.PreTrainedConfig):
     model_type = "gigachat3_5"
     max_position_embeddings = 4096
+    attribute_map = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 
 
 class SelfGated(nn.Module):
@@ -164,59 +166,15 @@ class LatentAttention(nn.Module):
         return (self.own + self.shared)**-0.5 * stretch**2
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: Any, width: int) -> None:
-        super().__init__()
-        hidden, self.limit = config.hidden_size, config.swiglu_limit or torch.inf
-        self.gate_proj, self.up_proj = (nn.Linear(hidden, width, bias=False) for _ in range(2))
-        self.down_proj = nn.Linear(width, hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = self.gate_proj(x).clamp(max=self.limit)
-        return self.down_proj(F.silu(gate) * self.up_proj(x).clamp(-self.limit, self.limit))
-
-
-class Router(nn.Module):
-    def __init__(self, count: int, hidden: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, hidden))
-        self.register_buffer("e_score_correction_bias", torch.zeros(count))
-
-
-class Experts(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config, width = config, config.moe_intermediate_size
-        self.experts = nn.ModuleList(FeedForward(config, width) for _ in range(config.n_routed_experts))
-        self.gate = Router(config.n_routed_experts, config.hidden_size)
-        self.shared_experts = FeedForward(config, width * config.n_shared_experts)
-
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        weights_TE = torch.stack([self._weights(x_D) for x_D in x_TD])
-        return self.shared_experts(x_TD) + sum(
-            weights_TE[:, number, None] * expert(x_TD) for number, expert in enumerate(self.experts))
-
-    def _weights(self, x_D: torch.Tensor) -> torch.Tensor:
-        """Of all experts; 0 of those not chosen."""
-        config = self.config
-        scores = torch.sigmoid(self.gate.weight @ x_D)
-        by_group = (scores + self.gate.e_score_correction_bias).view(config.n_group, -1)
-        best = by_group.topk(2, dim=-1).values.sum(-1).topk(config.topk_group).indices
-        masked = torch.full_like(by_group, -torch.inf)
-        masked[best] = by_group[best]
-        chosen = masked.flatten().topk(config.num_experts_per_tok).indices
-        weights, total = torch.zeros_like(scores), scores[chosen].sum() if config.norm_topk_prob else 1.0
-        weights[chosen] = scores[chosen] / (total + 1e-20) * config.routed_scaling_factor
-        return weights
-
-
 class Layer(nn.Module):
     def __init__(self, config: Any, layer: int) -> None:
         super().__init__()
         full, hidden = layer in config.full_attention_layers, config.hidden_size
         self.self_attn = LatentAttention(config) if full else DeltaNet(config)
-        dense = layer < config.first_k_dense_replace
-        self.mlp = FeedForward(config, config.intermediate_size) if dense else Experts(config)
+        limit = config.swiglu_limit or torch.inf
+        self.mlp = (FeedForward(hidden, config.intermediate_size, limit)
+                    if layer < config.first_k_dense_replace else
+                    Experts(config, "e_score_correction_bias", limit))
         self.input_layernorm, self.post_self_attn_layernorm = (SelfGated(hidden, config) for _ in range(2))
         self.post_attention_layernorm, self.post_feedforward_layernorm = (
             SelfGated(hidden, config) for _ in range(2))

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.support.ling_2_5 import FeedForward, RmsNorm
+from tests.support.naive_model import NaiveModel, register
 
 
 class JetNemotronConfig(transformers.PreTrainedConfig):
@@ -147,45 +147,9 @@ class Trunk(nn.Module):
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class JetNemotronForCausalLM(transformers.PreTrainedModel):
-    config_class = JetNemotronConfig
-    base_model_prefix = "model"
+class JetNemotronForCausalLM(NaiveModel):
+    config_class, trunk = JetNemotronConfig, Trunk
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: JetNemotronConfig) -> None:
-        super().__init__(config)
-        self.model = Trunk(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                **_: Any) -> CausalLMOutputWithPast:
-        rows = []
-        for tokens_T in input_ids:
-            x_TD = self.model.embed_tokens(tokens_T)
-            for layer in self.model.layers:
-                x_TD = layer(x_TD)
-            rows.append(self.lm_head(self.model.norm(x_TD)))
-        return CausalLMOutputWithPast(logits=torch.stack(rows))
-
-    @torch.inference_mode()
-    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **_: Any) -> torch.Tensor:
-        """Greedy."""
-        for _step in range(max_new_tokens):
-            logits = self(input_ids).logits
-            assert logits is not None
-            input_ids = torch.cat((input_ids, logits[:, -1:].argmax(-1)), 1)
-        return input_ids
-
-    def set_experts_implementation(self, name: str) -> None:
-        """There are none."""
-
-
-transformers.AutoConfig.register(JetNemotronConfig.model_type, JetNemotronConfig)
-transformers.AutoModelForCausalLM.register(JetNemotronConfig, JetNemotronForCausalLM)
+register(JetNemotronConfig, JetNemotronForCausalLM)

@@ -28,6 +28,7 @@ from tests.support.naive_model import NaiveModel, register
 
 class BailingMoeV2_5Config(transformers.PreTrainedConfig):
     model_type = "bailing_moe_v2_5"
+    norm_topk_prob = True
 
 
 def turned(x_THD: torch.Tensor, positions: int, theta: float, *, neighbours: bool) -> torch.Tensor:
@@ -119,40 +120,50 @@ class LatentAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, hidden: int, width: int) -> None:
+    """``limit``: of the gate, and of what it multiplies on both sides."""
+
+    def __init__(self, hidden: int, width: int, limit: float = torch.inf) -> None:
         super().__init__()
+        self.limit = limit
         self.gate_proj, self.up_proj = (nn.Linear(hidden, width, bias=False) for _ in range(2))
         self.down_proj = nn.Linear(width, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        if self.limit < torch.inf:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class Router(nn.Module):
-    def __init__(self, count: int, hidden: int) -> None:
+    def __init__(self, count: int, hidden: int, bias: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, hidden))
-        self.register_buffer("expert_bias", torch.zeros(count))
+        self.register_buffer(bias, torch.zeros(count))
 
 
 class Experts(nn.Module):
-    def __init__(self, config: Any) -> None:
+    """``bias``: what that of the router is called."""
+
+    def __init__(self, config: Any, bias: str = "expert_bias", limit: float = torch.inf) -> None:
         super().__init__()
         self.config, hidden, width = config, config.hidden_size, config.moe_intermediate_size
-        self.experts = nn.ModuleList(FeedForward(hidden, width) for _ in range(config.num_experts))
-        self.gate = Router(config.num_experts, hidden)
-        self.shared_experts = FeedForward(hidden, width * config.num_shared_experts)
+        self.experts = nn.ModuleList(FeedForward(hidden, width, limit) for _ in range(config.num_experts))
+        self.gate, self.bias = Router(config.num_experts, hidden, bias), bias
+        self.shared_experts = FeedForward(hidden, width * config.num_shared_experts, limit)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         config, out_TD = self.config, self.shared_experts(x_TD)
         scores_TE = torch.sigmoid(x_TD @ self.gate.weight.T)
-        by_group = (scores_TE + self.gate.expert_bias).view(len(x_TD), config.n_group, -1)
+        by_group = (scores_TE + getattr(self.gate, self.bias)).view(len(x_TD), config.n_group, -1)
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(config.topk_group).indices
         others = torch.ones(by_group.shape[:2], dtype=torch.bool).scatter(1, best, False)
         chosen_TK = by_group.masked_fill(others[..., None], -torch.inf).flatten(1).topk(
             config.num_experts_per_tok).indices
         weights_TK = scores_TE.gather(1, chosen_TK)
-        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20) * config.routed_scaling_factor
+        if config.norm_topk_prob:
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+        weights_TK = weights_TK * config.routed_scaling_factor
         for number, expert in enumerate(self.experts):
             tokens, places = (chosen_TK == number).nonzero(as_tuple=True)
             out_TD = out_TD.index_add(0, tokens, expert(x_TD[tokens]) * weights_TK[tokens, places, None])

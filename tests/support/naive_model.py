@@ -47,6 +47,9 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
                                       **_: Any) -> dict[str, Any]:
         return {"input_ids": input_ids}
 
+    def _prepare_cache_for_generation(self, *_: Any, **__: Any) -> None:
+        """There is none: the library makes it by kinds of layers, which it does not know all."""
+
     def set_experts_implementation(self, name: str) -> None:
         """There is one."""
 

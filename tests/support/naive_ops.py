@@ -155,10 +155,9 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
                 if scales is not None:
                     k_D, scales[page, 0, head, place] = _in_bytes(k_D)
                     v_D, scales[page, 1, head, place] = _in_bytes(v_D)
-                for dim in range(k_THD.shape[2]):
-                    key, value = _stored(k_D[dim], cache_k.dtype), _stored(v_D[dim], cache_v.dtype)
-                    cache_k[page, head, dim // k_pack, place, dim % k_pack] = key
-                    cache_v[page, head, place // v_pack, dim, place % v_pack] = value
+                dims_D = torch.arange(k_THD.shape[2])
+                cache_k[page, head, dims_D // k_pack, place, dims_D % k_pack] = _stored(k_D, cache_k.dtype)
+                cache_v[page, head, place // v_pack, dims_D, place % v_pack] = _stored(v_D, cache_v.dtype)
 
 
 def _in_bytes(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,13 +187,14 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     for run in range(runs.run_count):
         if runs.starts[run] == PAD:
             continue
-        for index in range(runs.lengths[run]):
-            token, position = runs.offsets[run] + index, runs.starts[run] + index
+        start, end = runs.starts[run], runs.starts[run] + runs.lengths[run]
+        begin = 0 if window is None else max(0, start - window + 1)
+        fetched = _fetch_kv(cache_k, cache_v, scales, runs, run, torch.arange(begin, end))
+        context_SHD = [x_SHD.repeat_interleave(group, dim=1) for x_SHD in fetched]
+        for position in range(start, end):
+            token = runs.offsets[run] + position - start
             first = 0 if window is None else max(0, position - window + 1)
-            fetched = [_fetch_kv(cache_k, cache_v, scales, runs, run, seen)
-                       for seen in range(first, position + 1)]
-            k_SHD = torch.stack([k for k, _ in fetched]).repeat_interleave(group, dim=1)
-            v_SHD = torch.stack([v for _, v in fetched]).repeat_interleave(group, dim=1)
+            k_SHD, v_SHD = (x_SHD[first - begin:position + 1 - begin] for x_SHD in context_SHD)
             scores_SH = (k_SHD * q_THD[token].double()).sum(-1) * scale
             if bank_RE is not None:
                 scores_SH += _biases(states_THR[token], bank_RE, position + 1 - first).T
@@ -217,17 +217,16 @@ def _biases(states_HR: torch.Tensor, bank_RE: torch.Tensor, count: int) -> torch
 
 
 def _fetch_kv(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run: int,
-           position: int) -> tuple[torch.Tensor, torch.Tensor]:
-    page, place = int(runs.page_table_RP[run, position // PAGE_TOKENS]), position % PAGE_TOKENS
-    assert page != PAD, "a position inside the context has no page"
+              positions_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    page_S, place_S = runs.page_table_RP[run, positions_S // PAGE_TOKENS], positions_S % PAGE_TOKENS
+    assert (page_S != PAD).all(), "a position inside the context has no page"
     pack = cache_v.shape[-1]
-    k_HD = cache_k[page, :, :, place, :].flatten(1)
-    v_HD = cache_v[page, :, place // pack, :, place % pack]
-    k_HD, v_HD = k_HD.double(), v_HD.double()
+    k_SHD = cache_k[page_S, :, :, place_S].flatten(2).double()
+    v_SHD = cache_v[page_S, :, place_S // pack, :, place_S % pack].double()
     if scales is not None:
-        k_HD, v_HD = (x_HD * scale_H[:, None].double()
-                      for x_HD, scale_H in zip((k_HD, v_HD), scales[page, :, :, place], strict=True))
-    return k_HD, v_HD
+        k_SHD, v_SHD = (x_SHD * scales[page_S, part, :, place_S, None].double()
+                        for part, x_SHD in enumerate((k_SHD, v_SHD)))
+    return k_SHD, v_SHD
 
 
 def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
@@ -237,13 +236,14 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
     for run in range(runs.run_count):
         if runs.starts[run] == PAD:
             continue
+        rows = [_fetch_row(cache, scales, runs, run, seen) for seen in range(runs.starts[run])]
         for index in range(runs.lengths[run]):
             token, position = runs.offsets[run] + index, runs.starts[run] + index
             page = int(runs.page_table_RP[run, position // PAGE_TOKENS])
             if page != PAD:
                 _store_row(x_TW[token], cache, scales, page, position % PAGE_TOKENS)
-            rows_SW = torch.stack([_fetch_row(cache, scales, runs, run, seen)
-                                   for seen in range(position + 1)])
+            rows.append(_fetch_row(cache, scales, runs, run, position))
+            rows_SW = torch.stack(rows)
             weights_HS = (q_THW[token].double() @ rows_SW.T * scale).softmax(dim=-1)
             out[token] = weights_HS @ rows_SW[:, :value_dim]
     return out.to(q_THW.dtype)

@@ -25,6 +25,7 @@ from weft.request import Request, SamplingParams
 from weft.speculation.drafter import SWITCHES, parse_sources
 from weft.speculation.mtp import HEAD_DRAFTS_MAX
 from weft.speculation.profile_run import PROFILE_TOKENS, ProfileRun
+from weft.speculation.sources import salt_tokens
 from weft.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
                       tree=memory.prefix_tree if memory.caches else None,
                       drafts_max=config.speculate_max, head_seconds=measured.head_measured,
                       prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,
-                      clock=time.perf_counter)
+                      salt_tokens=salt_tokens(memory.plan.arena_bytes), clock=time.perf_counter)
 
 
 def profile_steps(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,

@@ -21,7 +21,6 @@ MOVED_GROUPS = ("small", "memory")
 """What developers look at is measured by ``benchmarks.kernels``."""
 GEOMETRIES = ("Qwen3.5-4B", "granite-4.0-h-micro", "LFM2-1.2B")
 
-
 _PARAMS: list[click.Parameter] = [
     click.Option(["--device"], type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
                  help="Where; auto is a GPU if there is one."),

@@ -11,6 +11,7 @@ import mimetypes
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,8 +230,7 @@ def _converse(
     """The exit code: 1 where an answer failed and no terminal showed the user so."""
     from weft.cli.remote import RemoteModel
 
-    model = RemoteModel(url, model=name, api_key=api_key)
-    try:
+    with closing(RemoteModel(url, model=name, api_key=api_key)) as model:
         asked = model.model  # before the first message: a wrong address or key is said at once
         terminal = sys.stdin.isatty()
         if terminal:
@@ -240,8 +240,6 @@ def _converse(
         failures = talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line,
                         write=_write)
         return 1 if failures and not terminal else 0
-    finally:
-        model.close()
 
 
 def _terminal_line(prompt: str) -> str:

@@ -10,6 +10,8 @@ The server does all of it (``Fleet.drain``); the command waits for the answer an
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import click
 
 from weft.cli.flags import FlagCommand
@@ -42,8 +44,7 @@ def command(replica: str, url: str, api_key: str | None, timeout: float, restart
     if replica == ALL and not restart:
         raise ConfigError("all replicas are restarted one after the other (weft drain all --restart); to end "
                           "them, stop the server", param="--restart")
-    server = RemoteModel(url, api_key=api_key)
-    try:
+    with closing(RemoteModel(url, api_key=api_key)) as server:
         query = {"timeout": f"{timeout:g}"}
         if replica == ALL:
             answer = server.post("/v1/replicas/restart", query)
@@ -52,8 +53,6 @@ def command(replica: str, url: str, api_key: str | None, timeout: float, restart
         else:
             answer = server.post(f"/v1/replicas/{replica}/drain",
                                  {**query, "restart": "true" if restart else "false"})
-    finally:
-        server.close()
     for row in answer.json()["data"]:
         click.echo(f"replica {row['replica']}  {row['state']:9} {row['sequences']:5} sequences")
     return 0

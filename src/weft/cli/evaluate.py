@@ -24,14 +24,7 @@ from weft.cli.flags import FlagCommand, build
 from weft.cli.main import CommandGroup, progress_bar
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, UserError
-from weft.eval.score import (
-    LENGTHS,
-    SKILL_LENGTHS,
-    RecallReport,
-    SkillReport,
-    score_recall,
-    score_skill,
-)
+from weft.eval.score import LENGTHS, SKILL_LENGTHS, RecallReport, SkillReport, score_recall, score_skill
 
 Report = RecallReport | SkillReport
 

@@ -29,7 +29,6 @@ STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
 QUANTIZE = click.Choice(["none", *FORMS])
 """The types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
 
-
 _EMBEDDED = Path(weft.__file__).parent / "embedded"
 
 

@@ -80,17 +80,15 @@ class RemoteModel:
 
     def get(self, path: str, *, timeout_s: float | None = None) -> httpx.Response:
         """Raises ConfigError where nothing answers, UserError or WeftError with the server's own sentence."""
-        try:
-            response = self._http.get(path, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from None
-        _raise_for(response)
-        return response
+        return self._request("GET", path, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
 
     def post(self, path: str, params: dict[str, str] | None = None) -> httpx.Response:
         """Waits as long as the server takes. Raises as ``get``."""
+        return self._request("POST", path, params=params)
+
+    def _request(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
-            response = self._http.post(path, params=params)
+            response = self._http.request(method, path, **more)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
         _raise_for(response)

@@ -33,19 +33,15 @@ def pairs_of(start: int, end: int) -> int:
 class CostModel(Protocol):
     def step_s(self, work: Work) -> float:
         """Seconds of a step."""
-        ...
 
     def moved_s(self, moved: int) -> float:
         """Seconds that a step is longer for ``moved`` bytes read or written in the arena of one device."""
-        ...
 
     def prefill_s(self, start: int, end: int) -> float:
         """Seconds that computing positions [start, end) of a prompt adds to whatever else is done."""
-        ...
 
     def to_json(self) -> dict[str, Any]:
         """Kind and numbers, for the report."""
-        ...
 
 
 class StepCost(msgspec.Struct, frozen=True):

@@ -19,22 +19,18 @@ class Executor(Protocol):
         """Apply the plan's row changes and zeroing, compute every run, sample. The same as ``begin`` and then
         ``finish``; no step may be in flight. An exception here is a bug or a broken device: it ends the
         engine."""
-        ...
 
     def begin(self, plan: StepPlan) -> None:
         """Start to execute ``plan`` after all plans begun before it, and do not wait for it. A decode whose
         token is PAD is fed the token that its row chose last."""
-        ...
 
     def finish(self) -> StepResult:
         """Wait for the oldest step that was begun and not finished. An exception belongs to that step; steps
         begun after it are not computed."""
-        ...
 
     def transfers_done(self, step: int) -> bool:
         """Whether all loads and stores of steps up to ``step``, which is finished, have ended. Never
         waits."""
-        ...
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         """Free the arena, and the weights on the device: level 1 keeps them on the host, level 2 nowhere.
@@ -42,15 +38,12 @@ class Executor(Protocol):
 
         No step is in flight and no row is in use; no step follows before every part is back. A part that is
         gone already is left alone."""
-        ...
 
     def wake(self, part: Part) -> None:
         """Allocate or read a part again. Raises a WeftError on failure, and may be called again."""
-        ...
 
     def close(self) -> None:
         """Free device memory, once no step is computed any more. Idempotent."""
-        ...
 
 
 class ProcessWatch(Protocol):
@@ -60,8 +53,6 @@ class ProcessWatch(Protocol):
     def descriptors(self) -> Sequence[int]:
         """One of them becomes readable when a process ends or fails. Nothing else makes them so while the
         engine is idle."""
-        ...
 
     def check(self) -> None:
         """Raises the WeftError that names the process that ended or failed."""
-        ...

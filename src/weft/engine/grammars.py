@@ -46,11 +46,9 @@ class Sandbox(Protocol):
 
     def check(self, grammar: Grammar, vocab_size: int) -> Vetted:
         """Raises RequestError for a grammar that cannot be compiled within the limits."""
-        ...
 
     def compile(self, build: Callable[[], Any]) -> Any:
         """What ``build`` returns, from a thread with a large stack."""
-        ...
 
     def close(self) -> None: ...
 

@@ -46,15 +46,12 @@ class PictureEncoder(Protocol):
 
     def check(self, picture: PlacedPicture) -> None:
         """Raises RequestError for data that is no input of this encoder, or that has other rows."""
-        ...
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
         """Computes the rows, piece by piece. The executor has them when the iterator ends."""
-        ...
 
     def drop(self, digest: bytes) -> None:
         """The executor gives up the rows of a picture."""
-        ...
 
 
 @dataclass(slots=True)

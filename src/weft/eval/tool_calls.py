@@ -171,7 +171,6 @@ REAL_NAMES = (
     "Lisa", "Max", "France", "Spain", "Italy", "Germany", "Japan", "Norway", "Monday", "Friday",
 )  # fmt: skip
 
-
 NO_TOOL = "None of my tools can do that."
 DONE = "Done."
 TOOL_SYSTEMS = ("You are a helpful assistant.", "You can use tools.", "Use the tools to help the user.",

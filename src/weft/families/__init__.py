@@ -61,9 +61,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
-from weft.errors import UnknownArchitectureError
+from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
     attention,
     delta,
@@ -102,11 +103,56 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     if family is None:
         named = ", ".join(str(name) for name in config.get("architectures") or ())
         raise UnknownArchitectureError(
-            f"config.json has model_type {model_type!r}{f' ({named})' if named else ''}; "
+            f"config.json has model_type {model_type!r}{f' ({named})' if named else ''}; {_nearest(config)}"
             f"weft serves {', '.join(SUPPORTED)}", param="model")
     keys = ConfigKeys(text_config(config), fallback=config)
     _refuse_what_is_not_served(keys, family.activation)
     return family.read(family.name, keys)
+
+
+_NEUTRAL = re.compile(
+    "_name_or_path|architectures|attention_dropout|auto_map|chunk_size_feed_forward|(torch_)?dtype|id2label|"
+    "initializer_range|is_encoder_decoder|label2id|model_type|output_.*|(bos|eos|pad)_token_id|problem_type|"
+    "quantization_config|return_dict|router_aux_loss_coef|tie_word_embeddings|transformers_version|use_cache")
+"""Keys that change nothing of what a model computes, or that every family has."""
+_KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
+
+
+def _nearest(config: Mapping[str, Any]) -> str:
+    """Of the families, which one leaves the fewest keys of ``config`` unread; "" where it has too few."""
+    stated = text_config(config)
+    own = {key for key, value in stated.items() if value not in (None, False) and not _NEUTRAL.fullmatch(key)}
+    if len(own) < _KEYS_LEAST:
+        return ""
+
+    def order(family: Family) -> tuple[int, float]:
+        likeness = SequenceMatcher(None, str(config.get("model_type")), family.name).ratio()
+        return len(_unread(family, stated, own)), -likeness
+
+    nearest = min(FAMILIES, key=order)
+    left = sorted(_unread(nearest, stated, own))
+    more = f" and {len(left) - _KEYS_SHOWN} more" if len(left) > _KEYS_SHOWN else ""
+    missing = f", which does not serve {', '.join(left[:_KEYS_SHOWN])}{more}" if left else ""
+    return f"by its keys the nearest is {nearest.name}{missing}; "
+
+
+def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str]:
+    """Of the keys ``own``, those that the family does not ask for, or refuses."""
+    refused = {"hidden_act"} if stated.get("hidden_act", family.activation) != family.activation else set()
+    for _ in range(_TRIES):
+        rest = {key: value for key, value in stated.items() if key not in refused}
+        keys = ConfigKeys(rest, fallback=rest, seen={"hidden_act"} - refused)
+        try:
+            family.read(family.name, keys)
+        except CheckpointError as error:
+            key = error.message.removeprefix("config.json: ").partition(" ")[0]
+            if key in rest:
+                refused.add(key)
+                continue
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            pass    # of another family: a value may have any form
+        break
+    return own & refused | own - keys.seen
 
 
 def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:

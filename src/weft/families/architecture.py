@@ -155,10 +155,6 @@ class Parallel:
     mamba_in: float = 1.0
     mamba_out: float = 1.0
 
-    @property
-    def rope(self) -> Rope | None:
-        return self.attention.rope
-
     def layer_spec(self) -> LayerSpec:
         return spec.together("parallel", self.attention.layer_spec(), self.mamba.layer_spec())
 
@@ -180,10 +176,6 @@ class SharedBlock:
     adapter_rank: int = 0
     adapted_attention: bool = False
 
-    @property
-    def rope(self) -> Rope | None:
-        return self.attention.rope
-
     def layer_spec(self) -> LayerSpec:
         return spec.together("shared_block", self.attention.layer_spec(), self.mamba.layer_spec())
 
@@ -200,10 +192,6 @@ class ConvolvedAttention:
     second_kernel: int
     delayed: int
     k_heads: int
-
-    @property
-    def rope(self) -> Rope | None:
-        return self.attention.rope
 
     @property
     def reach(self) -> int:
@@ -357,7 +345,6 @@ class Streams:
 Mixer = (Attention | LatentAttention | ConvolvedAttention | RelativeAttention | GatedDelta | KimiDelta
          | Mamba2 | Mamba1 | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel
          | SharedBlock | WithNgrams)
-
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 """``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together."""

@@ -41,38 +41,51 @@ def _is_number(value: object) -> bool:
 
 class ConfigKeys:
     """Reads keys of one configuration. ``fallback`` is the outer configuration of a multimodal wrapper (the
-    same mapping otherwise): a key absent from the text part may stand there (dtype, tied embeddings)."""
+    same mapping otherwise): a key absent from the text part may stand there (dtype, tied embeddings).
+    ``seen``: the keys that were asked for."""
 
-    def __init__(self, config: Mapping[str, Any], *, fallback: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, fallback: Mapping[str, Any],
+                 seen: set[str] | None = None) -> None:
         self._config = config
         self._fallback = fallback
+        self.seen: set[str] = set() if seen is None else seen
 
     @property
     def outer(self) -> ConfigKeys:
         """Those of the wrapper."""
-        return ConfigKeys(self._fallback, fallback=self._fallback)
+        return ConfigKeys(self._fallback, fallback=self._fallback, seen=self.seen)
 
     def with_defaults(self, **defaults: Any) -> ConfigKeys:
         """Where these are silent, ``defaults``."""
         stated = {key: value for key, value in self._config.items()
                   if value is not None or key not in defaults}
-        return ConfigKeys(defaults | stated, fallback=self._fallback)
+        return ConfigKeys(defaults | stated, fallback=self._fallback, seen=self.seen)
 
     def over(self, stated: Mapping[str, Any]) -> ConfigKeys:
         """``stated`` first, of one layer."""
-        return ConfigKeys({**self._config, **stated}, fallback=self._fallback)
+        return ConfigKeys({**self._config, **stated}, fallback=self._fallback, seen=self.seen)
 
     def inner(self, key: str) -> ConfigKeys | None:
         """Those of a part, None without it."""
-        part = self._config.get(key)
+        part = self.get(key)
         return ConfigKeys(part, fallback=part) if isinstance(part, Mapping) else None
 
     def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
         value = self._config.get(key)
         return default if value is None else value
 
+    def only(self, place: str = "", /, **served: Any) -> None:
+        """Refuse other values of these settings; silence means the served one. ``place``: of the keys."""
+        for key, value in served.items():
+            stated = self.get(key, value)
+            if stated != value or isinstance(stated, bool) != isinstance(value, bool):
+                shown = str(value).lower() if isinstance(value, bool) else value
+                fail(f"{place}{key}", stated, f"only {shown} is served")
+
     def has(self, key: str) -> bool:
         """Whether the configuration says anything about ``key``, null included."""
+        self.seen.add(key)
         return key in self._config
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:

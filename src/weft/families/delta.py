@@ -25,8 +25,7 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     """Qwen3-Next and Qwen3.5 differ in how tensors are stored, not in geometry. Qwen3.5 may see."""
     kinds = layer_kinds(keys, every_nth_attention(keys))
     attention = read_attention(keys, qk_norm=True, gated=True, partial=0.25, head_dim=256)
-    if not keys.boolean("attn_output_gate", True):
-        fail("attn_output_gate", False, "only the gated attention of the released checkpoints is served")
+    keys.only(attn_output_gate=True)
     delta = read_gated_delta(keys)
     architecture = build_architecture(
         family, keys, [attention if kind == "attention" else delta for kind in kinds],
@@ -196,9 +195,7 @@ def read_kimi_feed_forwards(keys: ConfigKeys, count: int, default: FeedDefaults 
 
 
 def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
-    for key in ("moe_router_activation_func", "score_function"):
-        if (scoring := keys.get(key, "sigmoid")) != "sigmoid":
-            fail(key, scoring, "experts chosen by sigmoid are served")
+    keys.only(moe_router_activation_func="sigmoid", score_function="sigmoid")
     count = keys.integer("num_experts", keys.integer("num_local_experts", default.experts))
     per_token = keys.integer("num_experts_per_token", keys.integer("num_experts_per_tok", 8))
     if per_token > count:

@@ -36,7 +36,7 @@ _DEFAULTS: dict[str, Any] = {
 
 def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(**_DEFAULTS, num_hidden_layers=26, vocab_size=262_208, sliding_window=4096)
-    _refuse(keys)
+    keys.only(hidden_activation="gelu_pytorch_tanh")
     if keys.get("use_bidirectional_attention"):
         fail("use_bidirectional_attention", True, "text is read from left to right here")
     if keys.get("attn_logit_softcapping"):
@@ -56,7 +56,7 @@ def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
 def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(**_DEFAULTS, num_hidden_layers=30, vocab_size=262_144, sliding_window=512,
                               rope_parameters=_ROPES4)
-    _refuse(keys)
+    keys.only(hidden_activation="gelu_pytorch_tanh")
     if keys.get("use_bidirectional_attention") == "all":
         fail("use_bidirectional_attention", "all", "text is read from left to right here")
     kinds = [*_kinds(keys, 6)[:-1], FULL]   # the last one is full whatever is said, as in transformers
@@ -118,12 +118,6 @@ def _kinds(keys: ConfigKeys, every: int) -> list[str]:
         WINDOW_KIND if (i + 1) % every else FULL for i in range(keys.integer("num_hidden_layers"))])
 
 
-def _refuse(keys: ConfigKeys) -> None:
-    activation = keys.get("hidden_activation")
-    if activation != "gelu_pytorch_tanh":
-        fail("hidden_activation", activation, "only gelu_pytorch_tanh is served")
-
-
 def _architecture(family: str, keys: ConfigKeys, mixers: Sequence[Attention],
                   feeds: Sequence[FeedForward], **more: Any) -> Architecture:
     return build_architecture(
@@ -138,7 +132,7 @@ def read_recurrent_gemma(family: str, keys: ConfigKeys) -> Architecture:
         hidden_size=2560, intermediate_size=7680, num_attention_heads=10, num_hidden_layers=26,
         vocab_size=256_000, attention_window_size=2048, max_position_embeddings=POSITIONS,
         hidden_activation="gelu_pytorch_tanh", block_types=["recurrent", "recurrent", "attention"])
-    _refuse(keys)
+    keys.only(hidden_activation="gelu_pytorch_tanh")
     count, hidden = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
     pattern = keys.get("block_types")
     if not isinstance(pattern, list) or not pattern or set(pattern) - {"recurrent", "attention"}:

@@ -40,9 +40,7 @@ _GATES = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_zero_
 
 
 def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
-    for key, served in _SERVED.items():
-        if (stated := keys.get(key, served)) != served:
-            fail(key, stated, f"only {served} is served")
+    keys.only(**_SERVED)
     rank = {} if keys.has("q_lora_rank") else {"q_lora_rank": 1536}     # null is no bottleneck
     keys = keys.with_defaults(
         vocab_size=128_256, hidden_size=7168, num_hidden_layers=40, num_attention_heads=64,

@@ -22,9 +22,7 @@ SERVED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 def read_gpt_oss(family: str, keys: ConfigKeys) -> Architecture:
     count = keys.integer("num_hidden_layers", 36)
-    for key, value in SERVED.items():
-        if keys.number(key, value) != value:
-            fail(key, keys.number(key, value), f"only {value} is served")
+    keys.only(**SERVED)
     kinds = reading.kinds_with_windows(keys, ("full_attention", WINDOW_KIND),
                                        ["full_attention" if i % 2 else WINDOW_KIND for i in range(count)])
     plain = read_attention(keys, rotary=False, head_dim=64)

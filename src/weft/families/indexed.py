@@ -22,14 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft.families import architecture as shapes
-from weft.families.architecture import (
-    Architecture,
-    Index,
-    KimiDelta,
-    Ngrams,
-    Streams,
-    WithNgrams,
-)
+from weft.families.architecture import Architecture, Index, KimiDelta, Ngrams, Streams, WithNgrams
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.delta import (
@@ -92,7 +85,7 @@ def _ngrams(keys: ConfigKeys, stream_width: int, kinds: list[str]) -> dict[int, 
         fail("ngram_size", size, "2 to 6 are served")
     if width % count:
         fail("ple_embed_dim", width, f"it must be a multiple of the {count} tables")
-    end = keys.get("eos_token_id")
+    end = keys.get("ple_eos_token_id", keys.get("eos_token_id"))
     end = end[0] if isinstance(end, list) and end else end
     if not isinstance(end, int):
         fail("eos_token_id", end, "n-grams end at a token")
@@ -100,11 +93,11 @@ def _ngrams(keys: ConfigKeys, stream_width: int, kinds: list[str]) -> dict[int, 
     pad, seed = keys.integer("make_ngram_vocab_size_divisible_by", 128), keys.integer("seed", 1234, least=0)
     tables: dict[int, Ngrams] = {}
     for place, number in enumerate(numbers):
-        rows = tuple(next(primes) for _ in range(count))
-        tables[number - 1] = Ngrams(
-            size, width // count, rows, -(-sum(rows) // pad) * pad,
-            tuple(_multipliers(keys.integer("vocab_size"), size, seed + 10_007 * place)), end, stream_width,
-            keys.integer("ple_conv_kernel_size", 4))
+        rows = tuple(keys.get("ngram_heads_vocab_sizes") or (next(primes) for _ in range(count)))
+        multipliers = tuple(keys.get("layer_multipliers") or
+                            _multipliers(keys.integer("vocab_size"), size, seed + 10_007 * place))
+        tables[number - 1] = Ngrams(size, width // count, rows, -(-sum(rows) // pad) * pad, multipliers, end,
+                                    stream_width, keys.integer("ple_conv_kernel_size", 4))
     return tables
 
 

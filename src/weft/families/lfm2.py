@@ -126,7 +126,6 @@ LFM3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}
 
-
 FAMILIES = (
     Family("lfm2", ("lfm2",), read_lfm2),
     Family("lfm2", ("lfm2_moe",), read_lfm2_moe),

@@ -81,10 +81,7 @@ def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
     heads, count = keys.integer("num_attention_heads", 16), keys.integer("num_hidden_layers", 20, least=2)
     keys = keys.over({"num_key_value_heads": heads}).with_defaults(
         vocab_size=157_184, hidden_size=2048, num_hidden_layers=count, num_attention_heads=heads)
-    for key, served in (("use_qkv_bias", False), ("use_bias", False), ("linear_silu", False),
-                        ("use_qk_norm", True), ("rope_interleave", True)):
-        if keys.boolean(key, served) is not served:
-            fail(key, not served, f"only {str(served).lower()} is served")
+    keys.only(use_qkv_bias=False, use_bias=False, linear_silu=False, use_qk_norm=True, rope_interleave=True)
     head_dim = keys.integer("head_dim", keys.integer("hidden_size") // heads)
     if heads & (heads - 1):
         fail("num_attention_heads", heads, "lightning attention is served with a power of two of them")
@@ -134,8 +131,7 @@ def _read_sala_attention(keys: ConfigKeys) -> Attention:
     for key in ("attn_use_rope", "attn_use_output_gate"):   # published defaults of these differ
         if not isinstance(keys.get(key), bool):
             fail(key, keys.get(key), "it must be true or false")
-    if keys.boolean("attention_bias", False):
-        fail("attention_bias", True, "only false is served")
+    keys.only(attention_bias=False)
     rotary = keys.boolean("attn_use_rope", False)
     full = read_attention(keys, rotary=rotary, gated=keys.boolean("attn_use_output_gate", True))
     if full.heads * full.head_dim != keys.integer("hidden_size"):
@@ -173,10 +169,7 @@ def _read_sala_lightning(keys: ConfigKeys, full: Attention) -> Lightning:
     for key, served in (("lightning_nh", heads), ("lightning_nkv", heads), ("lightning_head_dim", dim)):
         if keys.integer(key, full.kv_heads if key == "lightning_nkv" else served) != served:
             fail(key, keys.get(key), f"{served} is served, as queries of attention have")
-    for key, value in (("qk_norm", True), ("use_output_gate", True), ("use_output_norm", True),
-                       ("lightning_layerwise_decay", False)):
-        if keys.boolean(key, value) is not value:
-            fail(key, not value, f"only {str(value).lower()} is served")
+    keys.only(qk_norm=True, use_output_gate=True, use_output_norm=True, lightning_layerwise_decay=False)
     if heads & (heads - 1):
         fail("num_attention_heads", heads, "lightning attention is served with a power of two of them")
     scale = keys.get("lightning_scale", "1/sqrt(d)")

@@ -172,10 +172,7 @@ _NAMES = {"mamba": "recurrent", "linear_attention": "recurrent", "attention": "a
 
 
 def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
-    for key in ("mlp_hidden_act", "mamba_hidden_act"):
-        served = "relu2" if key == "mlp_hidden_act" else "silu"
-        if keys.get(key, served) != served:
-            fail(key, keys.get(key), f"only {served} is served")
+    keys.only(mlp_hidden_act="relu2", mamba_hidden_act="silu")
     if keys.get("sliding_window") is not None:
         fail("sliding_window", keys.get("sliding_window"), "only full attention is served in this family")
     kinds, attention = _nemotron_kinds(keys), read_attention(

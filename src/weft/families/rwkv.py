@@ -50,9 +50,7 @@ def read_rwkv7(family: str, keys: ConfigKeys) -> Architecture:
 def _refuse(keys: ConfigKeys, hidden: int, heads: int) -> None:
     if keys.integer("num_heads", heads) != heads:
         fail("num_heads", keys.get("num_heads"), f"hidden_size {hidden} has {heads} heads of head_dim")
-    for key in ("norm_first", "norm_bias"):
-        if not keys.boolean(key, True):
-            fail(key, False, "only models with it are served")
+    keys.only(norm_first=True, norm_bias=True)
     if keys.get("attn") is not None:
         fail("attn", keys.get("attn"), "layers of attention beside RWKV-7 are not served")
     widths = keys.get("value_dim", hidden)

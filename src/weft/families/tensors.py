@@ -261,11 +261,14 @@ def gated_delta(shape: shapes.GatedDelta, hidden: int, *, names: DeltaNames = "f
             | norm_weight("norm", shape.v_dim, norm) | product("out", value, (out, hidden)))
 
 
-def index(shape: shapes.Index, hidden: int, rank: int = 0) -> Table:
-    """What lies under ``indexer``, whole on each rank. ``rank``: width of the query's bottleneck."""
+def index(shape: shapes.Index, hidden: int, rank: int = 0, *, apart: bool = False) -> Table:
+    """What lies under ``indexer``, whole on each rank. ``rank``: width of the query's bottleneck. ``apart``:
+    queries and key are two tensors."""
     dim = shape.key_dim
     if not shape.learned:
-        return (product("project", hidden, ("index_qk_proj", (shape.queries + 1) * dim))
+        both = (("index_q_proj", shape.queries * dim), ("index_k_proj", dim)) if apart else (
+            ("index_qk_proj", (shape.queries + 1) * dim),)
+        return (product("project", hidden, *both)
                 | norm_weight("q_norm", dim, "q_layernorm") | norm_weight("k_norm", dim, "k_layernorm"))
     table = product("project", hidden, ("wk", dim)) | product("query", rank, ("wq_b", shape.queries * dim))
     table["project"] += (Tensor("index_kpool_compress_gate", (dim, hidden)),

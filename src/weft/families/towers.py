@@ -27,13 +27,8 @@ def read_siglip2(outer: ConfigKeys) -> VisionTower | None:
     keys = outer.inner("vision_config")
     if keys is None:
         return None
-    for name, value, served in (
-            ("vision_config.model_type", keys.get("model_type", "siglip2_vision_model"),
-             "siglip2_vision_model"),
-            ("vision_config.num_channels", keys.get("num_channels", 3), 3),
-            ("vision_feature_layer", outer.get("vision_feature_layer", -1), -1)):
-        if value != served:
-            fail(name, value, f"only {served} is served")
+    keys.only("vision_config.", model_type="siglip2_vision_model", num_channels=3)
+    outer.only(vision_feature_layer=-1)
     hidden, heads = keys.integer("hidden_size", 768), keys.integer("num_attention_heads", 12)
     positions = keys.integer("num_patches", 256)
     _check(hidden, ("num_attention_heads", heads), ("num_patches", positions))
@@ -60,9 +55,7 @@ def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
     name = vision.get("model_type", QWEN_MODELS[0])
     if name not in QWEN_MODELS:
         fail("vision_config.model_type", name, f"the towers served here are {', '.join(QWEN_MODELS[:2])}")
-    for key, served in (("in_channels", 3), ("temporal_patch_size", 2), ("deepstack_visual_indexes", [])):
-        if vision.get(key, served) != served:
-            fail(f"vision_config.{key}", vision.get(key), f"only {served} is served")
+    vision.only("vision_config.", in_channels=3, temporal_patch_size=2, deepstack_visual_indexes=[])
     hidden, heads = vision.integer("hidden_size", 1152), vision.integer("num_heads", 16)
     positions = vision.integer("num_position_embeddings", 2304)
     _check(hidden, ("num_heads", heads), ("num_position_embeddings", positions))
@@ -87,12 +80,7 @@ def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
     keys = outer.inner("vision_config")
     if keys is None:
         return None
-    for name, value, served in (
-            ("vision_config.model_type", keys.get("model_type", "lfm3_vl_vision"), "lfm3_vl_vision"),
-            ("vision_config.in_channels", keys.get("in_channels", 3), 3),
-            ("vision_config.temporal_patch_size", keys.get("temporal_patch_size", 2), 2)):
-        if value != served:
-            fail(name, value, f"only {served} is served")
+    keys.only("vision_config.", model_type="lfm3_vl_vision", in_channels=3, temporal_patch_size=2)
     count = keys.integer("num_hidden_layers", 14)
     kinds = keys.get("layer_types", ["conv" if at < 2 or at % 2 else "full_attention" for at in range(count)])
     if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {"conv", "full_attention"}:
@@ -124,8 +112,8 @@ def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
 
 def _theta(vision: ConfigKeys, default: float = 10_000.0, kind: str | None = None) -> float:
     stated = ConfigKeys(vision.get("rope_parameters") or {}, fallback={})
-    if kind is not None and stated.get("rope_type", kind) != kind:
-        fail("vision_config.rope_parameters.rope_type", stated.get("rope_type"), f"only {kind} is served")
+    if kind is not None:
+        stated.only("vision_config.rope_parameters.", rope_type=kind)
     return stated.number("rope_theta", default)
 
 

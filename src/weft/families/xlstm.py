@@ -23,9 +23,7 @@ def read_xlstm(family: str, keys: ConfigKeys) -> Architecture:
     width = keys.integer("embedding_dim", keys.integer("hidden_size", 4096))
     count = keys.integer("num_blocks", keys.integer("num_hidden_layers", 32))
     keys = keys.over({"hidden_size": width, "num_hidden_layers": count}).with_defaults(vocab_size=50_304)
-    for key, served in (("use_bias", False), ("add_out_norm", True)):
-        if keys.boolean(key, served) is not served:
-            fail(key, not served, f"only {str(served).lower()} is served")
+    keys.only(use_bias=False, add_out_norm=True)
     if keys.get("weight_mode", "single") != "single":
         fail("weight_mode", keys.get("weight_mode"), "checkpoints with each matrix by itself are served")
     heads, cap = keys.integer("num_heads", 8), keys.number("gate_soft_cap", 15.0)

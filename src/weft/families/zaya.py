@@ -23,11 +23,7 @@ def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
         vocab_size=262_272, hidden_size=2048, num_hidden_layers=40, num_attention_heads=8,
         num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, moe_intermediate_size=2048,
         num_experts=16, router_hidden_size=256, cca_time0=2, cca_time1=2)
-    for key in ("attention_bias", "lm_head_bias"):
-        if keys.boolean(key, False):
-            fail(key, True, "biases are not served in this family")
-    if keys.integer("num_experts_per_tok", 1) != 1:
-        fail("num_experts_per_tok", keys.get("num_experts_per_tok"), "a token has one expert in this family")
+    keys.only(attention_bias=False, lm_head_bias=False, num_experts_per_tok=1)
     count = keys.integer("num_hidden_layers")
     kinds = kinds_with_windows(keys, tuple(_THETA), ["hybrid"] * count)
     attended = read_attention(keys, rotary=False)

@@ -128,6 +128,11 @@ class Fleet:
         return sum(one.running for one in stats), waiting
 
     @property
+    def has_several(self) -> bool:
+        """Whether it is for more engines than one, however many serve at the moment."""
+        return self._own_count > 1 or self.joined is not None
+
+    @property
     def stalled(self) -> bool:
         """The fleet died of a stall."""
         return self.death is not None and any(replica.ending == "stalled" for replica in self.replicas)

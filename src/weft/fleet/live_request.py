@@ -226,7 +226,6 @@ class EventSink(Protocol):
 
     def fail(self, request_id: str, error: WeftError) -> None:
         """No further event comes."""
-        ...
 
 
 class RequestStream:

@@ -35,7 +35,6 @@ _ACCEPTED, _REFUSED = b"+", b"-"
 PREPARE: dict[TowerKind, Callable[[Pixels, ImageSettings], Picture]] = {
     "siglip2": lfm2_vl.prepare, "qwen3_5": qwen3_5.prepare, "lfm3": qwen3_5.prepare}
 
-
 Source = str | bytes
 """An address, or the bytes of a file."""
 

@@ -191,37 +191,30 @@ class Store(Protocol):
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         """The deepest stored snapshot of more than ``above`` tokens that ``tokens`` begins with."""
-        ...
 
     @property
     def changes(self) -> int:
         """Grows whenever ``match`` may answer otherwise."""
-        ...
 
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
-        ...
 
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
         """What a put of this snapshot needs; None if it is stored, or if a put would be refused."""
-        ...
 
     def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""
-        ...
 
     def poll(self) -> list[StoreEvent]:
         """Events since the last call."""
-        ...
 
     def stats(self) -> StoreStats: ...
 
     def close(self) -> None:
         """Ends the threads. Puts that are queued are written as far as a few seconds allow."""
-        ...
 
 
 class Orders(Protocol):
@@ -230,19 +223,15 @@ class Orders(Protocol):
     @property
     def open(self) -> bool:
         """Whether there is any."""
-        ...
 
     def wants(self, salt: str | None, tokens: PrefixTokens) -> bool:
         """Whether the snapshot at the end of ``tokens`` is one of them, and was not put yet."""
-        ...
 
     def prompt_of(self, request_id: str) -> tuple[str, npt.NDArray[np.int32]] | None:
         """Salt and tokens of an order; None if it has ended."""
-        ...
 
     def computed(self, request_id: str, position: int) -> None:
         """Its prompt is computed, and memory has ``position`` tokens of it."""
-        ...
 
 
 Uint8s = npt.NDArray[np.uint8]

@@ -29,6 +29,7 @@ from weft.models.blocks import recurrent
 from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock, halves, separate_gate
 from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
+from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
@@ -130,10 +131,8 @@ class BlockReader:
                 shape, self.hidden, joint=f"hc_{block}_" if on_hub else f"{block}_hc."), layer)
             return MixedStreams(shape, read.tensor("fn"), read.tensor("base"), read.tensor("scale"), self.eps)
         read = self.table(stream_tensors.stream_mix(shape, self.hidden, last=last), name)
-        norm = read.norm("norm", self.eps, plus_one=self.plus_one)
-        assert norm is not None
-        return GatedStreams(shape, norm, read.linear("down"), read.linear("up"),
-                            None if last else read.linear("inject"))
+        return GatedStreams(shape, read.norm("norm", self.eps, plus_one=self.plus_one), read.linear("down"),
+                            read.linear("up"), None if last else read.linear("inject"))
 
     def continued_experts(self, shape: Experts, name: str, norm: str) -> ContinuedExperts:
         """``norm``: in front of it."""
@@ -142,22 +141,19 @@ class BlockReader:
         router = read.plain("router")
         experts = ExpertsBlock(shape, router, into, down)
         self.note_experts(shape, read, experts, GATED)
-        router_norm = read.norm("router_norm", self.eps)
-        assert router_norm is not None
         return ContinuedExperts(
             self.source.summed(experts.of_choices), self.norm(norm), router, read.get("continued"),
-            router_norm, (read.plain("fc1"), read.plain("fc2")), read.plain("choice"),
+            read.norm("router_norm", self.eps), (read.plain("fc1"), read.plain("fc2")), read.plain("choice"),
             read.tensor("choice_bias"), experts)
 
     def index(self, shape: shapes.Index, name: str, rope: shapes.Rope | None, rank: int = 0) -> IndexBlock:
-        read = self.table(tensors.index(shape, self.hidden, rank), f"{name}.indexer")
+        apart = self.source.has(f"{name}.indexer.index_q_proj.weight")   # of GGUF files
+        read = self.table(tensors.index(shape, self.hidden, rank, apart=apart), f"{name}.indexer")
         if shape.learned:
             return LearnedIndex(shape, read.linear("project"), read.linear("query"), read.tensor("norm"),
                                 read.tensor("norm.bias"), read.tensor("places"))
-        q_norm, k_norm = (read.norm(role, self.eps, plus_one=self.plus_one) for role in ("q_norm", "k_norm"))
-        assert q_norm is not None
-        assert k_norm is not None
         assert rope is not None
+        q_norm, k_norm = (read.norm(role, self.eps, plus_one=self.plus_one) for role in ("q_norm", "k_norm"))
         return MeanIndex(shape, read.linear("project"), q_norm, k_norm, RotaryTable(rope, self.source.device))
 
     def _per_layer(self, width: int) -> PerLayerInputs:
@@ -165,12 +161,10 @@ class BlockReader:
         source, layers = self.source, self.architecture.layer_count
         table = stream_tensors.per_layer(width, layers, self.architecture.vocab_size, self.hidden)
         read = self.table(table, "")
-        norm = read.norm("norm", self.eps)
-        assert norm is not None
         rows, share = read.tensor("table"), source.share
         second: Lookup = (Embedding(rows) if share is None
                           else share.lookup(rows, self.architecture.vocab_size))
-        return PerLayerInputs(second, read.linear("project"), norm, width)
+        return PerLayerInputs(second, read.linear("project"), read.norm("norm", self.eps), width)
 
     def behind(self, name: str) -> BehindLayer:
         """What follows the layer ``name`` of Gemma 4."""
@@ -236,7 +230,7 @@ class BlockReader:
                 asked = 2 * shape.heads * shape.head_dim
                 bias[:asked] = separate_gate(bias[:asked], shape.heads, shape.head_dim)
         qkv: Projection = read.linear("qkv", orders=orders, bias=bias)
-        q_norm, k_norm = (read.norm(role, self.eps, plus_one=self.plus_one) for role in ("q_norm", "k_norm"))
+        q_norm, k_norm = read.qk_norms(self.eps, plus_one=self.plus_one)
         if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
             qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
             shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
@@ -252,12 +246,11 @@ class BlockReader:
     def latent_attention(self, shape: shapes.LatentAttention, name: str) -> LatentAttentionBlock:
         read = self.table(tensors.latent_attention(shape, self.hidden, out=self._out(name)), name)
         keys, values = self._expansion(shape, read)
-        latent_norm, query_norm = (read.norm(f"{part}_norm", shape.norm_eps, plus_one=self.plus_one)
-                                   for part in ("latent", "query"))
-        assert latent_norm is not None
-        latent_norm.gate = read.gate("latent_norm", shape.norm_gate, shape.latent_factor)
-        if query_norm is not None:
-            query_norm.gate = read.gate("query_norm", shape.norm_gate, shape.query_factor)
+        latent_norm = read.norm("latent_norm", shape.norm_eps, plus_one=self.plus_one,
+                                gate=read.gate("latent_norm", shape.norm_gate, shape.latent_factor))
+        query_norm = None if shape.query_rank is None else read.norm(
+            "query_norm", shape.norm_eps, plus_one=self.plus_one,
+            gate=read.gate("query_norm", shape.norm_gate, shape.query_factor))
         bias = read.get("latent.bias")
         orders: dict[str, Order] = {}
         if shape.rope is not None:
@@ -298,12 +291,14 @@ class BlockReader:
         return "dense" if self.source.has(f"{name}.dense.weight") else "o_proj"
 
     def gated_delta(self, shape: GatedDelta, name: str, *, eps: float | None = None,
-                    **names: Any) -> RecurrentBlock:
+                    **names: Any) -> RecurrentBlock | DynamicDeltaBlock:
         """``eps``: of the gated norm, where it is another one. ``names``: as ``tensors.gated_delta`` takes
         them. Rows that are grouped by key head are put in the order of the others."""
         if self.source.has(f"{name}.gate_proj.weight"):     # GigaChat's, in GGUF files
             names = {"names": "fused", "gate": "gate_proj"}
         read = self.table(tensors.gated_delta(shape, self.hidden, **names), name)
+        if shape.kernel_rank:
+            return self._dynamic_delta(shape, read)
         conv = read.qkv_conv() if names.get("names") == "each" else read.conv()
         project = read.linear("project", orders={
             "in_proj_qkvz.weight": lambda rows: recurrent.ungroup_qkvz(rows, shape),
@@ -314,6 +309,15 @@ class BlockReader:
             self.eps if eps is None else eps, shape.k_heads, shape.v_heads, shape.k_dim, shape.v_dim,
             shape.beta_scale, shape.sigmoid_gate, shape.gate_scale, shape.norm_plus_one)
         return RecurrentBlock(GATED_DELTA, weights, project, read.linear("out"))
+
+    def _dynamic_delta(self, shape: GatedDelta, read: TableReader) -> DynamicDeltaBlock:
+        order, [stored] = partial(by_place, kernel=shape.conv_kernel), read.table["kernels"]
+        bias = read.tensor("kernels.bias")
+        kernels = read.linear("kernels", orders={stored.name: order},
+                              bias=bias if bias.is_meta else order(bias))
+        return DynamicDeltaBlock(
+            shape, read.linear("project"), kernels, read.decay(), read.tensor("dt_bias"), read.tensor("norm"),
+            self.eps if shape.norm_eps is None else shape.norm_eps, read.linear("out"))
 
     def _note_other_rows(self, shape: GatedDelta, name: str, project: Linear, stored: str) -> None:
         """An adapter may know the projection as Qwen3.5 or as Qwen3-Next stores it, whatever this file
@@ -355,7 +359,6 @@ class BlockReader:
         numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)
         slopes = (torch.exp2(-8.0 * numbers / heads.total) * shape.factor).to(source.device)
         norm = read.norm("norm", eps)
-        assert norm is not None
         for derived in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"):
             source.leave(f"{name}.{derived}")
         project = read.linear("project", orders={
@@ -368,7 +371,7 @@ class BlockReader:
                                       f"groups: one must divide the other", param="--tp")
             of_groups = source.share.norm_of_group(groups, norm)
         return recurrent.LightningBlock(shape, project, slopes, of_groups, read.linear("out"),
-                                        read.norm("q_norm", eps), read.norm("k_norm", eps))
+                                        *read.qk_norms(eps))
 
     def matrix_lstm(self, shape: shapes.MatrixLstm, name: str) -> MatrixLstmBlock:
         read = self.table(tensors.matrix_lstm(shape, self.hidden), name)

@@ -257,6 +257,6 @@ def _normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
 
 def rope_of(mixer: object) -> Rope | None:
     """The rotary settings of a layer's mixer, None for one that has no positions; layers may differ."""
-    rope = getattr(mixer, "rope", None)
+    rope = getattr(getattr(mixer, "attention", mixer), "rope", None)
     assert rope is None or isinstance(rope, Rope)
     return rope

@@ -16,7 +16,6 @@ from weft.tensor.weights.tiles import InTiles
 class Lookup(Protocol):
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, D] of the embedding."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

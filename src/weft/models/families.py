@@ -31,7 +31,6 @@ from weft.families.mixing import ChannelMix, TimeMix
 from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
-from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.ngrams import NgramsBlock
@@ -141,8 +140,10 @@ def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
     stored = read.table(tensors.ngrams(shape, read.hidden, shards=shards), name)
     for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
         source.leave(f"{inner}.{derived}")
+    first = stored.table["table"][0]
     parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
-    table = source.rows(parts, stored.declared(stored.table["table"][0])[1][1])
+    table = (source.rows(parts, stored.declared(first)[1][1]) if shards else    # codes of a GGUF file stay
+             source.table(parts[0][0], first, is_head=False))
     streams = read.architecture.streams
     assert streams is not None
     key, query, conv = (Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one)
@@ -359,31 +360,6 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
         table.tensor("factors"), values, table.linear("out"))
 
 
-def _jet_layers(read: BlockReader) -> ReadLayer:
-    names = Names({shapes.Attention: "self_attn"})
-
-    def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
-        if not isinstance(mixer, shapes.GatedDelta):
-            return names.layer(read, name, mixer, feed)
-        built = names.layer(read, name, None, feed)
-        built.mixer_norm = read.norm(f"{name}.{names.mixer_norm}")
-        built.mixer = _dynamic_delta(read, mixer, f"{name}.self_attn")
-        return built
-
-    return layer
-
-
-def _dynamic_delta(read: BlockReader, shape: shapes.GatedDelta, name: str) -> DynamicDeltaBlock:
-    stored_as = tensors.gated_delta(shape, read.hidden, names="each", norm="o_norm", out="o_proj")
-    table = read.table(stored_as, name)
-    order, [stored] = partial(by_place, kernel=shape.conv_kernel), table.table["kernels"]
-    bias = table.tensor("kernels.bias")
-    kernels = table.linear("kernels", orders={stored.name: order}, bias=bias if bias.is_meta else order(bias))
-    return DynamicDeltaBlock(
-        shape, table.linear("project"), kernels, table.decay(), table.tensor("dt_bias"), table.tensor("norm"),
-        read.eps if shape.norm_eps is None else shape.norm_eps, table.linear("out"))
-
-
 def _rwkv_layers(read: BlockReader) -> ReadLayer:
     """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
     first = read.architecture.mixers[0]
@@ -470,7 +446,8 @@ NAMES: dict[str, Names] = {
         {shapes.KimiDelta: "self_attn", shapes.LatentAttention: "self_attn"}, mixes=("attn", "ffn"),
         swiglu=False, shared="shared_experts", spelled={
             shapes.KimiDelta: {"flat": True}, shapes.Experts: {"router_dtype": torch.float32}}),
-    "jet_nemotron": Names(layers=_jet_layers),
+    "jet_nemotron": Names({shapes.Attention: "self_attn", shapes.GatedDelta: "self_attn"}, spelled={
+        shapes.GatedDelta: {"names": "each", "norm": "o_norm", "out": "o_proj"}}),
     "gigachat3_5": Names(
         {shapes.GatedDelta: "self_attn", shapes.LatentAttention: "self_attn"}, swiglu=False, plus_one=True,
         shared="shared_experts", out_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),

@@ -94,7 +94,8 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     runtime = RuntimeForm(quantize, not quantize_inputs, True, twelve_bit, gpu.reaches(place),
-                          fp8_inputs=quantize_inputs and multiplies_fp8(place),
+                          # Not in float32, which is for accuracy: e4m3 has 4 bits, and sums are bfloat16.
+                          fp8_inputs=quantize_inputs and chosen != "float32" and multiplies_fp8(place),
                           coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]))
     started_s = time.perf_counter()
     with torch.inference_mode():

@@ -8,6 +8,7 @@ Source: ``GenericForSequenceClassification`` of transformers 5.19.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -49,11 +50,8 @@ def read_score_head(checkpoint: CheckpointFiles, hidden: int,
     if stored.dtype not in ("F32", "F16", "BF16"):
         raise CheckpointError(f"{stored.file}: tensor {SCORE_HEAD} is stored as {stored.dtype}; weft reads "
                               "F32, F16 and BF16 here", param="model")
-    files = MappedFiles()
-    try:
+    with closing(MappedFiles()) as files:
         values = files.read(stored)
         if not is_finite(values, stored.dtype):
             raise CheckpointError(f"{stored.file}: {SCORE_HEAD} has NaN or infinite values", param="model")
         return values.to(device or torch.device("cpu"), torch.float32, copy=True)
-    finally:
-        files.close()

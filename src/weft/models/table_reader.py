@@ -9,7 +9,7 @@ Each tensor is declared under its full name before it is asked for: so ranks kno
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -57,9 +57,13 @@ class TableReader:
         """None where the table does not have it."""
         return self.tensor(role) if role in self.table else None
 
-    def norm(self, role: str, eps: float, *, plus_one: bool = False) -> Norm | None:
-        weight = self.get(role)
-        return None if weight is None else Norm(weight, eps, plus_one)
+    def norm(self, role: str, eps: float, *, plus_one: bool = False, gate: LowRankGate | None = None) -> Norm:
+        return Norm(self.tensor(role), eps, plus_one, gate=gate)
+
+    def qk_norms(self, eps: float, *, plus_one: bool = False) -> Iterator[Norm | None]:
+        """Of queries, then of keys; None for one that the table does not have."""
+        for role in ("q_norm", "k_norm"):
+            yield self.norm(role, eps, plus_one=plus_one) if role in self.table else None
 
     def gate(self, role: str, shape: shapes.NormGate | None, factor: float = 1.0) -> LowRankGate | None:
         """Of the norm of ``role``, with a further ``factor``."""

@@ -51,7 +51,6 @@ Part = tuple[str, int] | tuple[str, int, Order]
 """(name, rows) of a matrix, or with the order that its rows are put into."""
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 
-
 AnyWeight = TypeVar("AnyWeight", bound=PlainWeight)
 
 
@@ -409,7 +408,6 @@ class TensorSource(ABC):
             quantized = isinstance(weights[0], QuantizedWeight)
             return Linear(weights[0], bias.float() if quantized and bias is not None else bias)
         return Linear(JoinedWeight(tuple(weights)), bias)
-
 
 
 def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping | None, list[Part]]]:

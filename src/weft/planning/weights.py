@@ -25,14 +25,7 @@ from weft.families.architecture import (
     SharedBlock,
 )
 from weft.families.stream_tensors import behind_layer, per_layer, residual_scale, stream_mix
-from weft.families.tensors import (
-    Form,
-    Table,
-    norm_gate,
-    shared_block,
-    tables,
-    vocabulary,
-)
+from weft.families.tensors import Form, Table, norm_gate, shared_block, tables, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
@@ -96,7 +89,7 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
     multi-token prediction, which is no part of ``parameters``."""
     parts: dict[str, int] = {}
     for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank, tp) if mtp else ())):
-        if form.tables is not None and part in ("embedding", "head"):
+        if form.tables is not None and part in ("embedding", "head", _NGRAMS):
             parts[part] = parts.get(part, 0) + form.tables.matrix_bytes(elements)
             continue
         head = part == "head" or (part == "embedding" and rank.tied_embeddings)
@@ -273,16 +266,17 @@ def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form
 
 
 def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[tuple[str, Form, int]]:
-    """Tensors of one role and one form are one matrix."""
+    """Tensors of one role and one form are one matrix. Tables of n-grams are a part of their own."""
     for table in of_record:
-        for stored in table.values():
+        for role, stored in table.items():
             elements: Counter[Form] = Counter()
             for tensor in stored:
                 elements[tensor.form] += tensor.elements(tp)
             for form, count in elements.items():
-                yield part, form, count
+                yield _NGRAMS if part == "recurrent" and role == "table" else part, form, count
 
 
+_NGRAMS = "n-gram tables"
 _PART: dict[type, str] = {Attention: "attention", ConvolvedAttention: "attention",
                           LatentAttention: "attention", RelativeAttention: "attention",
                           Dense: "feed-forward", Experts: "experts"}

@@ -24,7 +24,7 @@ _FAILED = "the sequence failed on rank 0"
 
 
 class LeadingSampler(Sampler):
-    """Of rank 0, where choices are sent. Ranks sample windows in the same rounds, whatever a row asks for."""
+    """Of rank 0, where choices are sent."""
 
     def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int,
                  device: torch.device) -> None:
@@ -32,6 +32,7 @@ class LeadingSampler(Sampler):
         self._collectives = collectives
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Ranks sample windows in the same rounds, whatever a row asks for."""
         return False
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],

@@ -110,7 +110,6 @@ class Router(Protocol):
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         """One of ``candidates``, which are never empty and in the order of their numbers; a ``prefill``
         replica serves a whole request only where no other is among them."""
-        ...
 
     def placed(self, request: RoutedRequest, route: Route) -> None:
         return None

@@ -33,34 +33,10 @@ from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
 from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
+from weft.rpc import messages
 from weft.rpc.child import private_folder, start_child
 from weft.rpc.heartbeat import HeartMonitor
 from weft.rpc.loop_socket import LoopSocket
-from weft.rpc.messages import (
-    Beat,
-    Cancel,
-    Command,
-    Fatal,
-    Flush,
-    Follow,
-    Launch,
-    LoadAdapter,
-    Look,
-    PeerKeys,
-    Progress,
-    Ready,
-    RecordingTarget,
-    Reply,
-    Report,
-    Sleep,
-    SleepMode,
-    SleepOutcome,
-    StepReport,
-    Stop,
-    Submit,
-    UnloadAdapter,
-    Wake,
-)
 from weft.snapshot_report import SnapshotReport
 
 ASSEMBLE = "weft.assemble:assemble"
@@ -72,9 +48,8 @@ _PATIENCE_WITH_STORE_S = 40.0
 
 State = Literal["starting", "ready", "dead"]
 
-
 _encoder = msgspec.msgpack.Encoder()
-_reports = msgspec.msgpack.Decoder(Report)
+_reports = msgspec.msgpack.Decoder(messages.Report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +67,7 @@ class HostShare:
     memory_turn: int | None = None
     memory_bytes: int | None = None
     background: bool = False
-    peers: PeerKeys | None = None
+    peers: messages.PeerKeys | None = None
 
 
 ANYWHERE = HostShare()
@@ -118,7 +93,7 @@ class PendingReplies:
             if future.done() and not future.cancelled():
                 future.exception()  # so that an error that is not waited for any more is no warning
 
-    def resolve(self, reply: Reply) -> None:
+    def resolve(self, reply: messages.Reply) -> None:
         future = self._futures.get(reply.number)
         if future is None or future.done():
             return
@@ -145,14 +120,14 @@ class ProcessLink(Protocol):
     @property
     def running(self) -> bool: ...
 
-    async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
+    async def start(self, *, factory: str, config: EngineConfig, record: messages.RecordingTarget | None,
                     beat_s: float, place: HostShare) -> None: ...
 
-    async def send(self, command: Command) -> None: ...
+    async def send(self, command: messages.Command) -> None: ...
 
-    def post(self, command: Command) -> None: ...
+    def post(self, command: messages.Command) -> None: ...
 
-    async def receive(self) -> Report: ...
+    async def receive(self) -> messages.Report: ...
 
     async def wait(self) -> str: ...
 
@@ -178,16 +153,16 @@ class EngineLink:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
+    async def start(self, *, factory: str, config: EngineConfig, record: messages.RecordingTarget | None,
                     beat_s: float, place: HostShare = ANYWHERE) -> None:
         self._folder = private_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands = context.socket(zmq.PUSH)
         events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
-        launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
-                        record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share,
-                        memory_turn=place.memory_turn, memory_bytes=place.memory_bytes,
-                        background=place.background, peers=place.peers)
+        launch = messages.Launch(
+            factory=factory, config=dataclasses.asdict(config), folder=self._folder, record=record,
+            beat_s=beat_s, cores=place.cores, ram_share=place.ram_share, memory_turn=place.memory_turn,
+            memory_bytes=place.memory_bytes, background=place.background, peers=place.peers)
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
@@ -201,17 +176,17 @@ class EngineLink:
             self._events.close()  # nothing closes a link that has not started
             raise
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: messages.Command) -> None:
         await self.send_raw(_encoder.encode(command))
 
-    def post(self, command: Command) -> None:
+    def post(self, command: messages.Command) -> None:
         """``send`` without waiting."""
         task = asyncio.get_running_loop().create_task(self.send(command))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
 
-    async def receive(self) -> Report:
-        report: Report = _reports.decode(await self.receive_raw())
+    async def receive(self) -> messages.Report:
+        report: messages.Report = _reports.decode(await self.receive_raw())
         return report
 
     async def receive_raw(self) -> bytes:
@@ -264,7 +239,7 @@ class EngineClient:
     never)."""
 
     def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE, place: HostShare = ANYWHERE,
-                 record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
+                 record: messages.RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
                  link: ProcessLink | None = None,
                  on_progress: Callable[[str], None] = lambda text: None,
                  on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
@@ -334,50 +309,51 @@ class EngineClient:
 
     async def submit(self, request: Request) -> None:
         """Returns when the engine accepts the request. Raises its refusal, or EngineUnavailableError."""
-        await self._ask(lambda number: Submit(number, request))
+        await self._ask(lambda number: messages.Submit(number, request))
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Never waits: the command is queued."""
         if self.state == "ready":
-            self.link.post(Cancel(request_id, index))
+            self.link.post(messages.Cancel(request_id, index))
 
     # ------------------------------------------------------------------ questions
 
     async def flush_cache(self) -> None:
         """Returns when the engine has dropped what its prefix cache held. Raises EngineUnavailableError."""
-        await self._ask(Flush)
+        await self._ask(messages.Flush)
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Returns when the engine has it in memory. Raises the engine's refusal, or
         EngineUnavailableError."""
-        await self._ask(lambda number: LoadAdapter(number, adapter))
+        await self._ask(lambda number: messages.LoadAdapter(number, adapter))
 
     async def unload_adapter(self, digest: str) -> bool:
         """Whether the engine has dropped it: not while a request runs with it."""
-        reply = await self._ask(lambda number: UnloadAdapter(number, digest))
+        reply = await self._ask(lambda number: messages.UnloadAdapter(number, digest))
         return msgspec.msgpack.decode(reply, type=bool)
 
     async def cache_shape(self) -> CacheShape:
         """What its prefix cache holds. Raises EngineUnavailableError."""
-        return msgspec.msgpack.decode(await self._ask(Look), type=CacheShape)
+        return msgspec.msgpack.decode(await self._ask(messages.Look), type=CacheShape)
 
     @property
     def sleep_state(self) -> SleepState:
         """By the engine's last report."""
         return AWAKE if self.stats is None else self.stats.sleep
 
-    async def sleep(self, level: int, mode: SleepMode | None, timeout_s: float) -> SleepOutcome:
+    async def sleep(self, level: int, mode: messages.SleepMode | None,
+                    timeout_s: float) -> messages.SleepOutcome:
         """Returns when the engine sleeps. Raises the engine's refusal (the status of a BusyError is 409), or
         EngineUnavailableError."""
-        reply = await self._ask(lambda number: Sleep(number, level, mode, timeout_s))
-        return msgspec.msgpack.decode(reply, type=SleepOutcome)
+        reply = await self._ask(lambda number: messages.Sleep(number, level, mode, timeout_s))
+        return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
 
-    async def wake_up(self, tags: list[Part] | None) -> SleepOutcome:
+    async def wake_up(self, tags: list[Part] | None) -> messages.SleepOutcome:
         """Returns when the parts are back. Raises the error of waking, or EngineUnavailableError."""
-        reply = await self._ask(lambda number: Wake(number, tags))
-        return msgspec.msgpack.decode(reply, type=SleepOutcome)
+        reply = await self._ask(lambda number: messages.Wake(number, tags))
+        return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
 
-    async def _ask(self, question: Callable[[int], Command]) -> msgspec.Raw:
+    async def _ask(self, question: Callable[[int], messages.Command]) -> msgspec.Raw:
         self.check_alive()
         with self._replies.expect() as (number, reply):
             await self.link.send(question(number))
@@ -404,7 +380,7 @@ class EngineClient:
         self._die(EngineUnavailableError(reason))
         if can_answer:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.link.send(Stop()), patience_s)
+                await asyncio.wait_for(self.link.send(messages.Stop()), patience_s)
                 await asyncio.wait_for(self.link.wait(), patience_s)
         await self.link.kill()
         await self._ended.wait()
@@ -421,20 +397,20 @@ class EngineClient:
     async def _read_each(self) -> None:
         while True:
             report = await self.link.receive()
-            self.heart.sign_of_life(report.step_s if isinstance(report, Beat) else 0.0)
-            if isinstance(report, StepReport):
+            self.heart.sign_of_life(report.step_s if isinstance(report, messages.Beat) else 0.0)
+            if isinstance(report, messages.StepReport):
                 self._take(report)
-            elif isinstance(report, Progress):
+            elif isinstance(report, messages.Progress):
                 self.progress = report.text
                 self._on_progress(report.text)
-            elif isinstance(report, Ready):
+            elif isinstance(report, messages.Ready):
                 self.info, self.stats, self.state = report.info, report.stats, "ready"
                 self._started.set()
                 self._tasks.append(asyncio.create_task(self.heart.watch()))
-            elif isinstance(report, Fatal):
+            elif isinstance(report, messages.Fatal):
                 self._die(_fatal_error(report))
 
-    def _take(self, report: StepReport) -> None:
+    def _take(self, report: messages.StepReport) -> None:
         if report.stats is not None:
             self.stats = report.stats if self.death is None else _without_requests(report.stats)
         if report.step_tokens:
@@ -471,7 +447,7 @@ class EngineClient:
 def follow_snapshots(client: EngineClient, *, pages: bool) -> None:
     """Asks for a full report of its snapshots, then for reports of what changes. Never waits."""
     if client.state == "ready":
-        client.link.post(Follow(pages))
+        client.link.post(messages.Follow(pages))
 
 
 def _without_requests(stats: EngineStats) -> EngineStats:
@@ -479,7 +455,7 @@ def _without_requests(stats: EngineStats) -> EngineStats:
     return msgspec.structs.replace(stats, running=0, waiting=0)
 
 
-def _fatal_error(report: Fatal) -> WeftError:
+def _fatal_error(report: messages.Fatal) -> WeftError:
     if report.refusal is not None:
         return report.refusal.as_error()
     return EngineUnavailableError(f"the engine failed: {report.message}")

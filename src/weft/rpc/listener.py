@@ -27,29 +27,8 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
+from weft.rpc import link
 from weft.rpc.client import ANYWHERE, HostShare
-from weft.rpc.link import (
-    BEAT_S,
-    LATE_TICKS,
-    LINK_VERSION,
-    OF_ENGINE,
-    OF_LINK,
-    SILENT_S,
-    ConnectionLost,
-    Dismissal,
-    EngineEnded,
-    Hello,
-    Leaving,
-    LinkBeat,
-    LinkKeys,
-    LinkMessage,
-    StartEngine,
-    Then,
-    Welcome,
-    decode,
-    encode,
-    set_options,
-)
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Command, RecordingTarget, Report
 
@@ -82,14 +61,14 @@ class AgentConnection:
                     beat_s: float, place: HostShare = ANYWHERE) -> None:
         """A recording is the affair of the server's own machine, and ``place`` that of the joined one."""
         self.started = True
-        self.say(StartEngine(factory, dataclasses.asdict(config), beat_s))
+        self.say(link.StartEngine(factory, dataclasses.asdict(config), beat_s))
 
     async def send(self, command: Command) -> None:
         self.post(command)
 
     def post(self, command: Command) -> None:
         """After the end it does nothing; the end is what its waiters learn."""
-        self._put(OF_ENGINE, _encoder.encode(command))
+        self._put(link.OF_ENGINE, _encoder.encode(command))
 
     async def receive(self) -> Report:
         report: Report = _reports.decode(await self._received.get())
@@ -107,12 +86,12 @@ class AgentConnection:
 
     # ------------------------------------------------------------------ for the listener and the fleet
 
-    def say(self, message: LinkMessage) -> None:
-        self._put(OF_LINK, encode(message))
+    def say(self, message: link.LinkMessage) -> None:
+        self._put(link.OF_LINK, link.encode(message))
 
-    def dismiss(self, reason: str, then: Then = "wait") -> None:
+    def dismiss(self, reason: str, then: link.Then = "wait") -> None:
         """Ends it; ``then``: what its agent does. Idempotent."""
-        self.say(Dismissal(reason, then))
+        self.say(link.Dismissal(reason, then))
         self.end(reason, machine_lost=then != "restart")
 
     def deliver(self, report: bytes) -> None:
@@ -138,7 +117,7 @@ class AgentConnection:
 class Machine:
     """One agent of a joined machine, as its replica sees it. ``connection``: None while it is away."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: link.Hello) -> None:
         self.host = hello.host
         self.agent = hello.agent
         self.role = hello.role
@@ -171,8 +150,8 @@ class LinkListener:
     """``on_hello`` takes a new connection and gives the number of its replica, or None to drop it;
     ``on_leaving``: its agent wishes to leave."""
 
-    def __init__(self, address: str, keys: LinkKeys, *,
-                 on_hello: Callable[[Hello, AgentConnection], int | None],
+    def __init__(self, address: str, keys: link.LinkKeys, *,
+                 on_hello: Callable[[link.Hello, AgentConnection], int | None],
                  on_leaving: Callable[[AgentConnection], None]) -> None:
         self._address = address
         self._keys = keys
@@ -187,9 +166,9 @@ class LinkListener:
         context = self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(credentials_provider=_MachineKey(self._keys))
+        self._authenticator.configure_curve_callback(credentials_provider=self._keys)
         socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.ROUTER)
-        set_options(socket)
+        link.set_options(socket)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a message that cannot be queued is an error, not dropped
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
@@ -238,23 +217,23 @@ class LinkListener:
     def _take(self, routing_id: bytes, kind: bytes, body: bytes) -> None:
         connection = self._connections.get(routing_id)
         if connection is None:
-            message = decode(body) if kind == OF_LINK else None
-            if isinstance(message, Hello):
+            message = link.decode(body) if kind == link.OF_LINK else None
+            if isinstance(message, link.Hello):
                 self._welcome(routing_id, message)
             return
         connection.silent_s = 0.0
-        if kind == OF_ENGINE:
+        if kind == link.OF_ENGINE:
             connection.deliver(body)
             return
-        message = decode(body)
-        if isinstance(message, EngineEnded):
+        message = link.decode(body)
+        if isinstance(message, link.EngineEnded):
             connection.end(message.reason, machine_lost=False)
-        elif isinstance(message, Leaving):
+        elif isinstance(message, link.Leaving):
             self._on_leaving(connection)
-        elif isinstance(message, ConnectionLost):
+        elif isinstance(message, link.ConnectionLost):
             connection.end(f"{connection.host} hears nothing of this server")
 
-    def _welcome(self, routing_id: bytes, hello: Hello) -> None:
+    def _welcome(self, routing_id: bytes, hello: link.Hello) -> None:
         connection = self._connections[routing_id] = AgentConnection(self, routing_id, hello.host)
         refusal = refusal_of(hello)
         if refusal is not None:
@@ -265,35 +244,25 @@ class LinkListener:
         if number is None:
             self.forget(connection)
         else:
-            connection.say(Welcome(number))
+            connection.say(link.Welcome(number))
 
     async def _watch(self) -> None:
         ticked_s = time.monotonic()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(link.BEAT_S)
             now_s = time.monotonic()
-            passed_s, ticked_s = min(now_s - ticked_s, LATE_TICKS * BEAT_S), now_s
+            passed_s, ticked_s = min(now_s - ticked_s, link.LATE_TICKS * link.BEAT_S), now_s
             for connection in list(self._connections.values()):
                 connection.silent_s += passed_s
-                if connection.silent_s > SILENT_S:
+                if connection.silent_s > link.SILENT_S:
                     connection.end(f"{connection.host} has been silent for {connection.silent_s:.1f} s")
                 else:
-                    connection.say(LinkBeat())
+                    connection.say(link.LinkBeat())
 
 
-class _MachineKey:
-    """Tells ZeroMQ whose handshakes may succeed: those with the key of the token."""
-
-    def __init__(self, keys: LinkKeys) -> None:
-        self._keys = keys
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._keys.machine.public
-
-
-def refusal_of(hello: Hello) -> str | None:
+def refusal_of(hello: link.Hello) -> str | None:
     own = metadata.version("weft")
-    if hello.link_version != LINK_VERSION or hello.weft_version != own:
+    if hello.link_version != link.LINK_VERSION or hello.weft_version != own:
         return (f"{hello.host} runs weft {hello.weft_version} (link {hello.link_version}), and this server "
-                f"runs weft {own} (link {LINK_VERSION}); all machines of a fleet need one version")
+                f"runs weft {own} (link {link.LINK_VERSION}); all machines of a fleet need one version")
     return None

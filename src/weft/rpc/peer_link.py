@@ -119,7 +119,7 @@ class PeerLink:
         assert self._keys is not None
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(credentials_provider=_FleetKey(self._keys))
+        self._authenticator.configure_curve_callback(credentials_provider=self._keys)
         socket = self._far = self._context.socket(zmq.ROUTER)
         set_options(socket)
         socket.curve_server = True
@@ -319,16 +319,6 @@ class PeerLink:
             self._try(*queue[0])
         else:
             del self._queues[send.parcel.handoff]
-
-
-class _FleetKey:
-    """Tells ZeroMQ whose handshakes may succeed."""
-
-    def __init__(self, keys: LinkKeys) -> None:
-        self._keys = keys
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._keys.machine.public
 
 
 def _shared(payloads: Sequence[memoryview], nbytes: int) -> int:

@@ -67,12 +67,10 @@ class Capture(Protocol):
     @property
     def reads_host(self) -> bool:
         """Whether the function runs at every replay, and may read lists on the host."""
-        ...
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
         """A call that repeats ``run``, and returns the same tensor with its new contents. It need not keep
         ``run`` alive. Raises one of ``refusals()``."""
-        ...
 
 
 class EagerCapture:

@@ -38,11 +38,9 @@ class Model(Protocol):
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """hidden [T, D] of the step's tokens, [X, D] where ``inputs.asked`` names rows; writes KV and states
         through ``caches``."""
-        ...
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [X, vocab]. A caller may give ``out_XV`` as memory for them; a model may ignore it."""
-        ...
 
 
 Scales = dict[int, torch.Tensor]

@@ -117,7 +117,6 @@ class Launched(Protocol):
 
     def home(self) -> StepResult:
         """Wait for it."""
-        ...
 
 
 class StepWorker:

@@ -124,15 +124,12 @@ class Meter(Protocol):
 
     def begin(self) -> None:
         """Start a new peak."""
-        ...
 
     def peak_bytes(self) -> int:
         """The most that torch held at once since ``begin``, beyond what it held then."""
-        ...
 
     def used_bytes(self) -> int:
         """Held now by all, as the driver counts, without torch's cached blocks."""
-        ...
 
 
 class CudaMeter:

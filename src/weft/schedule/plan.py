@@ -20,7 +20,7 @@ before first use); L7 (what is shared is copied before it is written: the copies
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,11 @@ from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
 from weft.request import PlacedPicture, Pooling, SamplingParams, TokenLogprobs
 from weft.schedule.tier_values import NO_STORE_STEP, StoreStep
+from weft.speculation.drafter import DraftGrammar
 from weft.units import RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
-
 
 _NO_WRITES: Int32s = np.empty((3, 0), dtype=np.int32)
 
@@ -43,21 +43,12 @@ def no_writes() -> Int32s:
     return _NO_WRITES
 
 
-class CompiledGrammar(Protocol):
+class CompiledGrammar(DraftGrammar, Protocol):
     """A compiled grammar (``weft.engine.grammars``): a value that the planner carries."""
 
     @property
     def token_count(self) -> int:
         """Tokens that a mask of its matcher covers, from 0 on."""
-        ...
-
-    def matcher(self) -> Any:
-        """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
-        ...
-
-    def forced_tokens(self, matcher: Any) -> list[int]:
-        """The text that alone may come next, in tokens; empty if there is a choice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,7 @@ from weft.memory.arena_work import ArenaWork, PageTransfer, SlotCopy, StateTrans
 from weft.memory.reservation import Moves, TablePatch
 from weft.memory.transaction import Transaction
 from weft.memory.values import NodeId
-from weft.schedule.plan import (
-    Admission,
-    Bools,
-    Int32s,
-    StepPlan,
-    Tap,
-    no_writes,
-)
+from weft.schedule.plan import Admission, Bools, Int32s, StepPlan, Tap, no_writes
 from weft.schedule.rows import DecodeBatch, RowTable
 from weft.schedule.sequence import Sequence
 from weft.schedule.tier_values import FetchKey, FetchWish, StoreStep

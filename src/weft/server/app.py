@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from weft.errors import WeftError
 from weft.fleet.fleet import Fleet
+from weft.server import replicas
 from weft.server.adapters import AdapterHandlers
 from weft.server.anthropic.answers import MESSAGES, conversation
 from weft.server.anthropic.protocol import CountTokensBody
@@ -47,21 +48,7 @@ from weft.server.ollama.protocol import PROTOCOL_VERSION, OllamaShowBody, served
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
-from weft.server.protocol import (
-    DetokenizeBody,
-    TokenizeChatBody,
-    did_you_mean,
-    read_body,
-    read_tokenize_body,
-)
-from weft.server.replicas import (
-    ReplicaHandlers,
-    read_sleep,
-    read_tags,
-    sleep_answer,
-    state_answer,
-    wake_answer,
-)
+from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ListedModel, ServedModel, Service
 from weft.server.sse import (
@@ -94,10 +81,12 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
                               age_s=config.file_limits().age_s, keys=keys.has_clients,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
-    groups = (_Handlers(service), AdapterHandlers(service), ResponseHandlers(service, forward),
-              ReplicaHandlers(service), BatchHandlers(service.files, batches), OllamaModelHandlers(service))
-    handlers: dict[str, Handler] = {row.operation: getattr(group, row.operation) for group in groups
-                                    for row in ENDPOINTS if hasattr(group, row.operation)}
+    own = _Handlers(service)
+    groups = (own, AdapterHandlers(service), ResponseHandlers(service, forward),
+              replicas.ReplicaHandlers(service), BatchHandlers(service.files, batches),
+              OllamaModelHandlers(service))
+    handlers = own.by_way() | {row.operation: getattr(group, row.operation) for group in groups
+                               for row in ENDPOINTS if hasattr(group, row.operation)}
     if forward is not None:
         handlers |= dict.fromkeys(forwarded_operations(), forward)
     routes = [*endpoint_routes(handlers), *page_routes()]
@@ -128,6 +117,14 @@ def _by_method(handlers: Mapping[str, Handler]) -> Handler:
     return answer
 
 
+_WAYS = {"chat": CHAT, "completions": COMPLETIONS, "messages": MESSAGES, "embeddings": EMBEDDINGS,
+         **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
+         **dict.fromkeys(("score", "plain_score"), SCORE)}
+_OLLAMA_ANSWERS = {"ollama_chat": OLLAMA_CHAT, "ollama_generate": OLLAMA_GENERATE}
+_OLLAMA_EMBEDDINGS = {"ollama_embed": OLLAMA_EMBED, "ollama_embeddings": OLLAMA_EMBEDDINGS}
+"""By the operation of ``openapi.endpoints``."""
+
+
 class _Handlers:
     """A public method is an operation of ``openapi.endpoints``."""
 
@@ -135,39 +132,12 @@ class _Handlers:
         self._service = service
         self._looks: dict[str, Looks] = {}
 
-    async def chat(self, request: Request) -> Response:
-        return await self._generate(request, CHAT)
-
-    async def completions(self, request: Request) -> Response:
-        return await self._generate(request, COMPLETIONS)
-
-    async def messages(self, request: Request) -> Response:
-        return await self._generate(request, MESSAGES)
-
-    async def ollama_chat(self, request: Request) -> Response:
-        return await self._generate_ollama(request, OLLAMA_CHAT)
-
-    async def ollama_generate(self, request: Request) -> Response:
-        return await self._generate_ollama(request, OLLAMA_GENERATE)
-
-    async def embeddings(self, request: Request) -> Response:
-        return await self._generate(request, EMBEDDINGS)
-
-    async def rerank(self, request: Request) -> Response:
-        return await self._generate(request, RERANK)
-
-    plain_rerank = cohere_rerank = rerank
-
-    async def score(self, request: Request) -> Response:
-        return await self._generate(request, SCORE)
-
-    plain_score = score
-
-    async def ollama_embed(self, request: Request) -> Response:
-        return await self._embed_ollama(request, OLLAMA_EMBED)
-
-    async def ollama_embeddings(self, request: Request) -> Response:
-        return await self._embed_ollama(request, OLLAMA_EMBEDDINGS)
+    def by_way(self) -> dict[str, Handler]:
+        """Of the operations that have a ``Way``."""
+        return {operation: functools.partial(generate, way=way)
+                for generate, ways in ((self._generate, _WAYS), (self._generate_ollama, _OLLAMA_ANSWERS),
+                                       (self._embed_ollama, _OLLAMA_EMBEDDINGS))
+                for operation, way in ways.items()}
 
     async def _embed_ollama(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way, undeclared=True)
@@ -294,7 +264,7 @@ class _Handlers:
         stats = dict(fleet.engines.stats())
         text_of = functools.partial(self._text_of, name) if self._service.config.show_text else None
         return cache_reports([(number, stats[number], shape) for number, shape in shapes if number in stats],
-                             router=fleet.router.counts(), text_of=text_of)
+                             several=fleet.has_several, router=fleet.router.counts(), text_of=text_of)
 
     def _text_of(self, name: str, tokens: Sequence[int]) -> str:
         ids = [token for token in tokens if token >= 0]   # the others are rows of pictures
@@ -308,19 +278,19 @@ class _Handlers:
 
     async def sleep(self, request: Request) -> Response:
         self._service.check_open()
-        asked = read_sleep(request.query_params, await read_raw(request))
+        asked = replicas.read_sleep(request.query_params, await read_raw(request))
         news = await self._service.engine.engines.sleep(asked.level, asked.mode, asked.timeout_s)
         self._looks.clear()
-        return json_response(sleep_answer(news))
+        return json_response(replicas.sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
         self._service.check_open()
-        tags = read_tags(request.query_params, await read_raw(request))
-        return json_response(wake_answer(await self._service.engine.engines.wake_up(tags), tags))
+        tags = replicas.read_tags(request.query_params, await read_raw(request))
+        return json_response(replicas.wake_answer(await self._service.engine.engines.wake_up(tags), tags))
 
     async def is_sleeping(self, request: Request) -> Response:
         self._service.check_open()
-        return json_response(state_answer(self._service.engine.engines.sleep_state))
+        return json_response(replicas.state_answer(self._service.engine.engines.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
         workers = self._service.workers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -29,12 +30,27 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def print_banner(console: Console, model: ServedModel, url: str, config: ServerConfig) -> None:
-    info = model.info
-
+def _lines_to(console: Console) -> Callable[..., None]:
     def line(text: str = "", style: str = "") -> None:
         console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
 
+    return line
+
+
+def _print_places(line: Callable[..., None], url: str, key_words: str) -> None:
+    """``key_words``: what requests need; empty without a key."""
+    line()
+    line(f"API      {url}/v1")
+    line(f"page     {url}/")
+    line(f"metrics  {url}/metrics")
+    line(f"health   {url}/health")
+    if key_words:
+        line(f"Requests need a key; {key_words}.")
+    line()
+
+
+def print_banner(console: Console, model: ServedModel, url: str, config: ServerConfig) -> None:
+    info, line, with_key = model.info, _lines_to(console), bool(config.client_keys())
     line()
     line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
     line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} "
@@ -49,30 +65,20 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
         line(f"{row.name:{name_width}}  {format_bytes(row.size_bytes):>9}  {row.remark}")
     for note in info.notes:
         line(f"note: {note}", "yellow")
-    line()
-    line(f"API      {url}/v1")
-    line(f"page     {url}/")
-    line(f"metrics  {url}/metrics")
-    line(f"health   {url}/health")
-    if config.client_keys():
-        line("Requests need a key; the snippets read it from $WEFT_API_KEY.")
-    line()
+    _print_places(line, url, "the snippets read it from $WEFT_API_KEY" if with_key else "")
     line("Try it in a shell:", "bold")
-    line(curl_snippet(model, url, with_key=bool(config.client_keys())))
+    line(curl_snippet(model, url, with_key=with_key))
     line()
     if _example(model)[0] != "/v1/rerank":   # OpenAI's client has no rerank
         line("or in Python (pip install openai):", "bold")
-        line(openai_snippet(model, url, with_key=bool(config.client_keys())))
+        line(openai_snippet(model, url, with_key=with_key))
         line()
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 
 def print_models(console: Console, several: SeveralModels, url: str, config: ServerConfig) -> None:
     """Of a server with several models: what each gets, and how many of them fit together."""
-    def line(text: str = "", style: str = "") -> None:
-        console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
-
-    models = several.models.values()
+    models, line = several.models.values(), _lines_to(console)
     line()
     line(f"weft serves {', '.join(several.models)} at {url}", "bold green")
     width = max(len(model.name) for model in models)
@@ -82,14 +88,8 @@ def print_models(console: Console, several: SeveralModels, url: str, config: Ser
              f"{format_bytes(max(0, share - weights))} for KV and states")
     line(f"{'together':{width}}  {format_bytes(several.memory_bytes):>9}  "
          f"{in_words(several.residency)}; each is loaded when it is asked for")
-    line()
-    line(f"API      {url}/v1")
-    line(f"page     {url}/")
-    line(f"metrics  {url}/metrics")
-    line(f"health   {url}/health")
-    if config.client_keys():
-        line("Requests need a key; the header is 'Authorization: Bearer $WEFT_API_KEY'.")
-    line()
+    words = "the header is 'Authorization: Bearer $WEFT_API_KEY'" if config.client_keys() else ""
+    _print_places(line, url, words)
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 

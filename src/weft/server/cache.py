@@ -66,17 +66,18 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
 
 
 def cache_reports(engines: Sequence[tuple[int, EngineStats, CacheShape]], *,
-                  router: Mapping[int, RouterCounts] | None = None,
+                  several: bool = False, router: Mapping[int, RouterCounts] | None = None,
                   text_of: TextOf | None = None) -> dict[str, Any]:
-    """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. ``store``: what
-    the store of a replica holds and did. ``router``: what the router knows of each replica. Raises
-    EngineUnavailableError without any: an engine may have ended since it was asked."""
+    """``cache_report`` of the one replica; of ``several``, their sum, and in ``replicas`` each one that
+    answers, were it one alone. ``store``: what the store of a replica holds and did. ``router``: what the
+    router knows of each replica. Raises EngineUnavailableError without any: an engine may have ended since it
+    was asked."""
     reports = [(number, cache_report(stats.memory, shape, costs=stats.costs, text_of=text_of))
                for number, stats, shape in engines]
     if not reports:
         raise EngineUnavailableError("no engine serves at the moment")
     further = [_beside(stats, (router or {}).get(number)) for number, stats, _ in engines]
-    if len(reports) == 1:
+    if not several:
         return {**reports[0][1], **further[0]}
     return {**_added([report for _, report in reports]),
             "replicas": [{"replica": number, **report, **more}

@@ -22,13 +22,7 @@ from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
-from weft.server.protocol import (
-    UNSERVED_IN_CHAT,
-    ChatBody,
-    note_ignored,
-    refuse_stream_fields,
-    stream_usage,
-)
+from weft.server.protocol import UNSERVED_IN_CHAT, ChatBody, note_ignored, refuse_stream_fields, stream_usage
 from weft.server.service import Service
 from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text

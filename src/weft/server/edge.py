@@ -92,7 +92,6 @@ _BUCKETS_A_KEY = 2
 _CELLS_A_BUCKET = 2
 _CONNECTIONS, _BUFFERED, _REQUESTS, _DRAINS, _FIRST_FREE = 0, 1, 2, 3, 4
 
-
 Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
 
 

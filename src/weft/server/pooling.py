@@ -25,12 +25,7 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.server.generation import TO_THE_CONTEXT, Generation, Prompt, check_count
-from weft.server.ollama.protocol import (
-    OllamaEmbedBody,
-    OllamaEmbeddingsBody,
-    read_options,
-    served_name,
-)
+from weft.server.ollama.protocol import OllamaEmbedBody, OllamaEmbeddingsBody, read_options, served_name
 from weft.server.protocol import Int, Priority, Salt, Unserved, prompts_of
 from weft.server.service import ServedModel, Service
 from weft.server.sse import Way
@@ -178,7 +173,6 @@ class PoolingJob(ABC):
     @abstractmethod
     async def written(self, rows: Sequence[bytes]) -> bytes:
         """The body of the answer."""
-        ...
 
     def truncated(self) -> list[int]:
         return [at for at, one in enumerate(self.prompts) if one.truncated]

@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from weft.adapters import Adapter
-from weft.errors import (
-    ContextLengthError,
-    EngineUnavailableError,
-    RequestError,
-    UnknownModelError,
-    WeftError,
-)
+from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
@@ -73,7 +67,6 @@ _DRAIN_LOOK_S = 0.05
 Encoded = TypeVar("Encoded")
 KeepAlive: TypeAlias = float | msgspec.UnsetType | None
 """Seconds that a model stays in memory after a request, None for ever; UNSET: as the server says."""
-
 
 _SECONDS = 30.0
 

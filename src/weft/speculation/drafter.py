@@ -67,11 +67,9 @@ class Follower(Protocol):
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The sequence has ``tokens`` in addition."""
-        ...
 
     def propose(self, count: int) -> Proposal | None:
         """At most ``count`` tokens, or None without a guess."""
-        ...
 
 
 def parse_sources(text: str) -> tuple[SourceName, ...]:
@@ -141,15 +139,13 @@ PLAIN_STEPS = 3
 
 
 class DraftGrammar(Protocol):
-    """A compiled grammar, as ``weft.schedule.plan.CompiledGrammar`` describes it."""
+    """What drafts ask of a compiled grammar."""
 
     def matcher(self) -> Any:
         """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
-        ...
 
     def forced_tokens(self, matcher: Any) -> list[int]:
         """The text that alone may come next, in tokens; empty if there is a choice."""
-        ...
 
 
 class DraftRow(NamedTuple):
@@ -166,52 +162,41 @@ class Drafter(Protocol):
     @property
     def awake(self) -> bool:
         """Whether the drafter may have drafts for the next step."""
-        ...
 
     def wake(self) -> None:
         """A sequence that is likely to be drafted begins."""
-        ...
 
     def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
               adapter: str = "") -> None:
         """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
         the answer so far. ``prediction``: the client's guess of the whole answer. ``adapter``: its digest."""
-        ...
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         """The tokens to verify in the step of ``rows``, by key. Keys without drafts are missing."""
-        ...
 
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
         """The step added ``tokens`` to the sequence. ``drafted`` tokens of the last ``draft`` were verified,
         and the first ``accepted`` of them were right. Both are 0 in a step without drafts."""
-        ...
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
         """For the step whose drafts were asked for last, as ``StepPlan.mtp_drafts``. ``sequences`` of it
         choose a token. ``prompts``: it prefills."""
-        ...
 
     def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
         """The model's own head expects ``tokens`` behind the settled ones, each with its chance."""
-        ...
 
     def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
         """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``, without
         those of the head. With ``prefills`` they count too, and the seconds say nothing about drafts."""
-        ...
 
     def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
         """``steps`` steps of decodes alone went by while it was not awake, and took ``seconds`` in all.
         ``decodes``: sequences of the last one. ``last_s``: its seconds, if it followed some of as many."""
-        ...
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
         """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step. With
         ``prefills`` it read prompts as well."""
-        ...
 
     def end(self, key: int) -> None:
         """The sequence has ended. A key that never began is no error: an answer may end in its first step."""
-        ...

@@ -63,7 +63,6 @@ _CREDIT_MAX = 100.0
 _PROMPTS_UNPAID = 8
 """Of so many steps with prompts, one is read while drafts do not pay."""
 
-
 _PERFECT = [sum(_CHANCE_MAX ** place for place in range(1, drafts + 1))
             for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
 

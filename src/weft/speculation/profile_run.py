@@ -13,12 +13,8 @@ whose steps take LONG_STEP_S once for each of LONG_DRAFT_COUNTS: noise is a smal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from weft.speculation.drafter import DraftGrammar, DraftRow
-
-if TYPE_CHECKING:
-    from weft.speculation.drafter import Int32s
+from weft.speculation.drafter import DraftRow
 
 DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
 LONG_DRAFT_COUNTS = (0, 3, 15)
@@ -63,20 +59,14 @@ class ProfileRun:
         """Seconds of the model's own head by its drafts."""
         return dict(self._head_seconds)
 
-    def wake(self) -> None:
-        """The profile run never sleeps."""
+    def wake(self, *_: object, **__: object) -> None:
+        """The profile run never sleeps, and what the text is, or was right, is no matter."""
 
-    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
-              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
-              adapter: str = "") -> None:
-        """The profile run needs no text."""
+    begin = settle = offer = sleep_through = end = wake
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         count = self._left[0] if self._left else 0
         return {row.key: (_TOKEN,) * min(count, row.limit) for row in rows if count}
-
-    def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
-        """What was right is no matter."""
 
     def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
         if prefills or not self._left:
@@ -92,19 +82,10 @@ class ProfileRun:
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
         return self._head_left[0] if self._head_left and not self._left else None
 
-    def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
-        """What the head expects is no matter."""
-
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
         if not prefills and self._head_left:
             self._head_seconds[drafts] = min(seconds, self._head_seconds.get(drafts, seconds))
             self._next(self._head_left, len(self._head_round), seconds)
-
-    def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
-        """The profile run never sleeps."""
-
-    def end(self, key: int) -> None:
-        """The sequence was never remembered."""
 
     def _next(self, left: list[int], size: int, seconds: float) -> None:
         """A step of ``seconds`` measured the first of ``left``, whose rounds have ``size`` counts."""

@@ -49,7 +49,9 @@ from weft.speculation.text_index import (
 from weft.units import PAD
 
 LIBRARY_BYTES_MAX = 64 << 20
-_SALT_TOKENS_MAX = 1 << 18
+SALT_TOKENS_MAX = 1 << 18
+_SALT_TOKENS_MIN = 1 << 14
+_ARENA_SHARE = 1 << 10
 _SEQUENCE_TOKENS_MAX = 1 << 20
 _ANSWER_TOKENS_MAX = 1 << 14
 """Of a longer answer, the library takes the end."""
@@ -57,13 +59,18 @@ _UNREAD_TOKENS_MAX = 1 << 14
 """Tokens of a salt that wait for a lookup. One lookup indexes them all, in about 1 ms."""
 
 
+def salt_tokens(arena_bytes: int) -> int:
+    """Most tokens of one salt's answers: one for each KiB of the arena: a small engine stays small."""
+    return min(max(arena_bytes // _ARENA_SHARE, _SALT_TOKENS_MIN), SALT_TOKENS_MAX)
+
+
 class _Answers:
     """Of one salt."""
 
     __slots__ = ("index", "unread", "unread_tokens")
 
-    def __init__(self) -> None:
-        self.index = TextIndex(_SALT_TOKENS_MAX)
+    def __init__(self, tokens_max: int) -> None:
+        self.index = TextIndex(tokens_max)
         self.unread: deque[Sequence[int]] = deque()
         self.unread_tokens = 0
         """In ``unread``: answers that the index does not have yet."""
@@ -87,10 +94,12 @@ class _Answers:
 
 
 class AnswerLibrary:
-    """Answers that have ended. ``bytes_max`` bounds the indexes of all salts together."""
+    """Answers that have ended. ``bytes_max`` bounds the indexes of all salts together, ``salt_tokens`` the
+    tokens of one."""
 
-    def __init__(self, bytes_max: int = LIBRARY_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = LIBRARY_BYTES_MAX, salt_tokens: int = SALT_TOKENS_MAX) -> None:
         self._bytes_max = bytes_max
+        self._salt_tokens = salt_tokens
         self._by_salt: OrderedDict[str, _Answers] = OrderedDict()
         self.size_bytes = 0
 
@@ -100,7 +109,7 @@ class AnswerLibrary:
             return
         answers = self._by_salt.get(salt)
         if answers is None:
-            answers = self._by_salt[salt] = _Answers()
+            answers = self._by_salt[salt] = _Answers(self._salt_tokens)
         self._by_salt.move_to_end(salt)
         self.size_bytes -= answers.size_bytes
         answers.add(answer if len(answer) <= _ANSWER_TOKENS_MAX else answer[-_ANSWER_TOKENS_MAX:])

@@ -42,7 +42,13 @@ from weft.speculation.drafter import (
     SpeculationStats,
 )
 from weft.speculation.mtp import HeadChances, HeadPlan, MtpFollower
-from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
+from weft.speculation.sources import (
+    SALT_TOKENS_MAX,
+    AnswerLibrary,
+    GrammarFollower,
+    PredictionFollower,
+    SuffixFollower,
+)
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import TreeFollower
 
@@ -109,20 +115,21 @@ class _Speculation:
 class Speculator:
     """A ``Drafter``. ``sources``: those in use; ``tree``: the prefix tree, None without a prefix cache;
     ``drafts_max``: most drafts of one sequence in one step. ``head_seconds``: of the model's own head for one
-    sequence, by drafts, where ``mtp`` is in use. ``prompt_share``: see ``HeadPlan``.
+    sequence, by drafts, where ``mtp`` is in use. ``prompt_share``: see ``HeadPlan``. ``salt_tokens``: most
+    tokens of the answers of one salt that drafts come from.
     ``clock``: seconds of the host; one that stands still never lets the drafter sleep."""
 
     def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: RowCosts | None = None,
                  tree: PrefixTree | None = None, drafts_max: int = DRAFTS_MAX,
                  head_seconds: dict[int, float] | None = None, prompt_share: float | None = None,
-                 clock: Callable[[], float] = lambda: 0.0) -> None:
+                 salt_tokens: int = SALT_TOKENS_MAX, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.sources = sources
         self.costs = costs or RowCosts()
         self.counters = SpeculationCounters(sources)
         self._tree = tree
         self._drafts_max = drafts_max
         self._chances = ByAdapter(Chances)
-        self._library = AnswerLibrary()
+        self._library = AnswerLibrary(salt_tokens=salt_tokens)
         self._clock = clock
         self._budget = HostBudget()
         self._room = FEW_SEQUENCES * drafts_max

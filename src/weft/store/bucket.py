@@ -33,7 +33,6 @@ CHECK_S = 8.0
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT",
               "AZURITE_BLOB_STORAGE_URL")
 
-
 _REFUSED = re.compile(r"\b(401 Unauthorized|403 Forbidden)\b|http://169\.254\.|/latest/api/token|InvalidAccessKeyId|AccessDenied"
                       r"|SignatureDoesNotMatch|metadata\.google\.internal|credential", re.IGNORECASE)
 """169.254 is where a machine of a cloud asks for its own credentials."""

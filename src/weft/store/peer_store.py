@@ -69,7 +69,6 @@ class Wire(Protocol):
     @property
     def address(self) -> str:
         """Where other engines reach this one."""
-        ...
 
     def send(self, ticket: int, address: str, parcel: Parcel, payloads: Sequence[memoryview]) -> None: ...
 

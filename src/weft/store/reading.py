@@ -38,7 +38,6 @@ class TokenSource(Protocol):
 
     def read_row(self, index: int, number: int) -> np.void:
         """Row ``index``. Raises LedgerError where it is not that of record ``number``."""
-        ...
 
     def read_tokens(self, tokens_at: int, count: int) -> bytes: ...
 
@@ -48,7 +47,6 @@ class PayloadSource(Protocol):
 
     def read_payload(self, row: np.void, into: memoryview) -> None:
         """Fills ``into``. Raises OSError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

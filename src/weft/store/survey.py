@@ -86,17 +86,13 @@ class VerifyResult:
 
 def survey(path: Path) -> StoreSurvey:
     """Raises ConfigError for a path that is no store."""
-    opened = open_directory(path, OsDisk(), write=False)
-    try:
+    with contextlib.closing(open_directory(path, OsDisk(), write=False)) as opened:
         return _survey(opened)
-    finally:
-        opened.close()
 
 
 def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> VerifyResult:
     """Reads every payload. ``progress``: (records done, records). Raises ConfigError."""
-    opened = open_directory(path, disk or OsDisk(), write=False)
-    try:
+    with contextlib.closing(open_directory(path, disk or OsDisk(), write=False)) as opened:
         result = VerifyResult(dropped_rows=dict(opened.live.dropped) if opened.live is not None else {})
         if opened.live is None or opened.ledger is None:
             return result
@@ -106,8 +102,6 @@ def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> Verify
             numbers = set(now.rows["number"].tolist()) if now is not None else set()
             result.damaged = [suspect for suspect in suspects if suspect[0] in numbers]
         return result
-    finally:
-        opened.close()
 
 
 def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult,

@@ -42,24 +42,19 @@ class Collectives(Protocol):
     @property
     def device(self) -> torch.device:
         """Of the tensors."""
-        ...
 
     @property
     def seconds(self) -> float:
         """Time spent in collectives since the start, those inside of graphs aside."""
-        ...
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over ranks, in the dtype of ``x``; each number is added in float32, in rank order."""
-        ...
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """``x`` of every rank, in rank order."""
-        ...
 
     def from_first(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` of rank 0, into ``x`` of every other rank."""
-        ...
 
 
 class GroupCollectives:

@@ -162,7 +162,6 @@ class DeviceEvent(Protocol):
 
     def query(self) -> bool:
         """Whether all work before it is done."""
-        ...
 
 
 class DeviceTimeoutError(RuntimeError):

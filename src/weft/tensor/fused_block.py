@@ -23,7 +23,6 @@ from weft.tensor.weights.tiles import InTiles
 MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
 
-
 PlainWeight = torch.Tensor | InTiles | QuantizedWeight
 
 

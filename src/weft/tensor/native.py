@@ -124,7 +124,6 @@ def matrix_units() -> list[str]:
     return [name for name in MATRIX_UNITS if name != "AMX" or not extension().amx_missing()]
 
 
-
 def amx_report() -> str:
     """What ``weft doctor`` prints of the unit: whether its kernels run here, and else why not."""
     missing = extension().amx_missing()

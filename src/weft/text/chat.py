@@ -79,8 +79,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             self._template.globals = dict(self._template.globals)  # read at each rendering, item by item
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
-                              param="--chat-template") from error
+            raise _syntax_error(origin, error) from error
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
         self.source = source
         self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
@@ -225,10 +224,13 @@ def check_syntax(source: str, origin: str) -> None:
     try:
         TemplateEnvironment().parse(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
-                          param="--chat-template") from error
+        raise _syntax_error(origin, error) from error
     except RecursionError:
         raise ConfigError(f"{origin}: nested too deeply", param="--chat-template") from None
+
+
+def _syntax_error(origin: str, error: jinja2.TemplateSyntaxError) -> ConfigError:
+    return ConfigError(f"{origin}, line {error.lineno}: {error.message}", param="--chat-template")
 
 
 def read_chat_template(directory: Path, *, override: str | None = None) -> tuple[str, str] | None:

@@ -40,14 +40,7 @@ from weft.request import Grammar, PictureKind, PlacedPicture
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures
-from weft.text.template_worker import (
-    Answer,
-    ChatPrompt,
-    Refused,
-    TemplateFacts,
-    TemplateStart,
-    without_marks,
-)
+from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart, without_marks
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
 from weft.text.worker_main import JobFunction

@@ -149,7 +149,6 @@ class TextDecoder(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ``ids``, as the tokenizer decodes them together."""
-        ...
 
 
 class IncrementalDetokenizer:

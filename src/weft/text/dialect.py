@@ -35,12 +35,7 @@ from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text import channels
 from weft.text.grammars import NO_FORCING, behind_reasoning
-from weft.text.reasoning import (
-    ReasoningFormat,
-    ReasoningSplitter,
-    begins_inside,
-    reasoning_format,
-)
+from weft.text.reasoning import ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import Tool, ToolChoice, input_of

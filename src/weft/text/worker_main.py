@@ -86,7 +86,6 @@ class ForkedJob(Protocol):
 
     def failed(self, limit: Limit) -> bytes:
         """The answer for a job that its fork did not survive."""
-        ...
 
 
 def limit_memory(growth_bytes: int) -> None:

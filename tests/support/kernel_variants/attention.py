@@ -17,15 +17,8 @@ from tests.support.kernel_variants.compilation import (
 )
 from weft.tensor.gpu import decode_kernels as listing
 from weft.tensor.gpu.launch import Blocks
-from weft.tensor.gpu.pages import (
-    FP8_BITS,
-    block_dim,
-    product_of,
-)
-from weft.tensor.gpu.softmax import (
-    COMBINED_AT_ONCE,
-    combine,
-)
+from weft.tensor.gpu.pages import FP8_BITS, block_dim, product_of
+from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine
 from weft.tensor.kernels import attention_layer as fused
 from weft.tensor.kernels import latent_attention as latent
 from weft.tensor.kernels import paged_attention as paged

@@ -77,9 +77,11 @@ def of_torch(rgb: Pixels, height: int, width: int) -> Pixels:
     return resized[0].permute(1, 2, 0).numpy()
 
 
-@pytest.mark.parametrize(("width", "height"), [(40, 30), (300, 900), (1000, 400), (1024, 1024), (2000, 1400)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "width", "height"), [
+    *((kind, 1000, 400) for kind in KINDS), ("noise", 40, 30), ("photo", 300, 900), ("text", 1024, 1024),
+    ("gradient", 2000, 1400)])
 def test_every_pixel_is_within_one_step_of_torchs_resize(kind: str, width: int, height: int) -> None:
+    """Weights come from the sizes and roundings from what is shown: each size once, each kind at one size."""
     settings, rgb = ImageSettings(), drawn(kind, width, height, seed=7)
     picture = prepare(rgb, settings)
     tiles = [whole(tile.patches, tile.rows) for tile in picture.tiles]

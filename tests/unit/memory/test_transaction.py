@@ -8,13 +8,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from tests.unit.memory.geometry import (
-    close_now,
-    open_in,
-    open_now,
-    picture,
-    small_memory,
-)
+from tests.unit.memory.geometry import close_now, open_in, open_now, picture, small_memory
 from weft.memory.memory import Memory
 from weft.memory.transaction import Transaction
 from weft.memory.values import Lost

@@ -241,3 +241,15 @@ def test_an_unknown_architecture_is_named_beside_those_that_are_served(config: C
         read_spec(config)
     assert str(config.get("model_type")) in caught.value.message
     assert all(name in caught.value.message for name in SUPPORTED)
+
+
+def test_of_a_family_that_is_not_served_the_nearest_and_what_is_missing_are_named() -> None:
+    newer = changed(RELEASES["qwen3_next"], model_type="qwen9_next", dreams_per_layer=3, hidden_act="gelu",
+                    layer_types=["dream"] * 48, router_aux_loss_coef=0.1)
+    with pytest.raises(UnknownArchitectureError) as caught:
+        read_spec(newer)
+    assert ("by its keys the nearest is qwen3_next, which does not serve dreams_per_layer, hidden_act, "
+            "intermediate_size, layer_types; weft serves") in caught.value.message
+    with pytest.raises(UnknownArchitectureError) as caught:
+        read_spec({"model_type": "x", "hidden_size": [], "num_hidden_layers": {}, "layer_types": 3, "a": 1})
+    assert "does not serve a, hidden_size" in caught.value.message

@@ -10,12 +10,15 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
+from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, make_checkpoint
 from tests.fixtures.mtp_heads import with_head
 from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import write_gguf
 from weft.errors import CheckpointError
+from weft.models.blocks.ngrams import NgramsBlock
+from weft.models.embedding import CodedTable, Embedding
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
@@ -35,7 +38,9 @@ CASES: dict[str, dict[str, Any]] = {
                             "mscale_all_dim": 0.8, "original_max_position_embeddings": 512}},
     "gemma3": {"tie_word_embeddings": True, "query_pre_attn_scalar": 32},
     "gemma4": {"tie_word_embeddings": True}, "gemma4_moe": {"tie_word_embeddings": True},
-    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}
+    "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}, "glm5_next": {
+        "text_config": CHECKPOINTS["glm5_next"][1]["text_config"] | {"index_topk": 12}},
+    "qwen4_exp": {"ple_layer_ids": [3], "indexer_budget": 16}
 }
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
@@ -45,7 +50,8 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("llama_scaled", "rope_freqs"), ("gpt_oss", "apart"), ("kimi_linear", "log"),
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
-             ("rwkv7", "mixes")]
+             ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
+             ("qwen4_exp", "tiled")]
 
 
 @functools.cache
@@ -110,13 +116,22 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
     ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
     ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
     ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
-    ("gemma4", "feed_forward_length", [96], "the file has 6 layers")])
+    ("gemma4", "feed_forward_length", [96], "the file has 6 layers"),
+    ("glm5_next", "attention.indexer.kpool_select_tail", False, "attention sees the unfinished block"),
+    ("glm5_next", "attention.indexer.types", [True, False] * 2, "an index of their own"),
+    ("glm5_next", "attention.indexer.kpool", None, "attention.indexer.kpool is missing"),
+    ("qwen4_exp", "attention.compress_ratios", [0, 4, 0, 2], "one ratio for all attention layers"),
+    ("qwen4_exp", "ple.head_offsets", [0] * 8, "tables with rows, one behind the other"),
+    ("qwen4_exp", "ple.layers", [0, 2], "tables in front of one delta layer"),
+    ("qwen4_exp", "ple.layers", [1], "tables in front of one delta layer")])
 def test_a_key_that_is_not_served_is_one_line(name: str, key: str, value: Any, reason: str,
                                               tmp_path: Path) -> None:
     def change(writer: gguf.GGUFWriter) -> None:
         full = f"{writer.arch}.{key}"
         writer.kv_data[0].pop(full, None)
-        {str: writer.add_string, int: writer.add_uint32, list: writer.add_array}[type(value)](full, value)
+        if value is not None:
+            {str: writer.add_string, int: writer.add_uint32, list: writer.add_array,
+             bool: writer.add_bool}[type(value)](full, value)
 
     file = write_gguf(original(name), tmp_path / "model.gguf", change=change)
     with pytest.raises(CheckpointError, match=reason) as error:
@@ -139,3 +154,41 @@ def test_the_first_of_several_heads_is_read_and_gates_its_norms(tmp_path: Path) 
     assert stored.norm is not None
     assert read.norm is not None
     assert (stored.norm(hidden_TD) - read.norm(hidden_TD)).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["glm5_next", "qwen4_exp"])
+@torch.inference_mode()
+def test_a_head_behind_the_last_block_is_that_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    """Of Qwen4 the file has what it joins in one matrix, and one layer of n-grams."""
+    made = with_head(tmp_path / "made", name)
+    if name == "qwen4_exp":
+        config = json.loads((made / "config.json").read_text())
+        (made / "config.json").write_text(json.dumps(config | {"ple_layer_ids": [1]}))
+        [file] = made.glob("*.safetensors")
+        save_file({key: x for key, x in load_file(file).items() if "layers.2.ple." not in key}, file)
+    written = resolve_model(write_gguf(made, tmp_path / "model.gguf"))
+    stored, read = (load_model(one, "float32", mtp=True).model.mtp for one in (made, written))
+    assert isinstance(stored, MtpHead)
+    assert isinstance(read, MtpHead)
+    noise = torch.Generator().manual_seed(3)
+    hidden_TN, tokens_T = torch.randn(5, stored.width, generator=noise), torch.arange(5)
+    joined_TN = stored.joined(hidden_TN, tokens_T)
+    assert (joined_TN - read.joined(hidden_TN, tokens_T)).abs().max() < TOLERANCE
+    for one, other in zip(stored.layer.mixes, read.layer.mixes, strict=True):
+        if one is not None and other is not None:
+            assert (one.enter(joined_TN)[0] - other.enter(joined_TN)[0]).abs().max() < TOLERANCE
+    for expected, found in zip(stored.best(hidden_TN), read.best(hidden_TN), strict=True):
+        assert torch.allclose(expected.float(), found.float(), atol=TOLERANCE)
+
+
+def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "qwen4_exp", ple_layer_ids=[1], ple_embed_dim=256)
+    kinds = {"per_layer_token_embd": gguf.GGMLQuantizationType.Q4_0}
+    blocks, values = (load_model(resolve_model(
+        write_gguf(made, tmp_path / f"{widened}.gguf", types=kinds, widened=widened)), "float32")
+        for widened in (False, True))
+    assert (logits(blocks) - logits(values)).abs().max() < TOLERANCE
+    before = blocks.model.layers[0].before
+    assert isinstance(before, NgramsBlock)
+    assert isinstance(before.table, Embedding)
+    assert isinstance(before.table.table, CodedTable)

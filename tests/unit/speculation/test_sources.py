@@ -14,7 +14,13 @@ from tests.unit.speculation.texts import edited, int32s, prose
 from weft.errors import ConfigError
 from weft.memory.prefix.tree import PrefixTree
 from weft.speculation.drafter import SOURCES, Follower, Proposal, parse_sources
-from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
+from weft.speculation.sources import (
+    AnswerLibrary,
+    GrammarFollower,
+    PredictionFollower,
+    SuffixFollower,
+    salt_tokens,
+)
 from weft.speculation.text_index import Context
 from weft.speculation.tree import TreeFollower
 from weft.text.grammars import json_grammar
@@ -187,6 +193,22 @@ def test_the_library_is_bounded_in_bytes_and_drops_the_salt_used_least_recently(
     assert "0" in held
     assert "39" in held
     assert 2 <= len(held) < 10
+
+
+def test_the_library_of_a_small_engine_holds_less_of_one_salt() -> None:
+    assert [salt_tokens(mebibytes << 20) for mebibytes in (1, 96, 1024)] == [16_384, 98_304, 262_144]
+    answers = [prose(number, 1500) for number in range(40)]
+    sizes = []
+    for tokens in (16_384, 262_144):
+        library = AnswerLibrary(salt_tokens=tokens)
+        for answer in answers:
+            library.add("", answer)
+            library.lookup("", Context(answer[:20]))
+        held = [number for number, answer in enumerate(answers)
+                if (match := library.lookup("", Context(answer[:20]))) is not None and match.length == 20]
+        assert held[-1] == 39
+        sizes.append(len(held))
+    assert sizes[0] < 20 < sizes[1] == 40
 
 
 def test_answers_wait_for_a_lookup_and_the_newest_are_found() -> None:

@@ -55,7 +55,7 @@ LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}
 RELEASED: dict[str, tuple[str | None, bool]] = {
     "lfm2": (LLAMA3, False), "llama-bpe": (LLAMA3, False), "qwen2": (QWEN2, True), "qwen35": (QWEN35, True),
     "tekken": (TEKKEN, False), "gpt-4o": (GPT_4O, False), "refact": ("digits", False), "gpt-2": (None, False),
-    "kimi-k2": (KIMI_K2, False), "bailingmoe2": (LING, False)
+    "kimi-k2": (KIMI_K2, False), "bailingmoe2": (LING, False), "glm4": (LLAMA3, False)
 }
 """Pre-tokenizers as tokenizer.json of the releases has them, and whether text is composed (NFC)."""
 

@@ -130,7 +130,6 @@ class Demand:
 UNMEETABLE = Demand(frames=-2**60, pages_per_frame=1, slots_per_frame=1, pages=0, slots=0)
 """No eviction meets it."""
 
-
 COMPRESS_BYTES_PER_STEP = 256 << 20
 """Bytes of slots, some 0.1 ms on a device that reads 3 TB a second. One state of any size is compressed."""
 

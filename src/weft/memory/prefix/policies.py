@@ -75,7 +75,6 @@ POLICIES: dict[str, Callable[[ArenaPlan, PrefillCost, Clock], Policy]] = {
     "marconi": Marconi,
 }
 
-
 ALIASES = {"worth": "value"}
 """Older names that ``debug.cache_policy`` still accepts."""
 

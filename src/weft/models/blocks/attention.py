@@ -97,9 +97,7 @@ class AttentionBlock:
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.fused is None:
-            return None
-        return staged(self.fused, x_TD, self.core, cache)
+        return None if self.fused is None else staged(self.fused, x_TD, self.core, cache)
 
 
 def chosen(index: IndexBlock | None, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None,

@@ -67,7 +67,8 @@ class NgramsBlock:
         def normed(norm: Norm, y_TN: torch.Tensor) -> torch.Tensor:
             return rms_norm(y_TN, norm.weight, norm.eps, plus_one=norm.plus_one, group_size=width)
 
-        e_TE = self.table.rows_at(self._rows(inputs, cache, x_TN.dtype)).flatten(1)
+        rows_TH = self._rows(inputs, cache, x_TN.dtype)
+        e_TE = self.table.rows_at(rows_TH.flatten()).view(len(rows_TH), -1)
         keys_TN, value_TD = torch.split(self.project(e_TE), [x_TN.shape[1], width], dim=-1)
         both_TSD = (normed(self.key_norm, keys_TN) * normed(self.query_norm, x_TN)).view(
             -1, self.streams, width)

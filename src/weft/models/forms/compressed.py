@@ -19,16 +19,7 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
-from weft.models.forms.small_floats import (
-    Kind,
-    TensorNames,
-    group_of,
-    grouping_of,
-    kind_of,
-    piece_of,
-    read_matrix,
-    scale_shape,
-)
+from weft.models.forms import small_floats
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
@@ -71,19 +62,19 @@ class Compressed(StoredForm):
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._kind(name) is not None:
-            return grouping_of(self, self._names(name), columns, self._block())
+            return small_floats.grouping_of(self, self._names(name), columns, self._block())
         scale = self.tensors.get(f"{name}_scale")
         groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
         group = 0 if groups <= 1 else columns // groups
         return Grouping(self._bits(name, columns), group) if group % LINE == 0 else None
 
-    def _names(self, name: str) -> TensorNames:
+    def _names(self, name: str) -> small_floats.TensorNames:
         codes = f"{name}_packed" if f"{name}_packed" in self.tensors else name
-        return TensorNames(codes, f"{name}_scale", f"{name}_global_scale", divides=True)
+        return small_floats.TensorNames(codes, f"{name}_scale", f"{name}_global_scale", divides=True)
 
-    def _kind(self, name: str) -> Kind | None:
+    def _kind(self, name: str) -> small_floats.Kind | None:
         """None for whole numbers."""
-        return kind_of(self, self._names(name))
+        return small_floats.kind_of(self, self._names(name))
 
     def _bits(self, name: str, columns: int) -> int:
         """By the words of a row: layers may differ."""
@@ -100,7 +91,7 @@ class Compressed(StoredForm):
             return MatrixPiece(matrix, (0, block[0]), (1, block[1]))
         stored = self.headers.get(f"{matrix}_packed")
         if end and stored is not None and stored.dtype == "U8":
-            return piece_of(self, name, ("_packed", "_scale"))
+            return small_floats.piece_of(self, name, ("_packed", "_scale"))
         packed_rows = end == "_zero_point" and f"{matrix}_packed" in self.tensors
         return MatrixPiece(matrix, (0, 0 if packed_rows else 1), (1, 0))
 
@@ -113,8 +104,8 @@ class Compressed(StoredForm):
             raise CheckpointError(f"{name} is stored as {label}; quantization_config of config.json has the "
                                   f"format {self.settings.get('format')!r}", param="model")
         if kind is not None:
-            return read_matrix(self, ask, self._names(name), shape, self._block())
-        stored_scale = scale_shape(self, f"{name}_scale", rows)
+            return small_floats.read_matrix(self, ask, self._names(name), shape, self._block())
+        stored_scale = small_floats.scale_shape(self, f"{name}_scale", rows)
         scales = ask(f"{name}_scale", stored_scale, FLOATS).float()
         groups = stored_scale[1] if len(stored_scale) == 2 else 1
         zeros = None
@@ -132,7 +123,7 @@ class Compressed(StoredForm):
                 zeros = _unsigned(ask(f"{name}_zero_point", stored_scale, ("I8",)))
                 zeros = zeros.reshape(-1, groups).expand(rows, groups)
         scales = scales.reshape(-1, groups).expand(rows, groups)
-        stored = Codes(bits, codes, scales, zeros, group_of(columns, groups))
+        stored = Codes(bits, codes, scales, zeros, small_floats.group_of(columns, groups))
         return stored if self.grouping(name, columns) is not None else stored.dense()
 
     def _block(self) -> tuple[int, int] | None:

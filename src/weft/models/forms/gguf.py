@@ -112,7 +112,7 @@ def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
     of_line = LINE // codes.group
     groups = torch.from_numpy((lines[:, None] * of_line + np.arange(of_line)).reshape(-1)).to(by_row.device)
     # Lines leave their blocks, so each has floats of its own.
-    return replace(codes, codes=codes.codes.view(-1, groups.numel(), codes.group)[:, groups].flatten(1),
+    return replace(codes, codes=codes.codes.view(codes.codes.shape[0], -1, codes.group)[:, groups].flatten(1),
                    scales=floats_of(codes.scales)[:, groups],
                    minimums=None if codes.minimums is None else floats_of(codes.minimums)[:, groups])
 
@@ -147,10 +147,13 @@ def _fits(stored: GgufTensor, shape: tuple[int, ...]) -> bool:
         if undo.rows.size and int(undo.rows.max()) >= rows:
             return False
         rows = undo.rows.size
-    if undo.columns is not None and undo.columns.size != width:
-        return False
-    wide = len(stored.shape) > 1 and len(shape) > 1 and 1 not in (stored.shape[-1], shape[-1])
-    return rows * width == math.prod(shape) and (not wide or stored.shape[-1] == shape[-1])
+    last = stored.shape[-1]
+    if undo.columns is not None:
+        if undo.columns.size and int(undo.columns.max()) >= width:
+            return False
+        width = last = undo.columns.size
+    wide = len(stored.shape) > 1 and len(shape) > 1 and 1 not in (last, shape[-1])
+    return rows * width == math.prod(shape) and (not wide or last == shape[-1])
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -31,7 +31,6 @@ from weft.tensor.weights.quantized import E2M1, LINE, ZERO_POINT, BlockNumbers, 
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
-
 _Decoded = tuple[torch.Tensor, Numbers, Numbers | None]
 
 

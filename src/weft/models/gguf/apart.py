@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from weft.models.gguf.architectures import ungrouped
+from weft.models.gguf.delta import ungrouped
 
 Take = Callable[[torch.Tensor], torch.Tensor]
 Shape = tuple[int, ...]

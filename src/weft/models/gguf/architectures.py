@@ -2,8 +2,6 @@
 
     architecture             model_type           what the converter changed besides names
     lfm2, lfm2moe            lfm2, lfm2_moe       convolutions squeezed; experts stacked
-    qwen35, qwen35moe        qwen3_5[_moe]        A = -exp(A_log); norms + 1; V heads in tiled order
-    qwen3next                qwen3_5_moe          as these, V heads in order; q, k, v and z ungrouped
     granite, granitehybrid   granitemoehybrid     rows of q and k interleaved; gate and up apart; A
     nemotron_h[_moe]         nemotron_h           A = -exp(A_log); experts stacked
     falcon-h1                falcon_h1            all multipliers folded into the weights
@@ -11,7 +9,8 @@
     qwen3, qwen3moe          qwen3, qwen3_moe
     gpt-oss                  gpt_oss              rows of gate and up apart
     llama                    llama                rows of q and k interleaved
-    kimi-linear, bailingmoe3, gigachat35          ``latent``
+    qwen35[moe], qwen3next, qwen4exp              ``delta``
+    kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
     gemma3, gemma4                                ``gemma``
     rwkv7                                         ``rwkv``
 
@@ -21,10 +20,6 @@ one tensor in the file. A name with several of ours is divided by the rows of th
 is, is seen from its tensors. Other shapes of the same values (a squeezed dim, a column for each head) need no
 word here: the reader takes the numbers in their order.
 
-**V heads in tiled order.** Key head k of Qwen3.5 serves the value heads k r ... k r + r - 1; in the file
-those are k, k + K, k + 2 K and so on. Rows go back into their order at load, in whatever form. So do columns
-(of the output projection): a head is whole groups of 32 columns, and each group has its own scale in memory.
-
 Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
 """
 
@@ -33,15 +28,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from weft.errors import UnknownArchitectureError
 from weft.models.gguf import parts
+from weft.models.gguf.delta import qwen4exp, qwen_hybrid
 from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
-from weft.models.gguf.latent import gigachat35, kimi_linear, ling
-from weft.models.gguf.parts import LOG, MINUS_ONE, FileLayout, Index, Names, Undo
+from weft.models.gguf.latent import gigachat35, glm5_next, kimi_linear, ling
+from weft.models.gguf.parts import LOG, FileLayout, Names
 from weft.models.gguf.rwkv import rwkv7
 
 
@@ -87,90 +81,6 @@ def _lfm2(keys: GgufKeys) -> FileLayout:
         "output_norm": "model.embedding_norm", "output": "lm_head"
     }
     return FileLayout(config, whole, names)
-
-
-def _qwen_hybrid(keys: GgufKeys) -> FileLayout:
-    """Qwen3-Next as well: what Qwen3.5 stores otherwise is undone here."""
-    heads, groups = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.group_count", least=1)
-    width, inner = keys.integer("ssm.state_size", least=1), keys.integer("ssm.inner_size", least=1)
-    if heads % groups or inner % heads:
-        keys.fail("ssm.time_step_rank", heads, f"it must be a multiple of {groups} groups and divide {inner}")
-    config = parts.base(keys,
-                        "qwen3_5_text",
-                        **parts.attention(keys),
-                        rms_norm_eps=parts.eps(keys),
-                        layer_types=parts.kinds(keys, "linear_attention"),
-                        linear_num_key_heads=groups,
-                        linear_num_value_heads=heads,
-                        linear_key_head_dim=width,
-                        linear_value_head_dim=inner // heads,
-                        linear_conv_kernel_dim=keys.integer("ssm.conv_kernel"),
-                        mtp_num_hidden_layers=keys.integer("nextn_predict_layers", 0))
-    names = (parts.ATTENTION
-             | parts.mamba("linear_attn")
-             | parts.dense("mlp")
-             | parts.sparse("mlp")
-             | parts.shared("mlp.shared_expert")
-             | {
-                 "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
-                 "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
-                 "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b", "ssm_ba":
-                     ("linear_attn.in_proj_b", "linear_attn.in_proj_a"), "ssm_in":
-                         ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"
-                          ), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"
-             }
-             | parts.NEXT_TOKENS)
-    if keys.integer("expert_count", 0):
-        config |= parts.experts(keys) | {
-            "model_type": "qwen3_5_moe_text",
-            "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length")
-        }
-    config["intermediate_size"] = keys.integer("feed_forward_length", config.get("moe_intermediate_size"))
-    if any(not has for has in keys.layers_with("ffn_gate_inp.weight")):
-        config["mlp_only_layers"] = [
-            layer for layer, has in enumerate(keys.layers_with("ffn_gate_inp.weight")) if not has
-        ]
-    undo = {
-        f"{name}.weight": MINUS_ONE
-        for name in ("model.norm", "input_layernorm", "post_attention_layernorm", "self_attn.q_norm",
-                     "self_attn.k_norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
-    } | {"linear_attn.A_log": LOG}
-    if keys.architecture == "qwen3next":
-        undo |= ungrouped(groups, heads // groups, width, inner // heads)
-    elif heads != groups:
-        undo |= _untiled(groups, heads // groups, inner // heads, 2 * groups * width)
-    return FileLayout(config, parts.WHOLE, names, undo)
-
-
-def _untiled(groups: int, ratio: int, width: int, before: int) -> dict[str, Undo]:
-    """``before``: rows of queries and keys in front of the values."""
-    def order(each: int) -> Index:
-        return np.arange(groups * ratio * each).reshape(ratio, groups, each).transpose(1, 0, 2).reshape(-1)
-
-    behind = Undo(np.concatenate([np.arange(before), before + order(width)]))
-    heads = Undo(order(1))
-    return {
-        f"linear_attn.{name}": undo for name, undo in {
-            "in_proj_qkv.weight": behind, "conv1d.weight": behind, "in_proj_z.weight": Undo(order(width)),
-            "in_proj_a.weight": heads, "in_proj_b.weight": heads, "dt_bias": heads, "A_log": Undo(
-                order(1), values="log"), "out_proj.weight": Undo(columns=order(width))
-        }.items()
-    }
-
-
-def ungrouped(groups: int, ratio: int, k_dim: int, v_dim: int) -> dict[str, Undo]:
-    """Of files whose ``ssm_ba`` and ``ssm_in`` are as in the checkpoint: each key head with all that is its
-    own."""
-    each = 2 * k_dim + 2 * ratio * v_dim
-    whole = np.arange(groups * each).reshape(groups, each)
-    q, k, v, z = np.split(whole, np.cumsum([k_dim, k_dim, ratio * v_dim]), axis=1)
-    pairs = np.arange(groups * 2 * ratio).reshape(groups, 2, ratio)
-    return {
-        "ssm_ba:linear_attn.in_proj_b.weight": Undo(pairs[:, 0].reshape(-1)),
-        "ssm_ba:linear_attn.in_proj_a.weight": Undo(pairs[:, 1].reshape(-1)),
-        "ssm_in:linear_attn.in_proj_qkv.weight": Undo(np.concatenate([x.reshape(-1) for x in (q, k, v)])),
-        "ssm_in:linear_attn.in_proj_z.weight": Undo(z.reshape(-1))
-    }
 
 
 def _mamba2_numbers(keys: GgufKeys) -> tuple[int, int, int, int, int]:
@@ -397,10 +307,10 @@ def _gpt_oss(keys: GgufKeys) -> FileLayout:
 
 
 ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
-    "lfm2": _lfm2, "lfm2moe": _lfm2, "qwen35": _qwen_hybrid, "qwen35moe": _qwen_hybrid,
-    "qwen3next": _qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
+    "lfm2": _lfm2, "lfm2moe": _lfm2, "qwen35": qwen_hybrid, "qwen35moe": qwen_hybrid,
+    "qwen3next": qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
     "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35, "gemma3": gemma3,
-    "gemma4": gemma4, "rwkv7": rwkv7
+    "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next
 }

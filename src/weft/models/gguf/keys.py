@@ -48,6 +48,16 @@ class GgufKeys:
             self.fail(name, value, f"the file has {layers} layers")
         return [int(one) for one in value]
 
+    def integers(self, name: str, count: int = 0) -> list[int]:
+        """The first ``count`` numbers of an array (0: all), exact in 64 bits. None is below 0."""
+        value = self.get(name)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.size < count:
+            self.fail(name, value, f"it must be a list of {count or 'some'} whole numbers")
+        numbers = [int(one) for one in value[:count or None]]
+        if min(numbers, default=0) < 0:
+            self.fail(name, value, "its numbers must not be below 0")
+        return numbers
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool):

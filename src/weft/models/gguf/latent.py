@@ -1,9 +1,10 @@
-"""Kimi Linear, Ling 3 and GigaChat 3.5 in GGUF files: delta layers and latent attention.
+"""Kimi Linear, Ling 3, GigaChat 3.5 and GLM-5-next in GGUF files: delta layers and latent attention.
 
     architecture    model_type        what the converter changed besides names
     kimi-linear     kimi_linear       A = -exp(A_log); convolutions [1, C, 1, K]; kv_b_proj apart
     bailingmoe3     bailing_hybrid    A = exp(A_log), and as these
     gigachat35      gigachat3_5       A = -exp(A_log); norms + 1; q, k, v and z, b and a ungrouped; kv_b_proj
+    glm5-next       glm5_next         as kimi-linear
 
 **kv_b_proj apart.** llama.cpp multiplies queries with what makes keys of latents. So its converter cuts the
 matrix, head by head, into keys and values, and turns the keys' part round:
@@ -47,8 +48,10 @@ def kimi_linear(keys: GgufKeys) -> FileLayout:
         "linear_head_dim": keys.integer("kda.head_dim", least=1),
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1)
     }
-    names: Names = {f"ssm_{gate}_{end}": f"self_attn.{gate}_{end}_proj" for gate in "fg" for end in "ab"}
-    return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
+    return FileLayout(config, parts.WHOLE, _NAMES | _NARROW_GATES, {"self_attn.A_log": LOG})
+
+
+_NARROW_GATES: Names = {f"ssm_{gate}_{end}": f"self_attn.{gate}_{end}_proj" for gate in "fg" for end in "ab"}
 
 
 def ling(keys: GgufKeys) -> FileLayout:
@@ -82,17 +85,13 @@ _GATED_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_sel
 def gigachat35(keys: GgufKeys) -> FileLayout:
     """One name, ``attn_gate``, is the gate of both kinds of layers. What llama.cpp has as constants is that
     of the release: factors of norms and gates."""
-    limits = {float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
-              for one in np.atleast_1d(keys.get(name, 0.0))}
-    if len(limits) > 1:
-        keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")
     heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
     config = _config(keys, "gigachat3_5") | {
         "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0),
         "linear_num_key_heads": keys.integer("ssm.group_count", least=1), "linear_num_value_heads": heads,
         "linear_key_head_dim": keys.integer("ssm.state_size", least=1),
         "linear_value_head_dim": inner // heads,
-        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1), "swiglu_limit": limits.pop(),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1), "swiglu_limit": _limit(keys),
         "rope_parameters": parts.attention(keys)["rope_parameters"] | _stretch(keys)
     }
     config["rope_parameters"].pop("partial_rotary_factor", None)    # of the latent, not of a head
@@ -100,7 +99,7 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
         "attn_gate": "self_attn.gate_proj", "attn_qkv": "self_attn.in_proj_qkv",
         "ssm_beta": "self_attn.in_proj_b", "ssm_alpha": "self_attn.in_proj_a"
     }
-    names |= {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
+    names |= _OWN_TABLES
     whole, norms = dict(parts.WHOLE), {**_GATED_NORMS, "output_norm": "model.norm", **{
         theirs: str(ours) for theirs, ours in parts.NEXT_TOKENS.items() if theirs.endswith("norm")}}
     for theirs, ours in norms.items():
@@ -108,6 +107,56 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
         of |= {f"{theirs}_gate_{end}": f"{ours}.gate_{end}_projection" for end in ("up", "down")}
     shifted = {f"{ours}.weight": MINUS_ONE for ours in (*norms.values(), "self_attn.norm")}
     return FileLayout(config, whole, names, shifted | {"self_attn.A_log": LOG})
+
+
+_OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens",
+                      "nextn.shared_head_head": "mtp.shared_head"}
+"""Of a head: copies of the trunk's, which are not read."""
+
+
+def _limit(keys: GgufKeys) -> float:
+    limits = {float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+              for one in np.atleast_1d(keys.get(name, 0.0))}
+    if len(limits) > 1:
+        keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")
+    return limits.pop()
+
+
+_INDEX: Names = {
+    "indexer.attn_k": "wk", "indexer.attn_q_b": "wq_b", "indexer.proj": "weights_proj",
+    "indexer.k_norm": "k_norm", "indexer_compressor_gate.weight": "index_kpool_compress_gate",
+    "indexer_compressor_ape.weight": "index_kpool_compress_ape"}
+
+
+def glm5_next(keys: GgufKeys) -> FileLayout:
+    """Each attention layer has an index of its own. A file that says nothing of the unfinished block shows
+    it."""
+    if not keys.boolean("attention.indexer.kpool_select_tail", True):
+        keys.fail("attention.indexer.kpool_select_tail", False, "attention sees the unfinished block")
+    config = _config(keys, "glm5_next_text")
+    own = np.atleast_1d(keys.get("attention.indexer.types", True))
+    if any(kind == "full_attention" and not has
+           for kind, has in zip(config["layer_types"], np.resize(own, keys.layers), strict=True)):
+        keys.fail("attention.indexer.types", own.tolist(), "attention layers with an index of their own are "
+                  "served")
+    config |= {
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": keys.integer("kda.head_dim", least=1),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1), "linear_lower_bound":
+            None if keys.get("kda.gate_lower_bound") is None else keys.number("kda.gate_lower_bound"),
+        "index_n_heads": keys.integer("attention.indexer.head_count", least=1),
+        "index_head_dim": keys.integer("attention.indexer.key_length", least=1),
+        "index_topk": keys.integer("attention.indexer.top_k", least=1),
+        "index_kpool": keys.integer("attention.indexer.kpool", least=1), "swiglu_limit": _limit(keys),
+        "hc_mult": keys.integer("hyper_connection.count", least=1),
+        "hc_sinkhorn_iters": keys.integer("hyper_connection.sinkhorn_iterations", least=1),
+        "hc_eps": keys.number("hyper_connection.epsilon"),
+        "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0)}
+    names: Names = _NARROW_GATES | _OWN_TABLES
+    names |= {theirs: f"self_attn.indexer.{ours}" for theirs, ours in _INDEX.items()}
+    names |= {f"hc_{block}_{part}.weight": f"hc_{block}_{part}"
+              for block in ("attn", "ffn") for part in ("fn", "base", "scale")}
+    return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
 
 
 def _stretch(keys: GgufKeys) -> dict[str, Any]:

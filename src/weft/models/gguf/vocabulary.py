@@ -69,7 +69,8 @@ _BAILING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\
             r"|\s*[\r\n]|\s+(?!\S)|\s+")
 PRE_TOKENIZERS: dict[str, _Pre] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _Pre(_LLAMA3.expression)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _Pre(_LLAMA3.expression)),
+    **dict.fromkeys(("glm4", "glm5"), _Pre(_LLAMA3.expression, whole=True)),
     "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{_SPACES}", nfc=True),
     "qwen35": _Pre(_QWEN35, nfc=True),
     "kimi-k2": _Pre("|".join([r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED),

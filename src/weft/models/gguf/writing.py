@@ -77,7 +77,6 @@ left out."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
-
 Take = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -39,7 +39,6 @@ class VisionEncoder(Protocol):
 
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
         """The rows of ``picture``, [picture.rows, hidden of the text] in the model's dtype, on its device."""
-        ...
 
 
 @dataclass(slots=True)

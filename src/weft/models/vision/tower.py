@@ -69,15 +69,12 @@ class PatchPlaces(Protocol):
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalised pixels [patches, frames, pixels, 3], a picture's with one frame, -> what the first
         product reads."""
-        ...
 
     def added(self, rows: int, columns: int) -> torch.Tensor | None:
         """[rows * columns, C], of a grid; None for a tower whose queries and keys turn, and no more."""
-        ...
 
     def angles(self, rows: int, columns: int) -> Angles | None:
         """By which queries and keys turn; None for a tower that adds positions alone."""
-        ...
 
 
 class TileMixer(Protocol):
@@ -85,7 +82,6 @@ class TileMixer(Protocol):
 
     def mix(self, norm: TowerNorm, x_PC: torch.Tensor, grid: Grid) -> Generator[None, None, None]:
         """Adds its part to ``x_PC``, in pieces."""
-        ...
 
 
 @dataclass(slots=True)

@@ -127,7 +127,6 @@ async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
 
 MESSAGES = Way(MessagesBody, UNSERVED_IN_MESSAGES, prepare_messages)
 
-
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("disabled", "enabled", "adaptive")
 

@@ -24,18 +24,15 @@ from typing import BinaryIO
 
 import msgspec
 
-from weft.errors import ConfigError, RequestError, UserError
+from weft.errors import ConfigError, NotFoundError, RequestError
 from weft.server.objects import Bounds, NewObject, ObjectDatabase
 
 _NAME_CHARS_MAX = 512
 _log = logging.getLogger("weft.server")
 
 
-class UnknownFileError(UserError):
+class UnknownFileError(NotFoundError):
     """No file of this key has that id."""
-
-    status = 404
-    kind = "not_found_error"
 
 
 class FileStoreFullError(RequestError):

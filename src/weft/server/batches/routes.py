@@ -26,7 +26,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 
-from weft.errors import RequestError, UserError, WeftError
+from weft.errors import NotFoundError, RequestError, WeftError
 from weft.server.batches.answering import URLS, run_lines, window_of
 from weft.server.batches.files import FileObject, FileStore
 from weft.server.batches.lines import (
@@ -88,11 +88,8 @@ _UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 _log = logging.getLogger("weft.server")
 
 
-class UnknownBatchError(UserError):
+class UnknownBatchError(NotFoundError):
     """No batch of this key has that id."""
-
-    status = 404
-    kind = "not_found_error"
 
 
 class RequestCounts(msgspec.Struct, kw_only=True):

@@ -21,14 +21,7 @@ import msgspec
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
-from weft.server.generation import (
-    ChatTurn,
-    Generation,
-    PreparedTurn,
-    Prompt,
-    check_context,
-    prepare_turn,
-)
+from weft.server.generation import ChatTurn, Generation, PreparedTurn, Prompt, check_context, prepare_turn
 from weft.server.ollama.protocol import (
     UNSERVED_IN_OLLAMA,
     OllamaBody,

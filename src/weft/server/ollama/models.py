@@ -25,17 +25,7 @@ from starlette.responses import Response
 from weft.errors import QueueFullError, RequestError, UnknownModelError, WeftError
 from weft.request import SamplingParams
 from weft.server.errors import bug
-from weft.server.ollama.protocol import (
-    UNSERVED_IN_CREATE,
-    OllamaCopyBody,
-    OllamaCreateBody,
-    OllamaDeleteBody,
-    OllamaMessage,
-    OllamaPullBody,
-    error_line,
-    read_options,
-    served_name,
-)
+from weft.server.ollama import protocol
 from weft.server.presets import Preset, PresetStore, check_preset_name
 from weft.server.protocol import read_body
 from weft.server.service import ANY_NAME, Service, unknown_model
@@ -63,14 +53,14 @@ class OllamaModelHandlers:
 
     async def ollama_create(self, request: Request) -> Response:
         raw = await read_raw(request, undeclared=True)
-        body = await read_body(raw, OllamaCreateBody, unserved=UNSERVED_IN_CREATE)
+        body = await read_body(raw, protocol.OllamaCreateBody, unserved=protocol.UNSERVED_IN_CREATE)
         self._service.check_open()
         preset = await self._created(body)
         await asyncio.to_thread(self._store.put, preset)
         return _answer([{"status": f"using {preset.model}"}, _DONE], whole=body.stream is False)
 
     async def ollama_copy(self, request: Request) -> Response:
-        body = await read_body(await read_raw(request, undeclared=True), OllamaCopyBody)
+        body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaCopyBody)
         self._service.check_open()
         name = self._free_name(body.destination, param="destination")
         copied = self._beginning(body.source, param="source")
@@ -79,7 +69,7 @@ class OllamaModelHandlers:
         return json_response(_DONE)
 
     async def ollama_delete(self, request: Request) -> Response:
-        body = await read_body(await read_raw(request, undeclared=True), OllamaDeleteBody)
+        body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaDeleteBody)
         name = _named(body.model or body.name)
         if self._service.is_own(name):
             raise RequestError(
@@ -92,7 +82,7 @@ class OllamaModelHandlers:
         return json_response(_DONE)
 
     async def ollama_pull(self, request: Request) -> Response:
-        body = await read_body(await read_raw(request, undeclared=True), OllamaPullBody)
+        body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaPullBody)
         name = _named(body.model or body.name)
         for hub in _HUBS:
             name = name.removeprefix(hub)
@@ -122,7 +112,7 @@ class OllamaModelHandlers:
 
     def _free_name(self, name: str, *, param: str) -> str:
         """Raises RequestError for what is no name, and for one that the server has by itself."""
-        name = check_preset_name(served_name(name), param=param)
+        name = check_preset_name(protocol.served_name(name), param=param)
         if name == ANY_NAME or self._service.is_own(name):
             raise RequestError(f"{param} is {name!r}, which is a model of this server by itself; choose "
                                "another name", param=param)
@@ -130,7 +120,7 @@ class OllamaModelHandlers:
 
     def _beginning(self, source: str, *, param: str) -> Preset:
         """What a name made from ``source`` begins with. Raises RequestError, UnknownModelError."""
-        asked = served_name(source)
+        asked = protocol.served_name(source)
         own, preset = self._service.meant(asked)
         if preset is not None:
             return preset
@@ -143,7 +133,7 @@ class OllamaModelHandlers:
             raise UnknownModelError(f"{error.message}{place}", param=param)
         return Preset(name="", model=self._service.own_name(own), created_s=0.0)
 
-    async def _created(self, body: OllamaCreateBody) -> Preset:
+    async def _created(self, body: protocol.OllamaCreateBody) -> Preset:
         """Raises RequestError that names the field."""
         name = self._free_name(_named(body.model or body.name), param="model")
         if not body.from_:
@@ -168,17 +158,17 @@ def _named(name: str | None) -> str:
     """Raises RequestError."""
     if not name:
         raise RequestError("model is missing", param="model", code="missing_required_parameter")
-    return served_name(name)
+    return protocol.served_name(name)
 
 
 def _parameters(given: dict[str, Any] | None) -> dict[str, Any]:
     """Raises RequestError for a value of another type, and names those without effect."""
     given = {name: value for name, value in (given or {}).items() if value is not None}
-    options = msgspec.structs.asdict(read_options(given, prefix="parameters"))
+    options = msgspec.structs.asdict(protocol.read_options(given, prefix="parameters"))
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _messages(body: OllamaCreateBody) -> tuple[str | None, list[ChatMessage] | None]:
+def _messages(body: protocol.OllamaCreateBody) -> tuple[str | None, list[ChatMessage] | None]:
     """The system prompt, also where it is the first message; the messages. Raises RequestError."""
     if body.messages is None:
         return body.system, None
@@ -189,7 +179,7 @@ def _messages(body: OllamaCreateBody) -> tuple[str | None, list[ChatMessage] | N
     return system, [_first_message(at, message) for at, message in enumerate(messages, begin)]
 
 
-def _first_message(at: int, message: OllamaMessage) -> ChatMessage:
+def _first_message(at: int, message: protocol.OllamaMessage) -> ChatMessage:
     if message.role not in ("user", "assistant"):
         raise RequestError(f"messages[{at}].role is {message.role[:50]!r}; a name begins with messages of "
                            "user and assistant, behind one system prompt", param=f"messages[{at}].role")
@@ -252,9 +242,9 @@ class _Pull:
                 yield _line({"status": f"on disk; `weft serve {self._name}` serves it"})
             yield _line(_DONE)
         except WeftError as error:
-            yield error_line(error) + b"\n"
+            yield protocol.error_line(error) + b"\n"
         except Exception as error:
-            yield error_line(bug(error)) + b"\n"
+            yield protocol.error_line(bug(error)) + b"\n"
             raise
 
     async def _progress(self) -> AsyncGenerator[PullProgress, None]:

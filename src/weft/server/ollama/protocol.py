@@ -27,7 +27,6 @@ UNSERVED_IN_OLLAMA: Unserved = {
     "logprobs": ("use /v1/chat/completions", (False,)),
     "top_logprobs": ("use /v1/chat/completions", (0,))}
 
-
 UNSERVED_IN_CREATE: Unserved = {
     "modelfile": ("send from, system, parameters, template and messages instead", ("",)),
     "path": ("a Modelfile's path is not read; send from, system, parameters, template and messages", ("",)),

@@ -21,12 +21,7 @@ from weft.request import LOGPROBS_MAX, MARKS_MAX, RANGES, STOP_CHARS_MAX, STOPS_
 from weft.server.errors import ErrorBody
 from weft.server.openapi.endpoints import ENDPOINTS, Endpoint
 from weft.server.replicas import WAIT_MAX_S
-from weft.server.responses.items import (
-    INCLUDES,
-    METADATA_KEY_CHARS,
-    METADATA_MAX,
-    METADATA_VALUE_CHARS,
-)
+from weft.server.responses.items import INCLUDES, METADATA_KEY_CHARS, METADATA_MAX, METADATA_VALUE_CHARS
 from weft.text.tokenizer import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
 
 _REF = "#/components/schemas/{name}"
@@ -438,7 +433,6 @@ FIELDS: dict[str, FieldWords] = {
                        whole={"anyOf": [{"enum": ["weights", "kv_cache", None]},
                                         {"type": "array", "items": {"enum": ["weights", "kv_cache"]}}]}),
 }
-
 
 PROMPT_BODIES = frozenset({"TokenizeChatBody", "CountTokensBody", "ResponsePromptBody"})
 """Bodies that take the fields of an answer too, and read those of a prompt only."""

@@ -19,35 +19,11 @@ from msgspec import UNSET, UnsetType
 from weft.server.adapters import LoadAdapterBody, UnloadAdapterBody
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.batches.files import FileObject
-from weft.server.batches.routes import (
-    PURPOSES,
-    BatchBody,
-    BatchList,
-    BatchObject,
-    DeletedFile,
-    FileList,
-)
+from weft.server.batches.routes import PURPOSES, BatchBody, BatchList, BatchObject, DeletedFile, FileList
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
-from weft.server.ollama.protocol import (
-    OllamaChatBody,
-    OllamaCopyBody,
-    OllamaCreateBody,
-    OllamaDeleteBody,
-    OllamaEmbedBody,
-    OllamaEmbeddingsBody,
-    OllamaGenerateBody,
-    OllamaPullBody,
-    OllamaShowBody,
-)
-from weft.server.pooling import (
-    EmbeddingBody,
-    EmbeddingList,
-    RerankAnswer,
-    RerankBody,
-    ScoreBody,
-    ScoreList,
-)
+from weft.server.ollama import protocol as ollama
+from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, RerankBody, ScoreBody, ScoreList
 from weft.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -397,11 +373,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="The length of a conversation of /v1/messages.", body=CountTokensBody, answer=InputTokens,
              error=MessagesError, errors=(404, 413)),
     Endpoint(operation="ollama_chat", method="POST", path="/api/chat", group="Ollama",
-             text="The answer to a conversation, in Ollama's dialect.", body=OllamaChatBody,
+             text="The answer to a conversation, in Ollama's dialect.", body=ollama.OllamaChatBody,
              answer=OllamaLine, events=OllamaLine, stream_type=JSON_LINES, error=OllamaError,
              errors=(404, 413, 422)),
     Endpoint(operation="ollama_generate", method="POST", path="/api/generate", group="Ollama",
-             text="The answer to one prompt, in Ollama's dialect.", body=OllamaGenerateBody,
+             text="The answer to one prompt, in Ollama's dialect.", body=ollama.OllamaGenerateBody,
              answer=OllamaLine, events=OllamaLine, stream_type=JSON_LINES, error=OllamaError,
              errors=(404, 413, 422)),
     Endpoint(operation="embeddings", method="POST", path="/v1/embeddings", group="Embed and rank",
@@ -420,15 +396,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="plain_score", method="POST", path="/score", group="Embed and rank",
              text="The same as /v1/score.", body=ScoreBody, answer=ScoreList, errors=(404, 413, 422)),
     Endpoint(operation="ollama_embed", method="POST", path="/api/embed", group="Ollama",
-             text="The embeddings of texts, in Ollama's dialect.", body=OllamaEmbedBody,
+             text="The embeddings of texts, in Ollama's dialect.", body=ollama.OllamaEmbedBody,
              answer=OllamaEmbeddings, error=OllamaError, errors=(404, 413, 422)),
     Endpoint(operation="ollama_embeddings", method="POST", path="/api/embeddings", group="Ollama",
-             text="The embedding of one text, in Ollama's older dialect.", body=OllamaEmbeddingsBody,
+             text="The embedding of one text, in Ollama's older dialect.", body=ollama.OllamaEmbeddingsBody,
              answer=OllamaEmbedding, error=OllamaError, errors=(404, 413, 422)),
     Endpoint(operation="ollama_tags", method="GET", path="/api/tags", group="Ollama",
              text="The names of the model, as Ollama lists them.", answer=OllamaModels, error=OllamaError),
     Endpoint(operation="ollama_show", method="POST", path="/api/show", group="Ollama",
-             text="What the model is and can do, for Ollama's clients.", body=OllamaShowBody,
+             text="What the model is and can do, for Ollama's clients.", body=ollama.OllamaShowBody,
              answer=OllamaModel, error=OllamaError, errors=(404,)),
     Endpoint(operation="ollama_ps", method="GET", path="/api/ps", group="Ollama",
              text="The model that is loaded, for Ollama's clients.", answer=OllamaModels, error=OllamaError),
@@ -436,16 +412,16 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="The version of Ollama's API that is served.", answer=VersionAnswer, error=OllamaError),
     Endpoint(operation="ollama_create", method="POST", path="/api/create", group="Ollama", access="operator",
              text="A name for a served model with a system prompt, parameters, a template and messages.",
-             body=OllamaCreateBody, answer=OllamaStatus, events=OllamaStatus, stream_type=JSON_LINES,
+             body=ollama.OllamaCreateBody, answer=OllamaStatus, events=OllamaStatus, stream_type=JSON_LINES,
              error=OllamaError, errors=(404,)),
     Endpoint(operation="ollama_copy", method="POST", path="/api/copy", group="Ollama", access="operator",
-             text="Another name for the same.", body=OllamaCopyBody, answer=OllamaStatus, error=OllamaError,
-             errors=(404,)),
+             text="Another name for the same.", body=ollama.OllamaCopyBody, answer=OllamaStatus,
+             error=OllamaError, errors=(404,)),
     Endpoint(operation="ollama_delete", method="DELETE", path="/api/delete", group="Ollama",
              access="operator", text="Removes a created name, or a pulled model that no process has loaded.",
-             body=OllamaDeleteBody, answer=OllamaStatus, error=OllamaError, errors=(404, 409)),
+             body=ollama.OllamaDeleteBody, answer=OllamaStatus, error=OllamaError, errors=(404, 409)),
     Endpoint(operation="ollama_pull", method="POST", path="/api/pull", group="Ollama", access="operator",
-             text="Fetches a model from the hub to this machine's disk.", body=OllamaPullBody,
+             text="Fetches a model from the hub to this machine's disk.", body=ollama.OllamaPullBody,
              answer=OllamaStatus, events=OllamaStatus, stream_type=JSON_LINES, error=OllamaError,
              errors=(404, 409)),
     Endpoint(operation="models", method="GET", path="/v1/models", group="Models",
@@ -471,7 +447,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="metrics", method="GET", path="/metrics", group="Operate", access="operator",
              text="Counters and histograms for Prometheus.", answer=str, media_type="text/plain"),
     Endpoint(operation="cache", method="GET", path="/v1/cache", group="Operate", access="operator",
-             text="What the prefix cache holds, in sizes, counts and ages."),
+             text="What the prefix cache holds, in sizes, counts and ages; of several replicas the sum, and "
+                  "each one that answers."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
              access="operator", text="Drops every cached prefix that no running request reads."),
     Endpoint(operation="load_lora_adapter", method="POST", path="/v1/load_lora_adapter", group="Operate",

@@ -35,7 +35,6 @@ Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
 """Stores a response by its id, and says whether that worked."""
 _ERROR_CODES = {429: "rate_limit_exceeded"}
 
-
 Status = Literal["in_progress", "completed", "incomplete"]
 
 

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-from weft.errors import ConfigError, QueueFullError, RequestError, UserError
+from weft.errors import ConfigError, NotFoundError, QueueFullError, RequestError, UserError
 from weft.server.objects import Bounds, LockFile, NewObject, ObjectDatabase, is_locked
 from weft.server.running import state_directory
 
@@ -39,11 +39,8 @@ class ResponseStoreError(UserError):
     kind = "service_unavailable"
 
 
-class UnknownResponseError(UserError):
+class UnknownResponseError(NotFoundError):
     """No response of this owner has this id."""
-
-    status = 404
-    kind = "not_found_error"
 
 
 @dataclass(frozen=True, slots=True)

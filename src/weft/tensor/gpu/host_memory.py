@@ -42,7 +42,6 @@ class Pin(Protocol):
 
     def register(self, address: int, size: int) -> bool:
         """Whether it is locked now."""
-        ...
 
     def unregister(self, address: int) -> None: ...
 
@@ -179,11 +178,9 @@ class Uploads(Protocol):
 
     def start(self, destination: torch.Tensor, source: torch.Tensor) -> Any:
         """-> what ``wait`` takes."""
-        ...
 
     def wait(self, transfer: Any) -> None:
         """Until the transfer has ended: its source may be written."""
-        ...
 
 
 class CudaUploads:

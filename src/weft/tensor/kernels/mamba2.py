@@ -54,10 +54,10 @@ def states_blocks(n_padded: int) -> Blocks:
 
 
 def outputs_blocks(n_padded: int, head_dim: int, capability: int) -> Blocks:
-    """On Hopper a program has a head's whole P, as 64 lines. Of 16 or 32 lines ptxas 12.8, of Triton 3.6,
-    makes wrong addresses with 4 warps and with 8; the compile gate sees the former. Ampere's registers hold
-    no more of a state in three bf16 parts than 32 lines of N = 128."""
-    if capability >= 90:
+    """On Hopper and the B200 a program has a head's whole P, as 64 lines. There ptxas 12.8, of Triton 3.6,
+    makes wrong addresses for 16 or 32 lines; the compile gate sees them. Registers of other GPUs hold no more
+    of a state in three bf16 parts than 32 lines of N = 128."""
+    if 90 <= capability < 120:
         return Blocks(64, warps=4)
     return Blocks(min(32 if n_padded <= 128 else 16, padded(head_dim)))
 

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from weft.memory.prefix.edge import Node
-from weft.memory.prefix.policy import (
-    only_snapshot_below,
-    pages_alone,
-    snapshot_above,
-    snapshot_at_or_above,
-)
+from weft.memory.prefix.policy import only_snapshot_below, pages_alone, snapshot_above, snapshot_at_or_above
 from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAGE_TOKENS, PageId, SlotId
 
