@@ -96,7 +96,7 @@ def _build(family: Family, size: Size, dtype: DTypeName, seed: int, directory: P
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     config = config_of(family, size)
     torch.manual_seed(seed)
     auto: Any = AutoModelForCausalLM

@@ -120,7 +120,7 @@ def _serve_pipe(directory: str, dtype: str, threads: int, how: str) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     torch.set_num_threads(threads)
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype))
     model.eval()

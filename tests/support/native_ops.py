@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from weft.tensor.op import UNFIT
@@ -14,13 +15,20 @@ _MODULES = {"add_norm": "norm", "rms_norm": "norm", "causal_conv": "conv", "shor
 """The module of an op that is not named as the op."""
 
 
+def form_of(name: str) -> Callable[..., Any]:
+    """It may return UNFIT."""
+    module = importlib.import_module(f"weft.tensor.ops.{_MODULES.get(name, name)}")
+    form: Callable[..., Any] = getattr(module, name).native
+    return form
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(name)
-    op = getattr(importlib.import_module(f"weft.tensor.ops.{_MODULES.get(name, name)}"), name)
+    form = form_of(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        out = op.native(*args, **kwargs)
+        out = form(*args, **kwargs)
         assert out is not UNFIT, f"{name} in C++ does not take this call"
         return out
 
