@@ -169,11 +169,13 @@ def _in_bytes(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A converted NaN never has all bits set, as an unwritten place has: torch gives it them in whole vectors."""
     if dtype == torch.float8_e4m3fn:
         x = x.float().clamp(-448, 448)
     elif dtype == torch.float16:
         x = x.float().clamp(-65504, 65504)
-    return x.to(dtype)
+    stored = x.to(dtype)
+    return stored.masked_fill(stored.isnan(), torch.nan) if dtype == torch.bfloat16 != x.dtype else stored
 
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
