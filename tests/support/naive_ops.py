@@ -169,7 +169,7 @@ def _in_bytes(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A converted NaN never has all bits set, as an unwritten place has: torch gives it them in whole vectors."""
+    """A converted NaN never has all bits set, as an unwritten place has: torch sets them in whole vectors."""
     if dtype == torch.float8_e4m3fn:
         x = x.float().clamp(-448, 448)
     elif dtype == torch.float16:
