@@ -60,7 +60,7 @@ _UNREAD_TOKENS_MAX = 1 << 14
 
 
 def salt_tokens(arena_bytes: int) -> int:
-    """Most tokens of one salt's answers: one for each KiB of the arena: a small engine stays small."""
+    """Most tokens of one salt's answers: one for each KiB of the arena. A small engine stays small."""
     return min(max(arena_bytes // _ARENA_SHARE, _SALT_TOKENS_MIN), SALT_TOKENS_MAX)
 
 
