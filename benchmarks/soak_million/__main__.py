@@ -37,6 +37,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
@@ -280,7 +281,7 @@ class Soak:
     def _take_sample(self, number: int) -> None:
         values = {}
         for name, pid in self._fleet.watched().items():
-            values |= of_process(name, pid)
+            values |= of_process(name, pid, urlsplit(self._fleet.url).port)
         values |= of_folder("server's disk", self._fleet.disk, besides=self._fleet.fillers)
         values |= of_folder("server's temporary", self._fleet.temporary)
         sample = Sample(self.servers, number, {sys.intern(name): value for name, value in values.items()})

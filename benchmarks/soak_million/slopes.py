@@ -67,13 +67,18 @@ class Slope:
                 f"  limit {self.limit:g}  {self.verdict}")
 
 
-def of_process(name: str, pid: int) -> dict[str, float]:
-    """Nothing for a process that has just ended."""
+def of_process(name: str, pid: int, port: int) -> dict[str, float]:
+    """Nothing for a process that has just ended. Its descriptors are counted without the connections to
+    ``port``, the server's own, that are open on both sides: an HTTP process takes over the clients of one
+    that was killed, and keeps as many of them as do not pause. One that its client has left counts."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         with process.oneshot():
+            clients = sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port
+                          for one in process.net_connections("tcp"))
             return {f"{name}: memory": process.memory_full_info().uss / _MIB,
-                    f"{name}: descriptors": process.num_fds(), f"{name}: threads": process.num_threads()}
+                    f"{name}: descriptors": process.num_fds() - clients,
+                    f"{name}: threads": process.num_threads()}
     return {}
 
 
