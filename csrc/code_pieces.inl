@@ -24,7 +24,6 @@ namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int64_t kFewCodeRows = 2;  // by vectors. A unit takes 16 rows in the time of one, and both widen every code.
 // Bytes ahead that the L2 and the L1 cache are asked for.
 constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
 
@@ -150,7 +149,7 @@ auto with_codes(const Weight& weight, const Of& of) {
 // ``sums``: of x, [rows][steps], where the weight has minimums; else null.
 void few_code_rows_piece(const LinearArgs& args, const float* x, const float* sums, int64_t tile, int64_t end) {
   const auto multiply = with_codes(args.weight, []<int BITS, Zero ZERO>() { return few_code_rows_of<BITS, ZERO>; });
-  f32x16 totals[kFewCodeRows];
+  f32x16 totals[kFewRows];
   for (; tile < end; ++tile) {
     {
       const FlushDenormals flushed;
@@ -270,7 +269,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
           stop = group_end < chunk_end ? group_end : chunk_end;
           unit.halves({numbers + (2 * pair * steps + step) * kStepNumbers, room->numbers + (step - begin) * kStepNumbers,
                        steps * kStepNumbers, w_stride, stop - step, both, count, step == group * groups.steps,
-                       sums + pair * kPairSums});
+                       sums + pair * kPairSums, nullptr, 0});
           if (stop < group_end && stop < steps) continue;  // the rest of the group is in the next chunk
           for (int b = 0; b < both; ++b)
             for (int t = 0; t < count; ++t) {

@@ -1,12 +1,14 @@
 // Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp). What
 // matrix_products.inl cuts a product into; code_pieces.inl has the pieces of int8 and int4.
 //
-//     few rows    up to 8 rows of x, if the unit follows the manual: vectors in the unit's order, at the speed of memory
+//     few rows    1 or 2 rows of x, if the unit follows the manual: vectors in the unit's order, at the speed of memory
 //     more rows   x is copied once into tiles of the unit; W lies in them already
 //
 //     piece    4 tiles of W, and rows of x that stay in the L2 cache
-//     chunk    256 columns of 2 tiles of W: 16 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
-//              piece. 2 blocks of 16 rows of x pass by, 16 KB each, and sums of 4 KB are added to
+//     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
+//              piece. 2 blocks of 16 rows of x pass by, 32 KB in all, and sums of 4 KB are added to
+//
+// Behind the last chunk a pair of blocks is written at once. The next tiles of W come out of memory meanwhile.
 //
 // Sums of a chunk go through memory in float32, which rounds nothing. So rows of x have the same bits whatever the cut,
 // and by vectors as by the unit: the order of a sum is the unit's in both.
@@ -24,7 +26,7 @@ namespace {
 constexpr int64_t kStepColumns = 32;
 constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
-constexpr int64_t kChunkSteps = 8;
+constexpr int64_t kChunkSteps = 16;
 constexpr int64_t kMatrixPartBytes = 1 << 20;  // of x in a piece
 constexpr int64_t kMatrixPartRows = 128;       // at least: W is unpacked for each part
 
@@ -130,8 +132,7 @@ void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t s
 }
 
 using FewRowSums = void (*)(const uint16_t*, const float*, int64_t, int64_t, f32x16*);
-constexpr FewRowSums kFewRowSums[kFewRows] = {few_row_sums<1>, few_row_sums<2>, few_row_sums<3>, few_row_sums<4>,
-                                              few_row_sums<5>, few_row_sums<6>, few_row_sums<7>, few_row_sums<8>};
+constexpr FewRowSums kFewRowSums[kFewRows] = {few_row_sums<1>, few_row_sums<2>};
 
 WEFT_INLINE void write_sum(const LinearArgs& args, int64_t row, int64_t tile, f32x16 sum, const float* sums = nullptr) {
   if (sums) sum = without_minimums(args.weight, tile, sums + row * steps_of(args.weight), sum);
@@ -162,8 +163,51 @@ void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_
   }
 }
 
-// Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end).
-void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
+// What a thread reads out of memory next, in lines: a share of it with each step of the products before.
+class NextLines {
+ public:
+  // ``from``: 2 tiles of W, null where nothing is to be fetched. ``pairs``: how often a step of W is multiplied.
+  NextLines(const void* from, int64_t pairs) : at_(static_cast<const char*>(from)), share_(from ? (2 * kTileBytes / 64 + pairs - 1) / pairs : 0) {}
+
+  int64_t share() const { return share_; }
+  const char* take(int64_t steps) {
+    const char* const from = at_;
+    at_ += steps * share_ * 64;
+    return from;
+  }
+
+ private:
+  const char* at_;
+  int64_t share_;
+};
+
+// A pair of blocks of x: where its rows of the output lie is asked for while it is multiplied, as they are far apart.
+struct PairOfBlocks {
+  const LinearArgs& args;
+  int64_t first, last;  // rows of x
+  int64_t tile;
+  int count;            // of tiles
+
+  void fetch_outputs() const {
+    for (int64_t row = first; row < last; ++row)
+      __builtin_prefetch(static_cast<const bf16*>(args.out) + row * args.weight.out + tile * kTile, 1, 3);
+  }
+  void write(const float* sums) const {
+    for (int64_t row = first; row < last; ++row)
+      for (int t = 0; t < count; ++t)
+        write_sum(args, row, tile + t, load(sums + ((row - first) / kTileSide * count + t) * kSumNumbers + (row - first) % kTileSide * kTile));
+  }
+};
+
+// Where tiles [tile, ...) of W lie, if a cache is to be asked for them.
+const void* tiles_ahead(const Weight& weight, int64_t tile) {
+  if (weight.form != WeightForm::bfloat16) return nullptr;  // the others are asked for as they are unpacked
+  return static_cast<const uint16_t*>(weight.data) + tile * weight.in * kTile;
+}
+
+// Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end). ``next``: the tiles of W that come then, or null.
+void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end,
+                  const void* next) {
   static thread_local std::vector<Line> sums_room;
   alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
   const int64_t steps_in_all = steps_of(args.weight), blocks = (last - first + kTileSide - 1) / kTileSide;
@@ -173,27 +217,28 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
   float* const sums = reinterpret_cast<float*>(sums_room.data());
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
   const TileKernels& unit = tile_kernels();
+  unit.begin();
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     TileChunks w(args.weight, tile, count, room);
+    NextLines ahead(tile + 2 < end ? tiles_ahead(args.weight, tile + 2) : next, pairs);
     // With one pair of blocks nothing comes twice, so nothing has to stay in the L1 cache.
     const int64_t chunk_steps = w.packed() || pairs > 1 ? kChunkSteps : steps_in_all;
-    unit.begin();
     each_chunk(args.weight, chunk_steps, [&](int64_t begin, int64_t steps) {
       const uint16_t* const chunk = w.chunk(begin, steps);
-      for (int64_t pair = 0; pair < pairs; ++pair)
+      const bool is_last = begin + steps == steps_in_all;
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t row = first + pair * 2 * kTileSide;
+        const PairOfBlocks rows = {args, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last, tile, count};
+        if (is_last) rows.fetch_outputs();
         unit.halves({numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, chunk, steps_in_all * kStepNumbers,
-                     w.stride(), steps, 2 * pair + 1 < blocks ? 2 : 1, count, begin == 0,
-                     sums + pair * 4 * kSumNumbers});
-    });
-    unit.end();
-    for (int64_t block = 0; block < blocks; ++block)
-      for (int t = 0; t < count; ++t) {
-        const float* from = sums + (block / 2 * 4 + block % 2 * count + t) * kSumNumbers;
-        for (int64_t row = first + block * kTileSide; row < last && row < first + (block + 1) * kTileSide; ++row, from += kTile)
-          write_sum(args, row, tile + t, load(from));
+                     w.stride(), steps, 2 * pair + 1 < blocks ? 2 : 1, count, begin == 0, sums + pair * 4 * kSumNumbers,
+                     ahead.take(steps), ahead.share()});
+        if (is_last) rows.write(sums + pair * 4 * kSumNumbers);
       }
+    });
   }
+  unit.end();
 }
 #endif
 

@@ -1,8 +1,8 @@
 // Products of bfloat16 rows where a matrix unit multiplies: x is laid out once, and pieces are jobs of the threads.
 //
-//     weights             pieces               few rows, by vectors      more, by the unit
-//     bfloat16, 12 bits   matrix_pieces.inl    up to 8                   4 tiles of W and a part of the rows of x
-//     int8, int6, int4    code_pieces.inl      up to 2                   the same
+//     weights             pieces               1 or 2 rows        more, by the unit
+//     bfloat16, 12 bits   matrix_pieces.inl    by vectors         4 tiles of W and a part of the rows of x
+//     int8, int6, int4    code_pieces.inl      by vectors         the same
 //
 //     few rows    x in float32, [rows][columns, zeros up to a step]
 //     more rows   x in tiles of the unit, [blocks of 16 rows][steps of 32 columns][16 rows][32 columns]
@@ -41,6 +41,10 @@ void set_block(const LinearArgs& args, int64_t block, uint16_t* to) {
       const int64_t row = block * kTileSide + r, left = args.weight.in - step * columns;
       const size_t count = row >= args.rows || left <= 0 ? 0 : static_cast<size_t>(left < columns ? left : columns);
       const bf16* const from = static_cast<const bf16*>(args.x) + row * args.x_stride + step * columns;
+      if (count == kStepColumns) {  // nearly all: one line, where a copy of any length costs a tenth of a product
+        _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+        continue;
+      }
       if (count) std::memcpy(to, from, count * sizeof(bf16));
       std::memset(to + count, 0, (kStepColumns - count) * sizeof(bf16));
     }
@@ -61,7 +65,10 @@ void set_sums(const LinearArgs& args, int64_t row, float* to) {
     *to++ = sum(columns == kStepColumns ? sixteen(i) + sixteen(i + 16) : sixteen(i));
 }
 
-int64_t most_few_rows(const Weight& weight) { return in_tiles(weight.form) ? kFewCodeRows : kFewRows; }
+const void* tiles_of_piece(const MatrixStep& step, int64_t at) {
+  const MatrixPiece& piece = step.pieces[static_cast<size_t>(at)];
+  return tiles_ahead(step.jobs[static_cast<size_t>(piece.job)].args.weight, piece.tile);
+}
 
 // ``products``: of weights of one size, all of numbers or all of codes, such as experts.
 void matrix_products(const LinearArgs* products, int64_t count) {
@@ -75,7 +82,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   int64_t blocks = 0, few = 0, rows_in_all = 0;
   for (int64_t i = 0; i < count; ++i) {
     const LinearArgs& args = products[i];
-    const MatrixJob job = {args, args.rows <= most_few_rows(args.weight) && follows_manual(), blocks, few * width,
+    const MatrixJob job = {args, args.rows <= kFewRows && follows_manual(), blocks, few * width,
                            args.weight.minimums ? rows_in_all * steps : -1};
     const int64_t own = (args.rows + kTileSide - 1) / kTileSide, parts = job.few ? 1 : (args.rows + most - 1) / most;
     for (int64_t part = 0; part < parts; ++part) {
@@ -112,7 +119,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   // Some 25 GB of weights, or 500 billion products, in a second.
   const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
                              (0.08 + 0.002 * static_cast<double>(rows_in_all) / static_cast<double>(count));
-  pool.for_each(static_cast<int64_t>(step.pieces.size()), nanoseconds, [&](int64_t at) {
+  pool.for_each_ahead(static_cast<int64_t>(step.pieces.size()), nanoseconds, [&](int64_t at, int64_t next) {
     const MatrixPiece& piece = step.pieces[static_cast<size_t>(at)];
     const MatrixJob& job = step.jobs[static_cast<size_t>(piece.job)];
     const int64_t end = piece.tile + kOutTiles < tiles ? piece.tile + kOutTiles : tiles;
@@ -123,7 +130,8 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     if (job.few && codes) few_code_rows_piece(job.args, numbers, sums, piece.tile, end);
     else if (job.few) few_rows_piece(job.args, numbers, piece.tile, end);
     else if (codes) matrix_code_piece(job.args, x, sums, piece.first, piece.last, piece.tile, end);
-    else matrix_piece(job.args, x, piece.first, piece.last, piece.tile, end);
+    else matrix_piece(job.args, x, piece.first, piece.last, piece.tile, end,
+                      next == Pool::kNone ? nullptr : tiles_of_piece(step, next));
   });
 }
 #endif

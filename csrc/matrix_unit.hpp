@@ -15,7 +15,7 @@
 // The order of a sum in float32, by the manual: for 32 columns, the even and the odd products go into two sums from
 // zero, each product fused with its addition. Both are added, and that sum is added to the accumulator. Denormals are
 // zeros. ``follows_manual`` is the answer of the unit itself: a product of chosen numbers has the bits of ``software``.
-// Then a kernel of vectors in the same order serves few rows of x (few_rows.inl), and a row has the same bits in any
+// Then a kernel of vectors in the same order serves few rows of x (matrix_pieces.inl), and a row has the same bits in any
 // batch. A unit of another order serves all rows itself.
 #pragma once
 
@@ -38,6 +38,8 @@ struct HalfBlock {
   int x_tiles, w_tiles;
   bool first;                  // sums begin at zero
   float* sums;
+  const char* next;            // what comes out of memory after this: a cache is asked for ``next_lines`` with each step
+  int64_t next_lines;          // of 64 bytes
 };
 
 // As HalfBlock, in bytes: x is signed, W unsigned, a step has 64 columns. Sums begin at zero.

@@ -56,6 +56,10 @@ struct SoftwareTiles {
     std::memcpy(tiles[T], from, kTileBytes);
   }
   template <int T>
+  static void load_passing(const void* from) {
+    load<T>(from);
+  }
+  template <int T>
   static void store(void* to) {
     std::memcpy(to, tiles[T], kTileBytes);
   }

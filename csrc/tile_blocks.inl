@@ -4,7 +4,8 @@
 //     tiles 4, 5  of x
 //     tiles 6, 7  of W
 //
-// A step loads up to four tiles for up to four products. Sums stay in tiles for all steps of a block.
+// A step loads up to four tiles for up to four products. Sums stay in tiles for all steps of a block. Tiles of x pass by:
+// they must not push those of W out of the L1 cache, which are there for the next rows.
 
 namespace weft {
 namespace {
@@ -13,6 +14,7 @@ template <class Tiles, int X, int W>
 void half_block(const HalfBlock& block) {
   constexpr int64_t kNumbers = kTileBytes / 2;
   float* const sums = block.sums;
+  const char* next = block.next;
   if (block.first) {
     Tiles::template zero<0>();
     if constexpr (W == 2) Tiles::template zero<1>();
@@ -27,7 +29,7 @@ void half_block(const HalfBlock& block) {
   for (int64_t step = 0; step < block.steps; ++step) {
     const uint16_t* const x = block.x + step * kNumbers;
     const uint16_t* const w = block.w + step * kNumbers;
-    Tiles::template load<4>(x);
+    Tiles::template load_passing<4>(x);
     Tiles::template load<6>(w);
     Tiles::template dot_halves<0, 4, 6>();
     if constexpr (W == 2) {
@@ -35,10 +37,11 @@ void half_block(const HalfBlock& block) {
       Tiles::template dot_halves<1, 4, 7>();
     }
     if constexpr (X == 2) {
-      Tiles::template load<5>(x + block.x_stride);
+      Tiles::template load_passing<5>(x + block.x_stride);
       Tiles::template dot_halves<2, 5, 6>();
       if constexpr (W == 2) Tiles::template dot_halves<3, 5, 7>();
     }
+    for (int64_t line = 0; line < block.next_lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
   }
   Tiles::template store<0>(sums);
   if constexpr (W == 2) Tiles::template store<1>(sums + kSumNumbers);

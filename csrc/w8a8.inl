@@ -328,7 +328,7 @@ void matrix_byte_products(const LinearArgs& args) {
 template <class T>
 void byte_products(const LinearArgs& args) {
 #if defined(__AVX512F__)
-  if (matrix_unit() != MatrixUnit::none && args.rows > kFewRows) return matrix_byte_products<T>(args);
+  if (matrix_unit() != MatrixUnit::none && args.rows > kFewByteRows) return matrix_byte_products<T>(args);
   if (has_vnni()) return byte_products_of<T, int8_t>(args);
 #endif
   byte_products_of<T, float>(args);
