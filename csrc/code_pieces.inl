@@ -26,6 +26,7 @@ namespace {
 #if defined(__AVX512F__)
 // Bytes ahead that the L2 and the L1 cache are asked for.
 constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
+constexpr int64_t kCodeChunkSteps = 8;
 
 // What is subtracted of codes, as floats, for 16 rows of a group.
 template <int BITS, Zero ZERO>
@@ -237,7 +238,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
                        int64_t tile, int64_t end) {
   constexpr int64_t kPairSums = 4 * kSumNumbers;
   static thread_local std::vector<Line> room_of_sums;
-  alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
+  alignas(64) Line room[2 * kCodeChunkSteps * kTileBytes / 64];
   const Weight& weight = args.weight;
   const Groups groups(weight);
   const int64_t steps = steps_of(weight), blocks = (last - first + kTileSide - 1) / kTileSide, pairs = (blocks + 1) / 2;
@@ -254,13 +255,14 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
     const int64_t left = last - first - block * kTileSide;
     return left < kTileSide ? left : kTileSide;
   };
+  const int64_t chunk_steps = pairs > 1 ? kCodeChunkSteps : kShortChunkSteps;
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     std::memset(totals, 0, static_cast<size_t>(pairs * kPairSums) * sizeof(float));
     unit.begin();
-    for (int64_t begin = 0; begin < steps; begin += kChunkSteps) {
+    for (int64_t begin = 0; begin < steps; begin += chunk_steps) {
       const FlushDenormals flushed;
-      const int64_t chunk_end = begin + kChunkSteps < steps ? begin + kChunkSteps : steps, w_stride = (chunk_end - begin) * kStepNumbers;
+      const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps, w_stride = (chunk_end - begin) * kStepNumbers;
       for (int t = 0; t < count; ++t) unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const int both = 2 * pair + 1 < blocks ? 2 : 1;

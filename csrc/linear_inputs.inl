@@ -17,8 +17,8 @@ constexpr int kOutTiles = 4;
 constexpr int kOutRows = kTile * kOutTiles;
 constexpr int kRowsTogether = 6;
 constexpr int kOneTileRows = 4;  // of x: up to these W is read as one stream (linear.inl).
-// Rows of x that vectors multiply where there is a matrix unit. A unit takes 16 in the time of one: for 4 rows of bfloat16
-// vectors take 1.8 times as long. Bytes come out of memory in less time than either multiplies few rows.
+// Rows of x that vectors multiply where there is a matrix unit, by codes and by bytes. They widen a code in registers, and
+// read fewer bytes than a unit takes the time for.
 constexpr int64_t kFewRows = 2, kFewByteRows = 8;
 constexpr int64_t kLine = 32;  // columns that share a scale of x
 constexpr int64_t kHalfLine = 16;
