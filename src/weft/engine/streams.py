@@ -33,19 +33,15 @@ _NOTHING_LOST = LostTokens()
 class Stream:
     """One sequence and the events that its client gets."""
 
-    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "new_tokens_max", "plain",
-                 "pooled", "prompt_logprobs", "queued_s", "request_id", "rule", "seq", "started", "stop_ids",
-                 "wants_logprobs")
+    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "pooled", "prompt_logprobs",
+                 "queued_s", "request_id", "rule", "seq", "started", "wants_logprobs")
 
     def __init__(self, request_id: str, index: int, seq: Sequence, rule: StopRule, accepted_s: float) -> None:
         self.request_id = request_id
         self.index = index
         self.seq = seq
         self.rule = rule
-        # The columns of decodes are made of these.
-        self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
-        self.plain = False
-        """The next event brings tokens and no fact that is said once."""
+        self.generated = seq.generated
         self.accepted_s = accepted_s
         self.wants_logprobs = seq.sampling.logprobs is not None
         self.started = False
@@ -59,7 +55,7 @@ class Stream:
 
     def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
         """The sequence was admitted for the first time."""
-        self.started, self.plain = True, False
+        self.started = True
         self.lost = lost_tokens(lost)
         self.queued_s = now_s - self.accepted_s
         self.cached_tokens = cached_tokens
@@ -69,7 +65,6 @@ class Stream:
         self.pooled = None
         if self.seq.prompt_logprobs_due:
             self.prompt_logprobs = [None]
-            self.plain = False
 
     def add_pooled(self, parts: npt.NDArray[np.float64]) -> None:
         """One by one, in the order of positions: the sum is the same however the prompt was cut."""
@@ -89,7 +84,6 @@ class Stream:
               finish_reason: FinishReason | None = None, error: str | None = None,
               own_fault: bool = False) -> TokenEvent:
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
-        self.plain = not self.wants_logprobs and self.prompt_logprobs is None
         queued_s, self.queued_s = self.queued_s, None
         lost, self.lost = self.lost, None
         prompt_logprobs = None
@@ -118,7 +112,6 @@ class StreamTable:
         self.by_seq: dict[SeqId, Stream] = {}
         self.by_request: dict[str, dict[int, SeqId]] = {}
         self.outbox: list[TokenEvent] = []
-        self.ended_count = 0
 
     def add(self, stream: Stream) -> None:
         self.by_seq[stream.seq.id] = stream
@@ -168,7 +161,6 @@ class StreamTable:
 
     def _forget(self, stream: Stream) -> None:
         del self.by_seq[stream.seq.id]
-        self.ended_count += 1
         self._pictures.ended(stream.seq)
         if self._feed is not None:
             self._feed.ended(stream.seq.id)

@@ -104,6 +104,10 @@ class EpisodeTurn:
     free: tuple[tuple[int, int], ...] = ()
     schema: dict[str, Any] | None = None
 
+    def cost(self, count_tokens: CountTokens) -> int:
+        """Tokens that it takes."""
+        return count_tokens(self.user) + count_tokens(self.reply) + TURN_OVERHEAD_TOKENS
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -156,7 +160,7 @@ class _Draft:
 
     def add(self, user: str, reply: str, kind: TurnKind) -> None:
         self.turns.append(EpisodeTurn(user, reply, kind))
-        self.room_tokens -= self.count_tokens(user) + self.count_tokens(reply) + TURN_OVERHEAD_TOKENS
+        self.room_tokens -= self.turns[-1].cost(self.count_tokens)
 
     def sentences(self, tokens: int) -> list[str]:
         """Filler of about `tokens` tokens."""
