@@ -127,8 +127,8 @@ class Submission:
         if waiting + new > self._sizes.queue_max:
             raise QueueFullError(
                 f"{waiting} sequences are waiting and this request brings {new}; the limit is "
-                f"{self._sizes.queue_max} (--max-queued-requests). Try again later, or raise the limit",
-                param="--max-queued-requests", code="queue_full")
+                f"{self._sizes.queue_max} (limits.max_queued_requests). Try again later, or raise the limit",
+                param="limits.max_queued_requests", code="queue_full")
 
     def sequences(self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None,
                   number: int) -> Iterator[tuple[int, Sequence, StopRule]]:

@@ -4,7 +4,7 @@
     {"at_s", "input_length", "output_length", "blocks", ...}      one line for each sequence that ended
     {"steps": [[prefill tokens, pairs, decodes, context, s], ...]}   times of some steps, to fit a cost model
     {"front": [[3, "<7 x 4 bytes>"]]}      the first 7 tokens of block 3, as comparable as blocks are
-    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64; with --record-tokens alone
+    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64; with server.record_tokens alone
     {"ended": true, "dropped": 0}
 
 The first line says which form a file has. **No text and no tokens** unless the operator asks for them. A

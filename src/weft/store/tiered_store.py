@@ -264,8 +264,8 @@ def open_store(location: str | Path, identity: NamespaceIdentity, options: Store
     bucket = Bucket(str(location))
     fault = bucket.check()
     if fault and options.required:
-        raise ConfigError(f"--store {location} does not answer: {fault}; without --store-required the server "
-                          "starts all the same", param=PARAM)
+        raise ConfigError(f"--store {location} does not answer: {fault}; without cache.store_required the "
+                          "server starts all the same", param=PARAM)
     local = open_local(cache_directory(str(location), options), identity, options, disk=disk)
     return TieredStore(local, bucket, refresh_s=options.refresh_s)
 
