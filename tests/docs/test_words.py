@@ -25,7 +25,7 @@ def test_every_word_has_its_place() -> None:
 
 def test_the_page_of_memory_lists_each_of_its_files() -> None:
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    table = page[page.index("| room | file | owns |"):page.index("## Operations")]
+    table = page[page.index("| room | file | owns |"):page.index("### Operations")]
     cells = [row.split("|")[2] for row in table.splitlines()[2:] if row]
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     memory = ROOT / "src" / "weft" / "memory"

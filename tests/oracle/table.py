@@ -1,6 +1,6 @@
-"""Writes docs/models.md: every checkpoint of the table against transformers, and what came out.
+"""Writes a section of docs/models.md: every checkpoint of the table against transformers, and what came out.
 
-    python -m tests.oracle.table             runs them all and writes the page
+    python -m tests.oracle.table             runs them all and writes it
     python -m tests.oracle.table lfm3 kimi_linear       runs these and prints their rows
 
 It runs what the oracle tests run: prompts of 1 to 900 tokens in one step, then 64 greedy decode steps of all
@@ -32,7 +32,9 @@ from tests.oracle.test_models_against_transformers import (
 from weft.families.architecture import Architecture, Experts
 from weft.models.loading import load_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "models-tested.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+TITLE = "## What was compared with transformers\n"
+"""The section of ``PAGE`` that begins so goes to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +88,18 @@ def _form(architecture: Architecture) -> str:
     return ", ".join(words)
 
 
-def page(rows: Sequence[Row]) -> str:
+def section(rows: Sequence[Row]) -> str:
     lengths = f"{', '.join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]}"
-    return f"""# What was compared with transformers
-
-Made by `python -m tests.oracle.table`; do not edit. transformers {version('transformers')}, torch
-{version('torch').split('+')[0]}, {platform.machine()}, CPU.
+    return f"""{TITLE}
+`python -m tests.oracle.table` writes this section, with transformers {version('transformers')} and torch
+{version('torch').split('+')[0]} on a CPU ({platform.machine()}).
 
 Each row is a tiny checkpoint with random weights, written by transformers and loaded by weft. Prompts of
 {lengths} tokens are computed in one step, then {DECODE_STEPS} greedy decode steps of all of them
 together; every logit of every position is compared with one forward pass of transformers. The tests fail
-from {TOLERANCE:.0e} on. This shows that the computation is the same, not how well a release answers. What is
-served at all is in [models](models.md). transformers has no class of
-`bailing_moe_v2_5`, `gigachat3_5`, `jet_nemotron`, `minicpm_sala` and `rwkv7`: naive ones of the tests' own
-stand in their place (`tests/support`).
+from {TOLERANCE:.0e} on. This shows that the computation is the same, not how well a release answers.
+transformers has no class of `bailing_moe_v2_5`, `gigachat3_5`, `jet_nemotron`, `minicpm_sala` and `rwkv7`:
+naive ones of the tests' own stand in their place (`tests/support`).
 
 {HEAD}
 {chr(10).join(row.line() for row in rows)}
@@ -113,7 +113,8 @@ def main(names: Sequence[str]) -> int:
         print(row.line(), flush=True)
         rows.append(row)
     if not names:
-        PAGE.write_text(page(rows), encoding="utf-8")
+        above = PAGE.read_text(encoding="utf-8").partition(TITLE)[0]
+        PAGE.write_text(above + section(rows), encoding="utf-8")
         print(f"wrote {PAGE}")
     return 0 if all(row.same_tokens and row.error < TOLERANCE for row in rows) else 1
 

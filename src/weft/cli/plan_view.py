@@ -165,7 +165,7 @@ def _costs(plan: ModelPlan, *, records: bool) -> Table:
         table.add_row("KV in 8 bits", format_bytes(plan.compressed_kv_token_bytes),
                       "a token, --no-exact: cached, and not in use")
         table.add_row("KV in 4 bits", format_bytes(plan.compressed4_kv_token_bytes),
-                      "a token, --no-exact --compress-kv int4")
+                      "a token, and cache.compress_kv = 'int4'")
     return table
 
 

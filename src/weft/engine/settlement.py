@@ -55,10 +55,8 @@ class Settlement:
             if pooled_of is not None:
                 pooled_of.add_pooled(result.pooled[run])
         feed = self._feed if self._feed is not None and self._feed.awake else None
-        tokens = result.tokens.tolist()
-        generated_count = sum(self._settle_run(plan, run, token, result, feed)
-                              for run, token in enumerate(tokens))
-        self._counters.generation_tokens += generated_count
+        self._counters.generation_tokens += sum(self._settle_run(plan, run, token, result, feed)
+                                                for run, token in enumerate(result.tokens.tolist()))
         if self._feed is not None:
             self._feed.head_s = result.head_s
 

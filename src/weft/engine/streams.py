@@ -83,19 +83,22 @@ class Stream:
     def event(self, tokens: list[int], *, logprobs: list[TokenLogprobs] | None = None,
               finish_reason: FinishReason | None = None, error: str | None = None,
               own_fault: bool = False) -> TokenEvent:
+        seq = self.seq
+        if not (finish_reason or logprobs or self.queued_s is not None or self.prompt_logprobs
+                or seq.accepted_drafts or seq.rejected_drafts):   # most events
+            return TokenEvent(self.request_id, self.index, tokens, self.cached_tokens, seq.preemption_count,
+                              seq.recomputed_tokens)
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
-        queued_s, self.queued_s = self.queued_s, None
-        lost, self.lost = self.lost, None
+        queued_s, lost, self.queued_s, self.lost = self.queued_s, self.lost, None, None
         prompt_logprobs = None
-        if self.prompt_logprobs is not None and not self.seq.prompt_logprobs_due:
+        if self.prompt_logprobs is not None and not seq.prompt_logprobs_due:
             prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return TokenEvent(
-            request_id=self.request_id, index=self.index, tokens=tokens,
-            logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+            self.request_id, self.index, tokens, self.cached_tokens, seq.preemption_count,
+            seq.recomputed_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
-            cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
-            lost=lost, recomputed_tokens=self.seq.recomputed_tokens,
-            accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts,
+            queued_s=queued_s, lost=lost, accepted_drafts=seq.accepted_drafts,
+            rejected_drafts=seq.rejected_drafts,
             pooled=self._pooled_value if finish_reason == "length" else None)
 
 

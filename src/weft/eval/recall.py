@@ -267,8 +267,8 @@ def _write_questions(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens:
 
 
 def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
-                 split: Split = "held_out", questions: int | None = None, absent_rate: float = 0.0,
-                 pairs: int | None = None) -> Episode:
+                 split: Split = "held_out", questions: int | None = None,
+                 absent_rate: float = 0.0) -> Episode:
     """One conversation. With `questions` the filler fills the length, without it the questions do."""
     system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
     room = length_tokens - (count_tokens(system) + 5 if system else 0)
@@ -281,7 +281,7 @@ def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountToke
         questions = max(1, min(questions, int(0.45 * length_tokens) // QUESTION_TOKENS))
         list_room = room - questions * QUESTION_TOKENS - 2 * TURN_OVERHEAD_TOKENS
         filler_tokens = 0
-    entries = _make_pairs(draft, pairs or _pairs_count(rng, list_room, prefer_long=questions is None))
+    entries = _make_pairs(draft, _pairs_count(rng, list_room, prefer_long=questions is None))
     if questions is not None:
         line_tokens = sum(
             count_tokens(draft.line.format(name=name, number=number, noun=draft.noun)) + 1

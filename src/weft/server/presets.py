@@ -139,8 +139,8 @@ class PresetStore:
                 self._names = {} if mark is None else self._read()
                 self._mark = mark
         except (OSError, msgspec.DecodeError, RequestError) as error:
-            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (limits.name_store)",
-                                 param="limits.name_store") from None
+            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (server.name_store)",
+                                 param="server.name_store") from None
         return self._names
 
     def open_now(self) -> None:
@@ -148,7 +148,7 @@ class PresetStore:
         try:
             self.names()
         except PresetStoreError as error:
-            raise ConfigError(error.message, param="limits.name_store") from None
+            raise ConfigError(error.message, param="server.name_store") from None
 
     def put(self, preset: Preset) -> None:
         """Also in place of one with the same name. Raises RequestError, PresetStoreError."""
@@ -200,7 +200,7 @@ class PresetStore:
 
     def _unwritten(self, error: OSError) -> PresetStoreError:
         return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} "
-                                "(limits.name_store)", param="limits.name_store")
+                                "(server.name_store)", param="server.name_store")
 
     def _looked(self) -> tuple[int, int, int] | None:
         """What is another one for another file; None where there is none."""
@@ -223,7 +223,7 @@ class PresetStore:
                 msgspec.convert(one.parameters, OllamaOptions)
             except msgspec.ValidationError as error:
                 raise PresetStoreError(f"the names in {self.path} cannot be read: the parameters of {name}: "
-                                       f"{error} (limits.name_store)", param="limits.name_store") from None
+                                       f"{error} (server.name_store)", param="server.name_store") from None
         return names
 
 

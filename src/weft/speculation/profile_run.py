@@ -28,8 +28,7 @@ _TOKEN = 0
 
 
 class ProfileRun(Drafter):
-    """Of one sequence. What its text is, or was right, is no matter. ``head_drafts``: most drafts of the
-    model's own head, 0 without one."""
+    """Of one sequence, whose text is no matter. ``head_drafts``: most drafts of the model's own head, or 0."""
 
     awake = True
 
