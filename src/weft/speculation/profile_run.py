@@ -28,7 +28,7 @@ _TOKEN = 0
 
 
 class ProfileRun(Drafter):
-    """Of one sequence, whose text is no matter. ``head_drafts``: most drafts of the model's own head, or 0."""
+    """Of one sequence, whose text is no matter. ``head_drafts``: most drafts of the own head, or 0."""
 
     awake = True
 
