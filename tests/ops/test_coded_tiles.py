@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,3 +126,18 @@ def test_what_no_kernel_serves_is_left_to_be_widened() -> None:
     codes.scales[3] = 101
     assert coded_tiles(codes) is None, "the kernel multiplies scales by 2^120"
     assert native.in_use()
+
+
+@pytest.mark.skipif(not BUILT, reason="without the kernels there are no such tiles")
+@pytest.mark.parametrize("form", ["fp8 rows", "mxfp8"])
+def test_a_scale_or_a_code_that_is_no_number_is_left_to_be_widened(form: str) -> None:
+    """A checkpoint has one with ``debug.allow_nonfinite`` alone. The kernels would make 480 of the code."""
+    codes = codes_of(form, 40, 64)
+    assert coded_tiles(codes) is not None
+    spoilt = codes.codes.clone()
+    spoilt[3, 5] = 255
+    assert coded_tiles(replace(codes, codes=spoilt)) is None
+    scales = codes.scales.clone()
+    scales.view(torch.uint8)[7] = 255    # NaN of float32, and of e8m0
+    assert coded_tiles(replace(codes, scales=scales)) is None
+    assert replace(codes, scales=scales).dense()[7].isnan().any()

@@ -171,7 +171,7 @@ def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], r
     routers = parse_routers(more["router"])
     roles = roles_of(more["roles"], replicas, routers)
     replicas = replicas or len(roles)
-    kills = parse_kills(more["kill"], replicas)
+    kills = parse_kills(more["kill"], replicas, more["roles"])
     link_bytes_s = parse_byte_rate(more["link"] or LINK, flag="--link")
     with _progress((len(routers) + 1) * len(setup.plans)) as on_progress:
         study = FleetStudy(traffic, setup, arms[0], replicas=replicas, routers=routers, kills=kills,

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")
 
 
-def parse_kills(text: str | None, replicas: int) -> list[Kill]:
-    """``2@600s,0@900``: replica and seconds. Raises ConfigError."""
+def parse_kills(text: str | None, replicas: int, roles: str | None = None) -> list[Kill]:
+    """``2@600s,0@900``: replica and seconds. ``roles``: those that were asked for. Raises ConfigError."""
     kills = []
     for item in (text or "").split(",") if text is not None else ():
         matched = _KILL.fullmatch(item.strip())
@@ -44,8 +44,9 @@ def parse_kills(text: str | None, replicas: int) -> list[Kill]:
                               param="--kill")
         replica = int(matched[1])
         if replica >= replicas:
-            raise ConfigError(f"--kill names replica {replica}; --replicas {replicas} has 0 to "
-                              f"{replicas - 1}", param="--kill")
+            asked = f"--replicas {replicas}" if roles is None else f"--roles {roles}"
+            raise ConfigError(f"--kill names replica {replica}; {asked} has 0 to {replicas - 1}",
+                              param="--kill")
         kills.append(Kill(replica, float(matched[2])))
     return kills
 

@@ -55,7 +55,7 @@ from weft.store.index import KvChain, StoreIndex, entries_of, is_current, prefix
 from weft.store.ledger import root_chain, token_bytes
 from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.writing import PutRequest, put_request, records_of
-from weft.units import parse_bytes
+from weft.units import parse_byte_rate, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,10 +390,7 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
 def parse_rate(text: str) -> tuple[float, float]:
     """``3GB/s`` or ``3GB/s@100us``: bytes a second, and seconds of latency. Raises ConfigError."""
     rate, _, latency = text.partition("@")
-    bytes_s = parse_bytes(rate.removesuffix("/s"), flag="--store")
-    if bytes_s <= 0:
-        raise ConfigError(f"--store {text!r}: its rate must be above 0", param="--store")
-    return float(bytes_s), _seconds(latency, text) if latency else LATENCY_S
+    return float(parse_byte_rate(rate, flag="--store")), _seconds(latency, text) if latency else LATENCY_S
 
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}

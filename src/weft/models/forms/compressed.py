@@ -57,6 +57,13 @@ class Compressed(StoredForm):
                 refuse(_METHOD, f"config_groups.{name}.weights.actorder", weights["actorder"],
                        "weft reads groups of neighbouring columns (actorder static or weight)")
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Names of layers are not matched: one group of floats with inputs as they are is enough."""
+        groups = [group or {} for group in (self.settings.get("config_groups") or {}).values()]
+        return all(group.get("input_activations") for group in groups
+                   if (group.get("weights") or {}).get("type") == "float")
+
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 

@@ -260,10 +260,15 @@ class Modelopt(_Named):
         layers = settings.get("quantized_layers") or {}
         mixed = {str((layer or {}).get("quant_algo")) for layer in layers.values()}
         names = (mixed or set(self.served)) if algorithm == "MIXED_PRECISION" else {algorithm}
+        self.named = {name.upper() for name in names}
         for name in sorted(names):
             if name.upper() not in self.served:
                 refuse(self.method, "quant_algo", name, f"weft reads {', '.join(self.served)}")
-        self.kinds = tuple(sorted({kind for name in names for kind in self.served[name.upper()]}))
+        self.kinds = tuple(sorted({kind for name in self.named for kind in self.served[name]}))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return "FP8_PB_WO" not in self.named   # weights only
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         scaled = f"{name.removesuffix('weight')}pre_quant_scale"
@@ -298,6 +303,10 @@ class BlockFp8(_Named):
             refuse("fp8", "weight_block_size", size, "weft reads blocks of two sizes, such as [128, 128]")
         self.block = (int(size[0]), int(size[1]))
 
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.settings.get("activation_scheme", "dynamic") is not None
+
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) == "F8_E4M3"
 
@@ -324,6 +333,8 @@ class Quark(_Named):
         for key in ("layer_quant_config", "layer_type_quant_config"):
             configs += (settings.get(key) or {}).values()
         kinds: set[Kind] = set()
+        self.weights_only = any(config and config.get("weight") and not config.get("input_tensors")
+                                for config in configs)
         for config in configs:
             weight = (config or {}).get("weight")
             for part in weight if isinstance(weight, list) else [weight]:
@@ -335,6 +346,10 @@ class Quark(_Named):
                            f"weft reads {', '.join(self.served)}")
                 kinds.add(self.served[dtype])
         self.kinds = tuple(sorted(kinds))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return not self.weights_only
 
 
 class Mxfp4(StoredForm):

@@ -46,6 +46,10 @@ class TorchAo(StoredForm):
                 refuse(_METHOD, f"quant_type.{layer}.int4_packing_format", name,
                        f"weft reads {', '.join(_PACKINGS)}")
 
+    @property
+    def rounds_inputs(self) -> bool:
+        return "WeightOnly" not in str(self.settings.get("quant_type"))
+
     def holds(self, name: str) -> bool:
         return name.endswith("weight") and f"{_stem(name)}_qdata" in self.tensors
 
