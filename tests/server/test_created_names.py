@@ -365,4 +365,4 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
         (tmp_path / "names.json").write_text(f'[{{"name":"n","model":"m","created_s":1,{wrong}}}]')
         with pytest.raises(PresetStoreError, match=rf"names\.json cannot be read: {re.escape(words)}"):
             store.names()
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".new"] == []
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".writing"] == []

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from weft.cli.main import table_of
 from weft.errors import ConfigError
 from weft.handoff import Role, parse_roles, partner_missing
 from weft.router.blind import ROUTERS
@@ -146,11 +146,7 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
     if study.roles:
         _show_roles(study)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("memory", "router"):
-        table.add_column(title, no_wrap=True)
-    for title in ("hits", "predicted", "TTFT 50/99", "TPOT 50/99", "load"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["memory", "router"], ["hits", "predicted", "TTFT 50/99", "TPOT 50/99", "load"])
     for size, reports, one in study.by_size:
         for at, report in enumerate(reports):
             predicted = "" if not report.predicted_tokens else (
@@ -168,11 +164,7 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
 
 
 def _show_roles(study: FleetStudy) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("memory", "roles", "router"):
-        table.add_column(title, no_wrap=True)
-    for title in ("split", "sent", "hits", "TTFT 50/99", "gaps 50/99"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["memory", "roles", "router"], ["split", "sent", "hits", "TTFT 50/99", "gaps 50/99"])
     for size, reports, other in study.by_size:
         assert isinstance(other, FleetReplayReport)
         for at, report in enumerate([*reports, other]):

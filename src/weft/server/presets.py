@@ -18,12 +18,12 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
+from weft.files import write_whole
 from weft.server.protocol import Int
 from weft.server.running import state_directory
 from weft.text.chat import ChatMessage
@@ -196,15 +196,7 @@ class PresetStore:
             raise RequestError(f"the created names take {len(raw)} bytes; the limit is {self._bytes_max} "
                                "(limits.name_store_size); delete some", param="limits.name_store_size",
                                code="too_many_names")
-        new = self.path.with_name(f"{self.path.name}.{token_hex(4)}.new")
-        try:
-            with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(self.path)
-        finally:
-            new.unlink(missing_ok=True)
+        write_whole(self.path, raw, mode=0o600)
 
     def _unwritten(self, error: OSError) -> PresetStoreError:
         return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} "
