@@ -7,8 +7,9 @@ dtype (float32 states). The logprob of every token is compared with the referenc
 difference, perplexity, and how often the most likely token is the same. Texts are conversations of the
 embedded model's kind, which any model can read; nothing is generated, so the speed is that of prefills.
 
-"compressed int8" and "compressed int4" are KV as `--no-exact` leaves it, and `--compress-kv int4`, at the
-worst: texts are computed 128 tokens at a time, and all that was computed before went into the codes and back.
+"compressed int8" and "compressed int4" are KV as `--no-exact` leaves it, and `cache.compress_kv = 'int4'`, at
+the worst: texts are computed 128 tokens at a time, and all that was computed before went into the codes and
+back.
 """
 
 from __future__ import annotations

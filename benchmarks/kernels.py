@@ -110,10 +110,10 @@ def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
     """The cases of an arena of ARENA_BYTES, all of them touched."""
     plan = plan_arena(architecture.spec(), ARENA_BYTES)
     arena = DeviceArena(plan, bench.device)
-    arena.fill_frames(range(plan.frame_count), 0)
+    arena.fill(range(plan.frame_count), plan.frame_bytes, 0)
     for count in dict.fromkeys((1, min(ITEMS_MAX, plan.frame_count))):
         yield Case(f"zero {count} x {plan.frame_bytes >> 10} KiB",
-                   partial(arena.fill_frames, range(count), 0), count * plan.frame_bytes)
+                   partial(arena.fill, range(count), plan.frame_bytes, 0), count * plan.frame_bytes)
     for what, copy, items, size in (("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
                                     ("page", arena.copy_pages, plan.page_count, plan.page_bytes)):
         count = min(ITEMS_MAX, items // 2)

@@ -458,7 +458,7 @@ def main() -> int:
     soak = Soak(args, fleet)
     lone, soak.lone_url = serve(args.state / "lone.log", fleet.temporary, [
         "--dtype", args.dtype, "--threads", "1", "--memory", "96MiB", "--no-prefix-cache",
-        "--speculate", "off", "--response-store", "off"])
+        "--speculate", "off"], responses="off")
     soak.lone_pid = lone.pid
     try:
         fleet.start()

@@ -82,8 +82,8 @@ class Fleet:
                 "--dtype", self._dtype, "--replicas", str(ENGINES), "--http-workers", str(WORKERS),
                 "--threads", "1", "--memory", "96MiB",
                 "--store", str(self.disk / "store"), "--store-size", f"{STORE_MB}MB",
-                "--response-store", str(self.disk / "responses.sqlite"), "--operator-key", OPERATOR,
-                "--tenant-by-key", *more], clock=self._clock)
+                "--operator-key", OPERATOR, "--tenant-by-key", *more],
+            responses=str(self.disk / "responses.sqlite"), clock=self._clock)
         wait_until(lambda: self.is_whole, "the engines are not ready")
         self._engine, self._worker = self._engines()[1], self._workers()[0]
 
@@ -263,11 +263,12 @@ class Fleet:
         return [pid for _, pid in sorted(found)]
 
 
-def serve(log: Path, temporary: Path, more: list[str], *,
+def serve(log: Path, temporary: Path, more: list[str], *, responses: str,
           clock: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """A server on a port of its own, and its address. Raises RuntimeError where it does not start."""
     environment = os.environ | {"TMPDIR": str(temporary), "WEFT_RESTARTS": "1000000", "OMP_NUM_THREADS": "1",
                                 "WEFT_STORE_RESERVE": "0", "WEFT_RESPONSE_STORE_SIZE": "4MB",
+                                "WEFT_RESPONSE_STORE": responses, "WEFT_FILE_STORE": "off",
                                 "PYTHONUNBUFFERED": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)   # engines are started by the hundred
     if clock is not None:
@@ -276,7 +277,7 @@ def serve(log: Path, temporary: Path, more: list[str], *,
     with log.open("ab") as lines:
         process = subprocess.Popen(
             [sys.executable, "-m", "weft", "serve", "--port", "0", "--log-level", "warning",
-             "--file-store", "off", *more], env=environment, stdout=lines, stderr=subprocess.STDOUT)
+             *more], env=environment, stdout=lines, stderr=subprocess.STDOUT)
 
     def address() -> str:
         if process.poll() is not None:

@@ -102,7 +102,7 @@ def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> 
     settings = read_settings(directory)
     if rank_max is not None and settings.rank_max > rank_max:
         raise CheckpointError(f"adapter {name}: its rank is {settings.rank_max}; the limit is {rank_max} "
-                              "(--max-lora-rank)", param="--max-lora-rank")
+                              "(limits.max_lora_rank)", param="limits.max_lora_rank")
     if not (directory / WEIGHTS_FILE).exists():
         raise weights_missing(directory, [one.name for one in directory.iterdir()])
     return Adapter(name=name, directory=str(directory), digest=files_digest(directory),

@@ -70,8 +70,8 @@ class EngineConfig:
     max_step_ms: int | None = flag(None, "Milliseconds of a step in which answers are decoded: prefill "
                                          "chunks shrink to fit, so that answers flow; 0: no limit; default: "
                                          "1000 on a CPU, 100 on a GPU.", least=0)
-    max_queued_requests: int = flag(1024, "Most requests waiting to run; more are turned away with 503.",
-                                    least=1)
+    max_queued_requests: int = limit(1024, "Most requests waiting to run; more are turned away with 503.",
+                                     least=1)
     prefix_cache: bool = flag(True, "Keep what was computed, and start later requests from it.")
     snapshots: str = flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
                                     "every:N tokens or none; or a list that adds and takes away sources, "
@@ -81,7 +81,7 @@ class EngineConfig:
                              "differs a little.")
     compress_kv: CompressedKvChoice = flag(
         "int8", "What cached KV goes into with --no-exact: int8, or int4: three times as much as in 16 bits, "
-                "and answers differ more.")
+                "and answers differ more.", table="cache")
     cache_policy: str = debug("value", "What leaves the prefix cache first: value (what saves the fewest "
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = debug(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
@@ -89,9 +89,9 @@ class EngineConfig:
     store: str | None = flag(None, "Directory or bucket (s3://bucket/prefix, gs://, az://) of a store: "
                                    "cached prefixes, which outlive memory and restarts.")
     store_cache: str | None = flag(None, "Directory in front of a bucket of --store; default: one under "
-                                         "~/.cache/weft/store.")
+                                         "~/.cache/weft/store.", table="cache")
     store_required: bool = flag(False, "End with code 2 where the bucket of --store does not answer at the "
-                                       "start.")
+                                       "start.", table="cache")
     store_size: str | None = flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
                                         "disk has free at the first start.", size=True)
     store_write: str = limit("200MB/s", "Most bytes a second that are written to the store.", rate=True)
@@ -111,9 +111,9 @@ class EngineConfig:
     lora: tuple[str, ...] = flag((), "Adapter of the model in peft's form, as name=path or name=owner/name "
                                      "on the hub; requests pick it by its name. May be given several times.",
                                  also=("--lora-modules",))
-    max_lora_rank: int = flag(64, "Largest rank of an adapter.", least=1, most=4096)
-    lora_memory: str = flag("1GiB", "Memory for adapters; the least recently used one gives way, never one "
-                                    "that a request runs with.", size=True)
+    max_lora_rank: int = limit(64, "Largest rank of an adapter.", least=1, most=4096)
+    lora_memory: str = limit("1GiB", "Memory for adapters; the least recently used one gives way, never one "
+                                     "that a request runs with.", size=True)
     seed: int = flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = flag(None, "CPU threads of the model; default: all cores.", least=1,
                                most=THREADS_MAX)
@@ -170,8 +170,8 @@ class EngineConfig:
         that exclude each other."""
         check_fields(self)
         if self.exact and self.compress_kv != "int8":
-            raise ConfigError(f"--compress-kv {self.compress_kv} needs --no-exact: without it nothing is "
-                              "compressed", param="--compress-kv")
+            raise ConfigError(f"cache.compress_kv {self.compress_kv} needs --no-exact: without it nothing "
+                              "is compressed", param="cache.compress_kv")
         if self.store is not None and not self.prefix_cache:
             raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
                               "off", param="--store")
@@ -184,10 +184,10 @@ class EngineConfig:
             raise ConfigError(f"--store-size {self.store_size} is too small: a store has at least "
                               f"{format_bytes(STORE_BYTES_MIN)}", param="--store-size")
         if self.store_cache is not None and "://" not in (self.store or ""):
-            raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
-                              f"--store is {self.store or 'not given'}", param="--store-cache")
+            raise ConfigError(f"cache.store_cache {self.store_cache} is the directory in front of a bucket, "
+                              f"and --store is {self.store or 'not given'}", param="cache.store_cache")
         if self.store_required and self.store is None:
-            raise ConfigError("--store-required needs --store", param="--store-required")
+            raise ConfigError("cache.store_required needs --store", param="cache.store_required")
         if self.lora:
             from weft.adapters import named_paths  # commands without adapters start without it
 

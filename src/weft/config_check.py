@@ -25,13 +25,15 @@ from weft.errors import ConfigError
 from weft.foreign import foreign_flag, foreign_sentence
 from weft.units import parse_byte_rate, parse_bytes
 
-TABLES = ("limits", "debug")
-"""Tables of the config file whose fields are no flags."""
+TABLES = ("limits", "cache", "server", "debug")
+"""Tables of the config file whose fields are no flags: bounds, settings of the prefix cache and of the server
+that are made once for a deployment, and switches to compare with."""
 
 
 def flag(default: Any, help: str, **more: Any) -> Any:
-    """A field that is a flag. ``more``: ``positional``; the ``least``, ``above`` and ``most`` of a number;
-    ``size`` of a text that is a number of bytes, ``rate`` of bytes a second."""
+    """A field that is a flag, or with ``table`` a key of that table of the config file. ``more``:
+    ``positional``; the ``least``, ``above`` and ``most`` of a number; ``size`` of a text that is a number of
+    bytes, ``rate`` of bytes a second."""
     return field(default=default, metadata={"help": help, **more})
 
 

@@ -58,7 +58,7 @@ class ContextLengthError(RequestError):
 
 
 class QueueFullError(UserError):
-    """The bounded waiting queue is full (law L11); retry later. Names ``--max-queued-requests``."""
+    """The bounded waiting queue is full (law L11); retry later. Names ``limits.max_queued_requests``."""
 
     status = 503
     kind = "service_unavailable"

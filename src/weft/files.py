@@ -12,8 +12,9 @@ needs. A file that is missing, no text, no JSON, too long or too deep is a Check
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from weft.errors import CheckpointError
 from weft.units import format_bytes
@@ -86,6 +87,30 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         if not level:
             return value
     raise _too_deep(origin)
+
+
+def sync(directory: Path) -> None:
+    """Returns when the names in ``directory`` are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """In place of what is there: a reader sees the old file or the new one, which is on the disk."""
+    unfinished = path.with_name(f"{path.name}.writing")
+    with open(os.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as file:
+        file.write(content)
+        finish(file)
+    unfinished.rename(path)
+
+
+def finish(file: BinaryIO) -> None:
+    """Returns when what was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _too_deep(origin: str) -> CheckpointError:

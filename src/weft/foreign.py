@@ -88,8 +88,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--max-running-requests": Foreign(_OTHER_NAME, "--max-num-seqs"),
     "--parallel": Foreign(_OTHER_NAME, "--max-num-seqs"),
     "-np": Foreign(_OTHER_NAME, "--max-num-seqs"),
-    "--max-num-queued-reqs": Foreign(_OTHER_NAME, "--max-queued-requests"),
-    "--max-queued-reqs": Foreign(_OTHER_NAME, "--max-queued-requests"),
+    "--max-num-queued-reqs": Foreign(_OTHER_NAME, "limits.max_queued_requests of the --config file"),
+    "--max-queued-reqs": Foreign(_OTHER_NAME, "limits.max_queued_requests of the --config file"),
     "--scheduling-policy": Foreign("requests run by priority, then first come first served",
                                    "send `priority` in the request"),
     "--schedule-policy": Foreign("requests run by priority, then first come first served",
@@ -139,8 +139,10 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-q": Foreign(_OTHER_NAME, "--quantize"),
     "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
     "--enable-lora": Foreign("adapters are served once --lora names one", _LEAVE_OUT),
-    "--max-loras": Foreign("as many adapters run at once as fit", "--lora-memory"),
-    "--max-cpu-loras": Foreign("as many adapters stay in memory as fit", "--lora-memory"),
+    "--max-loras": Foreign("as many adapters run at once as fit",
+                           "limits.lora_memory of the --config file"),
+    "--max-cpu-loras": Foreign("as many adapters stay in memory as fit",
+                               "limits.lora_memory of the --config file"),
     "--lora-paths": Foreign(_OTHER_NAME, "--lora"),
     "--mm-processor-kwargs": Foreign(_FROM_CHECKPOINT, "edit preprocessor_config.json in the checkpoint"),
     "--limit-mm-per-prompt": Foreign(_OTHER_NAME, "limits.images of the --config file"),
@@ -207,5 +209,5 @@ def foreign_flag(typed: str) -> Foreign | None:
 def foreign_sentence(typed: str, foreign: Foreign) -> str:
     if foreign.because == _OTHER_NAME:
         return f"{typed} has another name here: {foreign.instead}"
-    nearest = "nearest: " if foreign.instead.startswith("--") else ""
+    nearest = "nearest: " if foreign.instead.startswith(("--", "limits.")) else ""
     return f"{typed} is not supported here, because {foreign.because}; {nearest}{foreign.instead}"

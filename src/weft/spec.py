@@ -44,7 +44,7 @@ KvLayoutName = Literal["vnni", "rows"]
 """Order of the numbers inside a KV page: ``tensor.layout``."""
 CompressedKvName = Literal["int8", "int4"]
 COMPRESSED_KV_DTYPES: tuple[CompressedKvName, ...] = ("int8", "int4")
-"""What a page of KV goes into when it is compressed: what ``--compress-kv`` may say."""
+"""What a page of KV goes into when it is compressed: what ``cache.compress_kv`` may say."""
 STATE_DTYPES: tuple[CacheDTypeName, ...] = ("float32", "bfloat16", "float16")
 """What ``--state-dtype`` may say."""
 TOKEN_SCALE_BYTES: dict[str, int] = {"int8": 2}

@@ -57,17 +57,19 @@ def pages_for(tokens: int) -> int:
     return ceil_div(tokens, PAGE_TOKENS)
 
 
-def parse_bytes(text: str, *, flag: str) -> int:
-    """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes.
+def parse_bytes(text: str, *, flag: str, a_second: bool = False) -> int:
+    """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes; ``a_second``: ``"3GB/s"`` too.
 
     Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a
     unit: ``--memory 24`` means gigabytes far more often than bytes.
     """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*",
+                         text.removesuffix("/s") if a_second else text)
     scale = _SUFFIX.get(match.group(2).upper()) if match else None
     if match is None or scale is None:
-        raise ConfigError(f"{flag} {text!r} is not a size: write a number with B, MB, GB, MiB or GiB, "
-                          f"for example {flag} 4GiB", param=flag)
+        what, example = ("a rate", "4GB/s") if a_second else ("a size", "4GiB")
+        raise ConfigError(f"{flag} {text!r} is not {what}: write a number with B, MB, GB, MiB or GiB, "
+                          f"for example {flag} {example}", param=flag)
     count = int(float(match.group(1)) * scale)
     if not match.group(2) and 0 < count < _BARE_BYTES_LEAST:
         number = match.group(1)
@@ -78,7 +80,7 @@ def parse_bytes(text: str, *, flag: str) -> int:
 
 def parse_byte_rate(text: str, *, flag: str) -> int:
     """``"200MB/s"`` or ``"200MB"`` -> bytes a second. Raises ConfigError, for 0 as well."""
-    rate = parse_bytes(text.removesuffix("/s"), flag=flag)
+    rate = parse_bytes(text, flag=flag, a_second=True)
     if rate <= 0:
         raise ConfigError(f"{flag} is {text!r}; it must be above 0 bytes a second", param=flag)
     return rate

@@ -167,7 +167,8 @@ def spoiled(directory: Path, tmp_path: Path, kind: str) -> Path:
 
 WORDS = {"no config": "adapter_config.json", "pickle": "pickle", "link": "link out of", "cut": "truncated",
          "nan": "NaN or infinite", "shape": "lora_A", "name": "in_porj", "half": "alone",
-         "rank": "--max-lora-rank", "method": "LOHA", "variant": "trainable_token_indices", "begun": "pissa"}
+         "rank": "limits.max_lora_rank", "method": "LOHA", "variant": "trainable_token_indices",
+         "begun": "pissa"}
 
 
 @pytest.mark.parametrize("kind", WORDS)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
+from tests.support.graph_steps import EagerCapture
 from weft.assemble import assemble
 from weft.assemble.assembly import with_step_tokens
 from weft.assemble.prefix_store import layout_of
@@ -23,7 +24,6 @@ from weft.models.loading import load_model
 from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner import reserve as reserve_module
 from weft.runner.arena import MOVES_ROOM_BYTES
-from weft.runner.graphs import EagerCapture
 from weft.runner.reserve import Reserve, measure_reserve
 from weft.spec import CacheDTypeName, ModelSpec, attention, short_conv
 from weft.tensor import device as device_module

@@ -185,7 +185,7 @@ def test_a_conversation_goes_through_the_checkpoints_template(engine):
     (lambda e: e.generate(["fine", ""]), RequestError, "prompt is empty"),
     (lambda e: e.generate([[1, 2], [3, 9999]]), RequestError, "9999"),
     (lambda e: e.generate([1] * 5000), ContextLengthError, "4096"),
-    (lambda e: e.generate("hello", n=9, max_tokens=2), Exception, "--max-queued-requests"),
+    (lambda e: e.generate("hello", n=9, max_tokens=2), Exception, "limits.max_queued_requests"),
     (lambda e: e.generate("hello", max_tokens_=2), TypeError, "max_tokens_"),
     (lambda e: e.chat([{"role": "judge", "content": "x"}]), RequestError, "judge"),
     (lambda e: e.chat([{"content": "x"}]), RequestError, "role"),

@@ -80,7 +80,8 @@ def test_json_has_every_number_with_roles_and_without(capsys: pytest.CaptureFixt
     (["--roles", "1p1d", "--router", "round-robin"], "--router round-robin splits no prompt"),
     (["--roles", "1p1d", "--link", "0"], "--link is '0'"),
     (["--roles", "1p1d", "--link", "fast"], "--link 'fast'"),
-    (["--roles", "1p1d", "--kill", "2@5s"], "0 to 1"),
+    (["--roles", "1p1d", "--kill", "2@5s"], "--kill names replica 2; --roles 1p1d has 0 to 1"),
+    (["--roles", "1p1d", "--link", "-3GB/s"], "--link '-3GB/s' is not a rate"),
 ])
 def test_roles_that_cannot_work_are_named_with_the_flag(more: list[str], words: str,
                                                         capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,8 @@ trap 'kill "${servers[@]}" 2>/dev/null || true; wait "${servers[@]}" 2>/dev/null
 start() {    # LOG ARGUMENTS...; the address in $url
     local log=$work/$1
     shift
-    WEFT_NAME_STORE="$work/names.json" PYTHONPATH="$root/src" "$python" -m weft serve --port 0 --memory 128MiB --file-store off "$@" >"$log" 2>&1 &
+    WEFT_NAME_STORE="$work/names.json" WEFT_FILE_STORE=off PYTHONPATH="$root/src" \
+        "$python" -m weft serve --port 0 --memory 128MiB "$@" >"$log" 2>&1 &
     servers+=($!)
     for _ in $(seq 300); do
         grep -q "Ctrl-C finishes" "$log" && break
@@ -42,10 +43,10 @@ start() {    # LOG ARGUMENTS...; the address in $url
 
 if [[ " ${names[*]} " == *" pictures "* ]]; then   # of a tiny checkpoint with random weights
     (cd "$root" && PYTHONPATH=src "$python" -m tests.clients.seeing "$work/seeing")
-    start seeing.log "$work/seeing" --response-store off
+    WEFT_RESPONSE_STORE=off start seeing.log "$work/seeing"
     export SEEING_URL=$url
 fi
-start log --response-store "$work/responses.sqlite"
+WEFT_RESPONSE_STORE="$work/responses.sqlite" start log
 
 echo "| client | version | API | works | fails |"
 echo "|---|---|---|---|---|"

@@ -41,7 +41,8 @@ PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
 QUANTITY = {"type": "string", "pattern": r"^\d+(\.\d+)?(m|Mi|Gi)?$"}
 QUANTITIES = {"type": "object", "additionalProperties": QUANTITY}
 CONTAINER = fields(
-    ("name", "image"), name=TEXT, image=TEXT, ports=several(fields(("containerPort",), name=TEXT,
+    ("name", "image"), name=TEXT, image=TEXT, env=several(fields(("name", "value"), name=TEXT, value=TEXT)),
+    ports=several(fields(("containerPort",), name=TEXT,
                                                                    containerPort=PORT)),
     readinessProbe=fields(httpGet=fields(("path", "port"), path=TEXT, port=PORT), periodSeconds=COUNT,
                           failureThreshold=COUNT),
@@ -94,10 +95,12 @@ def test_a_wrong_manifest_is_noticed(old: str, new: str) -> None:
         jsonschema.validate(json.loads(text.replace(old, new)), RAY_JOB)
 
 
-def test_the_job_serves_where_the_service_leads() -> None:
+def test_the_job_serves_where_the_service_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     job, service = manifests()
-    config = served(job["spec"]["entrypoint"])
     head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    for variable in head["template"]["spec"]["containers"][0]["env"]:
+        monkeypatch.setenv(variable["name"], variable["value"])
+    config = served(job["spec"]["entrypoint"])
     [worker] = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert config.port == service["spec"]["ports"][0]["targetPort"]
     assert config.port == head["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]

@@ -52,7 +52,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/fleet.md", "weft drain"): REPLICAS,
     ("docs/fleet.md", "weft serve --listen-engines"): MACHINES,
     ("docs/fleet.md", "weft join"): MACHINES,
-    ("docs/fleet.md", "weft serve owner/model --ray"): RAY,
+    ("docs/fleet.md", "WEFT_RAY_CPUS=4 weft serve owner/model --ray"): RAY,
     ("docs/fleet.md", "python -m benchmarks.soak_fleet"): LONG,
     ("docs/operating.md", "sqlite3 "): BACKUP,
     ("docs/operating.md", "cp -a "): BACKUP,
@@ -62,7 +62,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/gpu.md", "weft serve path/to/checkpoint --device cuda:1"): GPU,
     ("docs/gpu.md", "make "): SHELL,
     ("docs/gpu.md", "python -m tests.support.compile_gate"): LONG,
-    ("docs/gpu.md", "python -m tests.emulated_gpu"): LONG,
+    ("docs/testing.md", "make "): SHELL,
+    ("docs/testing.md", "python -m tests.emulated_gpu"): LONG,
     ("docs/gpu.md", "PYTHONPATH=src python -m benchmarks.gpu_first_run"): GPU,
     ("docs/gpu.md", "TRITON_INTERPRET=1 WEFT_GPU_KERNELS=triton"): LONG,
     ("docs/quantization.md", "weft serve model-"): GGUF,
@@ -82,7 +83,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/server.md", "schemathesis run"): FUZZ,
     ("docs/plan.md", "weft plan owner/name"): HUB,
     ("docs/fleet.md", "weft serve MODEL --tp 2 --listen-engines"): MACHINES,
-    ("docs/fleet.md", "weft serve MODEL --tp 2 --ray"): RAY,
+    ("docs/fleet.md", "WEFT_RAY_CPUS=4 weft serve MODEL --tp 2 --ray"): RAY,
     ("docs/quantization.md", "python -m benchmarks."): LONG,
     ("docs/quantization.md", "weft quantize"): "tests/unit/models/test_quantized_copy.py runs it",
     ("docs/architecture.md", "python -c"): "runs in tests/sim, with other seeds",
@@ -96,7 +97,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/store.md", "weft store prune s3://"): BUCKET,
     ("docs/store.md", "weft store rm s3://"): BUCKET,
     ("docs/store.md", "pip install"): HUB,
-    ("docs/store.md", "weft serve --store s3://"): BUCKET,
+    ("docs/store.md", "WEFT_STORE_CACHE=/nvme/weft weft serve --store s3://"): BUCKET,
 }
 
 

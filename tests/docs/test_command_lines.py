@@ -7,6 +7,7 @@ with flags that its source knows; a `make` line names a target.
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -14,7 +15,10 @@ import pytest
 
 from tests.arch.rules import ROOT, tracked_files
 from tests.docs.commands import CommandLine, commands_of, commands_of_pages
-from weft.cli.main import cli
+from weft.cli.flags import TableSetting
+from weft.cli.main import VERBS, cli
+from weft.config import EngineConfig
+from weft.server.config import ServerConfig
 
 PAGES = sorted(path for path in tracked_files() if path.suffix == ".md")
 COMMANDS = commands_of_pages(PAGES, ROOT)
@@ -97,6 +101,19 @@ def complaint_of(command: CommandLine) -> str | None:
         case ("make", *rest):
             return make_complaint(tuple(rest))
     return None
+
+
+def test_no_page_writes_a_key_of_the_config_file_as_a_flag() -> None:
+    keys = {f.name.replace("_", "-") for config in (EngineConfig, ServerConfig) for f in fields(config)
+            if "table" in f.metadata}
+    context = click.Context(cli)
+    verbs = [cli.get_command(context, verb) for verb in VERBS]
+    keys -= {name.lstrip("-") for verb in verbs if verb is not None for option in verb.params
+             if not isinstance(option, TableSetting) for name in option.opts}  # such as `simulate --router`
+    assert "ray-cpus" in keys
+    flag = re.compile(rf"--(?:no-)?(?:{'|'.join(sorted(keys))})(?![a-z-])")
+    assert [(str(page), found) for page in PAGES
+            for found in flag.findall(page.read_text(encoding="utf-8"))] == []
 
 
 def test_the_pages_have_command_lines() -> None:

@@ -4,7 +4,7 @@
     event, .item(), pageable copy   --> the host waits: the queue runs, no earlier
 
 The faults of a GPU path are rarely in its arithmetic. They are in places, order, lifetime and waiting, and
-each of these is emulated (``docs/gpu.md`` has the list, and what is not emulated):
+each of these is emulated (``docs/testing.md`` has the list, and what is not emulated):
 
     tensors      say ``cuda:0``; their bytes are on the host; operators that mix places raise
     queues       work runs when something waits for it, as late as CUDA allows, in any legal order

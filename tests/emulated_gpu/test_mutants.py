@@ -1,6 +1,6 @@
 """Faults that reading found in the GPU path, put back one by one: the emulated GPU must find each.
 
-A mutant is one function of weft with one line changed. The table in ``docs/gpu.md`` lists them. Without a
+A mutant is one function of weft with one line changed. The table in ``docs/testing.md`` lists them. Without a
 mutant the same scenarios find nothing.
 """
 
@@ -50,7 +50,7 @@ from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.host_memory import HostBuffer, HostRoom
 
 CUDA = torch.device("cuda", 0)
-GPU_PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 LONGER = structs.replace(GREEDY, max_tokens=10)
 PROMPTS = [[7], [300, 20, 411, 5, 123]]
 
@@ -332,7 +332,7 @@ def test_the_control_without_a_mutant_nothing_is_found(scenario: Callable[[], li
 
 
 def test_the_table_of_the_documentation_has_each_fault_once() -> None:
-    rows = re.findall(r"^\| (old \d+|new \d+|also): (.*?) \|", GPU_PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (old \d+|new \d+|also): (.*?) \|", PAGE.read_text(), re.MULTILINE)
     assert [f"{fault}: {words}" for fault, words in rows] == list(MUTANTS)
     wanted = [*(f"old {number}" for number in range(1, 12)), *(f"new {number}" for number in range(1, 9))]
     assert [fault for fault, _ in rows if fault != "also"] == wanted

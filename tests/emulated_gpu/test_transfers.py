@@ -1,6 +1,6 @@
 """Loads and stores go beside the steps: decodes go on, nothing is read before it is there.
 
-Faults 3, 4 and 6 of ``docs/gpu.md`` would be reports here: loads come in pieces through a buffer that was
+Faults 3, 4 and 6 of ``docs/testing.md`` would be reports here: loads come in pieces through a buffer that was
 counted, by staged ids, out of memory that was pinned at the start.
 """
 

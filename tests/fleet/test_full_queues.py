@@ -36,7 +36,7 @@ class Engine:
         """Nothing runs."""
 
 
-FULL = QueueFullError("the queue is full", param="--max-queued-requests", code="queue_full")
+FULL = QueueFullError("the queue is full", param="limits.max_queued_requests", code="queue_full")
 
 
 def placement(*errors: WeftError | None) -> tuple[Placement, list[Engine]]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import pytest
+
+from weft.fleet.fleet import Fleet
 from weft.fleet.ray_fleet import GROW_AT_S, IDLE_S, FleetLoad, Scaler
+from weft.fleet.ray_placer import PlacerOrder
+from weft.server.config import ServerConfig
+from weft.server.launch import placed_by_ray
 
 
 def load(*, running: int = 0, waiting: int = 0, admitted: int = 0, ready: int = 1,
@@ -42,3 +50,14 @@ def test_a_replica_goes_once_the_others_have_had_room_for_long() -> None:
     assert scaler.look(IDLE_S, load(ready=2)) == 2
     assert scaler.look(2 * IDLE_S, load(ready=2)) == 1
     assert scaler.look(4 * IDLE_S, load()) == 1, "the least"
+
+
+@pytest.mark.parametrize(("device", "asked", "gpus"), [
+    ("auto", {}, 0), ("cuda", {}, 2), ("cuda", {"ray_gpus": 0.5}, 1), ("cuda", {"ray_gpus": 0}, 0)])
+def test_ranks_on_a_gpu_get_one_each_unless_another_share_is_set(
+        monkeypatch: pytest.MonkeyPatch, device: str, asked: dict[str, Any], gpus: float) -> None:
+    orders: list[PlacerOrder] = []
+    monkeypatch.setattr("weft.fleet.ray_fleet.RayFleet", lambda fleet, order, *range: orders.append(order))
+    config = ServerConfig(ray="auto", ray_cpus=4, **asked)
+    placed_by_ray(config, cast(Fleet, None), ("0.0.0.0:0", "token"), ranks=2, device=device)
+    assert (orders[0].cpus, orders[0].gpus) == (8, gpus)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.fixtures.far_memory import far_memory
+from tests.support.arena_fills import fill_frames, fill_pages, fill_slots
 from weft.memory.arena_work import CompressKv, KvForm, WorkKind
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
 from weft.memory.values import NodeId
@@ -64,14 +65,14 @@ def both_ways(plan: ArenaPlan, device: torch.device, do: Callable[[DeviceArena],
     return before, by_kernels, arena.buffer.cpu()
 
 
-@pytest.mark.parametrize(("kind", "items"), [("frames", [1, 3]), ("pages", [0, 7, 2]), ("slots", [4]),
-                                             ("frames", [])])
+@pytest.mark.parametrize(("fill", "items"), [(fill_frames, [1, 3]), (fill_pages, [0, 7, 2]),
+                                             (fill_slots, [4]), (fill_frames, [])])
 @pytest.mark.parametrize("byte", [0, NAN_BYTE, 0x41])
 def test_filling_touches_the_named_items_and_no_other_byte(
-        device: torch.device, kind: str, items: list[int], byte: int) -> None:
+        device: torch.device, fill: Callable[[DeviceArena, list[int], int], None], items: list[int],
+        byte: int) -> None:
     plan = plan_arena(HYBRID, 40_000)
-    before, kernels, alone = both_ways(
-        plan, device, lambda arena: getattr(arena, f"fill_{kind}")(items, byte))
+    before, kernels, alone = both_ways(plan, device, lambda arena: fill(arena, items, byte))
     assert torch.equal(kernels, alone)
     assert torch.equal(kernels, before) == (not items)
 
@@ -118,7 +119,7 @@ def test_compression_gives_the_codes_and_scales_that_torch_gives(device: torch.d
 
     def there_and_back(arena: DeviceArena) -> None:
         arena.compress(state_compressions)
-        arena.fill_slots(state_compressions[:, 0].tolist(), NAN_BYTE)
+        fill_slots(arena, state_compressions[:, 0].tolist(), NAN_BYTE)
         arena.restore(state_compressions)
 
     _, kernels, alone = both_ways(plan, device, there_and_back, numbers=True)
@@ -250,11 +251,11 @@ def test_staged_ids_do_what_ids_on_the_host_do(device: torch.device) -> None:
     staging.send()
 
     def staged(arena: DeviceArena) -> None:
-        arena.fill_frames(frames, 7)
+        fill_frames(arena, frames, 7)
         arena.copy_slots(copies.row(0), copies.row(1))
 
     def named(arena: DeviceArena) -> None:
-        arena.fill_frames([2, 1], 7)
+        fill_frames(arena, [2, 1], 7)
         arena.copy_slots(np.array([3, 4], np.int32), np.array([0, 1], np.int32))
 
     for one, other in zip(both_ways(plan, device, staged), both_ways(plan, device, named), strict=True):

@@ -64,9 +64,14 @@ def compressed_rows(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Ten
     return {name: codes, f"{name}_scale": scales}, codes.float() * scales.float()
 
 
-BY_ROWS = Form({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {
-    "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}},
-    compressed_rows, "_scale", "float32")
+def by_rows(inputs: object) -> Form:
+    return Form({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {
+        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                    "input_activations": inputs}}}, compressed_rows, "_scale", "float32")
+
+
+BY_ROWS = by_rows({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True})
+WEIGHTS_ALONE = by_rows(None)
 
 
 @pytest.fixture
@@ -99,9 +104,11 @@ def test_the_control_another_scale_is_another_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("form", "inputs"), [(KEPT, "as they are"), (BY_ROWS, "fp8")])
+@pytest.mark.parametrize(("form", "inputs"), [(KEPT, "as they are"), (BY_ROWS, "fp8"),
+                                              (WEIGHTS_ALONE, "as they are")])
 def test_in_bfloat16_too(form: Form, inputs: str, tmp_path: Path) -> None:
-    """Rows of 128 columns and one scale meet inputs in fp8; blocks of 32 columns do not."""
+    """Rows of 128 columns and one scale meet inputs in fp8; blocks of 32 columns do not, nor does a
+    checkpoint whose weights alone are in fp8."""
     quantised, plain = write("qwen3_5", tmp_path, form)
     loaded = load(quantised, "bfloat16")
     assert ("fp8 x fp8" in loaded.weights_form) == (inputs == "fp8")

@@ -5,20 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.batches import Run, make_runs, positions_of
+from tests.ops.batches import positions_of
+from tests.ops.in_pieces import LENGTH, attended, in_pieces, numbers, unwritten
 from weft.families.architecture import Index
-from weft.tensor.inputs import LayerCache
-from weft.tensor.layout import k_block_shape, v_block_shape
-from weft.tensor.ops.chosen_blocks import attend_seen, choose_blocks, sees_all, write_index
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.chosen_blocks import Seen, attend_seen, choose_blocks, sees_all, write_index
 from weft.tensor.ops.write_kv import write_kv
 
 SHAPE = Index(3, 8, 6, 5)
 """Blocks of 6 tokens: pages end inside of them."""
-HEADS, KV_HEADS, DIM, LENGTH, PAGES = 4, 2, 16, 150, 12
-
-
-def numbers(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+HEADS, KV_HEADS, DIM = 4, 2, 16
 
 
 ROWS, ASKED = numbers(LENGTH, 8, seed=1), numbers(LENGTH, 3, 8, seed=2)
@@ -33,30 +29,25 @@ def keys(rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
 
 def computed(cuts: list[int], dtype: torch.dtype, *, damaged: int | None = None) -> tuple[
         torch.Tensor, torch.Tensor]:
-    """Masks [LENGTH, LENGTH] and outputs, of a text that comes in pieces between ``cuts``. ``damaged``: a
-    place whose index row is lost before the last piece."""
-    index, cache = LayerCache(), LayerCache()
-    index.k = torch.full((PAGES, *k_block_shape(1, 8, dtype)), torch.nan, dtype=dtype)
-    cache.k = torch.full((PAGES, *k_block_shape(KV_HEADS, DIM, dtype)), torch.nan, dtype=dtype)
-    cache.v = torch.full((PAGES, *v_block_shape(KV_HEADS, DIM, dtype)), torch.nan, dtype=dtype)
-    masks, outputs = torch.zeros(LENGTH, LENGTH, dtype=torch.bool), []
-    for begin, end in zip([0, *cuts], [*cuts, LENGTH], strict=True):
-        runs = make_runs([], [Run(begin, end - begin)], pages=PAGES)
-        if damaged is not None and end == LENGTH:
+    """Masks [LENGTH, LENGTH] and outputs. ``damaged``: a place whose index row is lost before the last
+    piece."""
+    cache, index = unwritten(KV_HEADS, DIM, 8, dtype)
+
+    def step(own: slice, runs: Runs) -> tuple[Seen, torch.Tensor]:
+        if damaged is not None and own.stop == LENGTH:
             index.k[runs.page_table_RP[0, damaged // 16], 0, :, damaged % 16] = 9.0
-        own = slice(begin, end)
         positions = positions_of(runs)
         write_index(ROWS[own], keys, index, positions, runs, SHAPE)
         write_kv(K[own], V[own], cache.k, cache.v, positions, runs)
         seen = choose_blocks(ASKED[own], WEIGHTS[own], index, runs, SHAPE)
         assert (seen[0] is None) == sees_all(runs, SHAPE)
-        masks[own, :end] = (torch.ones(end, end).tril().bool()[begin:] if seen[0] is None else seen[0])
-        outputs.append(attend_seen(Q[own], cache, runs, 0.3, seen))
-    return masks, torch.cat(outputs)
+        return seen, attend_seen(Q[own], cache, runs, 0.3, seen)
+
+    return in_pieces(cuts, torch.zeros(LENGTH, LENGTH, dtype=torch.bool), step)
 
 
 def expected() -> tuple[torch.Tensor, torch.Tensor]:
-    masks, outputs = torch.zeros(LENGTH, LENGTH, dtype=torch.bool), []
+    masks = torch.zeros(LENGTH, LENGTH, dtype=torch.bool)
     for p in range(LENGTH):
         blocks = (p + 1) // SHAPE.block
         scores = []
@@ -66,11 +57,7 @@ def expected() -> tuple[torch.Tensor, torch.Tensor]:
         for block in sorted(range(blocks), key=lambda b: -scores[b])[:SHAPE.chosen]:
             masks[p, block * SHAPE.block:(block + 1) * SHAPE.block] = True
         masks[p, blocks * SHAPE.block:p + 1] = True
-        for head in range(HEADS):
-            kv = head // (HEADS // KV_HEADS)
-            weights = torch.softmax(0.3 * (K[masks[p], kv].double() @ Q[p, head].double()), 0)
-            outputs.append(weights @ V[masks[p], kv].double())
-    return masks, torch.stack(outputs).view(LENGTH, HEADS, DIM).float()
+    return masks, attended(masks.expand(KV_HEADS, -1, -1), Q, K, V, 0.3)
 
 
 @pytest.mark.parametrize("cuts", [[], [64, 128], [3, 47, 48, 49, 101], list(range(1, LENGTH))])

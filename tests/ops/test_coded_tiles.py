@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,7 +78,10 @@ def test_tiles_are_the_codes_rounded_to_bfloat16_once(form: str) -> None:
 
 @pytest.mark.parametrize("by", ["x86_64_v4_bf16", "x86_64_v4", "software unit", "AMX unit"])
 @pytest.mark.parametrize("form", FORMS)
-def test_products_have_the_bits_of_the_widened_weights(form: str, by: str) -> None:
+def test_products_have_the_bits_of_the_widened_weights(form: str, by: str,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a CPU with AMX that the kernels may not use, tiles would be left to oneDNN.
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     extension, before = native.extension(), native.matrix_unit()
     best = extension.instruction_set()
     unit = by.removesuffix(" unit") if by.endswith("unit") else "none"
@@ -129,3 +133,17 @@ def test_what_no_kernel_serves_is_left_to_be_widened() -> None:
     codes.scales[3] = 101
     assert coded_tiles(codes) is None, "the kernel multiplies scales by 2^120"
     assert native.in_use()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form in ("fp8 rows", "mxfp8")])
+def test_a_scale_or_a_code_that_is_no_number_is_left_to_be_widened(form: str) -> None:
+    """A checkpoint has one with ``debug.allow_nonfinite`` alone. The kernels would make 480 of the code."""
+    codes = codes_of(form, 40, 64)
+    assert coded_tiles(codes) is not None
+    spoilt = codes.codes.clone()
+    spoilt[3, 5] = 255
+    assert coded_tiles(replace(codes, codes=spoilt)) is None
+    scales = codes.scales.clone()
+    scales.view(torch.uint8)[7] = 255    # NaN of float32, and of e8m0
+    assert coded_tiles(replace(codes, scales=scales)) is None
+    assert replace(codes, scales=scales).dense()[7].isnan().any()

@@ -5,23 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.batches import Run, make_runs, positions_of
+from tests.ops.batches import positions_of
+from tests.ops.in_pieces import LENGTH, attended, in_pieces, numbers, unwritten
 from weft.families.architecture import KeyIndex
-from weft.tensor.inputs import LayerCache
-from weft.tensor.layout import k_block_shape, v_block_shape
-from weft.tensor.ops.chosen_blocks import attend_seen
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.chosen_blocks import Seen, attend_seen
 from weft.tensor.ops.mean_keys import choose_by_means, sees_all, write_means
 from weft.tensor.ops.write_kv import write_kv
 
 SHAPE = KeyIndex(stride=4, block=12, chosen=5, first=1, near=1, dense=64)
 """Blocks of 12 tokens: pages end inside of them."""
-HEADS, KV_HEADS, DIM, LENGTH, PAGES, SCALE = 6, 2, 18, 150, 12, 0.4
+HEADS, KV_HEADS, DIM, SCALE = 6, 2, 18, 0.4
 WIDTH = 10
 """A mean has 36 numbers, which 4 tokens hold: one is padding, for pairs of bfloat16."""
-
-
-def numbers(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 Q, K, V = numbers(LENGTH, HEADS, DIM, seed=1), numbers(LENGTH, KV_HEADS, DIM, seed=2), numbers(
@@ -30,29 +26,22 @@ Q, K, V = numbers(LENGTH, HEADS, DIM, seed=1), numbers(LENGTH, KV_HEADS, DIM, se
 
 def computed(cuts: list[int], dtype: torch.dtype, *, wrong_drafts: bool = False,
              damaged: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masks [KV_HEADS, LENGTH, LENGTH] and outputs, of a text that comes in pieces between ``cuts``.
-    ``wrong_drafts``: each piece was written with other keys first. ``damaged``: a mean that is lost before
-    the last piece."""
-    cache = LayerCache(index=LayerCache())
-    assert cache.index is not None
-    cache.index.k = torch.full((PAGES, *k_block_shape(1, WIDTH, dtype)), torch.nan, dtype=dtype)
-    cache.k = torch.full((PAGES, *k_block_shape(KV_HEADS, DIM, dtype)), torch.nan, dtype=dtype)
-    cache.v = torch.full((PAGES, *v_block_shape(KV_HEADS, DIM, dtype)), torch.nan, dtype=dtype)
-    masks, outputs = torch.zeros(KV_HEADS, LENGTH, LENGTH, dtype=torch.bool), []
-    for begin, end in zip([0, *cuts], [*cuts, LENGTH], strict=True):
-        runs = make_runs([], [Run(begin, end - begin)], pages=PAGES)
-        own, positions = slice(begin, end), positions_of(runs)
+    """Masks [KV_HEADS, LENGTH, LENGTH] and outputs. ``wrong_drafts``: each piece was written with other keys
+    first. ``damaged``: a mean that is lost before the last piece."""
+    cache, index = unwritten(KV_HEADS, DIM, WIDTH, dtype)
+
+    def step(own: slice, runs: Runs) -> tuple[Seen, torch.Tensor]:
         for keys in [-K] * wrong_drafts + [K]:
-            write_kv(keys[own], V[own], cache.k, cache.v, positions, runs)
+            write_kv(keys[own], V[own], cache.k, cache.v, positions_of(runs), runs)
             write_means(cache, runs, SHAPE)
-        if damaged is not None and end == LENGTH:
+        if damaged is not None and own.stop == LENGTH:
             token = damaged * SHAPE.stride
-            cache.index.k[runs.page_table_RP[0, token // 16], 0, :, token % 16] = 9.0
+            index.k[runs.page_table_RP[0, token // 16], 0, :, token % 16] = 9.0
         seen = choose_by_means(Q[own], cache, runs, SHAPE, SCALE)
         assert (seen[0] is None) == sees_all(runs, SHAPE)
-        masks[:, own, :end] = torch.ones(end, end).tril().bool()[begin:] if seen[0] is None else seen[0]
-        outputs.append(attend_seen(Q[own], cache, runs, SCALE, seen))
-    return masks, torch.cat(outputs)
+        return seen, attend_seen(Q[own], cache, runs, SCALE, seen)
+
+    return in_pieces(cuts, torch.zeros(KV_HEADS, LENGTH, LENGTH, dtype=torch.bool), step)
 
 
 def chosen(head: int, p: int) -> list[int]:
@@ -74,7 +63,7 @@ def chosen(head: int, p: int) -> list[int]:
 
 
 def expected() -> tuple[torch.Tensor, torch.Tensor]:
-    masks, outputs = torch.zeros(KV_HEADS, LENGTH, LENGTH, dtype=torch.bool), []
+    masks = torch.zeros(KV_HEADS, LENGTH, LENGTH, dtype=torch.bool)
     for p in range(LENGTH):
         for head in range(KV_HEADS):
             if p + 1 < SHAPE.dense:
@@ -82,12 +71,7 @@ def expected() -> tuple[torch.Tensor, torch.Tensor]:
                 continue
             for block in chosen(head, p):
                 masks[head, p, block * SHAPE.block:min(p + 1, (block + 1) * SHAPE.block)] = True
-        for head in range(HEADS):
-            kv = head // (HEADS // KV_HEADS)
-            seen = masks[kv, p]
-            weights = torch.softmax(SCALE * (K[seen, kv].double() @ Q[p, head].double()), 0)
-            outputs.append(weights @ V[seen, kv].double())
-    return masks, torch.stack(outputs).view(LENGTH, HEADS, DIM).float()
+    return masks, attended(masks, Q, K, V, SCALE)
 
 
 @pytest.mark.parametrize("cuts", [[], [64, 128], [3, 47, 48, 49, 101], list(range(1, LENGTH))])

@@ -9,6 +9,7 @@ import torch
 
 from tests.ops.test_plain_ops import noise
 from tests.support import naive_ops
+from tests.support.arena_fills import fill_frames, fill_slots
 from weft.memory.frames.plan import plan_arena, with_compression
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.spec import ModelSpec, attention, gated_delta, mamba1, mamba2
@@ -67,7 +68,7 @@ def test_a_state_comes_back_from_pages_that_lie_anywhere(name: str) -> None:
     """Two at once, into pages in no order, in an arena full of NaN; windows to the bit."""
     plan = with_compression(plan_arena(MODELS[name], 300_000), MODELS[name])
     arena = DeviceArena(plan, torch.device("cpu"))
-    arena.fill_frames(range(plan.frame_count), NAN_BYTE)
+    fill_frames(arena, range(plan.frame_count), NAN_BYTE)
     slots = [0, 1]
     for cache in arena.layer_caches(2):
         for part in cache.state.values():
@@ -77,7 +78,7 @@ def test_a_state_comes_back_from_pages_that_lie_anywhere(name: str) -> None:
     pages = np.arange(plan.page_count - 2 * each, plan.page_count, dtype=np.int32)[::-1].reshape(2, each)
     state_compressions = np.concatenate([np.array([slots], np.int32).T, pages], axis=1)
     arena.compress(state_compressions)
-    arena.fill_slots(slots, NAN_BYTE)
+    fill_slots(arena, slots, NAN_BYTE)
     arena.restore(state_compressions)
     for slot, states in zip(slots, before, strict=True):
         found = states_of(arena, slot)

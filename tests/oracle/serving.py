@@ -31,6 +31,7 @@ import transformers
 from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_exact_reference, make_checkpoint
 from tests.fixtures.far_memory import far_memory
 from tests.oracle.model_driver import ModelDriver
+from tests.support.arena_fills import fill_frames, fill_pages, fill_slots
 from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.costs.restore import RestorePrices
@@ -225,14 +226,14 @@ class Serving:
             begin(plan)
         self.executor.begin = beginning  # type: ignore[method-assign]
         frames = self.executor.arena
-        frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
-        frames.zero_frames = lambda which: frames.fill_frames(which, NAN_BYTE)  # type: ignore[method-assign]
+        fill_frames(frames, range(self.arena.frame_count), NAN_BYTE)
+        frames.zero_frames = lambda which: fill_frames(frames, which, NAN_BYTE)  # type: ignore[method-assign]
         apply = self.executor.batches.apply
 
         def applying(plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
             apply(plan, sampler, arena)
-            frames.fill_slots(self._left[1], NAN_BYTE)
-            frames.fill_pages(self._left[0], NAN_BYTE)
+            fill_slots(frames, self._left[1], NAN_BYTE)
+            fill_pages(frames, self._left[0], NAN_BYTE)
         self.executor.batches.apply = applying  # type: ignore[method-assign]
 
     def run(self, prompts: Sequence[list[int]],
@@ -303,8 +304,8 @@ class Serving:
 
     def _spoil_what_is_free(self, held: tuple[set[int], set[int]]) -> None:
         pages, slots = held
-        self.executor.arena.fill_pages(sorted(self._held[0] - pages - {*self._left[0]}), NAN_BYTE)
-        self.executor.arena.fill_slots(sorted(self._held[1] - slots - {*self._left[1]}), NAN_BYTE)
+        fill_pages(self.executor.arena, sorted(self._held[0] - pages - {*self._left[0]}), NAN_BYTE)
+        fill_slots(self.executor.arena, sorted(self._held[1] - slots - {*self._left[1]}), NAN_BYTE)
         self._held = pages, slots
 
 

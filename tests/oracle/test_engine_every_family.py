@@ -15,6 +15,7 @@ from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
 from tests.fixtures.checkpoints import asked
 from tests.oracle.serving import TOLERANCE, Answer, Serving, Truth, assert_equal_to_truth, distance, loaded
 from tests.oracle.test_models_against_transformers import expected
+from tests.support.arena_fills import fill_pages, fill_slots
 from tests.support.refused_growth import refuse_growth
 from weft.memory.frames.plan import plan_arena
 from weft.request import SamplingParams
@@ -119,9 +120,9 @@ def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:
     serving.run([trunk], GREEDY)
     nodes = list(serving.core.memory._state.cache.tree.nodes())
     if spec.recurrent_layers:
-        serving.executor.arena.fill_slots([node.slot for node in nodes if node.slot != -1], 0)
+        fill_slots(serving.executor.arena, [node.slot for node in nodes if node.slot != -1], 0)
     else:
-        serving.executor.arena.fill_pages([int(page) for node in nodes for page in node.pages], 0)
+        fill_pages(serving.executor.arena, [int(page) for node in nodes for page in node.pages], 0)
     [answer] = serving.run([wanted.prompt], GREEDY)
     assert answer.cached_tokens > 0
     assert distance(answer, wanted) > 100 * TOLERANCE

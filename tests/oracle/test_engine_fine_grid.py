@@ -11,6 +11,7 @@ import torch
 
 from tests.oracle.serving import RECURRENT_FAMILIES, Serving, loaded
 from tests.oracle.test_engine_prefix_cache import SHORT, TOLERANCE, cold, gap, one_by_one, tapped, text, warm
+from tests.support.arena_fills import fill_slots
 from weft.schedule.plan import StepPlan
 from weft.schedule.snapshots import on_grid
 from weft.spec import StatePart
@@ -57,7 +58,7 @@ def test_a_damaged_state_between_two_chunks_is_noticed() -> None:
     def spoil(serving: Serving, plan: StepPlan) -> None:
         for copy in plan.arena_work.slot_copies:
             damaged.append(copy)
-            serving.executor.arena.fill_slots([copy.src], 1)
+            fill_slots(serving.executor.arena, [copy.src], 1)
 
     prompt = text(3, 100)
     serving = warm("qwen3_5", snapshots="prompt", grid_tokens=PAGE_TOKENS, before_step=spoil)

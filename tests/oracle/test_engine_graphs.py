@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tests.oracle.serving import Serving, assert_equal_to_truth, truth
+from tests.support.graph_steps import EagerCapture, dummy_step
 from weft.models.blocks import feed_forward as experts
 from weft.runner.arena import NAN_BYTE
 from weft.runner.batch import BatchBuilder, StepBatch
-from weft.runner.graphs import DecodeBlock, EagerCapture
+from weft.runner.graphs import DecodeBlock
 from weft.schedule.plan import StepPlan
 from weft.tensor.ops.moe import moe
 from weft.units import PAD, PAGE_TOKENS
@@ -98,7 +99,7 @@ def test_a_replay_writes_its_own_slots_and_the_last_place_of_its_own_pages_and_n
             assert not changed[0][~owned_bytes(serving, plan)].any()
             assert changed[0].any()
             before_dummy = now.clone()
-            serving.executor.dummy_step(5)
+            dummy_step(serving.executor, 5)
             assert torch.equal(before_dummy, now), "PAD rows alone touch nothing at all"
         return result
 

@@ -21,6 +21,7 @@ from tests.oracle.serving import (
     tight_memory,
     truth,
 )
+from tests.support.arena_fills import fill_pages, fill_slots
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.schedule.plan import StepPlan
 from weft.units import PAD
@@ -56,7 +57,7 @@ def at_one_step(damage: Callable[[Serving, int, int], None]) -> Callable[[Servin
 
 
 def zero_slot(serving: Serving, row: int, slot: int) -> None:
-    serving.executor.arena.fill_slots([slot], 0)
+    fill_slots(serving.executor.arena, [slot], 0)
 
 
 def swap_slot(serving: Serving, row: int, slot: int) -> None:
@@ -67,7 +68,7 @@ def swap_slot(serving: Serving, row: int, slot: int) -> None:
 
 
 def zero_a_page(serving: Serving, row: int, slot: int) -> None:
-    serving.executor.arena.fill_pages(serving.pages_of_row[row][4:5], 0)
+    fill_pages(serving.executor.arena, serving.pages_of_row[row][4:5], 0)
 
 
 def lose_a_table_entry(serving: Serving, row: int, slot: int) -> None:
@@ -99,7 +100,7 @@ def test_a_state_lost_between_two_chunks_is_noticed(family):
 
     def lose_first_chunk(serving: Serving, plan: StepPlan) -> None:
         if VICTIM in plan.seqs and plan.starts[plan.seqs.index(VICTIM)] == 192:
-            serving.executor.arena.fill_slots([int(plan.slots[plan.seqs.index(VICTIM)])], 0)
+            fill_slots(serving.executor.arena, [int(plan.slots[plan.seqs.index(VICTIM)])], 0)
 
     serving = Serving(family, step_tokens=64 + 5, before_step=lose_first_chunk)
     assert_only_the_victim_differs(serving, family)

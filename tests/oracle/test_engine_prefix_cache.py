@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from tests.oracle.serving import FAMILIES, RECURRENT_FAMILIES, Answer, Serving, loaded
+from tests.support.arena_fills import fill_pages, fill_slots
 from tests.support.refused_growth import refuse_growth
 from weft.memory.frames.plan import plan_arena
 from weft.memory.transaction import Transaction
@@ -329,15 +330,15 @@ def cached_pages(serving: Serving) -> list[int]:
 
 
 def nan_states(serving: Serving) -> None:
-    serving.executor.arena.fill_slots(cached_slots(serving), 0xFF)
+    fill_slots(serving.executor.arena, cached_slots(serving), 0xFF)
 
 
 def zero_states(serving: Serving) -> None:
-    serving.executor.arena.fill_slots(cached_slots(serving), 0)
+    fill_slots(serving.executor.arena, cached_slots(serving), 0)
 
 
 def zero_a_page(serving: Serving) -> None:
-    serving.executor.arena.fill_pages(cached_pages(serving)[3:4], 0)
+    fill_pages(serving.executor.arena, cached_pages(serving)[3:4], 0)
 
 
 def swap_states(serving: Serving) -> None:

@@ -12,12 +12,13 @@ import torch
 
 import weft
 from tests.oracle.serving import Answer, Serving
+from tests.support.graph_steps import EagerCapture
 from train.checkpoint import load, load_mtp
 from train.mtp import MtpHead, drafts
 from weft.costs.rows import RowCosts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
-from weft.runner.graphs import DecodeBlock, EagerCapture
+from weft.runner.graphs import DecodeBlock
 from weft.runner.mtp import HeadRunner
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator

@@ -29,13 +29,13 @@ from tests.oracle.serving import Serving, Truth, assert_equal_to_truth, distance
 from tests.oracle.test_engine_store import disk_store
 from tests.oracle.test_vision import loaded
 from tests.server.scripted_engine import _FreeRows
+from tests.support.graph_steps import EagerCapture
 from tests.support.pictures import drawn, encoded
 from weft.images.decoding import ImageLimits
 from weft.images.video import prepare as prepare_video
 from weft.images.worker import read_picture
 from weft.pictures import Turns
 from weft.request import PICTURE_KINDS, PlacedPicture, Request, Resumption, SamplingParams
-from weft.runner.graphs import EagerCapture
 from weft.runner.pictures import PictureRows
 from weft.schedule.plan import StepPlan
 from weft.speculation.speculator import Speculator

@@ -17,6 +17,7 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import CONFIG, GREEDY, SAMPLED, prompt
 from tests.ranks.threads import load_ranks
+from tests.support.graph_steps import EagerCapture
 from weft.engine.engine import EngineCore
 from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
@@ -26,7 +27,7 @@ from weft.ranks.graph_capture import RankedCapture
 from weft.ranks.messages import for_other_ranks
 from weft.ranks.samplers import FollowingSampler
 from weft.request import Request
-from weft.runner.graphs import EagerCapture, Replay
+from weft.runner.graphs import Replay
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan, StepResult
 

@@ -97,7 +97,7 @@ def test_a_known_grammar_does_not_wait_and_what_waits_is_bounded(slow: tuple[Loo
     assert not queue.take(Request(request_id="2", prompt_tokens=PROMPT, sampling=SamplingParams()))
     assert queue.take(constrained("3", new))
     assert queue.take(constrained("4", new))
-    with pytest.raises(QueueFullError, match="--max-queued-requests"):
+    with pytest.raises(QueueFullError, match=r"limits\.max_queued_requests"):
         queue.take(constrained("5", new))
     queue.cancel("4")
     queue.cancel("unknown")

@@ -97,7 +97,7 @@ def test_tokens_are_in_the_file_where_the_operator_asked_for_them(core: EngineCo
     assert tokens[:one.prompt_tokens].tolist() == list(PROMPT.encode())
     assert tokens.size == one.prompt_tokens + 6
     assert "tenant-7" not in (tmp_path / "r.jsonl").read_text()
-    with pytest.raises(ConfigError, match="--record-tokens needs --record"):
+    with pytest.raises(ConfigError, match=r"server\.record_tokens needs --record"):
         ServerConfig(record_tokens=True).recording()
 
 

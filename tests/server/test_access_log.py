@@ -1,4 +1,4 @@
-"""--access-log json, and the dashboard of deploy/: every query names a metric that the server has."""
+"""server.access_log json, and the dashboard of deploy/: every query names a metric that the server has."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_bad_adapter_is_refused_with_one_line_and_the_server_is_unhurt(server:
                                                                         home: Path) -> None:
     large = make_adapter(home / "large", 5, rank=100)
     nothing = written(home / "nothing", factors("model.layers.0.mlp.middle_proj", 64, 96))
-    for path, words in ((home / "missing", "no such directory"), (large, "--max-lora-rank"),
+    for path, words in ((home / "missing", "no such directory"), (large, "limits.max_lora_rank"),
                         (nothing, "middle_proj")):
         refused = load(server, "bad", path)
         assert refused.status_code == 400, refused.text

@@ -269,7 +269,7 @@ def test_one_bad_prompt_of_several_runs_none(server: RunningServer) -> None:
 def test_more_than_the_queue_could_ever_hold_is_refused_for_good(server: RunningServer) -> None:
     error = error_of(server.post(COMPLETIONS, {"prompt": ["sing"] * 3, "n": 3}))
     assert "9 sequences" in error["message"]
-    assert "--max-queued-requests" in error["message"]
+    assert "limits.max_queued_requests" in error["message"]
 
 
 def test_what_the_queue_has_no_room_for_is_turned_away_and_told_when_to_come_back(
@@ -282,7 +282,7 @@ def test_what_the_queue_has_no_room_for_is_turned_away_and_told_when_to_come_bac
         response = server.post(COMPLETIONS, body)
     error = error_of(response, 503)
     assert error["code"] == "queue_full"
-    assert "--max-queued-requests" in error["message"]
+    assert "limits.max_queued_requests" in error["message"]
     assert response.headers["retry-after"] == "1"
     assert eventually(lambda: server.running() == 0)
 

@@ -358,11 +358,11 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
     (tmp_path / "names.json").write_text('[{"name"')
     with pytest.raises(PresetStoreError, match=r"names\.json cannot be read"):
         store.names()
-    with pytest.raises(ConfigError, match=r"\(limits.name_store\)"):
+    with pytest.raises(ConfigError, match=r"\(server.name_store\)"):
         store.open_now()
     for wrong, words in (('"parameters":{"temperature":"hot"}', "the parameters of n: Expected `float"),
                          ('"parameters":{"stop":[1]}', "the parameters of n: Expected `str")):
         (tmp_path / "names.json").write_text(f'[{{"name":"n","model":"m","created_s":1,{wrong}}}]')
         with pytest.raises(PresetStoreError, match=rf"names\.json cannot be read: {re.escape(words)}"):
             store.names()
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".new"] == []
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".writing"] == []

@@ -54,7 +54,7 @@ def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Pa
     assert len(list(tmp_path.glob("file-*"))) == 3
     with pytest.raises(UnknownFileError):
         store.delete(third.id, "me")
-    with pytest.raises(ConfigError, match="--file-store"):
+    with pytest.raises(ConfigError, match=r"server\.file_store"):
         FileStore(tmp_path, LIMITS)
     store.close()
 

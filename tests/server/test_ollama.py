@@ -191,7 +191,7 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
     ("/api/pull", {"model": "maker/tiny", "stream": False}, 503, "the hub https://huggingface.co cannot be"),
     ("/api/pull", {"stream": False}, 400, "model is missing"),
     ("/api/create", {"model": "x", "from": "scripted"}, 400, "keeps no created names"),
-    ("/api/copy", {"source": "scripted", "destination": "x"}, 400, "(limits.name_store off)"),
+    ("/api/copy", {"source": "scripted", "destination": "x"}, 400, "(server.name_store off)"),
 ])
 def test_an_error_is_one_line_in_the_clients_shape(server: RunningServer, path: str, body: dict[str, Any],
                                                    status: int, words: str) -> None:

@@ -193,7 +193,7 @@ def test_the_file_is_for_its_owner_and_other_files_are_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match="another program"):
         opened(foreign)
     (tmp_path / "text").write_text("no database, but some longer text " * 50)
-    with pytest.raises(ConfigError, match=r"--response-store .*text"):
+    with pytest.raises(ConfigError, match=r"server\.response_store .*text"):
         opened(tmp_path / "text")
 
 
@@ -371,7 +371,7 @@ def test_a_file_that_cannot_be_opened_is_a_503_and_costs_no_answer(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     store = ResponseStore(tmp_path / "file" / "r.sqlite", MANY)
-    with pytest.raises(ResponseStoreError, match=r"--response-store") as refusal:
+    with pytest.raises(ResponseStoreError, match=r"server\.response_store") as refusal:
         asyncio.run(store.put(lambda: stored("a"), "me"))
     assert refusal.value.status == 503
     store.close_now()
@@ -384,7 +384,7 @@ def test_a_file_that_cannot_be_opened_is_a_503_and_costs_no_answer(
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    ({"response_store": ""}, "--response-store is empty"),
+    ({"response_store": ""}, "server.response_store is empty"),
     ({"response_store": "/nowhere/at/all/r.sqlite"}, "in none that exists"),
     ({"response_store_size": "much"}, "limits.response_store_size"),
     ({"response_days": 0.0}, "limits.response_days"),
@@ -551,9 +551,9 @@ def test_a_restart_and_a_second_server_have_the_responses(server: RunningServer,
 def test_without_a_store_answers_say_so(tmp_path: Path) -> None:
     with served(tmp_path, response_store="off") as bare:
         assert ask(bare, "one").to_dict()["store"] is False
-        with pytest.raises(openai.BadRequestError, match="--response-store off"):
+        with pytest.raises(openai.BadRequestError, match=r"server\.response_store off"):
             ask(bare, "one", store=True)
-        with pytest.raises(openai.NotFoundError, match="--response-store off"):
+        with pytest.raises(openai.NotFoundError, match=r"server\.response_store off"):
             ask(bare, "one", previous_response_id="resp_x")
-        with pytest.raises(openai.NotFoundError, match="--response-store off"):
+        with pytest.raises(openai.NotFoundError, match=r"server\.response_store off"):
             ask(bare, [{"type": "item_reference", "id": "msg_x"}])

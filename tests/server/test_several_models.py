@@ -330,7 +330,7 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
         full = say(server, "two")
         assert full.status_code == 503
         assert full.json()["error"]["code"] == "queue_full"
-        assert "--max-queued-requests" in full.json()["error"]["message"]
+        assert "limits.max_queued_requests" in full.json()["error"]["message"]
         assert int(full.headers["retry-after"]) >= 1
         server.stop()
 

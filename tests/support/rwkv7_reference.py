@@ -20,6 +20,8 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import ModelOutput
 
+from tests.support.naive_model import NaiveModel, register
+
 
 class Rwkv7Config(transformers.PretrainedConfig):
     model_type = "rwkv7"
@@ -145,24 +147,13 @@ class _Layer(nn.Module):
         return x + self.ffn(self.ffn_norm(x), state), v_first
 
 
-class Rwkv7PreTrainedModel(transformers.PreTrainedModel):
-    config_class = Rwkv7Config
-    base_model_prefix = "model"
-
-    def _init_weights(self, module: nn.Module) -> None:
-        """The fixtures fill them."""
-
-
-class Rwkv7Model(Rwkv7PreTrainedModel):
+class Rwkv7Model(nn.Module):
     def __init__(self, config: Rwkv7Config) -> None:
-        super().__init__(config)
+        super().__init__()
+        self.config = config
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([_Layer(config, number) for number in range(config.num_hidden_layers)])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
 
     def states(self, rows: int) -> list[_State]:
         hidden, dim = self.config.hidden_size, self.config.head_dim
@@ -184,17 +175,14 @@ class Rwkv7Output(ModelOutput):
     cache: Any = None
 
 
-class Rwkv7ForCausalLM(Rwkv7PreTrainedModel):
+class Rwkv7ForCausalLM(NaiveModel):
+    """With states: a token at a time needs no text before it."""
+
+    config_class, trunk, embedding = Rwkv7Config, Rwkv7Model, "embeddings"
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
 
-    def __init__(self, config: Rwkv7Config) -> None:
-        super().__init__(config)
-        self.model = Rwkv7Model(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
+    def _init_weights(self, module: nn.Module) -> None:
+        """The fixtures fill them."""
 
     def forward(self, input_ids: torch.Tensor, cache: list[_State] | None = None,
                 **kwargs: Any) -> Rwkv7Output:
@@ -213,5 +201,4 @@ class Rwkv7ForCausalLM(Rwkv7PreTrainedModel):
         return torch.cat(tokens, 1)
 
 
-transformers.AutoConfig.register("rwkv7", Rwkv7Config)
-transformers.AutoModelForCausalLM.register(Rwkv7Config, Rwkv7ForCausalLM)
+register(Rwkv7Config, Rwkv7ForCausalLM)

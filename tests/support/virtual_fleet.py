@@ -174,7 +174,7 @@ class SimulatedEngine:
         if self.is_gone:
             raise EngineUnavailableError("the engine has ended")
         if len(self.jobs) >= QUEUE:
-            raise QueueFullError("the queue is full", param="--max-queued-requests", code="queue_full")
+            raise QueueFullError("the queue is full", param="limits.max_queued_requests", code="queue_full")
         assert self.info.identity == IDENTITY, "an engine of other weights got a request"
         answers = (request.resumption.answers if request.resumption is not None
                    else {index: [] for index in range(request.sampling.n)})

@@ -19,8 +19,8 @@ from weft.server.config import ServerConfig
     ({"dtype": "fp8"}, "--dtype is 'fp8'; it may be auto, float32, bfloat16 or float16"),
     ({"kv_dtype": "fp7"}, "--kv-dtype is 'fp7'; it may be auto, .*fp8"),
     ({"state_dtype": "int8"}, "--state-dtype is 'int8'; it may be float32"),
-    ({"compress_kv": "int2"}, "--compress-kv is 'int2'; it may be int8 or int4"),
-    ({"compress_kv": "int4"}, "--compress-kv int4 needs --no-exact: without it nothing is compressed"),
+    ({"compress_kv": "int2"}, "cache.compress_kv is 'int2'; it may be int8 or int4"),
+    ({"compress_kv": "int4"}, "cache.compress_kv int4 needs --no-exact: without it nothing is compressed"),
     ({"quantize": "w8a8", "quantize_inputs": False},
      "--quantize is w8a8.*debug.quantize_inputs = false.*--quantize int8"),
     ({"overlap": "yes"}, "debug.overlap is 'yes'; it may be auto, on or off"),
@@ -35,7 +35,7 @@ from weft.server.config import ServerConfig
     ({"gpu_memory_fraction": 0}, "--gpu-memory-fraction is 0; it must be above 0 and at most 1"),
     ({"gpu_memory_fraction": float("nan")}, "--gpu-memory-fraction is nan; it must be a number above 0"),
     ({"exact": "no"}, "--exact is 'no'; it is True or False"),
-    ({"store_required": True}, "--store-required needs --store"),
+    ({"store_required": True}, "cache.store_required needs --store"),
     ({"model": 7}, "--model is 7; it must be text"),
     ({"max_model_length": 4096}, "there is no keyword max_model_length; did you mean max_model_len?"),
     ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
@@ -47,8 +47,8 @@ def test_the_python_api_refuses_what_cannot_work_in_one_sentence(asked: dict[str
         Engine(**({"model": "nowhere"} | asked))
     assert "\n" not in caught.value.message
     name = next(iter(asked))
-    assert caught.value.param in {f"--{name.replace('_', '-')}", name, f"debug.{name}",
-                                  "debug.quantize_inputs", "--compress-kv"}
+    assert caught.value.param in {f"--{name.replace('_', '-')}", name, f"debug.{name}", f"cache.{name}",
+                                  "debug.quantize_inputs"}
 
 
 def test_the_defaults_and_every_choice_pass() -> None:

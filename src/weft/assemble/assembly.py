@@ -209,7 +209,7 @@ def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -
         return []
     stats = core.adapters.stats()
     return [f"{len(adapters)} adapters are served, {stats.resident} of them in memory: "
-            f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (--lora-memory)."]
+            f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (limits.lora_memory)."]
 
 
 def registered_adapters(config: EngineConfig) -> list[Adapter]:
@@ -221,7 +221,7 @@ def registered_adapters(config: EngineConfig) -> list[Adapter]:
 
 
 def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
-    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="--lora-memory"),
+    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="limits.lora_memory"),
                        rank_max=config.max_lora_rank)
 
 

@@ -63,7 +63,7 @@ class ArenaRoom:
 
 def adapter_bytes(config: EngineConfig) -> int:
     """Of the budget of adapters, where there are any from the start."""
-    return parse_bytes(config.lora_memory, flag="--lora-memory") if config.lora else 0
+    return parse_bytes(config.lora_memory, flag="limits.lora_memory") if config.lora else 0
 
 
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:

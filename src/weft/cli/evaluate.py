@@ -50,9 +50,10 @@ def _options(lengths: tuple[int, ...], questions: int) -> list[click.Parameter]:
     ]
 
 
-def _controls() -> click.Option:
-    return click.Option(["--controls"], is_flag=True, help="Ask again with the tools or facts of another "
-                        "conversation: these answers must be wrong.")
+def _skill_options() -> list[click.Parameter]:
+    return [*_options(SKILL_LENGTHS, 100), click.Option(
+        ["--controls"], is_flag=True, help="Ask again with the tools or facts of another conversation: these "
+                                           "answers must be wrong.")]
 
 
 @command.command("recall", cls=FlagCommand, configs=(EngineConfig,), params=_options(LENGTHS, 200))
@@ -65,8 +66,7 @@ def recall(**values: Any) -> int:
     return _run("recall", score_recall, values)
 
 
-@command.command("tools", cls=FlagCommand, configs=(EngineConfig,),
-                 params=[*_options(SKILL_LENGTHS, 100), _controls()])
+@command.command("tools", cls=FlagCommand, configs=(EngineConfig,), params=_skill_options())
 def tools(controls: bool, **values: Any) -> int:
     """Ask for tool calls, and for answers from their results, and count the right ones.
 
@@ -76,8 +76,7 @@ def tools(controls: bool, **values: Any) -> int:
     return _run("tools", partial(score_skill, skill="tools", controls=controls), values)
 
 
-@command.command("json", cls=FlagCommand, configs=(EngineConfig,),
-                 params=[*_options(SKILL_LENGTHS, 100), _controls()])
+@command.command("json", cls=FlagCommand, configs=(EngineConfig,), params=_skill_options())
 def json_command(controls: bool, **values: Any) -> int:
     """Ask for JSON over facts in the conversation, under a schema, and count the right values.
 

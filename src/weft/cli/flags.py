@@ -6,7 +6,7 @@
 
 click asks the command line, then the environment, then its default map, which is where ``--config FILE`` is
 loaded. A value is converted by the same type whichever way it came, and an error says which way that was. A
-field with a ``table`` is a limit or a debug switch: it has a variable and a key of that table, and no flag.
+field with a ``table`` has a variable and a key of that table, and no flag.
 
 A typo in a config file is an error. A typo in a variable is a warning: a cluster that runs a service called
 ``weft`` sets WEFT_SERVICE_HOST in every container, and the command must start there. An unknown flag is
@@ -39,23 +39,20 @@ TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_
                             "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
-              "chat_template", "reasoning_parser", "tool_parser", "lora", "max_lora_rank", "lora_memory"),
+              "chat_template", "reasoning_parser", "tool_parser", "lora"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
-    "Cache": ("prefix_cache", "snapshots", "exact", "compress_kv", "store", "store_size", "store_cache",
-              "store_required"),
-    "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "max_queued_requests",
-                   "speculate"),
-    "Server": ("host", "port", "log_level", "access_log", "otlp_endpoint", "record", "record_tokens",
-               "strict_fields", "response_store", "file_store", "replicas", "roles", "listen_engines",
-               "token", "http_workers", "ray", "ray_cpus", "ray_gpus"),
+    "Cache": ("prefix_cache", "snapshots", "exact", "store", "store_size"),
+    "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "speculate"),
+    "Server": ("host", "port", "log_level", "otlp_endpoint", "record", "replicas", "roles", "listen_engines",
+               "token", "http_workers", "ray"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "media_domains",
-                 "tenant_by_key", "hide_cached_tokens", "show_text"),
+                 "tenant_by_key"),
     "Device": ("device", "threads", "tp", "ep"),
 }
 FREQUENT = frozenset({
     "model", "dtype", "quantize", "served_model_name", "lora", "memory", "max_model_len", "kv_dtype",
-    "state_dtype", "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "max_queued_requests",
-    "speculate", "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key",
+    "state_dtype", "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "speculate",
+    "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key",
     "allowed_host", "tenant_by_key", "device", "threads", "tp"})
 """Fields that ``--help`` shows."""
 AS_FLAG = "_as_flag"
@@ -94,8 +91,7 @@ class SpelledChoice(click.Choice[str]):
 
 
 class TableSetting(click.Option):
-    """A field of ``[limits]`` or ``[debug]``: click reads it from the variable and the file, never from the
-    command line."""
+    """A field of a table: click reads it from the variable and the file, never from the command line."""
 
     def __init__(self, declared: Field[Any], kind: click.ParamType[Any], **more: Any) -> None:
         self.setting, self.table = setting_name(declared), declared.metadata["table"]
@@ -131,8 +127,8 @@ class FlagCommand(click.Command):
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
             self.epilog = (f"A flag is also a variable ({ENV_PREFIX}MAX_MODEL_LEN) and a key of the --config "
-                           "file (max_model_len); the command line wins, then the variable. Limits and debug "
-                           "switches are variables and keys alone.")
+                           "file (max_model_len); the command line wins, then the variable. What is in a "
+                           "table of the file ([limits], [debug]) is a variable and a key alone.")
 
     @property
     def flag_names(self) -> list[str]:
@@ -306,6 +302,9 @@ def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | N
              for config_type in command.config_types for f in fields(config_type)}
     values: dict[str, Any] = {}
     for table, name, value in _settings_of(_read_toml(path)):
+        if isinstance(value, dict):
+            raise click.UsageError(
+                f"{path}: there is no table [{name}]; the tables are {', '.join(TABLES)}", ctx)
         if name not in known:
             raise click.UsageError(f"{path}: {command.unknown_flag(flag_name(name), ())}", ctx)
         if known[name] != table:
@@ -365,7 +364,7 @@ def _sentence(name: str, known: Collection[str]) -> str:
 
 def help_all_option() -> click.Option:
     return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
-                        help="Every flag, limit and debug switch, whole.")
+                        help="Every flag, and every key of the config file, whole.")
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -383,7 +382,8 @@ def write_groups(
     fields that are keys of the config file alone."""
     show_all = ctx.meta.get(_SHOW_ALL, False)
     headings = {name: heading for heading, names in GROUPS.items() for name in names if name in config_fields}
-    headings |= {name: f"Config file, [{table}]" for name, table in tables.items()}
+    headings |= {name: f"Config file, [{table}]" for table in TABLES for name in tables
+                 if tables[name] == table}
     rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *headings.values())}
     for param in params:
         if isinstance(param, click.Argument):

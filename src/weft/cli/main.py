@@ -15,14 +15,17 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.errors import UserError, WeftError
 from weft.foreign import FOREIGN_VERBS
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("weft.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
@@ -120,6 +123,19 @@ def say_error(message: str) -> None:
     """One line on stderr, whatever the message was wrapped in; the server's start fails in the same words."""
     click.secho("error: ", nl=False, err=True, fg="red", bold=True)
     click.echo(" ".join(message.split()), err=True)
+
+
+def table_of(left: Iterable[str], right: Iterable[str] = (), **settings: Any) -> Table:
+    """A table without lines: columns of words, then columns of figures. ``settings``: of rich's."""
+    from rich.table import Table
+
+    table = Table(**{"box": None, "padding": (0, 2, 0, 0), "title_justify": "left", "title_style": "bold",
+                     **settings})
+    for title in left:
+        table.add_column(title, no_wrap=True)
+    for title in right:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
 
 
 @contextmanager

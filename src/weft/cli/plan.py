@@ -176,10 +176,9 @@ def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
 
 def _adapters_line(adapters: Mapping[str, int]) -> str:
     plural = "s take" if len(adapters) > 1 else " takes"
-    return (f"{len(adapters)} adapter{plural} {format_bytes(sum(adapters.values()))} of it (--lora-memory). "
-            "A prefix is cached for each adapter by itself: the same text gives other states under other "
-            "weights, so "
-            "nothing of it is shared.")
+    return (f"{len(adapters)} adapter{plural} {format_bytes(sum(adapters.values()))} of it "
+            "(limits.lora_memory). A prefix is cached for each adapter by itself: the same text gives other "
+            "states under other weights, so nothing of it is shared.")
 
 
 def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.main import table_of
 from weft.planning.model_plan import ModelPlan
 from weft.sim.roofline import model_load, roofline
 from weft.sim.store_tier import parse_rate
@@ -74,10 +75,8 @@ def _compute(plan: ModelPlan, whole: ModelPlan, device: str,
     return lambda tokens: cost.prefill_s(0, tokens), f"the roofline of {cost.name}"
 
 
-def table_of(times: RestoreTimes) -> list[Table | Text]:
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    for title in ("prefix", "in a store", "restored in", "computed in"):
-        table.add_column(title, justify="right", no_wrap=True)
+def shown(times: RestoreTimes) -> list[Table | Text]:
+    table = table_of((), ["prefix", "in a store", "restored in", "computed in"], padding=(0, 3, 0, 0))
     table.add_column()
     for one in times.prefixes:
         faster = "restored" if one.restore_s < one.compute_s else "computed"

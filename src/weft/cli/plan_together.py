@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from weft.cli.main import table_of
 from weft.errors import ConfigError
 from weft.planning.model_plan import PlanOptions
 from weft.planning.residency import Residency
@@ -63,10 +63,7 @@ def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
 
 def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mapping[str, list[str]],
           budget: int) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("model", no_wrap=True)
-    for title in ("weights", "KV and states", "together"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["model"], ["weights", "KV and states", "together"])
     table.add_column("unloads")
     for need in needs:
         share = shares[need.name]

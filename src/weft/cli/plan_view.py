@@ -21,6 +21,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.main import table_of
 from weft.planning.layouts import Load
 from weft.planning.model_plan import SHORT_TOKENS, Fit, ModelPlan, PlanOptions, loads, make_plan
 from weft.spec import KV_DTYPES
@@ -64,9 +65,9 @@ def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
                                      _costs(plan, records=times is not None), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
     if times is not None:
-        from weft.cli.plan_store import table_of
+        from weft.cli.plan_store import shown
 
-        parts += ["", *table_of(times)]
+        parts += ["", *shown(times)]
     if compare:
         parts += ["", _comparison(plan)]
         if plan.enough:
@@ -78,10 +79,7 @@ def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
 
 def show_known(plans: Sequence[ModelPlan]) -> None:
     """The models that are known by name, with what they cost at --tp 1 and their own dtypes."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("model", no_wrap=True)
-    for title in ("weights", "KV, 1k tokens", "a state", "as KV of"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["model"], ["weights", "KV, 1k tokens", "a state", "as KV of"])
     for plan in plans:
         table.add_row(plan.name.split("/")[-1], format_bytes(plan.weights.rank_bytes),
                       format_bytes(1024 * plan.kv_token_bytes), format_bytes(plan.state_bytes),
@@ -167,7 +165,7 @@ def _costs(plan: ModelPlan, *, records: bool) -> Table:
         table.add_row("KV in 8 bits", format_bytes(plan.compressed_kv_token_bytes),
                       "a token, --no-exact: cached, and not in use")
         table.add_row("KV in 4 bits", format_bytes(plan.compressed4_kv_token_bytes),
-                      "a token, --no-exact --compress-kv int4")
+                      "a token, and cache.compress_kv = 'int4'")
     return table
 
 

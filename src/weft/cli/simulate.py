@@ -48,16 +48,16 @@ LINK = "25GB/s"
                                     f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
     click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
                  help=f"Cache policy: {', '.join(ARMS)}, every:N. Each also with +compressed (KV and "
-                      "states in 8 bits, as `weft serve --no-exact`) or +compressed4 (and --compress-kv "
-                      "int4). Several with commas."),
+                      "states in 8 bits, as `weft serve --no-exact`) or +compressed4 (and KV in 4 bits, "
+                      "cache.compress_kv). Several with commas."),
     click.Option(["--store"], default="none", show_default=True,
                  help="Store of a node, as SIZE@RATE or SIZE@RATE@LATENCY, such as 1TB@3GB/s@100us; `none`: "
                       "without. Several with commas."),
     click.Option(["--store-write"], default="200MB/s", show_default=True,
-                 help="Most bytes that the store writes in a second, as `weft serve --store-write`; reads go "
-                      "first."),
+                 help="Most bytes that the store writes in a second, as limits.store_write of `weft serve`; "
+                      "reads go first."),
     click.Option(["--store-pack"], type=click.Choice(["auto", "off"]), default="auto", show_default=True,
-                 help="Packed records, as `weft serve --store-pack` where a GPU computes. A replay as "
+                 help="Packed records, as debug.store_pack of `weft serve` where a GPU computes. A replay as "
                       "recorded packs none."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
@@ -171,7 +171,7 @@ def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], r
     routers = parse_routers(more["router"])
     roles = roles_of(more["roles"], replicas, routers)
     replicas = replicas or len(roles)
-    kills = parse_kills(more["kill"], replicas)
+    kills = parse_kills(more["kill"], replicas, more["roles"])
     link_bytes_s = parse_byte_rate(more["link"] or LINK, flag="--link")
     with _progress((len(routers) + 1) * len(setup.plans)) as on_progress:
         study = FleetStudy(traffic, setup, arms[0], replicas=replicas, routers=routers, kills=kills,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from weft.cli.main import table_of
 from weft.errors import ConfigError
 from weft.handoff import Role, parse_roles, partner_missing
 from weft.router.blind import ROUTERS
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")
 
 
-def parse_kills(text: str | None, replicas: int) -> list[Kill]:
-    """``2@600s,0@900``: replica and seconds. Raises ConfigError."""
+def parse_kills(text: str | None, replicas: int, roles: str | None = None) -> list[Kill]:
+    """``2@600s,0@900``: replica and seconds. ``roles``: those that were asked for. Raises ConfigError."""
     kills = []
     for item in (text or "").split(",") if text is not None else ():
         matched = _KILL.fullmatch(item.strip())
@@ -44,8 +44,9 @@ def parse_kills(text: str | None, replicas: int) -> list[Kill]:
                               param="--kill")
         replica = int(matched[1])
         if replica >= replicas:
-            raise ConfigError(f"--kill names replica {replica}; --replicas {replicas} has 0 to "
-                              f"{replicas - 1}", param="--kill")
+            asked = f"--replicas {replicas}" if roles is None else f"--roles {roles}"
+            raise ConfigError(f"--kill names replica {replica}; {asked} has 0 to {replicas - 1}",
+                              param="--kill")
         kills.append(Kill(replica, float(matched[2])))
     return kills
 
@@ -146,11 +147,7 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
     if study.roles:
         _show_roles(study)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("memory", "router"):
-        table.add_column(title, no_wrap=True)
-    for title in ("hits", "predicted", "TTFT 50/99", "TPOT 50/99", "load"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["memory", "router"], ["hits", "predicted", "TTFT 50/99", "TPOT 50/99", "load"])
     for size, reports, one in study.by_size:
         for at, report in enumerate(reports):
             predicted = "" if not report.predicted_tokens else (
@@ -168,11 +165,7 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
 
 
 def _show_roles(study: FleetStudy) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("memory", "roles", "router"):
-        table.add_column(title, no_wrap=True)
-    for title in ("split", "sent", "hits", "TTFT 50/99", "gaps 50/99"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["memory", "roles", "router"], ["split", "sent", "hits", "TTFT 50/99", "gaps 50/99"])
     for size, reports, other in study.by_size:
         assert isinstance(other, FleetReplayReport)
         for at, report in enumerate([*reports, other]):

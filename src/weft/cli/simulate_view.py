@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.main import table_of
 from weft.errors import ConfigError
 from weft.memory.values import LOSS_REASONS
 from weft.sim.recording import Recording
@@ -48,11 +49,8 @@ def show(trace: str, words: Sequence[str], study: Study, recording: Recording | 
 def show_speculation(report: SpeculationReport) -> None:
     console = Console(highlight=False)
     console.print()
-    table = Table(box=None, padding=(0, 2, 0, 0), title="Speculation on the recorded answers, one at a time",
-                  title_justify="left", title_style="bold")
-    table.add_column("source", no_wrap=True)
-    for column in ("drafted", "accepted", "rate"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = table_of(["source"], ["drafted", "accepted", "rate"],
+                     title="Speculation on the recorded answers, one at a time")
     for source, counts in report.sources.items():
         table.add_row(source, f"{counts.drafted:,}", f"{counts.accepted:,}",
                       f"{counts.accepted / max(1, counts.drafted):.0%}")
@@ -77,11 +75,8 @@ def _size(size: Sized) -> str:
 def _results(study: Study) -> Table:
     """With stores, the columns of a store stand in for those of running sequences."""
     stores = any(report.store is not None for size in study.sizes for report in size.reports)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("memory", "policy", *(("store",) if stores else ())):
-        table.add_column(title, no_wrap=True)
-    for title in _STORE_TITLES if stores else _TITLES:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = table_of(["memory", "policy", *(["store"] if stores else [])],
+                     _STORE_TITLES if stores else _TITLES)
     cells, pad = (_store_cells, ("",)) if stores else (_cells, ())
     for size in study.sizes:
         for at, report in enumerate(size.reports):
@@ -114,18 +109,13 @@ def _cells(report: Report) -> list[str]:
 
 def _lost(study: Study) -> Table:
     """Shares of all prompt tokens."""
-    table = Table(box=None, padding=(0, 2, 0, 0), title="Matched in part, and computed again; states",
-                  title_justify="left", title_style="bold")
     reports = [report for size in study.sizes for report in size.reports]
     stores = any(report.store is not None for report in reports)
-    for title in ("memory", "policy", *(("store",) if stores else ())):
-        table.add_column(title, no_wrap=True)
     reasons = [reason for reason, loss in LOSS_REASONS.items()
                if loss.is_common or any(report.lost[reason] for report in reports)]
-    for reason in reasons:
-        table.add_column(LOSS_REASONS[reason].short, justify="right", no_wrap=True)
-    table.add_column("kept", justify="right", no_wrap=True)
-    table.add_column("evicted", justify="right", no_wrap=True)
+    table = table_of(["memory", "policy", *(["store"] if stores else [])],
+                     [*(LOSS_REASONS[reason].short for reason in reasons), "kept", "evicted"],
+                     title="Matched in part, and computed again; states")
     for size in study.sizes:
         for at, report in enumerate(size.reports):
             shares = [f"{report.lost[reason] / max(1, report.prompt_tokens):.1%}" for reason in reasons]

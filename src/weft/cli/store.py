@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.cli.main import CommandGroup, progress_bar
+from weft.cli.main import CommandGroup, progress_bar, table_of
 from weft.errors import UserError
 from weft.units import format_bytes, parse_bytes
 
@@ -194,11 +194,8 @@ def _show_bucket_pruned(result: BucketPruned, as_json: bool) -> None:
 
 def _show_models(models: Sequence[ModelTotals], place: str) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("model", "namespace", "snapshots", "tokens", "bytes", "restores"):
-        table.add_column(title, justify="left" if title in ("model", "namespace") else "right")
+    table = table_of(["model", "namespace"], ["snapshots", "tokens", "bytes", "restores"])
     for one in models:
         table.add_row(one.model, one.namespace[:NAMESPACE_SHOWN], f"{one.snapshots:,}", f"{one.tokens:,}",
                       format_bytes(one.payload_bytes), f"{one.restores:,}")

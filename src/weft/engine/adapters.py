@@ -1,7 +1,7 @@
 """Adapters in memory: which are there, which one gives way, and which ones must stay.
 
     registered (names of a server)      any number: a name, a directory and a digest each
-    resident (here)                     as many as ``--lora-memory`` holds, least recently used first out
+    resident (here)                     as many as ``limits.lora_memory`` holds, least recently used first out
     running                             a live sequence computes with it: it stays
 
 A request brings its adapter as a value, so an engine that starts later, on another machine too, needs no list
@@ -63,7 +63,7 @@ class AdapterStats(msgspec.Struct, frozen=True):
 
 class AdapterPool:
     """``host``: None for an engine without adapters, which refuses every request for one. ``rank_max``: of
-    ``--max-lora-rank``. ``running``: digests that live sequences have."""
+    ``limits.max_lora_rank``. ``running``: digests that live sequences have."""
 
     def __init__(self, host: AdapterHost | None, *, budget_bytes: int = 0, rank_max: int = 0,
                  running: Callable[[], Collection[str]] = tuple) -> None:
@@ -94,8 +94,8 @@ class AdapterPool:
         if not self.keep(self.read(adapter)):
             raise QueueFullError(f"adapter {adapter.name} finds no room: adapters of running requests hold "
                                  f"{format_bytes(self.held_bytes)}; the limit is "
-                                 f"{format_bytes(self._budget_bytes)} (--lora-memory). Try again later",
-                                 param="--lora-memory", code="queue_full")
+                                 f"{format_bytes(self._budget_bytes)} (limits.lora_memory). Try again later",
+                                 param="limits.lora_memory", code="queue_full")
 
     def check(self, adapter: Adapter) -> None:
         """Keeps it where there is room, and evicts nothing. Raises CheckpointError, RequestError."""
@@ -109,12 +109,12 @@ class AdapterPool:
             raise RequestError("this engine serves no adapters", param="model")
         if adapter.rank > self._rank_max:
             raise RequestError(f"adapter {adapter.name} has rank {adapter.rank}; the limit is "
-                               f"{self._rank_max} (--max-lora-rank)", param="--max-lora-rank")
+                               f"{self._rank_max} (limits.max_lora_rank)", param="limits.max_lora_rank")
         loaded = self._host.read_adapter(adapter)
         if loaded.held_bytes > self._budget_bytes:
             raise RequestError(
                 f"adapter {adapter.name} takes {format_bytes(loaded.held_bytes)}; the limit of all is "
-                f"{format_bytes(self._budget_bytes)} (--lora-memory)", param="--lora-memory")
+                f"{format_bytes(self._budget_bytes)} (limits.lora_memory)", param="limits.lora_memory")
         return loaded
 
     def keep(self, loaded: ReadAdapter) -> bool:

@@ -137,7 +137,8 @@ class EngineCore:
 
         Raises RequestError: a field is out of range, the prompt is empty, a token is not in the vocabulary,
         the id is in use. Raises ContextLengthError (both numbers in the message), QueueFullError (names
-        --max-queued-requests) or EngineUnavailableError (failed, closed, asleep). Nothing is accepted then.
+        limits.max_queued_requests) or EngineUnavailableError (failed, closed, asleep). Nothing is accepted
+        then.
         """
         self._check_open()
         prompt = self._submission.check(request)

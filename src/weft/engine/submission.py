@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -55,14 +54,8 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
     new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
     min_tokens = sampling.min_tokens if sampling.grammar is None else 0
-    return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
-                    min_tokens=min_tokens, new_tokens_max=new_tokens_max)
-
-
-@lru_cache(maxsize=256)
-def _shared(ids: tuple[int, ...]) -> frozenset[int]:
-    """One set for all sequences with the same ends: most have the model's own, and a step reads each."""
-    return frozenset(ids)
+    return StopRule(frozenset(stop_ids(sampling, eos_ids)), frozenset(sampling.stop_token_ids), min_tokens,
+                    new_tokens_max)
 
 
 def stop_ids(sampling: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:
@@ -127,8 +120,8 @@ class Submission:
         if waiting + new > self._sizes.queue_max:
             raise QueueFullError(
                 f"{waiting} sequences are waiting and this request brings {new}; the limit is "
-                f"{self._sizes.queue_max} (--max-queued-requests). Try again later, or raise the limit",
-                param="--max-queued-requests", code="queue_full")
+                f"{self._sizes.queue_max} (limits.max_queued_requests). Try again later, or raise the limit",
+                param="limits.max_queued_requests", code="queue_full")
 
     def sequences(self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None,
                   number: int) -> Iterator[tuple[int, Sequence, StopRule]]:

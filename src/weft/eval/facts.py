@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
+from weft.eval.recall import NOTED, CountTokens, Episode, EpisodeTurn
 from weft.eval.tool_calls import REAL_NAMES
 from weft.eval.words import PEOPLE, Split, filler_sentence, make_name, make_number, make_word
 
@@ -222,10 +222,6 @@ def _make_records(rng: random.Random, split: Split, count: int, form: str) -> li
 FORMS = ("keyed", "keyed", "sentences", "sentences", "table", "pairs")
 
 
-def _cost(turn: EpisodeTurn, count_tokens: CountTokens) -> int:
-    return count_tokens(turn.user) + count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
-
-
 def make_facts_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
                        split: Split = "held_out", form: str | None = None) -> Episode:
     """One conversation of at most about `length_tokens`: facts, then questions until the length is full."""
@@ -243,11 +239,11 @@ def make_facts_episode(rng: random.Random, length_tokens: int, count_tokens: Cou
                      EpisodeTurn(*_first_question(rng, records, text)))
     else:
         turns.append(EpisodeTurn(text, NOTED, "told"))
-    room = length_tokens - sum(_cost(turn, count_tokens) for turn in turns)
+    room = length_tokens - sum(turn.cost(count_tokens) for turn in turns)
     while True:
         turn = _all_turn(rng, records) if len(records) <= 5 and rng.random() < 0.08 else _record_turn(
             rng, rng.choice(records))
-        room -= _cost(turn, count_tokens)
+        room -= turn.cost(count_tokens)
         if room < 0 and any(earlier.kind == "json" for earlier in turns):
             break
         turns.append(turn)

@@ -104,6 +104,10 @@ class EpisodeTurn:
     free: tuple[tuple[int, int], ...] = ()
     schema: dict[str, Any] | None = None
 
+    def cost(self, count_tokens: CountTokens) -> int:
+        """Tokens that it takes."""
+        return count_tokens(self.user) + count_tokens(self.reply) + TURN_OVERHEAD_TOKENS
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -156,7 +160,7 @@ class _Draft:
 
     def add(self, user: str, reply: str, kind: TurnKind) -> None:
         self.turns.append(EpisodeTurn(user, reply, kind))
-        self.room_tokens -= self.count_tokens(user) + self.count_tokens(reply) + TURN_OVERHEAD_TOKENS
+        self.room_tokens -= self.turns[-1].cost(self.count_tokens)
 
     def sentences(self, tokens: int) -> list[str]:
         """Filler of about `tokens` tokens."""
@@ -263,8 +267,8 @@ def _write_questions(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens:
 
 
 def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
-                 split: Split = "held_out", questions: int | None = None, absent_rate: float = 0.0,
-                 pairs: int | None = None) -> Episode:
+                 split: Split = "held_out", questions: int | None = None,
+                 absent_rate: float = 0.0) -> Episode:
     """One conversation. With `questions` the filler fills the length, without it the questions do."""
     system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
     room = length_tokens - (count_tokens(system) + 5 if system else 0)
@@ -277,7 +281,7 @@ def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountToke
         questions = max(1, min(questions, int(0.45 * length_tokens) // QUESTION_TOKENS))
         list_room = room - questions * QUESTION_TOKENS - 2 * TURN_OVERHEAD_TOKENS
         filler_tokens = 0
-    entries = _make_pairs(draft, pairs or _pairs_count(rng, list_room, prefer_long=questions is None))
+    entries = _make_pairs(draft, _pairs_count(rng, list_room, prefer_long=questions is None))
     if questions is not None:
         line_tokens = sum(
             count_tokens(draft.line.format(name=name, number=number, noun=draft.noun)) + 1

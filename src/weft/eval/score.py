@@ -29,7 +29,7 @@ from typing import Any, Literal
 import httpx
 
 from weft.eval.facts import FORMS, make_facts_episodes
-from weft.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn, is_right, make_episodes
+from weft.eval.recall import SCORED, Episode, EpisodeTurn, is_right, make_episodes
 from weft.eval.tool_calls import chat_messages, make_tools_episodes, read_calls
 
 LENGTHS = (128, 256, 512, 1024, 2048)
@@ -300,21 +300,19 @@ def _tools_case(episode: Episode, turn: EpisodeTurn) -> str:
     return "call, argument from a list" if from_list else "call"
 
 
-def make_questions(skill: Skill, seed: int, length: int, count: int,
-                   count_tokens: CountTokens = _characters) -> list[SkillQuestion]:
+def make_questions(skill: Skill, seed: int, length: int, count: int) -> list[SkillQuestion]:
     """At least `count` questions, of whole conversations."""
-    return list(_enough(_questions(skill, seed, length, count, count_tokens), count))
+    return list(_enough(_questions(skill, seed, length, count), count))
 
 
-def _questions(skill: Skill, seed: int, length: int, count: int,
-               count_tokens: CountTokens) -> Iterator[list[SkillQuestion]]:
+def _questions(skill: Skill, seed: int, length: int, count: int) -> Iterator[list[SkillQuestion]]:
     if skill == "tools":
-        for episode in make_tools_episodes(seed, length, count, count_tokens):
+        for episode in make_tools_episodes(seed, length, count, _characters):
             yield [SkillQuestion(_tools_case(episode, turn), episode, index)
                    for index, turn in enumerate(episode.turns) if turn.kind in SCORED]
         return
     forms = list(dict.fromkeys(FORMS))
-    by_form = [make_facts_episodes(seed, length, count, count_tokens, form=form) for form in forms]
+    by_form = [make_facts_episodes(seed, length, count, _characters, form=form) for form in forms]
     for episodes in zip(*by_form, strict=True):
         for form, episode in zip(forms, episodes, strict=True):
             yield [SkillQuestion(f"facts as {form}", episode, index)

@@ -391,8 +391,7 @@ class _Draft:
 
     def add(self, *turns: recall.EpisodeTurn) -> bool:
         """Whether there was room; the first turns are always taken."""
-        cost = sum(self.count_tokens(turn.user) + self.count_tokens(turn.reply) + recall.TURN_OVERHEAD_TOKENS
-                   for turn in turns)
+        cost = sum(turn.cost(self.count_tokens) for turn in turns)
         if self.turns and cost > self.room_tokens:
             return False
         self.turns += turns

@@ -128,8 +128,8 @@ class Placement:
         if held and held + new > limit:
             raise QueueFullError(
                 f"{held} sequences wait for an engine to restart and this request brings {new}; the limit is "
-                f"{limit} (--max-queued-requests). Try again later",
-                param="--max-queued-requests", code="queue_full")
+                f"{limit} (limits.max_queued_requests). Try again later",
+                param="limits.max_queued_requests", code="queue_full")
 
     # ------------------------------------------------------------------ placing
 

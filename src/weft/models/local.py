@@ -32,6 +32,7 @@ from typing import Literal
 import msgspec
 
 from weft.errors import CheckpointError, UserError
+from weft.files import write_whole
 from weft.units import format_bytes
 
 DIRECTORY_VARIABLE = "WEFT_MODEL_DIR"
@@ -265,9 +266,7 @@ def _in_use(path: Path) -> str:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Whole or not at all."""
-    path = directory / f"{MANIFEST}.new"
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    path.rename(directory / MANIFEST)
+    write_whole(directory / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
 
 
 def read_manifest(directory: Path) -> Manifest | None:

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from weft.errors import CheckpointError
+from weft.files import finish, sync
 from weft.models.hub import FETCHED, NOT_FETCHED, ask_hub, fail, file_of_type
 from weft.models.local import (
     INCOMPLETE,
@@ -105,7 +106,7 @@ def pull(name: str, revision: str | None = None, *, on_progress: OnPull = lambda
             with alone(place, name):
                 discard(place)
         part.rename(place)
-    _sync(place.parent)
+    sync(place.parent)
     sweep()
     model = find(name)
     assert model is not None, "it was renamed"
@@ -279,8 +280,7 @@ class _Pull:
                 _check_each_try()
                 ask_hub(self._name, self._revision, cached=False, ask=lambda: http_get(
                     url, cast("BinaryIO", writer), resume_size=begin, headers=headers))
-            raw.flush()
-            os.fsync(raw.fileno())
+            finish(raw)
 
     def _came(self, file: ModelFile, at: int, verb: str) -> None:
         self._check_wanted()
@@ -330,11 +330,3 @@ class _Writer:
                                   "hub lists", param="model")
         self._arrived(self._raw.tell())
         return count
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

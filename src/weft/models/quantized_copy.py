@@ -18,18 +18,18 @@ the codes are chosen, so every engine reads the same values.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import torch
 
 from weft.errors import CheckpointError
 from weft.families import named_dtype, text_config
+from weft.files import finish, sync, write_whole
 from weft.models.blocks.linear import Linear
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.families import build
@@ -291,21 +291,4 @@ def _bytes(kind: torch.dtype | str, shape: tuple[int, ...]) -> int:
 
 
 def write_json(path: Path, data: object) -> None:
-    unfinished = path.with_name(f"{path.name}.writing")
-    with unfinished.open("wb") as file:
-        file.write(json.dumps(data, indent=2).encode())
-        finish(file)
-    unfinished.rename(path)
-
-
-def finish(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    write_whole(path, json.dumps(data, indent=2).encode())

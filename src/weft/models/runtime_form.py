@@ -10,8 +10,9 @@
                      on GPUs; see below
     nf4, fp4         as they are on CPUs      int8           int4                          w8a8
 
-Inputs of matrices in fp8 are rounded to fp8 where torch multiplies fp8 by blocks (``device.multiplies_fp8``)
-unless ``debug.quantize_inputs`` is off. Experts see theirs as they are.
+Inputs of matrices in fp8 are rounded to fp8 where torch multiplies fp8 by blocks
+(``device.multiplies_fp8``). They are not where ``debug.quantize_inputs`` is off, where the checkpoint says
+that weights alone are rounded (``StoredForm.rounds_inputs``), and in experts.
 
 CPUs keep fp8, nf4 and fp4 of bfloat16 models as codes where a kernel multiplies by them (``coded_tiles``);
 elsewhere they are widened.

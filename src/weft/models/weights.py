@@ -67,8 +67,9 @@ class TensorSource(ABC):
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.share = share
-        self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
+        runtime = runtime or RuntimeForm()
+        self.runtime = replace(runtime, fp8_inputs=runtime.fp8_inputs and self.form.rounds_inputs)
         self.form.keeps_fp8 = self.runtime.keeps_fp8
         self.form.keeps_float_tables = self.runtime.keeps_float_tables
         self.form.keeps_blocks = not self.runtime.on_gpu_kernels

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from weft.errors import ConfigError
+from weft.files import finish
 from weft.tensor.weights.tiles import TwelveBitWeight
 
 _MAGIC = b"weft-weights-1\n\0"
@@ -88,8 +89,7 @@ class WeightsCache:
             if kind is None and self._entries:
                 text = json.dumps({"key": self._key, "matrices": self._entries}).encode()
                 self._file.write(text + len(text).to_bytes(_LENGTH_BYTES, "little") + _MAGIC)
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                finish(self._file)
                 # Whole or not there: a reader never sees half a file.
                 self._temporary.rename(self._path)
         except OSError as failed:

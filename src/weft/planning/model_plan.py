@@ -137,7 +137,7 @@ class ModelPlan:
 
     @property
     def compressed4_kv_token_bytes(self) -> float:
-        """The same in 4 bits (``--compress-kv int4``)."""
+        """The same in 4 bits (``cache.compress_kv int4``)."""
         return with_compressed_kv(self._compression, "int4").compressed_kv_bytes / self.arena.page_tokens
 
     @property

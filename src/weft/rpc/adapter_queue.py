@@ -51,8 +51,8 @@ class AdapterQueue:
         waiting = sum(len(reading.requests) for reading in self._readings.values())
         if waiting >= self._limit:
             raise QueueFullError(f"{waiting} requests wait for their adapters to be loaded; the limit is "
-                                 f"{self._limit} (--max-queued-requests). Try again later",
-                                 param="--max-queued-requests", code="queue_full")
+                                 f"{self._limit} (limits.max_queued_requests). Try again later",
+                                 param="limits.max_queued_requests", code="queue_full")
         self._begun(request.adapter).requests.append(request)
         return True
 

@@ -206,8 +206,8 @@ class GrammarQueue:
             return False
         if len(self._waiting) >= self._limit:
             raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
-                                 f"limit is {self._limit} (--max-queued-requests). Try again later",
-                                 param="--max-queued-requests", code="queue_full")
+                                 f"limit is {self._limit} (limits.max_queued_requests). Try again later",
+                                 param="limits.max_queued_requests", code="queue_full")
         if grammar not in self._compiling:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="grammars")

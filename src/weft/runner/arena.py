@@ -182,18 +182,11 @@ class DeviceArena:
 # On a CPU zeros over zeros would bring every page of the frame at once, in the middle of a step. On a GPU the
 # ids are on the device already: all frames are zeroed, if one was used.
 
-    def fill_frames(self, frames: Items, byte: int) -> None:
+    def fill(self, items: Items, stride_bytes: int, byte: int) -> None:
+        """Frames, pages or slots, by their size. A fill writes where no plan has been: no frame counts as
+        never written from then on."""
         self._never_written = None
-        # A fill writes where no plan has been: no frame counts as never written from then on.
-        self._fill(frames, self.plan.frame_bytes, byte)
-
-    def fill_pages(self, pages: Items, byte: int) -> None:
-        self._never_written = None
-        self._fill(pages, self.plan.page_bytes, byte)
-
-    def fill_slots(self, slots: Items, byte: int) -> None:
-        self._never_written = None
-        self._fill(slots, self.plan.slot_stride_bytes, byte)
+        self._fill(items, stride_bytes, byte)
 
     def copy_slots(self, sources: Items, destinations: Items) -> None:
         """[k] slot ids each; no destination twice."""

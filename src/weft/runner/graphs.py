@@ -19,8 +19,7 @@ and says so at start. A width that cannot be recorded costs that width alone.
 Steps with rows of adapters have graphs of their own, recorded when the first adapter comes: which adapter a
 row has, and where its factors lie, is data (``tensor.kernels.adapters``).
 
-``Capture`` is the seam: ``CudaCapture`` records. ``EagerCapture`` runs the recorded function at every replay,
-on the same static block with the same padding; tests without a GPU use it.
+``Capture`` is the seam: ``CudaCapture`` records; tests without a GPU run the function at every replay.
 """
 
 from __future__ import annotations
@@ -71,15 +70,6 @@ class Capture(Protocol):
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
         """A call that repeats ``run``, and returns the same tensor with its new contents. It need not keep
         ``run`` alive. Raises one of ``refusals()``."""
-
-
-class EagerCapture:
-    """Computes at every replay."""
-
-    reads_host = True
-
-    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        return run
 
 
 class CudaCapture:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from weft.request import LOGPROBS_MAX
-from weft.tensor.device import is_remote, wait_for
+from weft.tensor.device import is_remote, recorded, wait_for
 
 Words = npt.NDArray[np.int64]
 
@@ -94,7 +94,7 @@ class Readback:
         if count:
             words = flat[0].view(-1) if len(flat) == 1 else torch.cat([piece.view(-1) for piece in flat])
             room.copy_(words, non_blocking=True)
-        pending = self._pending[self._turn] = PendingReadback(shapes, room.numpy(), self._event())
+        pending = self._pending[self._turn] = PendingReadback(shapes, room.numpy(), recorded(self._device))
         return pending
 
     @staticmethod
@@ -110,11 +110,3 @@ class Readback:
 
     def _buffer(self, words: int) -> torch.Tensor:
         return torch.empty(words, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-
-    def _event(self) -> Any:
-        if self._device.type != "cuda":
-            return None
-        cuda: Any = torch.cuda
-        event = cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event

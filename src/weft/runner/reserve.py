@@ -170,7 +170,7 @@ class Reserve:
 
     def in_words(self) -> str:
         transfers = f", {format_bytes(self.transfer_bytes)} for transfers" if self.transfer_bytes else ""
-        adapters = f", {format_bytes(self.adapter_bytes)} for --lora-memory" if self.adapter_bytes else ""
+        adapters = f", {format_bytes(self.adapter_bytes)} for adapters" if self.adapter_bytes else ""
         return (f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
                 f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}{adapters}")
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.tensor.device import is_remote, wait_for
+from weft.tensor.device import is_remote, recorded, wait_for
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 ALIGN = 16
@@ -133,7 +133,8 @@ class Staging:
             return
         used = min(self._used, self.capacity_bytes)  # the last piece may end inside its padding
         self._device_bytes[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
-        self._note_copy()
+        # When the copy that was just asked for is done, its buffer may be written again.
+        self._events[self._turn] = recorded(self._device, self._events[self._turn])
         for piece in self._pieces:
             if piece._begin == _ELSEWHERE:
                 piece._device = torch.from_numpy(piece.host).to(self._device)
@@ -141,14 +142,6 @@ class Staging:
             flat = self._device_bytes[piece._begin : piece._begin + piece.host.nbytes]
             dtype = torch.from_numpy(piece.host).dtype
             piece._device = flat.view(dtype).view(piece.host.shape)
-
-    def _note_copy(self) -> None:
-        """When the copy that was just asked for is done, its buffer may be written again."""
-        if self._device.type != "cuda":
-            return
-        cuda: Any = torch.cuda
-        event = self._events[self._turn] = self._events[self._turn] or cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
 
     def _grow(self) -> None:
         for event in self._events:

@@ -374,16 +374,6 @@ class TorchExecutor:
         self.model.logits(self._forward(pad_rows(1, self.batches.rows.table.shape[1], self.arena.device)))
         self._readback.send([]).open()
 
-    @torch.inference_mode()
-    def dummy_step(self, width: int) -> None:
-        """What an idle rank of a data-parallel group computes so that the others can go on: a decode step of
-        at least ``width`` PAD rows, the way real ones go. Reads and writes no page and no slot (L4, L5)."""
-        with current(self.arena.device):
-            if self.graphs is not None and width <= max(self.graphs.recorded_widths, default=0):
-                self.graphs.idle(width)
-            else:
-                self._forward(pad_rows(width, self.batches.rows.table.shape[1], self.arena.device))
-
     def _lay_out(self, device: torch.device) -> list[LayerCache]:
         """The views of every layer into the arena. In fp8 with the scales of the model that is there now."""
         caches = self.arena.layer_caches(len(self.model.spec.layers))

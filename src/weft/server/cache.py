@@ -1,7 +1,7 @@
 """GET /v1/cache: what the prefix cache holds and what it has done, in sizes, counts and ages.
 
-The report has no tokens and no names of tenants, and text only with ``--show-text``. Numbers that move still
-show that requests arrive, so with ``--operator-key`` the report is for operators only (``gate``).
+The report has no tokens and no names of tenants, and text only with ``server.show_text``. Numbers that move
+still show that requests arrive, so with ``--operator-key`` the report is for operators only (``gate``).
 
 To answer, the engine visits every node of its tree between two steps. ``Looks`` bounds that to once in
 LOOK_EVERY_S, for any number of requests.

@@ -59,11 +59,11 @@ class ServerConfig:
     key_mb_in_flight: int = limit(0, "MB that the bodies of one API key's unfinished requests may hold "
                                      "(429); 0: no limit.", least=0)
     strict_fields: bool = flag(False, "Refuse a request with an unknown field (400). Else it is ignored, and "
-                                      "the header X-Weft-Ignored of the answer names it.")
+                                      "the header X-Weft-Ignored of the answer names it.", table="server")
     hide_cached_tokens: bool = flag(False, "Answer with cached_tokens 0: the number tells a client "
-                                           "whether another one sent the same prefix.")
+                                           "whether another one sent the same prefix.", table="server")
     show_text: bool = flag(False, "Show the operator the first words of cached prefixes, on the page and in "
-                                  "/v1/cache; needs --operator-key.")
+                                  "/v1/cache; needs --operator-key.", table="server")
     allowed_host: tuple[str, ...] = flag((), "Host name under which clients reach this server, besides "
                                              "loopback names and IP addresses; may be given several times.")
     allowed_origin: tuple[str, ...] = flag((), "Origin of web pages that may use this server, such as "
@@ -140,8 +140,10 @@ class ServerConfig:
                                    "Machines that join need a copy.")
     ray: str | None = flag(None, "Address of a Ray cluster that places the replicas; auto: the one of this "
                                  "machine. Needs the extra weft[ray].")
-    ray_cpus: float = flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0)
-    ray_gpus: float = flag(0.0, "GPUs that Ray sets aside for each rank of a replica.", least=0)
+    ray_cpus: float = flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0,
+                           table="server")
+    ray_gpus: float | None = flag(None, "GPUs that Ray sets aside for each rank of a replica; default: 1 "
+                                        "with --device cuda, else 0.", least=0, table="server")
     http_workers: int = flag(1, "HTTP processes that share the port; more than one where a core is no "
                                 "longer enough for JSON and streams.", least=1)
     restarts: int = limit(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
@@ -153,11 +155,13 @@ class ServerConfig:
     record: str | None = flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
                                     "arrival times, lengths and keyed hashes, no text.")
     record_tokens: bool = flag(False, "Record the tokens of prompts and answers too: text can be read out "
-                                      "of such a file. `weft simulate --speculate` needs them.")
+                                      "of such a file. `weft simulate --speculate` needs them.",
+                               table="server")
     record_limit: str = limit("1GB", "Size at which the recording ends.")
     response_store: str | None = flag(None, "File that keeps the answers of /v1/responses, for "
                                             "previous_response_id; off: none. Default: "
-                                            "weft/responses.sqlite in the user's state directory.")
+                                            "weft/responses.sqlite in the user's state directory.",
+                                      table="server")
     response_store_size: str = limit("1GB", "Size of the kept responses; beyond it the conversation that was "
                                             "continued the longest ago goes.")
     max_stored_responses: int = limit(100_000, "Responses that are kept.", least=1)
@@ -166,17 +170,18 @@ class ServerConfig:
     max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1)
     file_store: str | None = flag(None, "Directory that keeps the files and batches of /v1/files and "
                                         "/v1/batches; off: none. Default: weft/files in the user's state "
-                                        "directory.")
+                                        "directory.", table="server")
     file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).")
     max_stored_files: int = limit(1000, "Files that are kept (413).", least=1)
-    name_store: str | None = limit(None, "File that keeps the names of Ollama's /api/create; off: none. "
-                                         "Default: weft/names.json in the user's state directory.")
+    name_store: str | None = flag(None, "File that keeps the names of Ollama's /api/create; off: none. "
+                                        "Default: weft/names.json in the user's state directory.",
+                                  table="server")
     name_store_size: str = limit("4MB", "Size of that file.", size=True)
     max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
     max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1)
     access_log: Literal["text", "json"] = flag("text", "Form of the line for each request; json: an object "
-                                                       "without query, keys and texts.")
+                                                       "without query, keys and texts.", table="server")
     otlp_endpoint: str | None = flag(None, "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
                                            "http://localhost:4318, which gets a span for each request; "
                                            "needs the extra weft[otlp].")
@@ -188,8 +193,8 @@ class ServerConfig:
         limit = parse_bytes(self.record_limit, flag="limits.record_limit")
         if self.record is None:
             if self.record_tokens:
-                raise ConfigError("--record-tokens needs --record FILE: without it nothing is recorded",
-                                  param="--record-tokens")
+                raise ConfigError("server.record_tokens needs --record FILE: without it nothing is recorded",
+                                  param="server.record_tokens")
             return None
         if not self.record.strip():
             raise ConfigError("--record is empty: it takes the name of a file", param="--record")
@@ -201,7 +206,7 @@ class ServerConfig:
 
     def response_path(self) -> Path | None:
         """Of the store of responses; None where it is off. Raises ConfigError."""
-        return _store_file(self.response_store, "--response-store", default_path)
+        return _store_file(self.response_store, "server.response_store", default_path)
 
     def response_limits(self) -> StoreLimits:
         """Raises ConfigError."""
@@ -216,11 +221,11 @@ class ServerConfig:
         if self.file_store is None:
             return default_path().with_name("files")
         if not self.file_store.strip():
-            raise ConfigError("--file-store is empty: it takes the name of a directory, or off",
-                              param="--file-store")
+            raise ConfigError("server.file_store is empty: it takes the name of a directory, or off",
+                              param="server.file_store")
         directory = Path(self.file_store).expanduser().absolute()
         if directory.exists() and not directory.is_dir():
-            raise ConfigError(f"--file-store {directory}: it is no directory", param="--file-store")
+            raise ConfigError(f"server.file_store {directory}: it is no directory", param="server.file_store")
         return directory
 
     def file_limits(self) -> Bounds:
@@ -230,7 +235,7 @@ class ServerConfig:
 
     def names_path(self) -> Path | None:
         """Of the store of created names; None where it is off. Raises ConfigError."""
-        return _store_file(self.name_store, "limits.name_store", default_presets_path)
+        return _store_file(self.name_store, "server.name_store", default_presets_path)
 
     def presets(self) -> PresetStore | None:
         """None where they are off. Raises ConfigError."""
@@ -378,8 +383,8 @@ class ServerConfig:
             raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
                               param="--tenant-by-key" if self.tenant_by_key else "--api-key")
         if self.show_text and not self.operator_key:
-            raise ConfigError("--show-text shows what clients wrote: it needs an --operator-key, which alone "
-                              "opens /v1/cache then", param="--show-text")
+            raise ConfigError("server.show_text shows what clients wrote: it needs an --operator-key, which "
+                              "alone opens /v1/cache then", param="server.show_text")
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
         if self.chat_template is not None:  # now, not when a large model has been read

@@ -240,8 +240,8 @@ class Generation:
         return LostTokens(**{reason: sum(count[reason] for count in counts) for reason in counts[0]})
 
     def usage(self, reasoning_tokens: int = 0) -> Usage:
-        """With --hide-cached-tokens without the counts of the cache, and those of drafts: both tell what an
-        earlier request had."""
+        """With server.hide_cached_tokens without the counts of the cache, and those of drafts: both tell what
+        an earlier request had."""
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
         of_prompt = PromptTokensDetails()
@@ -304,7 +304,7 @@ def check_count(sequences: int, queue_max: int) -> None:
     """Raises RequestError for what no empty queue could take, as trying again later would not help."""
     if sequences > queue_max:
         raise RequestError(f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
-                           "(--max-queued-requests). Send them in several requests", param="prompt")
+                           "(limits.max_queued_requests). Send them in several requests", param="prompt")
 
 
 def joined(events: list[TokenEvent]) -> TokenEvent:

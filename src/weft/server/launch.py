@@ -86,7 +86,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequ
                       router=_router(server_config), roles=server_config.replica_roles(),
                       peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
                       listen=None if link is None else (link[0], LinkKeys.of(link[1])))
-        ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp)
+        ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp, device=engine_config.device)
         service = new_service(server_config, fleet, listener)
         _open_stores(service)
     except UserError as error:
@@ -205,7 +205,7 @@ def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
 
 
 def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None, *,
-                  ranks: int) -> RayFleet | None:
+                  ranks: int, device: str) -> RayFleet | None:
     """``ranks``: of a replica. They share one bundle, so Ray finds one node for all of them."""
     if config.ray is None or link is None:
         return None
@@ -213,8 +213,9 @@ def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | No
     from weft.fleet.ray_placer import PlacerOrder
 
     host = (config.listen_engines or "").rpartition(":")[0]
+    gpus = float(device.startswith("cuda")) if config.ray_gpus is None else config.ray_gpus
     order = PlacerOrder(address=config.ray, server=f"{'' if host in _ALL_HOSTS else host}:0", token=link[1],
-                        own={}, cpus=ranks * config.ray_cpus, gpus=ranks * config.ray_gpus)
+                        own={}, cpus=ranks * config.ray_cpus, gpus=ranks * gpus)
     return RayFleet(fleet, order, *config.replica_range())
 
 

@@ -476,7 +476,7 @@ ENGINE = (
       "negative where they cost more.", lambda s: s.speculation.saved_s),
     E("lora_adapters", "gauge", "Adapters in memory.", lambda s: s.adapters.resident),
     E("lora_bytes", "gauge", "Bytes of their factors.", lambda s: s.adapters.held_bytes),
-    E("lora_budget_bytes", "gauge", "Bytes that they may take (--lora-memory).",
+    E("lora_budget_bytes", "gauge", "Bytes that they may take (limits.lora_memory).",
       lambda s: s.adapters.budget_bytes),
     E("lora_loads", "counter", "Adapters read and kept.", lambda s: s.adapters.loads),
     E("lora_evictions", "counter", "Adapters that gave way to others.", lambda s: s.adapters.evictions),

@@ -18,12 +18,12 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
+from weft.files import write_whole
 from weft.server.protocol import Int
 from weft.server.running import state_directory
 from weft.text.chat import ChatMessage
@@ -139,8 +139,8 @@ class PresetStore:
                 self._names = {} if mark is None else self._read()
                 self._mark = mark
         except (OSError, msgspec.DecodeError, RequestError) as error:
-            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (limits.name_store)",
-                                 param="limits.name_store") from None
+            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (server.name_store)",
+                                 param="server.name_store") from None
         return self._names
 
     def open_now(self) -> None:
@@ -148,7 +148,7 @@ class PresetStore:
         try:
             self.names()
         except PresetStoreError as error:
-            raise ConfigError(error.message, param="limits.name_store") from None
+            raise ConfigError(error.message, param="server.name_store") from None
 
     def put(self, preset: Preset) -> None:
         """Also in place of one with the same name. Raises RequestError, PresetStoreError."""
@@ -196,19 +196,11 @@ class PresetStore:
             raise RequestError(f"the created names take {len(raw)} bytes; the limit is {self._bytes_max} "
                                "(limits.name_store_size); delete some", param="limits.name_store_size",
                                code="too_many_names")
-        new = self.path.with_name(f"{self.path.name}.{token_hex(4)}.new")
-        try:
-            with open(os.open(new, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(self.path)
-        finally:
-            new.unlink(missing_ok=True)
+        write_whole(self.path, raw, mode=0o600)
 
     def _unwritten(self, error: OSError) -> PresetStoreError:
         return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} "
-                                "(limits.name_store)", param="limits.name_store")
+                                "(server.name_store)", param="server.name_store")
 
     def _looked(self) -> tuple[int, int, int] | None:
         """What is another one for another file; None where there is none."""
@@ -231,7 +223,7 @@ class PresetStore:
                 msgspec.convert(one.parameters, OllamaOptions)
             except msgspec.ValidationError as error:
                 raise PresetStoreError(f"the names in {self.path} cannot be read: the parameters of {name}: "
-                                       f"{error} (limits.name_store)", param="limits.name_store") from None
+                                       f"{error} (server.name_store)", param="server.name_store") from None
         return names
 
 

@@ -6,7 +6,7 @@
 * a known field that this server does not serve is refused, unless its value asks for nothing: no answer may
   silently lack a feature of its request;
 * an unknown field is ignored, and the client is told: by X-Weft-Ignored of the answer, the access log, one
-  warning; with --strict-fields it is a 400.
+  warning; with server.strict_fields it is a 400.
 
 A typo such as ``max_token`` changes an answer without a word otherwise. Clients of every API version send
 fields that no server knows, so it is an error only where the operator wants that. The ignored fields of a
@@ -481,7 +481,7 @@ def note_ignored(name: str) -> None:
 
 
 def check_known(given: Collection[str], known: Collection[str]) -> None:
-    """Notes the unknown ones. Raises RequestError for the first with --strict-fields."""
+    """Notes the unknown ones. Raises RequestError for the first with server.strict_fields."""
     ignored = _of_request.get()
     for name in given:
         if name in known or ignored is None:
@@ -489,8 +489,8 @@ def check_known(given: Collection[str], known: Collection[str]) -> None:
         shown = name if _NAME.fullmatch(name) else "?"
         said = f"the field {shown} is unknown{did_you_mean(shown, known)}"
         if ignored.strict:
-            raise RequestError(f"{said}; this server refuses unknown fields (--strict-fields)", param=shown,
-                               code="unknown_field")
+            raise RequestError(f"{said}; this server refuses unknown fields (server.strict_fields)",
+                               param=shown, code="unknown_field")
         ignored.add(shown)
         if shown not in _warned and len(_warned) < _WARNED_MAX:
             _warned.add(shown)

@@ -20,7 +20,7 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.engine.stats import Part, SleepState, check_level, check_parts
+from weft.engine.stats import Flushed, Part, SleepState, check_level, check_parts
 from weft.errors import RequestError, UnknownReplicaError
 from weft.fleet.replica import Replica
 from weft.handoff import Role
@@ -107,15 +107,9 @@ def _replica_number(request: Request) -> int:
 
 
 def _timeout(request: Request) -> float:
-    text = request.query_params.get("timeout")
-    if text is None:
-        return DRAIN_S
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= DRAIN_MAX_S:  # also NaN
-        raise RequestError(f"timeout is {text!r}; it may be 0 to {DRAIN_MAX_S:g} seconds", param="timeout")
+    value: float = _number(request.query_params, "timeout", float, DRAIN_S)
+    if not 0 <= value <= DRAIN_MAX_S:
+        raise RequestError(f"timeout is {value:g}; it may be 0 to {DRAIN_MAX_S:g} seconds", param="timeout")
     return value
 
 
@@ -139,6 +133,24 @@ class SleepBody(msgspec.Struct, frozen=True):
 
 class WakeBody(msgspec.Struct, frozen=True):
     tags: list[str] | str | None = None
+
+
+class SleepAnswer(msgspec.Struct):
+    status: str
+    level: int
+    flushed: Flushed
+
+
+class WakeAnswer(msgspec.Struct):
+    status: str
+    tags: list[Part] | None
+    missing: list[Part]
+
+
+class IsSleepingAnswer(msgspec.Struct):
+    is_sleeping: bool
+    level: int
+    missing: list[Part]
 
 
 class SleepRequest(msgspec.Struct, frozen=True):
@@ -172,19 +184,17 @@ def read_tags(query: QueryParams, raw: bytes) -> list[Part] | None:
     return tags or None  # type: ignore[return-value]  # membership was checked above
 
 
-def sleep_answer(outcome: SleepOutcome) -> dict[str, Any]:
+def sleep_answer(outcome: SleepOutcome) -> SleepAnswer:
     assert outcome.flushed is not None
-    return {"status": "sleeping", "level": outcome.state.level,
-            "flushed": {"bytes": outcome.flushed.bytes, "tokens": outcome.flushed.tokens}}
+    return SleepAnswer("sleeping", outcome.state.level, outcome.flushed)
 
 
-def wake_answer(outcome: SleepOutcome, tags: list[Part] | None) -> dict[str, Any]:
-    return {"status": "sleeping" if outcome.state.level else "awake", "tags": tags,
-            "missing": list(outcome.state.missing)}
+def wake_answer(outcome: SleepOutcome, tags: list[Part] | None) -> WakeAnswer:
+    return WakeAnswer("sleeping" if outcome.state.level else "awake", tags, list(outcome.state.missing))
 
 
-def state_answer(state: SleepState) -> dict[str, Any]:
-    return {"is_sleeping": bool(state.level), "level": state.level, "missing": list(state.missing)}
+def state_answer(state: SleepState) -> IsSleepingAnswer:
+    return IsSleepingAnswer(bool(state.level), state.level, list(state.missing))
 
 
 def _number(query: QueryParams, name: str, kind: type[int] | type[float], otherwise: float) -> Any:

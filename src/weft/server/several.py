@@ -222,8 +222,8 @@ class SeveralModels:
         if entry == "full":
             raise QueueFullError(
                 f"{self.residency.waiting} requests wait for models to be loaded; the limit is "
-                f"{self.residency.waiting_max} (--max-queued-requests). Try again later",
-                param="--max-queued-requests", code="queue_full")
+                f"{self.residency.waiting_max} (limits.max_queued_requests). Try again later",
+                param="limits.max_queued_requests", code="queue_full")
         use = self.residency.use(model.name) if entry == "in" else await self._wait(model)
         stays_s = self.default_keep_alive_s if keep_alive_s is UNSET else keep_alive_s
         self.residency.keep_alive(model.name, stays_s, time.monotonic())

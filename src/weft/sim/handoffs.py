@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
 from weft.costs.restore import RestorePrices
 from weft.costs.step import CostModel
 from weft.handoff import LINK_LATENCY_S, LinkStats
@@ -29,12 +27,11 @@ from weft.memory.prefix_store import (
     StoredPrefix,
     StoreEvent,
     Ticket,
-    TransferBuffers,
     Uint8s,
     buffer_limit,
 )
 from weft.schedule.store_tier import StoreTier
-from weft.sim.store_tier import LINK_BYTES_S, NAMESPACE
+from weft.sim.store_tier import LINK_BYTES_S, NAMESPACE, scratch_buffers
 from weft.store.inbox import FULL, Inbox, Parcel, SentRecord
 from weft.store.ledger import token_bytes
 from weft.store.peer_store import NoStore
@@ -68,10 +65,7 @@ class LinkModel:
     def tier_for(self, memory: Memory, cost: CostModel,
                  clock: Callable[[], float]) -> tuple[StoreTier, VirtualInbox]:
         """The tier of an engine that gets records, and where they arrive."""
-        limit = buffer_limit(memory.plan.arena_bytes * self.ranks)
-        scratch_B = np.empty(limit, np.uint8)  # nothing reads or writes it
-        buffers = TransferBuffers(self.page_bytes, self.state_bytes, limit_bytes=limit,
-                                  allocate=lambda size_bytes: scratch_B[:size_bytes])
+        buffers, scratch_B = scratch_buffers(memory, self)
         inbox = VirtualInbox(self, scratch_B, clock)
         prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS)
         return StoreTier(inbox, memory, buffers, prices, clock, exact=False), inbox

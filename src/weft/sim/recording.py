@@ -4,7 +4,7 @@
     {"at_s", "input_length", "output_length", "blocks", ...}      one line for each sequence that ended
     {"steps": [[prefill tokens, pairs, decodes, context, s], ...]}   times of some steps, to fit a cost model
     {"front": [[3, "<7 x 4 bytes>"]]}      the first 7 tokens of block 3, as comparable as blocks are
-    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64; with --record-tokens alone
+    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64; with server.record_tokens alone
     {"ended": true, "dropped": 0}
 
 The first line says which form a file has. **No text and no tokens** unless the operator asks for them. A
@@ -284,8 +284,8 @@ _BLOCKS_SHARED_MIN = 2
 """A continued conversation shares as many full blocks at least: one is the service's own beginning."""
 
 
-def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True, name: str = "the trace",
-                     block_tokens: int = MOONCAKE_BLOCK_TOKENS) -> Traffic:
+def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True,
+                     name: str = "the trace") -> Traffic:
     """Requests by their arrival, of rows as the Mooncake project published them (FAST '25), in blocks of 512
     tokens. Raises ConfigError that names the line of a row that is not of the form.
 
@@ -299,35 +299,34 @@ def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True, 
         A   [ b0 | b1 | b2.tail ]  answer
         B   [ b0 | b1 | b2'                | b3' ... ]      b2' begins with A's tail, then A's answer
     """
-    read = [_checked_row(row, f"{name}, request {number}", block_tokens)
-            for number, row in enumerate(rows, 1)]
-    read.sort(key=lambda row: row[0])
+    read = sorted((_checked_row(row, f"{name}, request {number}") for number, row in enumerate(rows, 1)),
+                  key=lambda row: row[0])
     numbers: dict[Any, int] = {}
     blocks = [tuple(numbers.setdefault(one, len(numbers)) for one in ids) for _, _, _, ids in read]
-    links = _Links(read, blocks, block_tokens)
+    links = _Links(read, blocks)
     if linked:
         links.find()
     first_ms = read[0][0] if read else 0.0
     requests = [TrafficRequest((at_ms - first_ms) / 1000, length, output, blocks[index],
                                next_turn=links.next_turn.get(index))
                 for index, (at_ms, length, output, _) in enumerate(read)]
-    return Traffic(requests, block_tokens=block_tokens, fronts=links.fronts())
+    return Traffic(requests, block_tokens=MOONCAKE_BLOCK_TOKENS, fronts=links.fronts())
 
 
 _Row = tuple[float, int, int, Sequence[Any]]
 
 
-def _checked_row(row: Mapping[str, Any], where: str, block_tokens: int) -> _Row:
+def _checked_row(row: Mapping[str, Any], where: str) -> _Row:
     try:
         at_ms, length, output = float(row["timestamp"]), int(row["input_length"]), int(row["output_length"])
         ids = list(row["hash_ids"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: it needs timestamp, input_length, output_length and hash_ids "
                           f"({error!r})", param="TRACE") from None
-    if length < 1 or output < 0 or len(ids) != -(-length // block_tokens):
+    if length < 1 or output < 0 or len(ids) != -(-length // MOONCAKE_BLOCK_TOKENS):
         raise ConfigError(f"{where}: input_length {length} and output_length {output} with {len(ids)} "
-                          f"hash_ids; there must be one for each {block_tokens} tokens of the prompt",
-                          param="TRACE")
+                          f"hash_ids; there must be one for each {MOONCAKE_BLOCK_TOKENS} tokens of the "
+                          "prompt", param="TRACE")
     return at_ms, length, max(1, output), ids
 
 
@@ -335,10 +334,9 @@ class _Links:
     """``next_turn``: request -> the one that goes on with it. ``_tails``: block -> (block it begins with,
     tokens of that)."""
 
-    def __init__(self, rows: Sequence[_Row], blocks: Sequence[tuple[int, ...]], block_tokens: int) -> None:
+    def __init__(self, rows: Sequence[_Row], blocks: Sequence[tuple[int, ...]]) -> None:
         self._rows = rows
         self._blocks = blocks
-        self._block_tokens = block_tokens
         self._tails: dict[int, tuple[int, int]] = {}
         self.next_turn: dict[int, int] = {}
 
@@ -353,14 +351,14 @@ class _Links:
             if _BLOCKS_SHARED_MIN <= known < len(ids):
                 self._link(index, known, ends.get(ids[known - 1], []))
             seen.update(ids)
-            if length >= self._block_tokens:
-                ends.setdefault(ids[length // self._block_tokens - 1], []).append(index)
+            if length >= MOONCAKE_BLOCK_TOKENS:
+                ends.setdefault(ids[length // MOONCAKE_BLOCK_TOKENS - 1], []).append(index)
 
     def _link(self, index: int, known: int, candidates: list[int]) -> None:
         for earlier in reversed(candidates):
             _, length, output, _ = self._rows[earlier]
-            if length // self._block_tokens == known and self._rows[index][1] >= length + output:
-                tail = length - known * self._block_tokens
+            if length // MOONCAKE_BLOCK_TOKENS == known and self._rows[index][1] >= length + output:
+                tail = length - known * MOONCAKE_BLOCK_TOKENS
                 if tail:
                     self._tails[self._blocks[index][known]] = self._blocks[earlier][known], tail
                 self.next_turn.setdefault(earlier, index)
@@ -371,8 +369,8 @@ class _Links:
         fronts: dict[int, Int32s] = {}
 
         def tokens_of(block: int) -> Int32s:
-            first = block * self._block_tokens
-            tokens = np.arange(first, first + self._block_tokens, dtype=np.int32)
+            first = block * MOONCAKE_BLOCK_TOKENS
+            tokens = np.arange(first, first + MOONCAKE_BLOCK_TOKENS, dtype=np.int32)
             if block in fronts:
                 tokens[:fronts[block].size] = fronts[block]
             return tokens

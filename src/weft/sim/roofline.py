@@ -104,23 +104,22 @@ class Roofline:
         return {"kind": "roofline", **asdict(self)}
 
 
-def roofline(load: ModelLoad, device: str, *, count: int, flops_share: float = FLOPS_SHARE,
-             bandwidth_share: float = BANDWIDTH_SHARE, fixed_s: float = STEP_FIXED_S) -> Roofline:
+def roofline(load: ModelLoad, device: str, *, count: int) -> Roofline:
     """``count`` accelerators of the name ``device`` side by side. Raises ConfigError that lists the names."""
     accelerator = DEVICES.get(device.lower())
     if accelerator is None:
         names = ", ".join(one.name for one in DEVICES.values())
         raise ConfigError(f"--device {device!r} is not in the table: it has {names}; or fit the times of a "
                           "running engine with --fit", param="--device")
-    flops = count * flops_share * (accelerator.flops_8 if load.eight_bit else accelerator.flops_16)
-    traffic = count * bandwidth_share * accelerator.memory_bytes_s
+    flops = count * FLOPS_SHARE * (accelerator.flops_8 if load.eight_bit else accelerator.flops_16)
+    traffic = count * BANDWIDTH_SHARE * accelerator.memory_bytes_s
     return Roofline(
-        name=f"{count} x {accelerator.name}", fixed_s=fixed_s,
+        name=f"{count} x {accelerator.name}", fixed_s=STEP_FIXED_S,
         token_s=2 * load.active_params / flops, pair_s=load.pair_flops / flops,
         dense_s=load.dense_params * load.weight_bytes / traffic,
         experts_s=load.expert_params * load.weight_bytes / traffic, expert_share=load.expert_share,
         kv_token_s=load.kv_bytes / traffic, state_s=2 * load.state_bytes / traffic,
-        byte_s=1 / (bandwidth_share * accelerator.memory_bytes_s))
+        byte_s=1 / (BANDWIDTH_SHARE * accelerator.memory_bytes_s))
 
 
 def model_load(architecture: shapes.Architecture, *, parameters: int, weight_bytes: float, eight_bit: bool,

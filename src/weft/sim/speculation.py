@@ -146,7 +146,7 @@ def replay_speculation(traffic: Traffic, recording: Recording, sources: Sequence
     has_tokens = bool(recording.texts) and all(text is not None for text in recording.texts)
     left_out = {"prediction": "a recording has no predictions", "grammar": "a recording has no grammars"}
     if not has_tokens:
-        left_out["suffix"] = "it needs tokens: record with --record-tokens"
+        left_out["suffix"] = "it needs tokens: record with server.record_tokens"
     left_out = {source: why for source, why in left_out.items() if source in sources}
     replayed = tuple(source for source in sources if source not in left_out)
     tree = PrefixTree(paged=False)

@@ -26,6 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ from weft.store.index import KvChain, StoreIndex, entries_of, is_current, prefix
 from weft.store.ledger import root_chain, token_bytes
 from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.writing import PutRequest, put_request, records_of
-from weft.units import parse_bytes
+from weft.units import parse_byte_rate, parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,10 +390,7 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
 def parse_rate(text: str) -> tuple[float, float]:
     """``3GB/s`` or ``3GB/s@100us``: bytes a second, and seconds of latency. Raises ConfigError."""
     rate, _, latency = text.partition("@")
-    bytes_s = parse_bytes(rate.removesuffix("/s"), flag="--store")
-    if bytes_s <= 0:
-        raise ConfigError(f"--store {text!r}: its rate must be above 0", param="--store")
-    return float(bytes_s), _seconds(latency, text) if latency else LATENCY_S
+    return float(parse_byte_rate(rate, flag="--store")), _seconds(latency, text) if latency else LATENCY_S
 
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -406,18 +404,19 @@ def _seconds(latency: str, text: str) -> float:
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
+def scratch_buffers(memory: Memory, of: Any) -> tuple[TransferBuffers, Uint8s]:
+    """Of an engine with the pages, states and ranks of ``of``, over bytes that nothing reads or writes."""
+    scratch_B = np.empty(buffer_limit(memory.plan.arena_bytes * of.ranks), np.uint8)
+    return TransferBuffers(of.page_bytes, of.state_bytes, limit_bytes=len(scratch_B),
+                           allocate=lambda size_bytes: scratch_B[:size_bytes]), scratch_B
+
+
 def tier_for(model: StoreModel, memory: Memory, cost: CostModel,
              clock: Callable[[], float]) -> tuple[StoreTier, VirtualStore]:
     """The tier of ``memory``, and the store under it."""
-    limit = buffer_limit(memory.plan.arena_bytes * model.ranks)
-    scratch_B = np.empty(limit, np.uint8)  # nothing reads or writes it
-
-    def allocate(size_bytes: int) -> Uint8s:
-        return scratch_B[:size_bytes]
-
-    buffers = TransferBuffers(model.page_bytes, model.state_bytes, limit_bytes=limit, allocate=allocate)
+    buffers, scratch_B = scratch_buffers(memory, model)
     exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
-    store = VirtualStore(model.disk, clock, queue_bytes=limit, exact=exact, packing=model.packing)
+    store = VirtualStore(model.disk, clock, queue_bytes=len(scratch_B), exact=exact, packing=model.packing)
     prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS, read_bytes_s=model.disk.bytes_s,
                            latency_s=model.disk.latency_s, copy_bytes_s=LINK_BYTES_S * model.ranks)
     tier = StoreTier(store, memory, buffers, prices, clock, exact=exact,

@@ -14,6 +14,7 @@ are counted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -124,6 +125,17 @@ class Bucket:
         else:
             self._answered()
 
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Of one request. An object that is missing is no sign of an answer: a bucket may be missing too."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from None
+        self._answered()
+
     def put_new(self, key: str, payload: bytes | memoryview) -> bool:
         """False if the object exists already. Raises Unreachable."""
         try:
@@ -138,38 +150,26 @@ class Bucket:
 
     def exists(self, key: str) -> bool:
         """Raises Unreachable."""
-        try:
+        with contextlib.suppress(FileNotFoundError), self._asking():
             self._obstore.head(self._store, key)
-        except FileNotFoundError:
-            return False   # a bucket of that name may be missing too, so this is no sign of an answer
-        except Exception as error:
-            raise self._failed(error) from None
-        self._answered()
-        return True
+            return True
+        return False
 
     def read(self, key: str, into: memoryview) -> None:
         """The first bytes of an object. Raises FileNotFoundError, Unreachable, or OSError if it is short."""
         try:
-            content = memoryview(self._obstore.get_range(self._store, key, start=0, length=len(into)))
+            with self._asking():
+                content = memoryview(self._obstore.get_range(self._store, key, start=0, length=len(into)))
         except FileNotFoundError:
             raise FileNotFoundError(2, "the object is gone") from None
-        except Exception as error:
-            raise self._failed(error) from None
-        self._answered()
         if len(content) != len(into):
             raise OSError(5, "the object is shorter than its ledger says")
         into[:] = content
 
     def read_all(self, key: str) -> bytes:
         """Raises FileNotFoundError, Unreachable."""
-        try:
-            content = bytes(self._obstore.get(self._store, key).bytes())
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            raise self._failed(error) from None
-        self._answered()
-        return content
+        with self._asking():
+            return bytes(self._obstore.get(self._store, key).bytes())
 
     def objects(self, prefix: str) -> Iterator[Stored]:
         """Raises Unreachable."""
@@ -182,12 +182,8 @@ class Bucket:
 
     def delete(self, key: str) -> None:
         """An object that is gone already is no error. Raises Unreachable."""
-        try:
+        with contextlib.suppress(FileNotFoundError), self._asking():
             self._obstore.delete(self._store, key)
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> Unreachable:
         with self._lock:

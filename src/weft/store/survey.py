@@ -288,11 +288,10 @@ def verify_bucket(bucket: Bucket, progress: Progress) -> BucketVerified:
 
 
 @_answered
-def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress,
-                 now: datetime | None = None) -> BucketPruned:
+def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress) -> BucketPruned:
     """Raises ConfigError if the bucket does not answer or refuses to delete."""
     contents = _contents(bucket)
-    now, named = now or datetime.now(UTC), contents.named()
+    now, named = datetime.now(UTC), contents.named()
     going = {key for key, one in contents.payloads.items()
              if key not in named and (now - one.modified).total_seconds() > YOUNG_S}
     left = sum(one.nbytes for key, one in contents.payloads.items() if key not in going)

@@ -255,18 +255,18 @@ class TieredStore:
 CACHE_FOLDER = "~/.cache/weft/store"
 
 
-def open_store(location: str | Path, identity: NamespaceIdentity, options: StoreOptions, *,
-               disk: OsDisk | None = None) -> DirectoryStore | TieredStore:
+def open_store(location: str | Path, identity: NamespaceIdentity,
+               options: StoreOptions) -> DirectoryStore | TieredStore:
     """Raises ConfigError that names the place and what to change. A directory that another process writes
     to, or without permission to write, is opened for reading; ``stats().notes`` says so."""
     if not is_bucket(str(location)):
-        return open_local(Path(location).expanduser(), identity, options, disk=disk)
+        return open_local(Path(location).expanduser(), identity, options)
     bucket = Bucket(str(location))
     fault = bucket.check()
     if fault and options.required:
-        raise ConfigError(f"--store {location} does not answer: {fault}; without --store-required the server "
-                          "starts all the same", param=PARAM)
-    local = open_local(cache_directory(str(location), options), identity, options, disk=disk)
+        raise ConfigError(f"--store {location} does not answer: {fault}; without cache.store_required the "
+                          "server starts all the same", param=PARAM)
+    local = open_local(cache_directory(str(location), options), identity, options)
     return TieredStore(local, bucket, refresh_s=options.refresh_s)
 
 

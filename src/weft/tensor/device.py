@@ -168,6 +168,16 @@ class DeviceTimeoutError(RuntimeError):
     """The device did not finish in time."""
 
 
+def recorded(device: torch.device, event: Any = None) -> Any:
+    """``event``, or a new one, behind what the current stream was asked for; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    cuda: Any = torch.cuda
+    event = event or cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 def wait_for(event: DeviceEvent, *, deadline_s: float = WAIT_MAX_S,
              clock: Callable[[], float] = time.monotonic,
              sleep: Callable[[float], None] = time.sleep) -> None:

@@ -47,9 +47,6 @@ MARK = "\ue000weft-continues-here\ue001"
 TEMPLATE_CHARS_MAX = 64_000_000
 MESSAGE_ENDS_MAX = 8
 """Messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
-BEGINNINGS_MAX = 32
-BEGINNING_CHARS_MAX = 16 << 10
-"""Of one remembered beginning, and of the messages that it is made of (law L11)."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -84,8 +81,6 @@ class ChatTemplate:
         self.source = source
         self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         self._knows_developer = "developer" in source
-        self._depends_on_time = "strftime_now" in source
-        self._beginnings: dict[bytes, str] = {}
 
     def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool | None = None,
                continue_final_message: bool = False, variables: Mapping[str, Any] | None = None) -> str:
@@ -128,30 +123,16 @@ class ChatTemplate:
         positions = set()
         leading = next((at for at, message in enumerate(messages)
                         if message.role not in ("system", "developer")), len(messages))
-        positions.add(common_length(self._before_other_question(messages[:leading], variables), text))
+        question = ChatMessage(role="user", content=MARK)   # that no client asks
+        positions.add(common_length(self.beginning([*messages[:leading], question], variables), text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
-            beginning = self._beginning(messages[:count], variables)
+            beginning = self.beginning(messages[:count], variables)
             if text.startswith(beginning):
                 positions.add(len(beginning))
         return sorted(positions - {0})
 
-    def _before_other_question(self, leading: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
-        """``leading`` messages and a question that no client asks."""
-        try:
-            key = b"" if self._depends_on_time else msgspec.msgpack.encode((leading, variables))
-        except (OverflowError, RecursionError, ValueError):
-            key = b""
-        other = self._beginnings.pop(key, None)
-        if other is None:
-            other = self._beginning([*leading, ChatMessage(role="user", content=MARK)], variables)
-        if key and max(len(key), len(other)) <= BEGINNING_CHARS_MAX:
-            self._beginnings[key] = other
-            if len(self._beginnings) > BEGINNINGS_MAX:
-                del self._beginnings[next(iter(self._beginnings))]
-        return other
-
-    def _beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
-        """Empty where the template refuses so short a conversation."""
+    def beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
+        """Without the beginning of an answer; empty where the template refuses so short a conversation."""
         try:
             return self.render(messages, add_generation_prompt=False, variables=variables)
         except RequestError:

@@ -55,7 +55,7 @@ def marked_characters(template: ChatTemplate, messages: list[ChatMessage], text:
     for tool, message, part in marks:
         if message is None:
             shown = {**(variables or {}), "tools": [*without_marks(tools[:tool + 1]), _OTHER_TOOL]}
-            positions.add(common_length(_rendered(template, messages, shown), text))
+            positions.add(common_length(template.beginning(messages, shown), text))
         else:
             positions.add(_behind(template, messages, message, part, text, variables))
     return sorted(positions - {0})
@@ -97,12 +97,12 @@ def _behind(template: ChatTemplate, messages: list[ChatMessage], message: int, p
             variables: Mapping[str, Any] | None) -> int:
     """Where ``messages[message]``, or its content up to ``part``, ends in ``text``."""
     if part is None:
-        beginning = _rendered(template, messages[:message + 1], variables)
+        beginning = template.beginning(messages[:message + 1], variables)
         if beginning and text.startswith(beginning):
             return len(beginning)
     marked = list(messages)
     marked[message] = msgspec.structs.replace(messages[message], content=_with_mark(messages[message], part))
-    return common_length(_rendered(template, marked, variables), text)
+    return common_length(template.beginning(marked, variables), text)
 
 
 def _with_mark(message: ChatMessage, part: int | None) -> str | list[Any]:
@@ -113,15 +113,6 @@ def _with_mark(message: ChatMessage, part: int | None) -> str | list[Any]:
     shown = content[last] if content else ""
     said = shown if isinstance(shown, str) else shown.get("text") or shown.get("refusal") or ""
     return [*content[:last], said + MARK]
-
-
-def _rendered(template: ChatTemplate, messages: list[ChatMessage],
-              variables: Mapping[str, Any] | None) -> str:
-    """Empty where the template refuses it."""
-    try:
-        return template.render(messages, add_generation_prompt=False, variables=variables)
-    except RequestError:
-        return ""
 
 
 class ShownPicture(msgspec.Struct, frozen=True):

@@ -137,7 +137,7 @@ def test_an_id_in_use_is_refused_and_free_again_after_its_end() -> None:
 def test_the_queue_is_bounded_in_sequences_and_the_error_names_the_flag() -> None:
     rig = Rig(queue_max=4, rows_max=2)
     rig.submit("a", n=3)
-    with pytest.raises(QueueFullError, match="--max-queued-requests"):
+    with pytest.raises(QueueFullError, match=r"limits\.max_queued_requests"):
         rig.submit("b", n=2)
     rig.submit("c")
     with pytest.raises(QueueFullError):

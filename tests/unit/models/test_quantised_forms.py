@@ -131,6 +131,35 @@ def test_a_quantisation_that_is_not_read_is_named(config: dict[str, object], wor
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def compressed(*inputs: object, kind: str = "float") -> dict[str, object]:
+    return {"quant_method": "compressed-tensors", "config_groups": {
+        str(number): {"weights": {"type": kind, "num_bits": 8}, "input_activations": given}
+        for number, given in enumerate(inputs)}}
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+QUARK = {"weight": {"dtype": "fp8_e4m3"}}
+WEIGHTS_ALONE = [
+    compressed(None), compressed({"num_bits": 8}, None), {**BLOCKS, "activation_scheme": None},
+    {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
+    {"quant_method": "quark", "global_quant_config": QUARK},
+    {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}]
+INPUTS_TOO = [
+    compressed({"num_bits": 8}), compressed(None, kind="int"), BLOCKS,
+    {**BLOCKS, "activation_scheme": "dynamic"},
+    {"quant_method": "modelopt", "quant_algo": "FP8"},
+    {"quant_method": "quark", "global_quant_config": {**QUARK, "input_tensors": {"dtype": "fp8_e4m3"}}},
+    {"quant_method": "torchao", "quant_type": {"default": {
+        "_type": "Float8DynamicActivationFloat8WeightConfig"}}}]
+
+
+@pytest.mark.parametrize(("settings", "rounds"), [
+    *((settings, False) for settings in WEIGHTS_ALONE), *((settings, True) for settings in INPUTS_TOO)])
+def test_inputs_are_rounded_where_the_settings_do_not_say_weights_alone(settings: dict[str, object],
+                                                                        rounds: bool) -> None:
+    assert stored_form({"quantization_config": settings}, {}).rounds_inputs is rounds
+
+
 def test_what_a_quantised_checkpoint_leaves_plain_stays_plain(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, FORMS["awq"])
     layer = load(quantised).model.layers[0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
+from tests.support.arena_fills import fill_frames, fill_pages, fill_slots
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.memory.frames.plan import plan_arena
@@ -32,7 +35,7 @@ def frames_of(arena: DeviceArena) -> torch.Tensor:
 
 def test_an_arena_begins_as_zeros(arena: DeviceArena) -> None:
     assert not arena.buffer.any()
-    arena.fill_frames(range(arena.plan.frame_count), NAN_BYTE)
+    fill_frames(arena, range(arena.plan.frame_count), NAN_BYTE)
     arena.release()
     arena.allocate()
     assert not arena.buffer.any(), "and does again where what it had was given back"
@@ -49,9 +52,10 @@ def test_a_frame_is_written_only_when_it_is_named_again(arena: DeviceArena) -> N
     assert not frames_of(arena)[1:4].any()
 
 
-@pytest.mark.parametrize("kind", ["frames", "pages", "slots"])
-def test_nothing_counts_as_never_written_once_something_was_filled(arena: DeviceArena, kind: str) -> None:
-    getattr(arena, f"fill_{kind}")([0], NAN_BYTE)
+@pytest.mark.parametrize("fill", [fill_frames, fill_pages, fill_slots])
+def test_nothing_counts_as_never_written_once_something_was_filled(
+        arena: DeviceArena, fill: Callable[[DeviceArena, list[int], int], None]) -> None:
+    fill(arena, [0], NAN_BYTE)
     frames_of(arena).fill_(7)
     arena.zero_frames([1])
     assert not frames_of(arena)[1].any()

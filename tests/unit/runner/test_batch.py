@@ -11,6 +11,7 @@ import torch
 from msgspec import structs
 
 from tests.fixtures.far_memory import far_memory
+from tests.support.arena_fills import fill_frames, fill_pages, fill_slots
 from tests.unit.runner import plans
 from weft.memory.arena_work import CompressState, RestoreState
 from weft.memory.frames.plan import plan_arena
@@ -173,7 +174,7 @@ def test_prompt_logprobs_end_before_the_first_generated_token(arena):
 
 
 def test_frames_that_changed_kind_are_zeroed_and_no_other(arena):
-    arena.fill_frames(range(arena.plan.frame_count), NAN_BYTE)
+    fill_frames(arena, range(arena.plan.frame_count), NAN_BYTE)
     builder().apply(plans.plan(zero_frames=[1, 3]), sampler(), arena)
     frames = arena.buffer.view(arena.plan.frame_count, arena.plan.frame_bytes)
     zero = [frame for frame in range(arena.plan.frame_count) if not frames[frame].any()]
@@ -181,15 +182,15 @@ def test_frames_that_changed_kind_are_zeroed_and_no_other(arena):
 
 
 def test_poisoned_pages_and_slots_are_nan_in_every_view_and_nowhere_else(arena):
-    arena.fill_frames(range(arena.plan.frame_count), 0)
-    arena.fill_pages([2], NAN_BYTE)
+    fill_frames(arena, range(arena.plan.frame_count), 0)
+    fill_pages(arena, [2], NAN_BYTE)
     caches = arena.layer_caches(2)
     k = caches[0].k
     assert k is not None
     assert k[2].isnan().all()
     assert not k[[1, 3]].isnan().any()
-    arena.fill_frames(range(arena.plan.frame_count), 0)
-    arena.fill_slots([4], NAN_BYTE)
+    fill_frames(arena, range(arena.plan.frame_count), 0)
+    fill_slots(arena, [4], NAN_BYTE)
     conv = caches[1].state["conv"]
     assert conv[4].isnan().all()
     assert not conv[[3, 5]].isnan().any()
@@ -207,7 +208,7 @@ def test_a_plan_with_more_tokens_than_a_step_may_have_is_a_bug(arena):
 
 def marked(arena: DeviceArena, stride_bytes: int) -> torch.Tensor:
     """The arena as items of ``stride_bytes``, each full of its own index."""
-    arena.fill_frames(range(arena.plan.frame_count), 0)
+    fill_frames(arena, range(arena.plan.frame_count), 0)
     items = arena.buffer.view(-1, stride_bytes)
     items.copy_((torch.arange(items.shape[0]) % 251).to(torch.uint8)[:, None].expand_as(items))
     return items

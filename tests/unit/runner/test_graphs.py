@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.graph_steps import EagerCapture, dummy_step
 from tests.unit.runner import plans
 from weft.config import Sizes
 from weft.memory.frames.plan import plan_arena
-from weft.runner.graphs import CudaCapture, EagerCapture, Replay, UnreadableList, decode_widths
+from weft.runner.graphs import CudaCapture, Replay, UnreadableList, decode_widths
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention
@@ -272,7 +273,7 @@ def test_a_dummy_step_is_pad_rows_alone(recorded: bool) -> None:
     if recorded:
         made.record_graphs()
     before = made.arena.buffer.clone()
-    made.dummy_step(7)
+    dummy_step(made, 7)
     assert capture.replays == ([8] if recorded else [])
     assert len(model.seen[-1].positions_T) == (8 if recorded else 7)
     assert model.only_pads[-1]
@@ -313,7 +314,7 @@ def test_a_width_that_cannot_be_recorded_costs_no_other_width() -> None:
     assert capture.replays == [4], "padded to the next width that has a graph"
     assert partly.execute(decodes(7)).tokens.tolist() == [6 + row for row in range(7)]
     assert capture.replays == [4], "wider than all graphs: without one"
-    partly.dummy_step(7)
+    dummy_step(partly, 7)
     assert capture.replays == [4]
 
 

@@ -10,10 +10,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from tests.support.graph_steps import EagerCapture
 from tests.unit.runner import plans
 from tests.unit.runner.test_graphs import SIZES, Recording, RunsOnce, Successor
 from weft.memory.frames.plan import plan_arena
-from weft.runner.graphs import EagerCapture, Replay
+from weft.runner.graphs import Replay
 from weft.runner.mixed_graphs import TOKENS, MixedShape, mixed_shapes
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan, Tap

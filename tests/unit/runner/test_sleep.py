@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
+from tests.support.arena_fills import fill_frames
 from weft.assemble import Assembled, assemble
 from weft.config import EngineConfig
 from weft.engine.sleeper import Sleeper
@@ -110,7 +111,7 @@ def test_the_arena_goes_and_the_answers_stay(level: int, kv_dtype: str, overlap:
     assert executor.arena.buffer.numel() == 0
     assert isinstance(executor.model, DroppedModel) == (level == 2)
     sleeper.wake_up(["kv_cache"])
-    executor.arena.fill_frames(range(executor.arena.plan.frame_count), NAN_BYTE)  # where nothing is written
+    fill_frames(executor.arena, range(executor.arena.plan.frame_count), NAN_BYTE)  # where nothing is written
     assert executor.arena.buffer.numel() == arena_bytes
     sleeper.wake_up()
     assert answer(made, "after") == before

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.arena_fills import fill_frames
+from tests.support.graph_steps import EagerCapture, dummy_step
 from tests.unit.runner import plans
 from weft.config import Sizes
 from weft.memory.frames.plan import plan_arena
 from weft.runner import torch_executor
-from weft.runner.graphs import EagerCapture
 from weft.runner.torch_executor import TorchExecutor
 from weft.spec import ModelSpec, attention
 from weft.tensor.device import current as current_device
@@ -62,7 +63,7 @@ def test_only_runs_that_sample_get_a_token_and_only_their_logits_are_made(execut
 def test_a_step_without_runs_still_clears_rows_and_zeroes_frames(executor, model):
     executor.execute(plans.plan([(0, 0, [1], PAD, True)], admissions=[plans.admission(0, [1])],
                                 table_writes=[(0, 0, 3)]))
-    executor.arena.fill_frames(range(executor.arena.plan.frame_count), 7)
+    fill_frames(executor.arena, range(executor.arena.plan.frame_count), 7)
     result = executor.execute(plans.plan(rows_cleared=[0], zero_frames=[2]))
     assert result.tokens.size == 0
     assert executor.batches.pages_of(0) == []
@@ -135,8 +136,8 @@ def test_everything_is_launched_with_the_executors_device_as_the_current_one(mod
     model.forward = lambda *args: (seen.append(list(entered)), forward(*args))[1]
     executor.execute(plans.plan([(0, 0, [1, 2], PAD, True)], admissions=[plans.admission(0, [1, 2])]))
     executor.record_graphs()
-    executor.dummy_step(2)
+    dummy_step(executor, 2)
     executor.graphs.forget()
-    executor.dummy_step(2)
+    dummy_step(executor, 2)
     assert seen == [[executor.arena.device]] * 3
     assert current_device(torch.device("cpu")).__class__ is contextlib.nullcontext

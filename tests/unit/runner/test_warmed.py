@@ -17,6 +17,7 @@ from msgspec import structs
 
 from tests.fixtures.drafters import AnswerDrafter
 from tests.oracle.serving import DEVICE, Serving, directory
+from tests.support.graph_steps import EagerCapture
 from tests.unit.runner.launches import Launch, recorded
 from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig
@@ -25,7 +26,6 @@ from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
 from weft.runner import reserve, sampling_kernels
 from weft.runner.arena import DeviceArena, warm
-from weft.runner.graphs import EagerCapture
 from weft.runner.reserve import measure_reserve, step_shapes
 from weft.text.grammars import regex_grammar
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from weft.config import STEP_TOKENS_CPU, EngineConfig, Sizes
-from weft.config_check import flag_name
+from weft.config_check import check_fields
 from weft.errors import ConfigError
 from weft.spec import (
     ITEM_BYTES,
@@ -356,14 +356,10 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
     ``rows_max``: sequences that can hold a slot and a page each. They leave the step's budget room for one
     chunk of prefill beside all decodes, so decodes never starve a prompt.
 
-    Raises ConfigError for a field that is not positive. Raises ConfigError if ``--memory`` cannot hold one
-    frame of each kind; that error names the exact flag that would do.
+    Raises ConfigError for a field that its declaration excludes. Raises ConfigError if ``--memory`` cannot
+    hold one frame of each kind; that error names the exact flag that would do.
     """
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_model_len"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            flag = flag_name(name)
-            raise ConfigError(f"{flag} is {value}; it must be at least 1", param=flag)
+    check_fields(config)
     if arena.frame_count < arena.frames_min:
         need, flag = memory_for(spec, arena.kv_dtype, 1, 1)
         raise ConfigError(

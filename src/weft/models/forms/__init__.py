@@ -23,9 +23,8 @@ from typing import Any
 from weft.errors import CheckpointError
 from weft.models.forms.bitsandbytes import BitsAndBytes
 from weft.models.forms.compressed import Compressed
-from weft.models.forms.fp8 import BlockFp8
 from weft.models.forms.gguf import Gguf
-from weft.models.forms.small_floats import Modelopt, Mxfp4, Quark
+from weft.models.forms.small_floats import BlockFp8, Modelopt, Mxfp4, Quark
 from weft.models.forms.stored_form import Ask, Plain, StoredForm
 from weft.models.forms.torchao import TorchAo
 from weft.models.forms.words import AUTO_ROUND, Awq, Gptq, auto_round

@@ -20,8 +20,8 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.forms import small_floats
-from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
-from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+from weft.models.forms.stored_form import Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
+from weft.tensor.weights.quantized import LINE, Codes
 
 _METHOD = "compressed-tensors"
 _FORMATS: dict[str, tuple[str, ...]] = {
@@ -57,15 +57,20 @@ class Compressed(StoredForm):
                 refuse(_METHOD, f"config_groups.{name}.weights.actorder", weights["actorder"],
                        "weft reads groups of neighbouring columns (actorder static or weight)")
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Names of layers are not matched: one group of floats with inputs as they are is enough."""
+        groups = [group or {} for group in (self.settings.get("config_groups") or {}).values()]
+        return all(group.get("input_activations") for group in groups
+                   if (group.get("weights") or {}).get("type") == "float")
+
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._kind(name) is not None:
             return small_floats.grouping_of(self, self._names(name), columns, self._block())
-        scale = self.tensors.get(f"{name}_scale")
-        groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
-        group = 0 if groups <= 1 else columns // groups
+        group = small_floats.columns_of_group(self, f"{name}_scale", columns)
         return Grouping(self._bits(name, columns), group) if group % LINE == 0 else None
 
     def _names(self, name: str) -> small_floats.TensorNames:
@@ -105,25 +110,17 @@ class Compressed(StoredForm):
                                   f"format {self.settings.get('format')!r}", param="model")
         if kind is not None:
             return small_floats.read_matrix(self, ask, self._names(name), shape, self._block())
-        stored_scale = small_floats.scale_shape(self, f"{name}_scale", rows)
-        scales = ask(f"{name}_scale", stored_scale, FLOATS).float()
-        groups = stored_scale[1] if len(stored_scale) == 2 else 1
-        zeros = None
-        if f"{name}_packed" in self.tensors:
-            bits = self._bits(name, columns)
+        if stored_as == "int":
+            stored = small_floats.read_int8(self, ask, name, f"{name}_scale", f"{name}_zero_point", shape)
+        else:
+            scales = small_floats.scales_of(self, ask, f"{name}_scale", rows)
+            bits, groups, zeros = self._bits(name, columns), scales.shape[1], None
             words = ask(f"{name}_packed", (rows, -(-columns * bits // 32)), ("I32",))
             codes = unpacked(words, bits, 1)[:, :columns]
             if f"{name}_zero_point" in self.tensors:
                 packed = ask(f"{name}_zero_point", (-(-rows * bits // 32), groups), ("I32",))
                 zeros = unpacked(packed, bits, 0)[:rows]
-        else:
-            bits = 8
-            codes = _unsigned(ask(name, shape, ("I8",)))
-            if f"{name}_zero_point" in self.tensors:
-                zeros = _unsigned(ask(f"{name}_zero_point", stored_scale, ("I8",)))
-                zeros = zeros.reshape(-1, groups).expand(rows, groups)
-        scales = scales.reshape(-1, groups).expand(rows, groups)
-        stored = Codes(bits, codes, scales, zeros, small_floats.group_of(columns, groups))
+            stored = Codes(bits, codes, scales, zeros, small_floats.group_of(columns, groups))
         return stored if self.grouping(name, columns) is not None else stored.dense()
 
     def _block(self) -> tuple[int, int] | None:
@@ -132,8 +129,3 @@ class Compressed(StoredForm):
             if block:
                 return int(block[0]), int(block[1])
         return None
-
-
-def _unsigned(codes: torch.Tensor) -> torch.Tensor:
-    # Codes here are unsigned: the kernels' zero point is 128.
-    return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)

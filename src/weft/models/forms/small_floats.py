@@ -10,6 +10,7 @@
     modelopt             weight         weight_scale     weight_scale_2: times
     compressed-tensors   weight_packed  weight_scale     weight_global_scale: divided by     (compressed.py)
     quark                weight         weight_scale
+    fp8                  weight         weight_scale_inv, for a block of 128 x 128 numbers
     mxfp4 (gpt-oss)      x_blocks       x_scales         U8 [experts, rows, columns / 32, 16]
 
 A byte of e2m1 holds two columns, the first in its low half. Twice a value is a whole number up to 12: a table
@@ -123,31 +124,62 @@ def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
          block: tuple[int, int] | None) -> Codes:
     rows, columns = shape[-2:]
     codes = ask(names.codes, shape, ("F8_E4M3",)).view(torch.uint8)
+    if block is not None:
+        high, wide = block
+        of_blocks = (*shape[:-2], -(-rows // high), -(-columns // wide))
+        scales = ask(names.scales, of_blocks, (*FLOATS, "F8_E8M0")).float()
+        return Codes(8, codes, scales.repeat_interleave(high, dim=-2)[..., :rows, :], None, wide, fp8=True)
     if form.dtype_of(names.scales) in POWERS:
         powers = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"])))
         scales = powers if form.keeps_blocks else powers.float()
         return Codes(8, codes, scales, None, _GROUPS["mxfp8"], fp8=True)
-    if block is not None:
-        high, wide = block
-        scales = ask(names.scales, (*shape[:-2], -(-rows // high), -(-columns // wide)), FLOATS).float()
-        return Codes(8, codes, scales.repeat_interleave(high, dim=-2)[..., :rows, :], None, wide, fp8=True)
-    stored = scale_shape(form, names.scales, rows)
-    groups = stored[1] if len(stored) == 2 else 1
-    scales = ask(names.scales, stored, FLOATS).float().reshape(-1, groups).expand(rows, groups)
-    return Codes(8, codes, scales, None, group_of(columns, groups), fp8=True)
+    scales = scales_of(form, ask, names.scales, rows)
+    return Codes(8, codes, scales, None, group_of(columns, scales.shape[1]), fp8=True)
 
 
 def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None) -> int:
-    if form.dtype_of(names.scales) in POWERS:
-        return _GROUPS["mxfp8"]
     if block is not None:
         return block[1]
-    scales = form.tensors.get(names.scales)
-    groups = scales.shape[1] if scales is not None and len(scales.shape) == 2 else 1
+    return (_GROUPS["mxfp8"] if form.dtype_of(names.scales) in POWERS
+            else columns_of_group(form, names.scales, columns))
+
+
+def columns_of_group(form: StoredForm, scales: str, columns: int) -> int:
+    """By the stored scales; 0 for rows that are one group."""
+    stored = form.tensors.get(scales)
+    groups = stored.shape[1] if stored is not None and len(stored.shape) == 2 else 1
     return 0 if groups <= 1 else columns // groups
 
 
-def scale_shape(form: StoredForm, name: str, rows: int) -> tuple[int, ...]:
+def scales_of(form: StoredForm, ask: Ask, name: str, rows: int) -> torch.Tensor:
+    """float32 [rows, groups], of the matrix, of rows or of groups."""
+    stored = _scale_shape(form, name, rows)
+    return _by_row(ask(name, stored, FLOATS).float(), stored, rows)
+
+
+def read_int8(form: StoredForm, ask: Ask, codes: str, scales: str, zeros: str, shape: tuple[int, ...],
+              ) -> Codes:
+    """``codes``, ``scales``, ``zeros``: the tensors of one matrix; the last may be missing."""
+    rows, columns = shape
+    of_groups, zero_points = scales_of(form, ask, scales, rows), None
+    if zeros in form.tensors:
+        stored = _scale_shape(form, scales, rows)
+        zero_points = _by_row(_unsigned(ask(zeros, stored, ("I8",))), stored, rows)
+    return Codes(8, _unsigned(ask(codes, shape, ("I8",))), of_groups, zero_points,
+                 group_of(columns, of_groups.shape[1]))
+
+
+def _by_row(numbers: torch.Tensor, stored: tuple[int, ...], rows: int) -> torch.Tensor:
+    groups = stored[1] if len(stored) == 2 else 1
+    return numbers.reshape(-1, groups).expand(rows, groups)
+
+
+def _unsigned(codes: torch.Tensor) -> torch.Tensor:
+    # Codes here are unsigned: the kernels' zero point is 128.
+    return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)
+
+
+def _scale_shape(form: StoredForm, name: str, rows: int) -> tuple[int, ...]:
     """The stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
     stored = form.tensors.get(name)
     if stored is not None and (stored.shape in ((), (1,), (1, 1), (rows,))
@@ -228,10 +260,15 @@ class Modelopt(_Named):
         layers = settings.get("quantized_layers") or {}
         mixed = {str((layer or {}).get("quant_algo")) for layer in layers.values()}
         names = (mixed or set(self.served)) if algorithm == "MIXED_PRECISION" else {algorithm}
+        self.named = {name.upper() for name in names}
         for name in sorted(names):
             if name.upper() not in self.served:
                 refuse(self.method, "quant_algo", name, f"weft reads {', '.join(self.served)}")
-        self.kinds = tuple(sorted({kind for name in names for kind in self.served[name.upper()]}))
+        self.kinds = tuple(sorted({kind for name in self.named for kind in self.served[name]}))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return "FP8_PB_WO" not in self.named   # weights only
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         scaled = f"{name.removesuffix('weight')}pre_quant_scale"
@@ -251,6 +288,38 @@ class Modelopt(_Named):
             -(-rows // size), -(-columns // size)) and scale.shape[0] != rows else None
 
 
+class BlockFp8(_Named):
+    """fp8 with a scale for a block, as the FP8 releases of Qwen3-Next, Qwen3.5 and DeepSeek have it. The name
+    of the scale says inverse, of the one that made the codes; it is multiplied with. Source: transformers
+    ``finegrained_fp8``."""
+
+    left_ends = ("activation_scale", "input_scale")
+    method, kinds = "fp8", ("fp8", "mxfp8")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        size = settings.get("weight_block_size")
+        if not (isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) for n in size)):
+            refuse("fp8", "weight_block_size", size, "weft reads blocks of two sizes, such as [128, 128]")
+        self.block = (int(size[0]), int(size[1]))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.settings.get("activation_scheme", "dynamic") is not None
+
+    def holds(self, name: str) -> bool:
+        return self.dtype_of(name) == "F8_E4M3"
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        return piece_of(self, name, ("_scale_inv",), self.block, matrix_end="")
+
+    def _names(self, name: str) -> TensorNames:
+        return TensorNames(name, f"{name}_scale_inv")
+
+    def _block(self, name: str) -> tuple[int, int]:
+        return self.block
+
+
 class Quark(_Named):
     """AMD's checkpoints: fp8 by matrices or rows, MXFP4."""
 
@@ -264,6 +333,8 @@ class Quark(_Named):
         for key in ("layer_quant_config", "layer_type_quant_config"):
             configs += (settings.get(key) or {}).values()
         kinds: set[Kind] = set()
+        self.weights_only = any(config and config.get("weight") and not config.get("input_tensors")
+                                for config in configs)
         for config in configs:
             weight = (config or {}).get("weight")
             for part in weight if isinstance(weight, list) else [weight]:
@@ -275,6 +346,10 @@ class Quark(_Named):
                            f"weft reads {', '.join(self.served)}")
                 kinds.add(self.served[dtype])
         self.kinds = tuple(sorted(kinds))
+
+    @property
+    def rounds_inputs(self) -> bool:
+        return not self.weights_only
 
 
 class Mxfp4(StoredForm):

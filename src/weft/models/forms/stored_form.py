@@ -79,6 +79,11 @@ class StoredForm(ABC):
         self.settings = settings
         self.tensors = self.headers = {}
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs may be rounded as the matrices are: not where only weights are to be."""
+        return True
+
     @abstractmethod
     def holds(self, name: str) -> bool:
         """Whether the matrix ``name`` ("….weight") is stored in this form, as the headers tell."""

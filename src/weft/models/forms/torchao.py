@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.small_floats import TensorNames, group_of, grouping_of, read_matrix, scale_shape
+from weft.models.forms.small_floats import TensorNames, columns_of_group, grouping_of, read_int8, read_matrix
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse
-from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
+from weft.tensor.weights.quantized import LINE, Codes
 
 _METHOD = "torchao"
 _PACKINGS = ("plain", "unpacked_to_int8")
@@ -46,6 +46,10 @@ class TorchAo(StoredForm):
                 refuse(_METHOD, f"quant_type.{layer}.int4_packing_format", name,
                        f"weft reads {', '.join(_PACKINGS)}")
 
+    @property
+    def rounds_inputs(self) -> bool:
+        return "WeightOnly" not in str(self.settings.get("quant_type"))
+
     def holds(self, name: str) -> bool:
         return name.endswith("weight") and f"{_stem(name)}_qdata" in self.tensors
 
@@ -56,9 +60,7 @@ class TorchAo(StoredForm):
             return grouping_of(self, names, columns)
         if stored != "I8" or self._is_int4(name, columns):
             return None
-        scale = self.tensors.get(names.scales)
-        groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
-        group = 0 if groups <= 1 else columns // groups
+        group = columns_of_group(self, names.scales, columns)
         return Grouping(8, group) if group % LINE == 0 else None
 
     def piece(self, name: str) -> MatrixPiece | None:
@@ -89,15 +91,8 @@ class TorchAo(StoredForm):
                          for one in (names.scales, zero_name)]
             halves = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[:, :columns].to(torch.int16)
             return (halves - ((halves & 8) << 1)).float() * by_column[0] + by_column[1]
-        stored = scale_shape(self, names.scales, rows)
-        groups = stored[1] if len(stored) == 2 else 1
-        codes = _unsigned(ask(names.codes, shape, ("I8",)))
-        scales_by_row = ask(names.scales, stored, FLOATS).float().reshape(-1, groups).expand(rows, groups)
-        zeros = None
-        if zero_name in self.tensors:
-            zeros = _unsigned(ask(zero_name, stored, ("I8",))).reshape(-1, groups).expand(rows, groups)
-        codes_of_rows = Codes(8, codes, scales_by_row, zeros, group_of(columns, groups))
-        return codes_of_rows if self.grouping(name, columns) is not None else codes_of_rows.dense()
+        stored = read_int8(self, ask, names.codes, names.scales, zero_name, shape)
+        return stored if self.grouping(name, columns) is not None else stored.dense()
 
     def _is_int4(self, name: str, columns: int) -> bool:
         """Two columns in a byte."""
@@ -111,7 +106,3 @@ def _stem(name: str) -> str:
 
 def _names(name: str) -> TensorNames:
     return TensorNames(f"{_stem(name)}_qdata", f"{_stem(name)}_scale")
-
-
-def _unsigned(codes: torch.Tensor) -> torch.Tensor:
-    return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)

@@ -29,9 +29,26 @@ from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, St
 from weft.tensor.weights.quantized import LINE, Codes
 
 
-class Gptq(StoredForm):
+class _Words(StoredForm):
+    """``pieces``: of a matrix; what an entry of each stands for along rows and columns (``MatrixPiece``)."""
+
+    method = ""
+    schemes: tuple[tuple[int, int], ...] = ()
+    pieces: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {}
+
+    def holds(self, name: str) -> bool:
+        return _part(name, "qweight") in self.tensors
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        end = next((end for end in self.pieces if name.endswith(f".{end}")), None)
+        return None if end is None else MatrixPiece(f"{name.removesuffix(end)}weight", *self.pieces[end])
+
+
+class Gptq(_Words):
     left_ends = ("g_idx",)
     method, exceptions = "gptq", "dynamic"
+    # An entry stands for as many rows or columns as the shapes say: layers may have other bits.
+    pieces = {"qweight": ((1, 1), (0, 0)), "scales": ((1, 1), (0, 0)), "qzeros": ((1, 0), (0, 0))}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -48,9 +65,6 @@ class Gptq(StoredForm):
         self.ordered = bool(settings.get("desc_act", False))
         self.schemes = _schemes(self.method, settings, self.exceptions, bits, self.group)
 
-    def holds(self, name: str) -> bool:
-        return _part(name, "qweight") in self.tensors
-
     def grouping(self, name: str, columns: int) -> Grouping | None:
         bits, group = self._scheme(name, columns)
         # With desc_act groups are not neighbouring columns. Projections that are multiplied together would
@@ -58,15 +72,11 @@ class Gptq(StoredForm):
         return None if self.ordered or group % LINE else Grouping(bits, group)
 
     def piece(self, name: str) -> MatrixPiece | None:
-        # An entry stands for as many rows or columns as the shapes say: layers may have other bits.
-        for end, rows, columns in (("qweight", (1, 1), (0, 0)), ("scales", (1, 1), (0, 0)),
-                                   ("qzeros", (1, 0), (0, 0))):
-            if name.endswith(f".{end}"):
-                if self.ordered:
-                    refuse(self.method, "desc_act", True, "its groups are no neighbouring columns, so --tp "
-                                                          "cannot cut them")
-                return MatrixPiece(f"{name.removesuffix(end)}weight", rows, columns)
-        return None
+        piece = super().piece(name)
+        if piece is not None and self.ordered:
+            refuse(self.method, "desc_act", True, "its groups are no neighbouring columns, so --tp cannot "
+                                                  "cut them")
+        return piece
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
@@ -98,8 +108,9 @@ _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)
 _BITS = 4
 
 
-class Awq(StoredForm):
+class Awq(_Words):
     method = "awq"
+    pieces = {"qweight": ((1, 8), (0, 1)), "scales": ((1, 1), (0, 0)), "qzeros": ((1, 8), (0, 0))}
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -113,19 +124,9 @@ class Awq(StoredForm):
         self.zero_point = bool(settings.get("zero_point", True))
         self.schemes = _schemes(self.method, settings, "extra_config", _BITS, self.group)
 
-    def holds(self, name: str) -> bool:
-        return _part(name, "qweight") in self.tensors
-
     def grouping(self, name: str, columns: int) -> Grouping | None:
         _, group = _scheme_of(self, name, _BITS, columns)
         return None if group % LINE else Grouping(_BITS, group)
-
-    def piece(self, name: str) -> MatrixPiece | None:
-        for end, rows, columns in (("qweight", (1, 8), (0, 1)), ("scales", (1, 1), (0, 0)),
-                                   ("qzeros", (1, 8), (0, 0))):
-            if name.endswith(f".{end}"):
-                return MatrixPiece(f"{name.removesuffix(end)}weight", rows, columns)
-        return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
@@ -199,7 +200,7 @@ def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, grou
     return tuple(schemes)
 
 
-def _scheme_of(form: Gptq | Awq, name: str, bits: int, columns: int) -> tuple[int, int]:
+def _scheme_of(form: _Words, name: str, bits: int, columns: int) -> tuple[int, int]:
     """(bits, columns of a group, 0 for whole rows) of a layer, as its scales tell. Raises CheckpointError
     where config.json names no such layers."""
     stored = form.tensors.get(_part(name, "scales"))

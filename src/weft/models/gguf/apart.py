@@ -12,7 +12,6 @@ Source: llama.cpp's ``conversion`` package.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from weft.models.gguf.delta import ungrouped
+from weft.models.gguf.parts import llama3_divisors
 
 Take = Callable[[torch.Tensor], torch.Tensor]
 Shape = tuple[int, ...]
@@ -139,11 +139,5 @@ def rope_divisors(config: Mapping[str, Any]) -> list[float] | None:
     if rope.get("rope_type") != "llama3":
         return None
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    theta = rope.get("rope_theta", config.get("rope_theta"))
-    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-    divisors = []
-    for i in range(0, head_dim, 2):
-        turns = rope["original_max_position_embeddings"] / (2 * math.pi * theta ** (i / head_dim))
-        share = min(1.0, max(0.0, (turns - low) / (high - low)))
-        divisors.append(1 / ((1 - share) / factor + share))
-    return divisors
+    theta = rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]
+    return llama3_divisors(rope, theta, head_dim)

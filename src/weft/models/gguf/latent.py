@@ -130,7 +130,7 @@ _INDEX: Names = {
 
 def glm5_next(keys: GgufKeys) -> FileLayout:
     """Each attention layer has an index of its own. A file that says nothing of the unfinished block shows
-    it."""
+    it: llama.cpp's converter always says it, and ik_llama.cpp, whose converter does not, always shows it."""
     if not keys.boolean("attention.indexer.kpool_select_tail", True):
         keys.fail("attention.indexer.kpool_select_tail", False, "attention sees the unfinished block")
     config = _config(keys, "glm5_next_text")

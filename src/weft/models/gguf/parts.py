@@ -103,14 +103,19 @@ def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> di
     if tensor.type != "F32" or tensor.shape != (rotary // 2,):
         keys.fail("rope.dimension_count", rotary, f"rope_freqs is {tensor.type} of {tensor.shape}")
     divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
-    factor = float(divisors.max(initial=1.0))
-    turns = _LLAMA3["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
-    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
-    if not np.allclose(1 / ((1 - share) / factor + share), divisors, rtol=1e-4):
+    rope = {"rope_type": "llama3", "factor": float(divisors.max(initial=1.0))} | _LLAMA3
+    if not np.allclose(llama3_divisors(rope, theta, rotary), divisors, rtol=1e-4):
         keys.fail("rope.scaling.type", keys.get("rope.scaling.type", "none"),
                   "the numbers of rope_freqs are not those of Llama 3.1, which are served")
-    return {"rope_type": "llama3", "factor": factor} | _LLAMA3
+    return rope
+
+
+def llama3_divisors(rope: Mapping[str, Any], theta: float, rotary: int) -> list[float]:
+    """What divides the frequency of each pair of dims."""
+    turns = rope["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
+    return list(map(float, 1 / ((1 - share) / rope["factor"] + share)))
 
 
 def first(keys: GgufKeys, part: str) -> str:

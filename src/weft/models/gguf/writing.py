@@ -34,6 +34,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import read_architecture, text_config
+from weft.files import finish, sync
 from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, CheckpointFiles
 from weft.models.forms.gguf_pack import q4_k, q8_0
 from weft.models.gguf.apart import apart, rope_divisors, scaled, without_multipliers
@@ -42,15 +43,7 @@ from weft.models.gguf.header import FileTensor, Header, read_header
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.written_keys import add_numbers, add_vocabulary, architecture_of
-from weft.models.quantized_copy import (
-    MatrixError,
-    begin_partial,
-    finish,
-    matrices_of,
-    opened,
-    sync,
-    write_json,
-)
+from weft.models.quantized_copy import MatrixError, begin_partial, matrices_of, opened, write_json
 from weft.models.safetensors_header import StoredTensor
 from weft.models.score_head import architecture_in, is_headless
 from weft.models.stored_values import TORCH_DTYPES, MappedFiles, is_finite

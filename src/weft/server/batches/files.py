@@ -156,11 +156,11 @@ class FileStore:
             except OSError:
                 lock.close()
                 raise ConfigError(f"another server uses the directory {self.root}; give this one its own "
-                                  "with --file-store", param="--file-store") from None
+                                  "with server.file_store", param="server.file_store") from None
             bounds = {"file": Bounds(math.inf, math.inf, self._limits.age_s),
                       "batch": Bounds(math.inf, math.inf, math.inf)}
             self._objects = ObjectDatabase(self.root / "objects.sqlite", bounds, lambda: time.time(),
-                                           flag="--file-store")
+                                           flag="server.file_store")
             self._lock = lock
             self._enter_older_records(self._objects)
             known = {record.id for record in self._records()}

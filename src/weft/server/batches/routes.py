@@ -386,8 +386,8 @@ class BatchHandlers:
     @property
     def _files(self) -> FileStore:
         if self._files_or_none is None:
-            raise FileStoreOffError("this server keeps no files (--file-store off)", param="--file-store",
-                                    code="file_store_off")
+            raise FileStoreOffError("this server keeps no files (server.file_store off)",
+                                    param="server.file_store", code="file_store_off")
         return self._files_or_none
 
     @property

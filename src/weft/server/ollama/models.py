@@ -106,8 +106,8 @@ class OllamaModelHandlers:
     def _store(self) -> PresetStore:
         """Raises RequestError where names are off."""
         if (store := self._service.names.store) is None:
-            raise RequestError("this server keeps no created names (limits.name_store off)",
-                               param="limits.name_store", code="unsupported_parameter")
+            raise RequestError("this server keeps no created names (server.name_store off)",
+                               param="server.name_store", code="unsupported_parameter")
         return store
 
     def _free_name(self, name: str, *, param: str) -> str:

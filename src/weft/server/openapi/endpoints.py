@@ -31,7 +31,16 @@ from weft.server.protocol import (
     TokenizeChatBody,
     TokenizePromptBody,
 )
-from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList, SleepBody, WakeBody
+from weft.server.replicas import (
+    DRAIN_MAX_S,
+    DRAIN_S,
+    IsSleepingAnswer,
+    ReplicaList,
+    SleepAnswer,
+    SleepBody,
+    WakeAnswer,
+    WakeBody,
+)
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
@@ -102,29 +111,6 @@ class LoadAnswer(msgspec.Struct):
     server_load: int
     running: int
     waiting: int
-
-
-class FlushedPrefixes(msgspec.Struct):
-    bytes: int
-    tokens: int
-
-
-class SleepAnswer(msgspec.Struct):
-    status: str
-    level: int
-    flushed: FlushedPrefixes
-
-
-class WakeAnswer(msgspec.Struct):
-    status: str
-    tags: list[str] | None
-    missing: list[str]
-
-
-class IsSleepingAnswer(msgspec.Struct):
-    is_sleeping: bool
-    level: int
-    missing: list[str]
 
 
 class Message(msgspec.Struct, kw_only=True):

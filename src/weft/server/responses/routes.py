@@ -198,7 +198,7 @@ class ResponseHandlers:
     def _store(self) -> ResponseStore:
         store = self._service.responses
         if store is None:
-            raise UnknownResponseError("this server stores no responses (--response-store off)",
+            raise UnknownResponseError("this server stores no responses (server.response_store off)",
                                        code="response_not_found", param="response_id")
         return store
 
@@ -227,7 +227,7 @@ class ResponseHandlers:
         if store is None and (body.store or body.background):
             field = "store" if body.store else "background"
             raise RequestError(f"{field} is not supported: this server stores no responses "
-                               "(--response-store off)", param=field, code="unsupported_parameter")
+                               "(server.response_store off)", param=field, code="unsupported_parameter")
         if body.background and body.store is False:
             raise RequestError("background needs store: the answer is read from there", param="background")
         if store is None or body.store is False:

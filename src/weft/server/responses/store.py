@@ -5,8 +5,8 @@
 
 SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So
 its calls run in one thread of their own. A response is on disk when ``put`` returns. Without
-``--response-store`` the file is opened when the first response is stored or asked for. At most WAITING_MAX
-calls wait (law L11).
+``server.response_store`` the file is opened when the first response is stored or asked for. At most
+WAITING_MAX calls wait (law L11).
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ class ResponseStore:
     def _check_room(self, waiting: int) -> None:
         if waiting >= WAITING_MAX:
             raise QueueFullError(f"{waiting} requests wait for the store of responses; the limit is "
-                                 f"{WAITING_MAX} (--response-store). Try again later", code="queue_full",
-                                 param="--response-store")
+                                 f"{WAITING_MAX} (server.response_store). Try again later", code="queue_full",
+                                 param="server.response_store")
 
     def _work(self, work: Callable[[ObjectDatabase], T]) -> T:
         try:
@@ -218,14 +218,14 @@ class ResponseStore:
                 self._database = open_database(self.path, self.limits, self._clock)
             return work(self._database)
         except (ConfigError, OSError, sqlite3.Error) as error:
-            raise ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
-                                     param="--response-store") from error
+            raise ResponseStoreError(f"the store of responses failed: {error} (server.response_store)",
+                                     param="server.response_store") from error
 
 
 def open_database(path: Path, limits: StoreLimits, clock: Callable[[], float]) -> ObjectDatabase:
     """Raises ConfigError."""
     bounds = {KIND: Bounds(limits.count, limits.bytes, limits.age_s)}
-    return ObjectDatabase(path, bounds, clock, flag="--response-store", migrate=_migrate)
+    return ObjectDatabase(path, bounds, clock, flag="server.response_store", migrate=_migrate)
 
 
 def read_path(database: ObjectDatabase, response_id: str, owner: str,

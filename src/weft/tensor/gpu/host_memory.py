@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.tensor.device import DeviceEvent, wait_for
+from weft.tensor.device import DeviceEvent, recorded, wait_for
 
 _ALIGNED_BYTES = 4096
 _PORTABLE = 1
@@ -151,15 +151,8 @@ class HostRoom:
 
 def room_for(device: torch.device, size: int) -> HostRoom:
     """Pinned for a GPU."""
-
-    def fence() -> DeviceEvent:
-        cuda: Any = torch.cuda
-        event: DeviceEvent = cuda.Event()
-        event.record(torch.cuda.current_stream(device))  # type: ignore[attr-defined]
-        return event
-
     size = -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
-    return HostRoom(HostBuffer(size, CudaPin(device)), fence)
+    return HostRoom(HostBuffer(size, CudaPin(device)), lambda: recorded(device))
 
 
 def _runtime() -> Any:
@@ -188,10 +181,7 @@ class CudaUploads:
 
     def start(self, destination: torch.Tensor, source: torch.Tensor) -> Any:
         destination.copy_(source, non_blocking=True)
-        cuda: Any = torch.cuda
-        event = cuda.Event()
-        event.record(torch.cuda.current_stream(destination.device))
-        return event
+        return recorded(destination.device)
 
     def wait(self, transfer: Any) -> None:
         wait_for(transfer)

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import torch
 
 from weft.errors import ConfigError
-from weft.tensor.device import wait_for
+from weft.tensor.device import recorded, wait_for
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_rows, v_rows
 from weft.units import PAD, PAGE_TOKENS, pages_for
@@ -129,18 +129,8 @@ class _Planner:
         if self._copied[turn] is not None:
             wait_for(self._copied[turn])
         self._wrappers[turn].plan(**shapes)
-        self._copied[turn] = _event(self._device)
+        self._copied[turn] = recorded(self._device)
         return self._wrappers[turn]
-
-
-def _event(device: torch.device) -> Any:
-    """Recorded on the current stream; None without a GPU."""
-    if device.type != "cuda":
-        return None
-    cuda: Any = torch.cuda
-    event = cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 def _planned(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs, scale: float, window: int | None,

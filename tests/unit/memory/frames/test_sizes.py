@@ -87,7 +87,7 @@ def test_a_step_always_has_room_for_all_decodes_and_one_chunk_of_prefill() -> No
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "max_queued_requests",
                                    "max_model_len"])
 def test_a_size_below_one_is_an_error_that_names_its_flag(field: str) -> None:
-    flag = "--" + field.replace("_", "-")
+    flag = "limits." + field if field == "max_queued_requests" else "--" + field.replace("_", "-")
     with pytest.raises(ConfigError, match=f"{flag} is 0") as caught:
         sizes_in(TINY, 10**9, replace(EngineConfig(), **{field: 0}))  # type: ignore[arg-type]
     assert caught.value.param == flag

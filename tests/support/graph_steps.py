@@ -1,0 +1,31 @@
+"""Graphs without a GPU: a capture that computes at every replay, and a step of nothing but PAD rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from weft.runner import torch_executor
+from weft.runner.graphs import Replay, pad_rows
+from weft.runner.torch_executor import TorchExecutor
+
+
+class EagerCapture:
+    """Runs the recorded function at every replay, on the same static block with the same padding."""
+
+    reads_host = True
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+        return run
+
+
+@torch.inference_mode()
+def dummy_step(executor: TorchExecutor, width: int) -> None:
+    """A decode step of at least ``width`` PAD rows, the way real ones go: it must read and write no page and
+    no slot (laws L4, L5)."""
+    with torch_executor.current(executor.arena.device):
+        if executor.graphs is not None and width <= max(executor.graphs.recorded_widths, default=0):
+            executor.graphs.idle(width)
+        else:
+            executor._forward(pad_rows(width, executor.batches.rows.table.shape[1], executor.arena.device))
