@@ -26,7 +26,6 @@ namespace {
 #if defined(__AVX512F__)
 // Bytes ahead that the L2 and the L1 cache are asked for.
 constexpr int64_t kCodesAhead = 2048, kCodesNext = 256;
-constexpr int64_t kCodeChunkSteps = 8;
 
 // What is subtracted of codes, as floats, for 16 rows of a group.
 template <int BITS, Zero ZERO>

@@ -46,6 +46,20 @@ class FlushDenormals {
   static void set(uint64_t) {}
 #endif
   const uint64_t before_;
+
+  friend class KeepDenormals;
+};
+
+// The other way round, inside of the above.
+class KeepDenormals {
+ public:
+  KeepDenormals() : before_(FlushDenormals::control()) { FlushDenormals::set(before_ & ~FlushDenormals::kFlush); }
+  ~KeepDenormals() { FlushDenormals::set(before_); }
+  KeepDenormals(const KeepDenormals&) = delete;
+  KeepDenormals& operator=(const KeepDenormals&) = delete;
+
+ private:
+  const uint64_t before_;
 };
 
 }  // namespace

@@ -2,7 +2,8 @@
 // matrix_products.inl cuts a product into; code_pieces.inl has the pieces of int8 and int4.
 //
 // x is copied once into tiles of the unit; W lies in them already. One row of x takes the time of sixteen, and that is the
-// time in which W comes out of memory: vectors in the unit's order were 1.2 (1 row) to 3 times (8 rows) slower.
+// time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
+// rows by fp8 and by tables of 4 bits go to these vectors, if the unit follows the manual.
 //
 //     piece    4 tiles of W, and rows of x that stay in the L2 cache
 //     chunk    512 columns of 2 tiles of W: 32 KB for the L1 cache. 12 bits are unpacked there, once for all rows of a
@@ -26,7 +27,7 @@ constexpr int64_t kStepColumns = 32;
 constexpr int64_t kStepNumbers = kTileBytes / 2;
 constexpr int64_t kStepUnits = kStepColumns / kUnitColumns;
 constexpr int64_t kChunkSteps = 16;
-constexpr int64_t kShortChunkSteps = 2;        // one is unpacked while the unit multiplies another: 12 bits, 4 rows, 0.7 of the time
+constexpr int64_t kCodeChunkSteps = 8, kShortChunkSteps = 2;
 constexpr int64_t kMatrixPartBytes = 1 << 20;  // of x in a piece
 constexpr int64_t kMatrixPartRows = 128;       // at least: W is unpacked for each part
 
@@ -54,13 +55,22 @@ class TileChunks {
       for (int t = 0; t < count; ++t) odd_[t] = SqueezedTile(weight, tile + t).odd;
   }
 
-  bool packed() const { return weight_.form == WeightForm::bfloat16_twelve_bit || is_coded(weight_.form); }
+  // What a chunk of one pair of blocks should have, where nothing has to stay in the L1 cache for the next pair: so little
+  // that one is unpacked while the unit multiplies another (12 bits: 0.7 of the time for 4 rows). Tables of fp8 by rows
+  // are made anew for each chunk.
+  int64_t steps_of_one_pair() const {
+    if (weight_.form == WeightForm::bfloat16_twelve_bit) return kShortChunkSteps;
+    if (is_coded(weight_.form)) return lookup_of(weight_) == Lookup::fp8_rows ? kChunkSteps : kShortChunkSteps;
+    return steps_of(weight_);
+  }
+
   int64_t stride() const { return stride_; }
 
   // Steps [first, first + steps), all of them whole or one that is not.
   const uint16_t* chunk(int64_t first, int64_t steps) {
     const bool whole = (first + steps) * kStepColumns <= weight_.in;
-    if (!packed() && whole) {
+    const bool packed = weight_.form == WeightForm::bfloat16_twelve_bit || is_coded(weight_.form);
+    if (!packed && whole) {
       stride_ = weight_.in * kTile;
       return static_cast<const uint16_t*>(weight_.data) + tile_ * stride_ + first * kStepNumbers;
     }
@@ -68,7 +78,7 @@ class TileChunks {
     if (!whole) std::memset(room_, 0, static_cast<size_t>(count_ * stride_ * 2));
     for (int t = 0; t < count_; ++t) {
       uint16_t* const to = room_->numbers + t * stride_;
-      if (packed()) unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
+      if (packed) unpack(t, first * kStepUnits, whole ? steps * kStepUnits : weight_.in / kUnitColumns - first * kStepUnits, to);
       else std::memcpy(to, static_cast<const uint16_t*>(weight_.data) + ((tile_ + t) * weight_.in + first * kStepColumns) * kTile,
                        static_cast<size_t>((weight_.in - first * kStepColumns) * kTile * 2));
     }
@@ -77,8 +87,10 @@ class TileChunks {
 
  private:
   void unpack(int t, int64_t unit, int64_t count, uint16_t* to) {
-    if (is_coded(weight_.form))
+    if (is_coded(weight_.form)) {
+      const KeepDenormals kept;  // of codes: sums alone take them for zeros
       return unpack_coded_tile(weight_, tile_ + t, unit, unit + count, reinterpret_cast<Half*>(to));
+    }
     const SqueezedTile tile(weight_, tile_ + t);
     const __m512i highs = tile.upper_bytes();
     for (const int64_t end = unit + count; unit < end; ++unit, to += kUnitWords) {
@@ -112,11 +124,52 @@ WEFT_INLINE void each_chunk(const Weight& weight, int64_t chunk, const Body& bod
   if (whole * kStepColumns < weight.in) body(whole, 1);
 }
 
+// One tile of W times ROWS rows of x, added to sums [ROWS], in the order of a matrix unit.
+template <int ROWS>
+void few_row_sums(const uint16_t* w, const float* x, int64_t x_stride, int64_t steps, f32x16* sums) {
+  for (int64_t step = 0; step < steps; ++step, x += kStepColumns) {
+    f32x16 even[ROWS] = {}, odd[ROWS] = {};
+    for (int64_t pair = 0; pair < kTileSide; ++pair, w += kPairWords) {
+      const bf16* const pairs = reinterpret_cast<const bf16*>(w);
+      const f32x16 first = widened<0>(pairs), second = widened<1>(pairs);
+      for (int r = 0; r < ROWS; ++r) {
+        even[r] = fused(first, splat(x[r * x_stride + 2 * pair]), even[r]);
+        odd[r] = fused(second, splat(x[r * x_stride + 2 * pair + 1]), odd[r]);
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) sums[r] += even[r] + odd[r];
+  }
+}
+
 WEFT_INLINE void write_sum(const LinearArgs& args, int64_t row, int64_t tile, f32x16 sum, const float* sums = nullptr) {
   if (sums) sum = without_minimums(args.weight, tile, sums + row * steps_of(args.weight), sum);
   const int64_t at = tile * kTile, count = args.weight.out - at;
   store_some(static_cast<bf16*>(args.out) + row * args.weight.out + at,
              args.bias ? sum + load_some(args.bias + at, count) : sum, count);
+}
+
+// Of fp8 and 4-bit tables, whose unpacking the unit would wait for: one row took it 1.1 to 1.2 times as long.
+void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_t end) {
+  alignas(64) Line room[2 * kCodeChunkSteps * kTileBytes / 64];
+  f32x16 sums[2][kFewRows];
+  const auto multiply = args.rows == 1 ? few_row_sums<1> : few_row_sums<2>;
+  const int64_t rows = args.rows, width = steps_of(args.weight) * kStepColumns;
+  for (; tile < end; tile += 2) {
+    const int count = tile + 1 < end ? 2 : 1;
+    for (int t = 0; t < count; ++t)
+      for (int64_t r = 0; r < rows; ++r) sums[t][r] = splat(0);
+    {
+      const FlushDenormals flushed;
+      TileChunks w(args.weight, tile, count, room);
+      each_chunk(args.weight, kCodeChunkSteps, [&](int64_t first, int64_t steps) {
+        const uint16_t* const chunk = w.chunk(first, steps);
+        for (int t = 0; t < count; ++t)
+          multiply(chunk + t * w.stride(), x + first * kStepColumns, width, steps, sums[t]);
+      });
+    }
+    for (int t = 0; t < count; ++t)
+      for (int64_t r = 0; r < rows; ++r) write_sum(args, r, tile + t, sums[t][r]);
+  }
 }
 
 // What a thread reads out of memory next, in lines: a share of it with each step of the products before.
@@ -178,8 +231,7 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
     const int count = tile + 1 < end ? 2 : 1;
     TileChunks w(args.weight, tile, count, room);
     NextLines ahead(tile + 2 < end ? tiles_ahead(args.weight, tile + 2) : next, pairs);
-    // With one pair of blocks nothing comes twice, so nothing has to stay in the L1 cache.
-    const int64_t chunk_steps = pairs > 1 ? kChunkSteps : w.packed() ? kShortChunkSteps : steps_in_all;
+    const int64_t chunk_steps = pairs > 1 ? kChunkSteps : w.steps_of_one_pair();
     each_chunk(args.weight, chunk_steps, [&](int64_t begin, int64_t steps) {
       const uint16_t* const chunk = w.chunk(begin, steps);
       const bool is_last = begin + steps == steps_in_all;

@@ -1,7 +1,8 @@
 // Products of bfloat16 rows where a matrix unit multiplies: x is laid out once, and pieces are jobs of the threads.
 //
 //     weights                  pieces               1 or 2 rows     more rows: by the unit
-//     bfloat16, 12 bits, fp8   matrix_pieces.inl    by the unit     4 tiles of W and a part of the rows of x
+//     bfloat16, 12 bits        matrix_pieces.inl    by the unit     4 tiles of W and a part of the rows of x
+//     fp8, tables of 4 bits    matrix_pieces.inl    by vectors      the same
 //     int8, int6, int4         code_pieces.inl      by vectors      the same
 //
 //     few rows    x in float32, [rows][columns, zeros up to a step]
@@ -82,7 +83,8 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   int64_t blocks = 0, few = 0, rows_in_all = 0;
   for (int64_t i = 0; i < count; ++i) {
     const LinearArgs& args = products[i];
-    const MatrixJob job = {args, in_tiles(args.weight.form) && args.rows <= kFewRows && follows_manual(), blocks, few * width,
+    const bool has_codes = in_tiles(args.weight.form) || is_coded(args.weight.form);
+    const MatrixJob job = {args, has_codes && args.rows <= kFewRows && follows_manual(), blocks, few * width,
                            args.weight.minimums ? rows_in_all * steps : -1};
     const int64_t own = (args.rows + kTileSide - 1) / kTileSide, parts = job.few ? 1 : (args.rows + most - 1) / most;
     for (int64_t part = 0; part < parts; ++part) {
@@ -127,7 +129,8 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     const float* const sums = job.sums < 0 ? nullptr : step.sums.data() + job.sums;
     const float* const numbers = step.numbers.data() + job.number;
     const Line* const x = step.tiles.data() + job.block * steps * kTileBytes / 64;
-    if (job.few) few_code_rows_piece(job.args, numbers, sums, piece.tile, end);
+    if (job.few && codes) few_code_rows_piece(job.args, numbers, sums, piece.tile, end);
+    else if (job.few) few_rows_piece(job.args, numbers, piece.tile, end);
     else if (codes) matrix_code_piece(job.args, x, sums, piece.first, piece.last, piece.tile, end);
     else matrix_piece(job.args, x, piece.first, piece.last, piece.tile, end,
                       next == Pool::kNone ? nullptr : tiles_of_piece(step, next));
