@@ -4,10 +4,13 @@
 
 A sequence that ended while its step was in flight gets no event. The scheduler still learns the token
 (``Scheduler.learn_late``): cached pages and states are indexed by exactly the tokens that they have seen.
+
+A decode whose token changes nothing else is settled with all others like it (``decode_columns``).
 """
 
 from __future__ import annotations
 
+from weft.engine.decode_columns import DecodeColumns
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.stats import EngineCounters
 from weft.engine.streams import Stream, StreamTable
@@ -25,10 +28,14 @@ class Settlement:
         self._streams = streams
         self._counters = counters
         self._feed = feed
+        self._columns: DecodeColumns | None = None
+        """Of the decodes of the last step, if it had any."""
 
     def note_admissions(self, plan: StepPlan, now_s: float) -> None:
         """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
         cached tokens."""
+        if plan.preempted:
+            self._columns = None   # a step in flight may have them, and their events count it
         first_run = plan.run_count - len(plan.admissions)
         openings = [opening for opening in plan.reservation.opened if not opening.loads]
         for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
@@ -55,28 +62,45 @@ class Settlement:
             if pooled_of is not None:
                 pooled_of.add_pooled(result.pooled[run])
         feed = self._feed if self._feed is not None and self._feed.awake else None
-        self._counters.generation_tokens += sum(self._settle_run(plan, run, token, result, feed)
-                                                for run, token in enumerate(result.tokens.tolist()))
+        tokens = result.tokens.tolist()
+        generated_count = self._settle_decodes(plan, tokens, result, feed)
+        for run in range(plan.decode_count, plan.run_count):
+            generated_count += self._settle_run(plan, run, tokens[run], result, feed)
+        self._counters.generation_tokens += generated_count
         if self._feed is not None:
             self._feed.head_s = result.head_s
 
+    def _settle_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult,
+                        feed: DraftFeed | None) -> int:
+        """Returns the number of tokens that clients get, as the methods below do."""
+        count = plan.decode_count
+        if not count:
+            self._columns = None
+            return 0
+        seqs = plan.seqs if count == plan.run_count else plan.seqs[:count]
+        columns = self._columns
+        if columns is None or not columns.fit(seqs):
+            columns = self._columns = DecodeColumns(seqs, self._streams)
+        chosen = tokens[:count]
+        rare = columns.rare(chosen, (run for run in result.failures if run < count))
+        generated_count, settled = count - len(rare), 0
+        for run in (*rare, count):
+            columns.settle(chosen, settled, run, self._streams.outbox)
+            if feed is not None:
+                for at, stream in columns.streams_of(settled, run):
+                    feed.settled(stream.seq, [chosen[at]], head=result.head_drafts.get(at))
+            if run < count:
+                generated_count += self._settle_run(plan, run, chosen[run], result, feed)
+            settled = run + 1
+        return generated_count
+
     def _settle_run(self, plan: StepPlan, run: int, token: int, result: StepResult,
                     feed: DraftFeed | None) -> int:
-        """Returns the number of tokens that clients get, as the methods below do."""
+        """A run by itself."""
         stream = self._streams.by_seq.get(plan.seqs[run])
-        if run in result.verified:
-            return self._settle_verify_run(plan, run, stream, result)
-        if stream is None:  # the sequence ended while the step was in flight: no event
-            if token != PAD:
-                self._scheduler.learn_late(plan, run, token)
-            return 0
-        if token == PAD:
-            self._settle_unsampled(plan, run, stream)
-            return 0
+        if stream is None or token == PAD or run in result.verified or run in result.failures:
+            return self._settle_rare(plan, run, stream, token, result)
         stream.generated.append(token)
-        if run in result.failures:
-            self._streams.end(stream, [], "error", error=result.failures[run], own_fault=True)
-            return 0
         if feed is not None:
             feed.settled(stream.seq, [token], head=result.head_drafts.get(run))
         reason = stream.rule.reason(token, len(stream.generated))
@@ -86,6 +110,21 @@ class Settlement:
         else:
             self._streams.end(stream, [token], reason, logprobs=logprobs)
         return 1
+
+    def _settle_rare(self, plan: StepPlan, run: int, stream: Stream | None, token: int,
+                     result: StepResult) -> int:
+        """A run that did not choose one token for a live stream."""
+        if run in result.verified:
+            return self._settle_verify_run(plan, run, stream, result)
+        if stream is None:  # the sequence ended while the step was in flight: no event
+            if token != PAD:
+                self._scheduler.learn_late(plan, run, token)
+        elif token == PAD:
+            self._settle_unsampled(plan, run, stream)
+        else:
+            stream.generated.append(token)
+            self._streams.end(stream, [], "error", error=result.failures[run], own_fault=True)
+        return 0
 
     def _settle_verify_run(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
         """The tokens of a verify run, one by one. Drafts hold no end of an answer, so only the last token may

@@ -33,15 +33,19 @@ _NOTHING_LOST = LostTokens()
 class Stream:
     """One sequence and the events that its client gets."""
 
-    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "pooled", "prompt_logprobs",
-                 "queued_s", "request_id", "rule", "seq", "started", "wants_logprobs")
+    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "new_tokens_max", "plain",
+                 "pooled", "prompt_logprobs", "queued_s", "request_id", "rule", "seq", "started", "stop_ids",
+                 "wants_logprobs")
 
     def __init__(self, request_id: str, index: int, seq: Sequence, rule: StopRule, accepted_s: float) -> None:
         self.request_id = request_id
         self.index = index
         self.seq = seq
         self.rule = rule
-        self.generated = seq.generated
+        # The columns of decodes are made of these.
+        self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
+        self.plain = False
+        """The next event brings tokens and no fact that is said once."""
         self.accepted_s = accepted_s
         self.wants_logprobs = seq.sampling.logprobs is not None
         self.started = False
@@ -55,7 +59,7 @@ class Stream:
 
     def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
         """The sequence was admitted for the first time."""
-        self.started = True
+        self.started, self.plain = True, False
         self.lost = lost_tokens(lost)
         self.queued_s = now_s - self.accepted_s
         self.cached_tokens = cached_tokens
@@ -65,6 +69,7 @@ class Stream:
         self.pooled = None
         if self.seq.prompt_logprobs_due:
             self.prompt_logprobs = [None]
+            self.plain = False
 
     def add_pooled(self, parts: npt.NDArray[np.float64]) -> None:
         """One by one, in the order of positions: the sum is the same however the prompt was cut."""
@@ -83,22 +88,20 @@ class Stream:
     def event(self, tokens: list[int], *, logprobs: list[TokenLogprobs] | None = None,
               finish_reason: FinishReason | None = None, error: str | None = None,
               own_fault: bool = False) -> TokenEvent:
-        seq = self.seq
-        if not (finish_reason or logprobs or self.queued_s is not None or self.prompt_logprobs
-                or seq.accepted_drafts or seq.rejected_drafts):   # most events
-            return TokenEvent(self.request_id, self.index, tokens, self.cached_tokens, seq.preemption_count,
-                              seq.recomputed_tokens)
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
-        queued_s, lost, self.queued_s, self.lost = self.queued_s, self.lost, None, None
+        self.plain = not self.wants_logprobs and self.prompt_logprobs is None
+        queued_s, self.queued_s = self.queued_s, None
+        lost, self.lost = self.lost, None
         prompt_logprobs = None
-        if self.prompt_logprobs is not None and not seq.prompt_logprobs_due:
+        if self.prompt_logprobs is not None and not self.seq.prompt_logprobs_due:
             prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return TokenEvent(
-            self.request_id, self.index, tokens, self.cached_tokens, seq.preemption_count,
-            seq.recomputed_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+            request_id=self.request_id, index=self.index, tokens=tokens,
+            logprobs=logprobs, prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
-            queued_s=queued_s, lost=lost, accepted_drafts=seq.accepted_drafts,
-            rejected_drafts=seq.rejected_drafts,
+            cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
+            lost=lost, recomputed_tokens=self.seq.recomputed_tokens,
+            accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts,
             pooled=self._pooled_value if finish_reason == "length" else None)
 
 
@@ -115,6 +118,7 @@ class StreamTable:
         self.by_seq: dict[SeqId, Stream] = {}
         self.by_request: dict[str, dict[int, SeqId]] = {}
         self.outbox: list[TokenEvent] = []
+        self.ended_count = 0
 
     def add(self, stream: Stream) -> None:
         self.by_seq[stream.seq.id] = stream
@@ -164,6 +168,7 @@ class StreamTable:
 
     def _forget(self, stream: Stream) -> None:
         del self.by_seq[stream.seq.id]
+        self.ended_count += 1
         self._pictures.ended(stream.seq)
         if self._feed is not None:
             self._feed.ended(stream.seq.id)

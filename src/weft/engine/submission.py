@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -54,8 +55,14 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
     new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
     min_tokens = sampling.min_tokens if sampling.grammar is None else 0
-    return StopRule(frozenset(stop_ids(sampling, eos_ids)), frozenset(sampling.stop_token_ids), min_tokens,
-                    new_tokens_max)
+    return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
+                    min_tokens=min_tokens, new_tokens_max=new_tokens_max)
+
+
+@lru_cache(maxsize=256)
+def _shared(ids: tuple[int, ...]) -> frozenset[int]:
+    """One set for all sequences with the same ends: most have the model's own, and a step reads each."""
+    return frozenset(ids)
 
 
 def stop_ids(sampling: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:
