@@ -15,8 +15,8 @@
 // The order of a sum in float32, by the manual: for 32 columns, the even and the odd products go into two sums from
 // zero, each product fused with its addition. Both are added, and that sum is added to the accumulator. Denormals are
 // zeros. ``follows_manual`` is the answer of the unit itself: a product of chosen numbers has the bits of ``software``.
-// Then a kernel of vectors in the same order serves few rows of x by codes (code_pieces.inl), and a row has the same bits
-// in any batch. A unit of another order serves all rows itself.
+// Then vectors in the same order may serve few rows of x by codes (matrix_products.inl): a row has the same bits in any
+// batch. A unit of another order serves all rows itself.
 #pragma once
 
 #include <cstdint>
