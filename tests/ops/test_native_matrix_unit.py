@@ -1,4 +1,4 @@
-"""Tiles by a matrix unit: the order of its sums, and few rows of codes by vectors with the bits of many by the unit.
+"""Tiles by a matrix unit: the order of its sums, and few rows of codes by vectors with the bits of many.
 
 Every test runs by the software unit, which states the manual's arithmetic in plain C++, and by AMX where this
 process may use it. ``weft doctor`` names the unit, or why there is none: then AMX has run nothing here.
