@@ -157,7 +157,7 @@ class DraftRow(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Where the planner gets drafts. A subclass hears of what it overrides."""
+    """Where the planner gets drafts."""
 
     @property
     def awake(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.speculation.drafter import Drafter, DraftRow
+from weft.speculation.drafter import DraftRow
 
 DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
 LONG_DRAFT_COUNTS = (0, 3, 15)
@@ -27,8 +27,8 @@ PROFILE_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
 _TOKEN = 0
 
 
-class ProfileRun(Drafter):
-    """Of one sequence, whose text is no matter. ``head_drafts``: most drafts of the own head, or 0."""
+class ProfileRun:
+    """A ``Drafter`` of one sequence. ``head_drafts``: most drafts of the model's own head, 0 without one."""
 
     awake = True
 
@@ -58,6 +58,11 @@ class ProfileRun(Drafter):
     def head_measured(self) -> dict[int, float]:
         """Seconds of the model's own head by its drafts."""
         return dict(self._head_seconds)
+
+    def wake(self, *_: object, **__: object) -> None:
+        """The profile run never sleeps, and what the text is, or was right, is no matter."""
+
+    begin = settle = offer = sleep_through = end = wake
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         count = self._left[0] if self._left else 0
