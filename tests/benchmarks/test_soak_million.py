@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak_million.questions import Stream, asking, begins, question
-from benchmarks.soak_million.slopes import PER, Sample, slopes
+from benchmarks.soak_million.slopes import PER, Sample, of_process, slopes
 from tests.server.running import ROOT
 
 REQUESTS = 120
@@ -92,3 +93,19 @@ def test_an_answer_that_was_left_must_be_the_beginning_of_the_whole_one() -> Non
     stream.line(b"data: " + json.dumps({"choices": [{"index": 2, "text": "x",
                                                      "finish_reason": None}]}).encode())
     assert begins(stream.said(), [["abcd", "length", []], ["none yet", "length", []], ["xy", "length", []]])
+
+
+def test_open_clients_are_no_descriptors_of_their_server_and_those_that_left_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def counted(of: int = port) -> float:
+            return of_process("it", os.getpid(), of)["it: descriptors"]
+        alone = counted()
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as taken:
+            assert counted() == alone + 1, "this process is the client too"
+            assert counted(of=1) == alone + 2, "the control: of another port"
+            client.close()
+            taken.settimeout(5)
+            assert taken.recv(1) == b""
+            assert counted() == alone + 1, "the server has not closed it"
