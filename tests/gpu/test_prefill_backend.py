@@ -186,7 +186,7 @@ class LateCopies:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.under_way: dict[int, list[int]] = {}
-        monkeypatch.setattr(prefill_backend, "_event", lambda device: self.last)
+        monkeypatch.setattr(prefill_backend, "recorded", lambda device: self.last)
         monkeypatch.setattr(prefill_backend, "wait_for", self.under_way.pop)
         plan = Paged.plan
 

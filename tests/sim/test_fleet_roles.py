@@ -38,6 +38,12 @@ def split(traffic: Traffic, link: LinkModel = LINK, router: str = "split",
                         restart_s=2.0, **more)
 
 
+def limit_buffers(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
+    """Of all engines, and in what they say of themselves."""
+    for module in ("handoffs", "store_tier"):
+        monkeypatch.setattr(f"weft.sim.{module}.buffer_limit", lambda arena_bytes: limit_bytes)
+
+
 @pytest.fixture(scope="module")
 def report(traffic: Traffic) -> FleetReplayReport:
     return split(traffic)
@@ -80,7 +86,7 @@ def test_the_router_splits_nothing_over_a_link_that_takes_longer_than_it_saves(t
 
 def test_the_router_splits_nothing_that_no_engine_takes(traffic: Traffic,
                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.sim.handoffs.buffer_limit", lambda arena_bytes: ARENA.slot_bytes - 1)
+    limit_buffers(monkeypatch, ARENA.slot_bytes - 1)
     assert split(traffic).splits == 0
 
 
@@ -96,8 +102,7 @@ def test_a_request_waits_for_the_buffer_that_another_one_has_until_its_load_is_o
         monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one buffer. It is free when the step behind the load has ended, and not when the tree has its
     pages: a plan may come between the two."""
-    monkeypatch.setattr("weft.sim.handoffs.buffer_limit",
-                        lambda arena_bytes: 40 * ARENA.page_bytes + ARENA.slot_bytes)
+    limit_buffers(monkeypatch, 40 * ARENA.page_bytes + ARENA.slot_bytes)
     clock = VirtualClock()
     memory = find_arm("lru").make_memory(ARENA, COST, clock)
     tier, inbox = LINK.tier_for(memory, COST, clock)
