@@ -63,8 +63,8 @@ def error_lines(errors: Sequence[MatrixError]) -> list[str]:
     """A line for each layer: the error of all its matrices, and the matrix with the largest one."""
     by_layer: dict[str, list[MatrixError]] = {}
     for one in errors:
-        layer = _LAYER.match(one.name)
-        by_layer.setdefault(layer[0] if layer else one.name, []).append(one)
+        above = _LAYER.match(one.name)
+        by_layer.setdefault(above[0] if above else one.name, []).append(one)
     lines = ["errors, as a part of what is rounded: a layer's, and the largest of its matrices"]
     for layer, own in by_layer.items():
         size = sum(one.stored_bytes for one in own)
