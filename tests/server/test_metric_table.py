@@ -18,7 +18,7 @@ from weft.schedule.tier_values import RestoreCounts, TierStats, WriteCounts
 from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import HISTOGRAMS, EngineReport, FleetReport, Metrics, combines
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "server.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
 
 
 def names_of_the_page(text: str) -> set[str]:

@@ -78,7 +78,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)   # shared: who looks too is no holder
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)   # shared: another look is no holder
     except BlockingIOError:
         return True
     finally:
