@@ -17,19 +17,21 @@ import torch
 
 from weft.tensor import native
 from weft.tensor.ops import linear
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
 MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
 
-PlainWeight = torch.Tensor | InTiles | QuantizedWeight
+PlainWeight = torch.Tensor | InTiles | QuantizedWeight | OrderedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedWeight:
-    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are, and
-    GGUF files have finer forms for some): each is multiplied by itself, the results lie side by side."""
+    """Projections of the same input whose forms or orders of columns differ: each is multiplied by itself,
+    the results lie side by side. A quantised checkpoint leaves some as they are, and GGUF files have finer
+    forms for some."""
 
     parts: tuple[PlainWeight, ...]
 

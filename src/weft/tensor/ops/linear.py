@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.scratch import scratch
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight, floats_of
 from weft.tensor.weights.tiles import CodedTiles, InTiles, TiledWeight
 
@@ -91,6 +92,11 @@ def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tens
                               weight_of(weight), 0 if bias is None else bias.data_ptr(), weight.exact,
                               out.data_ptr())
     return out.view(*x.shape[:-1], weight.rows)
+
+
+def ordered_linear(x: torch.Tensor, weight: OrderedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``quantized_linear`` of ``x`` with its columns in the order of ``weight``."""
+    return quantized_linear(x.index_select(-1, weight.order), weight.weight, bias)
 
 
 def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
