@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fixtures import quantised_forms
+from tests.fixtures.adapters import factors, written
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.quantised_forms import FORMS, Form, Tensors, gptq, groups_of, meant, to_words, write
+from tests.oracle.test_adapters import logits as adapter_logits
 from tests.ranks.threads import load_ranks
 from tests.unit.models.test_quantised_forms import CLOSE, NAMES, Q_PROJ, load, logits
+from weft.adapters import read_adapter
 from weft.errors import CheckpointError
+from weft.models.adapters import install, load_adapter
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, dense_rows
 from weft.models.forms import stored_form
@@ -268,3 +273,19 @@ def test_a_decode_is_one_call_with_the_bits_of_its_layers(end: str, tmp_path: Pa
     assert taken[-1] == tiles.serves(torch.float32)
     monkeypatch.setattr(FusedDecoder, "run", lambda *_: None)
     assert torch.equal(logits(loaded), fused)
+
+
+def test_adapters_add_to_columns_as_they_are_named(tmp_path: Path) -> None:
+    quantised, plain = write("qwen3_5", tmp_path, ORDERED)
+    width = json.loads((plain / "config.json").read_text())["intermediate_size"]
+    factors_of = {**factors("model.layers.1.mlp.down_proj", 64, width),
+                  **factors("model.layers.1.mlp.up_proj", width, 64)}
+    directory, found = written(tmp_path / "a", factors_of), []
+    for path in (quantised, plain):
+        model, adapter = load(path).model, read_adapter("a", directory)
+        install(model, load_adapter(adapter, model))
+        found.append(adapter_logits(model, adapter.digest, ""))
+    for made, truth in zip(*found, strict=True):
+        torch.testing.assert_close(made, truth, **CLOSE)
+    adapted, base = found[0]
+    assert (adapted - base).abs().max() > 100 * CLOSE["atol"]
