@@ -7,7 +7,7 @@
           x.qzeros   I32 [groups, rows / 8]            byte i of a word is row 0 2 4 6 1 3 5 7 [i] of its 8
     both  x.scales   F16 [groups, rows]
 
-    value[row, column] = (code - zero) * scale         kept as codes
+    value[row, column] = (code - zero) * scale         kept as codes; with ``desc_act`` columns lie by group
 
 Layers may have bits and groups of their own. The shapes of a layer tell which, and config.json must have
 named them, as its default or as an exception (AutoRound's ``extra_config``, GPTQModel's ``dynamic``). Names
@@ -26,6 +26,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.forms.stored_form import (
+    CANNOT_CUT,
     FLOATS,
     Ask,
     Grouping,
@@ -33,6 +34,7 @@ from weft.models.forms.stored_form import (
     StoredForm,
     mappings,
     number,
+    order_by_group,
     refuse,
     unpacked,
 )
@@ -77,15 +79,12 @@ class Gptq(_Words):
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         bits, group = self._scheme(name, columns)
-        # With desc_act groups are not neighbouring columns. Projections that are multiplied together would
-        # each want their own order of the input, so such a checkpoint is widened.
-        return None if self.ordered or group % LINE else Grouping(bits, group)
+        return None if group % LINE else Grouping(bits, group, ordered=self.ordered and group > 0)
 
     def piece(self, name: str) -> MatrixPiece | None:
         piece = super().piece(name)
         if piece is not None and self.ordered:
-            refuse(self.method, "desc_act", True, "its groups are no neighbouring columns, so --tp cannot "
-                                                  "cut them")
+            refuse(self.method, "desc_act", True, CANNOT_CUT)
         return piece
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
@@ -93,17 +92,19 @@ class Gptq(_Words):
         bits, group = self._scheme(name, columns)
         each, groups = 32 // bits, _groups(columns, group)
         words = ask(_part(name, "qweight"), (-(-columns // each), rows), ("I32",))
-        codes = unpacked(words, bits, 0)[:columns].T
+        codes, order = unpacked(words, bits, 0)[:columns], None
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
         packed = ask(_part(name, "qzeros"), (groups, -(-rows // each)), ("I32",))
         zeros = unpacked(packed, bits, 1)[:, :rows].T
         if self.zeros_moved:
             zeros = (zeros + 1) & ((1 << bits) - 1)
-        if not self.ordered:
-            stored = Codes(bits, codes, scales, zeros, group or _whole_lines(columns))
-            return stored if self.grouping(name, columns) is not None else stored.dense()
-        of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64")).long()
-        return (codes.float() - zeros.float()[:, of_column]) * scales[:, of_column]
+        if self.ordered and group:
+            of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64"))
+            order = order_by_group(_part(name, "g_idx"), of_column, group)
+            if order is not None and not codes.is_meta:
+                codes = codes.index_select(0, order)
+        stored = Codes(bits, codes.T, scales, zeros, group or _whole_lines(columns), order=order)
+        return stored if self.grouping(name, columns) is not None else stored.dense()
 
     def _scheme(self, name: str, columns: int) -> tuple[int, int]:
         words = self.tensors.get(_part(name, "qweight"))
