@@ -61,9 +61,10 @@ def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(
     def swapped(self: BatchBuilder, plan: StepPlan) -> StepBatch:
         batch = build(self, plan)
         if isinstance(batch.inputs, DecodeBlock) and plan.run_count > 1:
+            host = batch.inputs.slots.copy()   # on a CPU the same memory as the block's
+            host[:2] = host[1::-1].copy()
             slots = batch.inputs.flat_6W.view(6, -1)[3]
             slots[:2] = slots[:2].flip(0)
-            host = [batch.inputs.slots[1], batch.inputs.slots[0], *batch.inputs.slots[2:]]
             return dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, slots=host))
         return batch
 
