@@ -8,20 +8,28 @@ import os
 import queue
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
+from tests.support.fork_server import ForkServer
+
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 180.0
+IMPORTED = ("weft.config", "weft.rpc.client", "weft.server.config", "weft.server.launch")
+"""What a server imports before it reads its arguments."""
 _URL = re.compile(r"at (http://\S+)")
+
+
+@cache
+def _fork_server(variables: frozenset[tuple[str, str]]) -> ForkServer:
+    return ForkServer(IMPORTED, dict(variables))
 
 
 class RunningServer:
@@ -35,9 +43,8 @@ class RunningServer:
                        "HF_HUB_OFFLINE": "1", **(environment or {})}
         arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
             "port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server}})
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=variables,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        variables.pop("PYTEST_CURRENT_TEST", None)
+        self.process = _fork_server(frozenset(variables.items())).start("tests.server.run_server", arguments)
         self.lines: list[str] = []
         self._arriving: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -99,7 +106,6 @@ class RunningServer:
             self._openai.close()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._arriving.put(line)
         self._arriving.put(None)
