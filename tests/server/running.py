@@ -44,7 +44,9 @@ class RunningServer:
         arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
             "port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server}})
         variables.pop("PYTEST_CURRENT_TEST", None)
-        self.process = _fork_server(frozenset(variables.items())).start("tests.server.run_server", arguments)
+        self._own_forks = ForkServer(IMPORTED, variables) if path or environment else None
+        forks = self._own_forks or _fork_server(frozenset(variables.items()))
+        self.process = forks.start("tests.server.run_server", arguments)
         self.lines: list[str] = []
         self._arriving: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -101,6 +103,9 @@ class RunningServer:
     def stop(self) -> None:
         self.process.kill()  # the engine follows and removes what is left, as after a real kill
         self.process.wait()
+        if self._own_forks is not None:
+            self._own_forks.close()
+            self._own_forks.process.wait()
         self._http.close()
         if self._openai is not None:
             self._openai.close()
