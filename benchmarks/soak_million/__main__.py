@@ -361,8 +361,8 @@ class Soak:
             f"slopes_per_{PER}": {row.name: {"slope": round(row.slope, 3), "low": round(row.low, 3),
                                              "high": round(row.high, 3), "limit": row.limit,
                                              "verdict": row.verdict,
-                                             "blocks": [[round(at), round(value, 2)]
-                                                        for at, value in row.blocks]} for row in rows},
+                                             "lives": [[[round(at), round(value, 2)] for at, value in one]
+                                                       for one in row.lives]} for row in rows},
             "failures": {"wrong": self.wrong[:20], "unexplained": self.unexplained[:20],
                          "audits": self.audits[:20]}}
 

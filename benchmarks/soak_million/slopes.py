@@ -46,15 +46,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """For PER requests, with its range. ``blocks``: of the server that lived the longest, requests and value
-    at the middle of each, the warm-up too: a bounded thing is seen to stop there."""
+    """For PER requests, with its range. ``lives``: of the two servers that lived the longest, requests and
+    value at the middle of each block, the warm-up too: a bounded thing is seen to stop there."""
 
     name: str
     slope: float
     low: float
     high: float
     limit: float
-    blocks: tuple[tuple[float, float], ...] = ()
+    lives: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -112,7 +112,7 @@ def slopes(samples: Sequence[Sample]) -> list[Slope]:
         if len(steps) > 1:
             low, high = _range(steps, sum(map(bool, by_life)))
             rows.append(Slope(name, median(steps), low, high, LIMITS[name.rpartition(": ")[2]],
-                              tuple(_blocks(max(lives, key=len)))))
+                              tuple(tuple(_blocks(one)) for one in sorted(lives, key=len)[-2:])))
     return rows
 
 

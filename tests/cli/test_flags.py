@@ -102,6 +102,8 @@ def test_limits_and_switches_come_from_their_tables_and_from_variables(
     ("access_log = 'json'\n", "access_log belongs under [server]"),
     ("[sever]\naccess_log = 'json'\n",
      "there is no table [sever]; the tables are limits, cache, server, debug"),
+    ("server = 3", "server is a table: its keys go under a line [server]"),
+    ("[[limits]]\nmax_headers = 9", "limits is a table: its keys go under a line [limits]"),
     ("[limits]\nrestart = 3\n", "there is no flag --restart")])
 def test_a_key_in_a_wrong_place_of_the_config_file_names_the_right_one(
         tmp_path: Path, text: str, said: str) -> None:

@@ -18,7 +18,7 @@ from weft.schedule.tier_values import RestoreCounts, TierStats, WriteCounts
 from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import HISTOGRAMS, EngineReport, FleetReport, Metrics, combines
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "server.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
 
 
 def names_of_the_page(text: str) -> set[str]:
@@ -49,7 +49,7 @@ def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0,
             host: str = "") -> EngineReport:
     store = StoreStats(path=path, writable=writable, snapshots=7, kv_records=8, stored_bytes=stored_bytes,
                        capacity_bytes=1000, fetched_bytes=5)
-    tier = TierStats(RestoreCounts(), WriteCounts(), store, 0, 0, 0)
+    tier = TierStats(RestoreCounts(), WriteCounts(), store, 0, 0)
     stats = msgspec.structs.replace(Rig(cache=True).core.stats(), store=tier)
     return EngineReport(number, True, 0, stats, host)
 

@@ -82,7 +82,7 @@ def fuzzed(server: RunningServer, folder: Path) -> list[Fuzzed]:
 
 def test_a_fuzzer_finds_nothing_that_breaks_the_description_and_finds_one_that_is_wrong(
         server: RunningServer, tmp_path: Path) -> None:
-    """Random requests to every endpoint, and the limits of some. docs/server.md has the command for all. One
+    """Random requests to every endpoint, and the limits of some. docs/testing.md has the command for all. One
     test, as each worker that had a part of it would make all runs. The last one is the control."""
     *right, wrong = fuzzed(server, tmp_path)
     assert len(right) == len(CHOICES)

@@ -1,4 +1,5 @@
-"""What decides the tokens that an engine gives. A replica that joins a fleet must have the same.
+"""What decides the tokens that an engine gives. A replica that joins a fleet must have the same, and the
+ranks of an engine the same files.
 
     weights      digest over all headers, and samples of each file (``weft.store.identity``)
     config       digest of config.json         tokenizer    digest of tokenizer.json
@@ -36,13 +37,20 @@ def engine_identity(config: EngineConfig, directory: Path, loaded: LoadedModel, 
                     max_model_len: int) -> dict[str, str]:
     """By the name of each fact."""
     return {
-        "weights": weights_digest(weight_files(directory))[:_DIGEST_CHARS],
+        "weights": checkpoint_digest(directory),
         "config": file_digest(directory / "config.json"),
         "tokenizer": file_digest(tokenizer_path(directory)),
         "dtype": loaded.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": config.state_dtype,
         "quantize": f"{loaded.weights_form}{'' if config.quantize_inputs else ', inputs as they are'}",
         "max_model_len": str(max_model_len), "version": metadata.version("weft"),
     }
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """Of the weights. Raises OSError."""
+    # Samples tell one fine-tune from another. All bytes would make each rank read the whole model, which is
+    # what shards avoid.
+    return weights_digest(weight_files(directory))[:_DIGEST_CHARS]
 
 
 def file_digest(path: Path) -> str:

@@ -9,12 +9,12 @@ Cores are divided: a rank has ``--threads``, or its part of all cores. Importing
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.assemble.identity import checkpoint_digest, file_digest
 from weft.assemble.room import ArenaRoom
 from weft.config import EngineConfig
 from weft.engine.stats import RankStats
@@ -159,25 +159,8 @@ def check_divides(config: EngineConfig, directory: Path) -> None:
     rank_architecture(read_architecture(settings), config.tp, ep=config.ep)
 
 
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
-_DIGITS = 12
-
-
 def identity_of(directory: Path, settings: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What must be equal on all ranks, as text. ``settings``: (name, value) of what was chosen for this rank.
-
-    The digest of the weights is of the files' names, sizes and evenly spaced samples: they tell one fine-tune
-    from another at the price of a few pages. One of all bytes would make each rank read the whole model,
-    which is what shards avoid."""
-    config = hashlib.sha256((directory / "config.json").read_bytes())
-    weights = hashlib.sha256()
-    for file in sorted(directory.glob("*.safetensors")):
-        size = file.stat().st_size
-        weights.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            for sample in range(_SAMPLES):
-                stream.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                weights.update(stream.read(_SAMPLE_BYTES))
-    return {**dict(settings), "config.json": config.hexdigest()[:_DIGITS],
-            "weights": weights.hexdigest()[:_DIGITS]}
+    """What must be equal on all ranks, as text. ``settings``: (name, value) of what was chosen for this
+    rank."""
+    return {**dict(settings), "config.json": file_digest(directory / "config.json"),
+            "weights": checkpoint_digest(directory)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import click
 
-from weft.cli.flags import FlagCommand, build
+from weft.cli.flags import FlagCommand
+from weft.cli.generate import local_engine
 from weft.config import EngineConfig
 from weft.errors import RequestError
 
@@ -31,15 +31,8 @@ def command(texts: tuple[str, ...], prompt_name: str | None, dimensions: int | N
     if not listed:
         raise RequestError('there is nothing to embed: type weft embed "a text", or pipe lines in',
                            param="texts")
-    from weft.api import Engine
-    from weft.cli.chat import first_adapter
-    from weft.cli.remote import waiting
-
-    with waiting("loading") as status:
-        config = build(EngineConfig, values)
-        engine = Engine(**asdict(config), on_progress=status.say)
+    engine, lora = local_engine(values)
     with engine:
-        lora = first_adapter(config)
         if query is not None:
             for one in engine.rerank(query, listed, lora=lora):
                 click.echo(json.dumps([one.score, listed[one.index]], ensure_ascii=False))

@@ -305,6 +305,8 @@ def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | N
         if isinstance(value, dict):
             raise click.UsageError(
                 f"{path}: there is no table [{name}]; the tables are {', '.join(TABLES)}", ctx)
+        if table is None and name in TABLES:
+            raise click.UsageError(f"{path}: {name} is a table: its keys go under a line [{name}]", ctx)
         if name not in known:
             raise click.UsageError(f"{path}: {command.unknown_flag(flag_name(name), ())}", ctx)
         if known[name] != table:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.cli.flags import FlagCommand, build, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.errors import RequestError
+
+if TYPE_CHECKING:
+    from weft.api import Engine
 
 
 @click.command("generate", cls=FlagCommand, configs=(EngineConfig,), positional=False, params=[
@@ -29,15 +32,9 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """
     fields = given_sampling(values)
     text = read_prompt(prompt)
-    from weft.api import Engine
     from weft.api.completion import ChatPiece
-    from weft.cli.chat import first_adapter
-    from weft.cli.remote import waiting
 
-    with waiting("loading") as status:
-        config = build(EngineConfig, values)
-        engine = Engine(**asdict(config), on_progress=status.say)
-    fields["lora"] = first_adapter(config)
+    engine, fields["lora"] = local_engine(values)
     with engine:
         stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
                   else engine.stream(text, **fields))
@@ -46,6 +43,17 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
                 click.echo(piece.reasoning, nl=False)
             click.echo(piece.text, nl=False)
     click.echo()
+
+
+def local_engine(values: dict[str, Any]) -> tuple[Engine, str | None]:
+    """An engine in this process, of the flags ``values``; and the adapter that answers."""
+    from weft.api import Engine
+    from weft.cli.chat import first_adapter
+    from weft.cli.remote import waiting
+
+    with waiting("loading") as status:
+        config = build(EngineConfig, values)
+        return Engine(**asdict(config), on_progress=status.say), first_adapter(config)
 
 
 def read_prompt(argument: str | None) -> str:

@@ -38,8 +38,8 @@ from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.score_head import architecture_in
 from weft.models.stored_values import MappedFiles
 from weft.models.weights import Order, Part
-from weft.spec import DTypeName
 from weft.tensor.few_bits import quotient
+from weft.tensor.layout import DTYPES
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
 
@@ -50,8 +50,6 @@ _LEFT = ("in_proj_a", "in_proj_b", "b_proj", "a_proj", "x_proj", "dt_proj")
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32",
           torch.int64: "I64", torch.int8: "I8"}
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json")
-_DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16,
-                                         "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ class _Recorder(TensorCheck):
 
 def matrices_of(checkpoint: CheckpointFiles, *, stacks: bool = False) -> tuple[set[str], torch.dtype]:
     """(names of the matrices to be rounded, the dtype of scales). ``stacks``: experts may be one tensor."""
-    dtype = _DTYPES[named_dtype(checkpoint.config) or "bfloat16"]
+    dtype = DTYPES[named_dtype(checkpoint.config) or "bfloat16"]
     recorder = _Recorder(checkpoint, dtype, stacks)
     with torch.inference_mode():
         build(architecture_in(checkpoint), recorder)

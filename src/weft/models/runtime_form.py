@@ -31,6 +31,7 @@ import torch
 from weft.config import QuantizeChoice
 from weft.tensor import native
 from weft.tensor.fused_block import PlainWeight
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
 from weft.tensor.weights.tiles import (
     InTiles,
@@ -102,11 +103,12 @@ class RuntimeForm:
     def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
         return in_best_tiles(weight, twelve_bit=self.twelve_bit)
 
-    def of_codes(self, codes: Codes) -> QuantizedWeight | PlainWeight:
+    def of_codes(self, codes: Codes) -> PlainWeight:
         if self.coded_tiles and (codes.fp8 or has_float_table(codes)):
             return coded_tiles(codes) or self.of_values(codes.dense().to(torch.bfloat16))
         rounds = self.fp8_inputs if codes.fp8 else self.quantize == "w8a8"
-        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
+        weight = in_tiles(codes, exact=self.exact_inputs, byte_inputs=rounds)
+        return weight if codes.order is None else OrderedWeight(weight, codes.order)
 
     def note(self) -> str | None:
         """What the user ought to know of this machine and the form, a sentence."""

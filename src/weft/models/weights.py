@@ -11,6 +11,7 @@ running it again against ``TensorReader`` builds the model. No second list of na
       each stored as values          -> one matrix [96, 128]  -> tiled, packed, or rounded by ``runtime_form``
       each stored as codes (forms)   -> one matrix of codes, as they are
       some of each                   -> ``JoinedWeight``: neighbours of one kind are one matrix
+      codes in other orders          -> the same: neighbours of one order are one matrix, and one gather of x
 
 ``tensor`` and ``rows`` give values in the model's dtype, whatever they are stored in (``forms``). ``linear``,
 ``experts`` and ``head`` give what is multiplied with, in the form that ``runtime_form`` decides.
@@ -39,6 +40,7 @@ from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.fused_block import JoinedWeight, PlainWeight
 from weft.tensor.ops.moe import ExpertWeights
+from weft.tensor.weights.ordered import OrderedWeight, stacked_in_order
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
 from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, InTiles, TwelveBitWeight, has_float_table
 
@@ -49,6 +51,8 @@ Order = Callable[[torch.Tensor], torch.Tensor]
 """Rows [rows, anything] as they are stored -> as a block has them."""
 Part = tuple[str, int] | tuple[str, int, Order]
 """(name, rows) of a matrix, or with the order that its rows are put into."""
+Formed = QuantizedWeight | OrderedWeight | TwelveBitWeight | CodedTiles
+"""Weights that have a form beside their dtype."""
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 
 AnyWeight = TypeVar("AnyWeight", bound=PlainWeight)
@@ -178,8 +182,8 @@ class TensorSource(ABC):
                finer: bool = False) -> Linear:
         """Projections of the same input as one product: matrices [rows_i, columns] one below the other.
 
-        Neighbours that are stored in the same form become one matrix; where forms differ, each run of
-        neighbours is one."""
+        Neighbours that are stored in the same form and order of columns become one matrix; where these
+        differ, each run of neighbours is one."""
         weights: list[PlainWeight] = []
         for grouping, run in _runs([(self._grouping(part[0], columns), part) for part in parts]):
             if grouping is None:
@@ -195,7 +199,8 @@ class TensorSource(ABC):
                     first += part[1]
                 weights.append(self.runtime.of_values(dense, finer=finer))
             else:
-                weights.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
+                codes = [self._codes(part, columns) for part in run]
+                weights += [self.runtime.of_codes(_joined(same)) for same in _in_one_order(codes)]
         product, first = self._linear(weights, bias), 0
         for part in parts:
             self.note(part[0], product, part[1], columns, first=first,
@@ -208,13 +213,15 @@ class TensorSource(ABC):
         self.declare(self.checkpoint.prefix + name, tensor)
         rows, columns = tensor.shape(self.place)
         self.table_name = name
-        coded = self._grouping(name, columns) is not None
-        if coded and self.share is None and not self.runtime.on_gpu_kernels:
+        grouping = self._grouping(name, columns)
+        apart = self.share is None and not self.runtime.on_gpu_kernels
+        if grouping is not None and not grouping.ordered and apart:
             weight = self._counted(self.runtime.of_codes(self._codes((name, rows), columns)))
             if isinstance(weight, QuantizedWeight):
                 return CodedTable(weight, self.dtype)
+            assert not isinstance(weight, OrderedWeight)
             return weight
-        if coded or not is_head:
+        if grouping is not None or not is_head:
             return self.tensor(name, rows, columns)
         packed = self._packed([(name, rows)], columns)
         table = self.runtime.of_table(self._rows([(name, rows)], (columns,))) if packed is None else packed
@@ -264,13 +271,18 @@ class TensorSource(ABC):
         """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below
         the other. In tiles each expert is by itself; else experts stored one by one become one tensor."""
         kinds = {self._grouping(name, columns) for group in names for name in group}
+        if self.runtime.on_gpu_kernels:     # which know no order of each expert's own
+            kinds = {None if kind is not None and kind.ordered else kind for kind in kinds}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
         each: list[PlainWeight] = []
         for group in names:
             if None not in kinds and len(kinds) == 1:
-                each.append(self.runtime.of_codes(_joined([self._codes((name, rows), columns)
-                                                           for name in group])))
+                codes = [self._codes((name, rows), columns) for name in group]
+                if len(_in_one_order(codes)) == 1:
+                    each.append(self.runtime.of_codes(_joined(codes)))
+                else:
+                    each.append(torch.cat([part.dense().to(self.dtype) for part in codes]))
             elif self.runtime.quantize == "none":
                 return self._float_experts(names, rows, columns)
             else:
@@ -278,9 +290,9 @@ class TensorSource(ABC):
         return self._together(each)
 
     def _together(self, experts: Sequence[PlainWeight]) -> ExpertWeights:
-        quantized = [one for one in experts if isinstance(one, QuantizedWeight)]
+        quantized = [one for one in experts if isinstance(one, QuantizedWeight | OrderedWeight)]
         if len(quantized) == len(experts):
-            return self._counted(stacked(quantized))
+            return self._counted(stacked_in_order(quantized))
         tiles = [one for one in experts if isinstance(one, InTiles)]
         if len(tiles) == len(experts) and len({isinstance(one, CodedTiles) for one in tiles}) == 1:
             return self._counted_experts(tiles)
@@ -319,8 +331,7 @@ class TensorSource(ABC):
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
-        form = (weight.form if isinstance(weight, QuantizedWeight | TwelveBitWeight | CodedTiles)
-                else str(weight.dtype).removeprefix("torch."))
+        form = weight.form if isinstance(weight, Formed) else str(weight.dtype).removeprefix("torch.")
         self.held_bytes += size
         self._bytes_by_form[form] += size
 
@@ -406,7 +417,7 @@ class TensorSource(ABC):
         for weight in weights:
             self._count(weight)
         if len(weights) == 1:
-            quantized = isinstance(weights[0], QuantizedWeight)
+            quantized = isinstance(weights[0], QuantizedWeight | OrderedWeight)
             return Linear(weights[0], bias.float() if quantized and bias is not None else bias)
         return Linear(JoinedWeight(tuple(weights)), bias)
 
@@ -420,6 +431,21 @@ def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping 
         else:
             runs.append((grouping, [part]))
     return runs
+
+
+def _in_one_order(parts: Sequence[Codes]) -> list[list[Codes]]:
+    """Neighbours whose columns lie in the same order together: all, where headers alone are known."""
+    runs: list[list[Codes]] = []
+    for part in parts:
+        if runs and (part.codes.is_meta or _same(runs[-1][0].order, part.order)):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _same(order: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return order is other or (order is not None and other is not None and torch.equal(order, other))
 
 
 def _joined(parts: Sequence[Codes]) -> Codes:

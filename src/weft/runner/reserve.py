@@ -200,7 +200,7 @@ class _Measurement:
     def __init__(self, model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int,
                  rows: int, model_len: int, device: torch.device, meter: Meter) -> None:
         tokens = min(step_tokens, spec.max_positions)
-        self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device
+        self._model, self._meter, self._rows, self._device = model, meter, rows, device
         plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype,
                           kv_layout=gpu.page_layout(device))
         self._step_tokens = step_tokens

@@ -124,4 +124,4 @@ class StoreTier:
     def stats(self) -> TierStats:
         return TierStats(self.restores.counts, self.writes.counts, self.store.stats(),
                          sum(len(fetch.seqs) for fetch in self.restores.fetches.values()),
-                         self.buffers.used_bytes, self.buffers.limit_bytes)
+                         self.buffers.used_bytes)

@@ -48,10 +48,9 @@ class TierStats:
     store: StoreStats
     waiting: int
     buffer_bytes: int
-    buffer_bytes_max: int
 
 
-NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats(), 0, 0, 0)
+NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats(), 0, 0)
 """The numbers of an engine without a store."""
 
 

@@ -6,7 +6,7 @@
     from HTTP workers                    files that prometheus_client reads and adds up
 
 Every metric is one row: name, kind, help, where its number comes from, how replicas add up. ``weft top``
-reads the rows too, and a test holds docs/server.md against them. The label ``engine`` is the number of the
+reads the rows too, and a test holds docs/operating.md against them. The label ``engine`` is the number of the
 replica; what the HTTP process measures has the label 0. With ``debug.metrics_prefix vllm`` published
 dashboards load.
 """

@@ -12,7 +12,6 @@ directory are for their owner only, and ``secure_delete`` overwrites what is del
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -239,34 +238,6 @@ class ObjectDatabase:
                 db.execute(f"PRAGMA user_version = {VERSION}")
             for kind in self._bounds:
                 self._evict(kind, self._clock())
-
-
-class LockFile:
-    """A new file that this process holds a lock on, until ``remove`` or its death. Raises OSError."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-        os.close(self._descriptor)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a live process holds this file. Raises OSError."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 class _Transaction:

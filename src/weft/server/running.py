@@ -58,20 +58,44 @@ class Announcement:
             self._file = None
 
 
+class LockFile:
+    """A new file that this process holds a lock on, until ``remove`` or its death. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds this file. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)   # shared: another look is no holder
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def running_servers() -> list[RunningProcess]:
     """The longest-running one first."""
     servers = []
     for file in _folder().glob("*.json"):
         with suppress(OSError):
-            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                file.unlink()   # its lock is free: its process has ended
-            except BlockingIOError:
-                with suppress(msgspec.DecodeError):   # of another version
-                    servers.append(msgspec.json.decode(os.read(fd, 1 << 16), type=RunningProcess))
-            finally:
-                os.close(fd)
+            if not is_locked(file):
+                file.unlink()   # its process has ended
+                continue
+            with suppress(msgspec.DecodeError):   # of another version
+                servers.append(msgspec.json.decode(file.read_bytes(), type=RunningProcess))
     return sorted(servers, key=lambda one: one.started_s)
 
 

@@ -65,7 +65,7 @@ class LinkModel:
     def tier_for(self, memory: Memory, cost: CostModel,
                  clock: Callable[[], float]) -> tuple[StoreTier, VirtualInbox]:
         """The tier of an engine that gets records, and where they arrive."""
-        buffers, scratch_B = scratch_buffers(memory, self)
+        buffers, scratch_B = scratch_buffers(memory, self.page_bytes, self.state_bytes, self.ranks)
         inbox = VirtualInbox(self, scratch_B, clock)
         prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS)
         return StoreTier(inbox, memory, buffers, prices, clock, exact=False), inbox

@@ -26,7 +26,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any
 
 import numpy as np
 
@@ -404,17 +403,18 @@ def _seconds(latency: str, text: str) -> float:
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
-def scratch_buffers(memory: Memory, of: Any) -> tuple[TransferBuffers, Uint8s]:
-    """Of an engine with the pages, states and ranks of ``of``, over bytes that nothing reads or writes."""
-    scratch_B = np.empty(buffer_limit(memory.plan.arena_bytes * of.ranks), np.uint8)
-    return TransferBuffers(of.page_bytes, of.state_bytes, limit_bytes=len(scratch_B),
+def scratch_buffers(memory: Memory, page_bytes: int, state_bytes: int,
+                    ranks: int) -> tuple[TransferBuffers, Uint8s]:
+    """Over bytes that nothing reads or writes. ``page_bytes``, ``state_bytes``: of all ``ranks`` together."""
+    scratch_B = np.empty(buffer_limit(memory.plan.arena_bytes * ranks), np.uint8)
+    return TransferBuffers(page_bytes, state_bytes, limit_bytes=len(scratch_B),
                            allocate=lambda size_bytes: scratch_B[:size_bytes]), scratch_B
 
 
 def tier_for(model: StoreModel, memory: Memory, cost: CostModel,
              clock: Callable[[], float]) -> tuple[StoreTier, VirtualStore]:
     """The tier of ``memory``, and the store under it."""
-    buffers, scratch_B = scratch_buffers(memory, model)
+    buffers, scratch_B = scratch_buffers(memory, model.page_bytes, model.state_bytes, model.ranks)
     exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
     store = VirtualStore(model.disk, clock, queue_bytes=len(scratch_B), exact=exact, packing=model.packing)
     prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS, read_bytes_s=model.disk.bytes_s,

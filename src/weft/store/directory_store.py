@@ -17,9 +17,6 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from weft.memory.prefix_store import (
     STORED_PAGE_TOKENS,
@@ -39,7 +36,7 @@ from weft.store.ledger import root_chain, token_bytes
 from weft.store.opening import OpenDirectory, StoreOptions, salt_key
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.records import StoreRecords, free_bytes
-from weft.store.space import BLOCK_BYTES, Volumes, blocks_for
+from weft.store.space import BLOCK_BYTES, blocks_for
 from weft.store.upkeep import COMPACT_ROWS_FEW, COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
 from weft.store.writing import PutJob, WriteOutcome, WriteThread, put_request, records_of
 
@@ -47,16 +44,6 @@ FINAL_WRITES_S = 5.0
 """How long ``close`` waits for puts that are queued, and for reads."""
 STALL_S = 5.0
 """A disk that takes longer for one call is reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeSource:
-    """Payloads of a directory."""
-
-    volumes: Volumes
-
-    def read_payload(self, row: np.void, into: memoryview) -> None:
-        self.volumes.read(int(row["volume"]), int(row["offset"]) // BLOCK_BYTES, into)
 
 
 class DirectoryStore:
@@ -78,7 +65,7 @@ class DirectoryStore:
         least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
         self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, options.forms, clock=clock,
                              compact_rows_least=least)
-        self._reader = FetchThreads(VolumeSource(opened.volumes), self._outcomes.put,
+        self._reader = FetchThreads(opened.volumes, self._outcomes.put,
                                     threads=options.read_threads)
         self._writer: WriteThread | None = None
         if opened.writable and opened.ledger is not None:

@@ -20,6 +20,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from weft.files import sync
+
 GATHERED_BYTES = 1 << 20
 
 
@@ -80,11 +82,7 @@ class OsDisk:  # one method for each call of the operating system
         os.fdatasync(handle)
 
     def sync_directory(self, path: Path) -> None:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(path)
 
     def preallocate(self, handle: int, size: int) -> None:
         """Gives the file ``size`` bytes on the disk. A file system without preallocation gets a sparse

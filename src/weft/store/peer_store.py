@@ -157,7 +157,6 @@ class PeerStore:
         self._tickets = itertools.count(_FIRST_TICKET)
         self._copies: queue.SimpleQueue[StoreEvent] = queue.SimpleQueue()
         self._copier = ThreadPoolExecutor(1, "inbox-copy")
-        self._copying: dict[Ticket, StoredPrefix] = {}
         self._sent_bytes = self._well = self._badly = 0
         self._bytes, self._seconds = 0.0, 0.0
 

@@ -142,7 +142,7 @@ def _packed(opened: OpenDirectory, live: LiveRows,
         if place is None:
             chosen.add(volume)
             continue
-        opened.volumes.read(volume, int(rows["offset"][at]) // BLOCK_BYTES, payload)
+        opened.volumes.read_payload(rows[at], payload)
         opened.volumes.write(*place, payload)
         rows["volume"][at], rows["offset"][at] = place[0], place[1] * BLOCK_BYTES
         touched.add(place[0])

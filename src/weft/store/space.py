@@ -305,6 +305,10 @@ class Volumes:
     def read(self, volume: int, block: int, into: memoryview) -> None:
         self.disk.read(self.handle(volume), into, block * BLOCK_BYTES)
 
+    def read_payload(self, row: np.void, into: memoryview) -> None:
+        """Of a ledger's ``row``."""
+        self.read(int(row["volume"]), int(row["offset"]) // BLOCK_BYTES, into)
+
     def write(self, volume: int, block: int, payload: memoryview) -> None:
         self.disk.write(self.handle(volume), payload, block * BLOCK_BYTES)
 

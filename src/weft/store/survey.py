@@ -119,7 +119,7 @@ def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult,
                 chain = chain_of(chain, opened.ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])))
             payload = memoryview(bytearray(int(row["payload_bytes"])))
             if len(payload):
-                opened.volumes.read(int(row["volume"]), int(row["offset"]) // BLOCK_BYTES, payload)
+                opened.volumes.read_payload(row, payload)
             if payload_checksum(payload) != row["checksum"].tobytes():
                 reason = "checksum"
             elif chain != int(row["chain"]):

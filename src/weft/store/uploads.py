@@ -54,7 +54,7 @@ from weft.store.ledger import (
     row_of,
 )
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.space import BLOCK_BYTES, Volumes
+from weft.store.space import Volumes
 
 SEGMENT_MAGIC = b"weft-store-seg\0\0"
 HEADER_BYTES = 40
@@ -337,7 +337,7 @@ class BucketThread:
                     if row["kind"] == KV else b""
                 payload = memoryview(bytearray(int(row["payload_bytes"])))
                 if len(payload):
-                    self._volumes.read(int(row["volume"]), int(row["offset"]) // BLOCK_BYTES, payload)
+                    self._volumes.read_payload(row, payload)
             except OSError:
                 self.counts["evicted_before_upload"] += 1
                 return

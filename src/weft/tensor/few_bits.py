@@ -52,7 +52,7 @@ def quantized(x_THD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """``x`` as bytes, for copies: torch has no copy kernels for some fp8 moves."""
+    """``x`` as bytes, for copies and kernels: torch has no copy kernels for some fp8 moves."""
     return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
 
 

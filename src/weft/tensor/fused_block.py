@@ -17,19 +17,21 @@ import torch
 
 from weft.tensor import native
 from weft.tensor.ops import linear
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
 MOST_ROWS = 64
 """Most rows of x: the decode batch of an ordinary server on a CPU."""
 
-PlainWeight = torch.Tensor | InTiles | QuantizedWeight
+PlainWeight = torch.Tensor | InTiles | QuantizedWeight | OrderedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedWeight:
-    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are, and
-    GGUF files have finer forms for some): each is multiplied by itself, the results lie side by side."""
+    """Projections of the same input whose forms or orders of columns differ: each is multiplied by itself,
+    the results lie side by side. A quantised checkpoint leaves some as they are, and GGUF files have finer
+    forms for some."""
 
     parts: tuple[PlainWeight, ...]
 
@@ -89,6 +91,7 @@ class FusedBlock:
     def stays(self) -> bool:
         """Whether the first weight still has the address to which the block was bound."""
         weight = _parts(self.first)[0]
+        weight = weight.weight if isinstance(weight, OrderedWeight) else weight
         held = weight.body if isinstance(weight, InTiles) else weight.codes
         return bool(held.data_ptr() == self._at[0][0])
 
@@ -114,6 +117,8 @@ def _parts(weight: Any) -> tuple[Any, ...]:
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
     """The weight's address; 0 for a weight that a fused block does not take."""
+    if isinstance(weight, OrderedWeight):
+        weight = weight.weight
     if isinstance(weight, InTiles):
         return weight.body.data_ptr() if linear.tiles_fit(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):
@@ -123,6 +128,10 @@ def _address(weight: Any, x_TD: torch.Tensor) -> int:
 
 
 def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
-    parts = [(part.native(), False) if isinstance(part, InTiles) else (linear.weight_of(part), part.exact)
-             for part in _parts(weight)]
+    parts = []
+    for part in _parts(weight):
+        order = part.order.data_ptr() if isinstance(part, OrderedWeight) else 0
+        held = part.weight if isinstance(part, OrderedWeight) else part
+        parts.append((held.native(), False, 0) if isinstance(held, InTiles)
+                     else (linear.weight_of(held), held.exact, order))
     return parts, 0 if bias is None else bias.data_ptr(), adapted

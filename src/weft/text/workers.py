@@ -29,6 +29,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -41,6 +42,8 @@ _PIPE_BYTES = 32 << 10
 _PATIENCE_S = 0.001
 _TURN_S = 0.01
 """Threads that wait for one worker read in turns."""
+_LINE_S = 0.005
+"""A line of jobs keeps the event loop for so long."""
 
 
 class BoundedWorker:
@@ -137,7 +140,10 @@ class BoundedWorker:
 
 class WorkerLane:
     """A worker of the event loop that takes one job at a time, each within ``seconds``. ``waiting``: jobs
-    that wait or run."""
+    that wait or run.
+
+    A turn of a busy loop takes as long as tens of jobs. With one job a turn, the line grows while the worker
+    has nothing to do. So those that wait are answered in one turn, up to _LINE_S."""
 
     def __init__(self, start: Callable[[], BoundedWorker], seconds: float,
                  worker: BoundedWorker | None = None) -> None:
@@ -145,7 +151,8 @@ class WorkerLane:
         self._start = start
         self._seconds = seconds
         self._worker = worker
-        self._lock = asyncio.Lock()
+        self._line: deque[tuple[bytes, int, asyncio.Future[bytes]]] = deque()
+        self._serving: asyncio.Task[None] | None = None
 
     async def ask(self, body: bytes) -> bytes:
         """Raises TimeoutError for a job that takes too long, OSError for one that ends its process, and what
@@ -161,29 +168,48 @@ class WorkerLane:
                 self.end()
                 raise
         self.waiting += 1
-        # A client that goes away must not leave half a question in the pipe: the task goes on without it.
-        return await asyncio.shield(asyncio.ensure_future(self._ask(body, number)))
+        result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._line.append((body, number, result))
+        if self._serving is None:
+            self._serving = asyncio.ensure_future(self._serve())
+        # A client that goes away must not leave half a question in the pipe: the job goes on without it.
+        return await asyncio.shield(result)
 
     def end(self) -> None:
         if self._worker is not None:
             self._worker.end()
             self._worker = None
 
-    async def _ask(self, body: bytes, number: int) -> bytes:
-        """``number``: of the job, 0 if it was not sent."""
+    async def _serve(self) -> None:
+        """Answers those in the line, and returns."""
         try:
-            async with self._lock:
-                if self._worker is None or self._worker.gone:
-                    self._worker = await asyncio.to_thread(self._start)
-                    number = 0
+            began_s = time.monotonic()
+            while self._line:
+                body, number, result = self._line.popleft()
                 try:
-                    async with asyncio.timeout(self._seconds):
-                        if not number:
-                            number = self._worker.send(body) if len(body) < _PIPE_BYTES else (
-                                await asyncio.to_thread(self._worker.send, body))
-                        return await self._worker.receive_later(number)
-                except OSError:  # TimeoutError is one
-                    self.end()
-                    raise
+                    result.set_result(await self._answer(body, number))
+                except Exception as error:
+                    result.set_exception(error)
+                self.waiting -= 1
+                if time.monotonic() - began_s > _LINE_S:
+                    await asyncio.sleep(0)
+                    began_s = time.monotonic()
         finally:
-            self.waiting -= 1
+            self._serving = None
+
+    async def _answer(self, body: bytes, number: int) -> bytes:
+        """``number``: of the job, 0 if it was not sent."""
+        if self._worker is None or self._worker.gone:
+            self._worker = await asyncio.to_thread(self._start)
+            number = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                if not number and len(body) < _PIPE_BYTES:
+                    number = self._worker.send(body)
+                    if (answer := self._worker.receive(number, _PATIENCE_S)) is not None:
+                        return answer
+                number = number or await asyncio.to_thread(self._worker.send, body)
+                return await self._worker.receive_later(number)
+        except OSError:  # TimeoutError is one
+            self.end()
+            raise

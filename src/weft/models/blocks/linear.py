@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 from weft.models.blocks.adapted import AdaptedProduct
 from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
-from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.tiles import InTiles
 
@@ -41,6 +42,7 @@ class Linear:
         plain        F.linear                        float weights elsewhere
         tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
         quantised    tensor.ops.quantized_linear     int8 and int4
+        ordered      tensor.ops.ordered_linear       the same, of groups whose columns are anywhere
         joined       each part, side by side
 
     ``adapted``: what adapters add."""
@@ -72,6 +74,8 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
         return tiled_linear(x, weight, bias)
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight, bias)
+    if isinstance(weight, OrderedWeight):
+        return ordered_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 

@@ -3,24 +3,37 @@
     x.weight             I8 or F8_E4M3 [rows, columns]   or   x.weight_packed  I32 [rows, columns x bits / 32]
     x.weight_scale       [rows, groups], [rows, 1], [1], or by blocks
     x.weight_zero_point  as the scale, I8; beside packed weights I32, packed along the rows
+    x.weight_g_idx       I32 [columns], the group of a column; -1 in all: neighbours are groups
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
-Integer weights are kept as codes. Floats of 8 and 4 bits are those of ``small_floats``. Scales of activations
-are left.
+Integer weights are kept as codes, by group where ``weight_g_idx`` says so. Floats of 8 and 4 bits are those
+of ``small_floats``. Scales of activations are left.
 Source: the compressed-tensors library's compressors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from weft.errors import CheckpointError
 from weft.models.forms import small_floats
-from weft.models.forms.stored_form import Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import (
+    CANNOT_CUT,
+    Ask,
+    Grouping,
+    MatrixPiece,
+    StoredForm,
+    mapping,
+    mappings,
+    order_by_group,
+    refuse,
+    unpacked,
+)
 from weft.tensor.weights.quantized import LINE, Codes
 
 _METHOD = "compressed-tensors"
@@ -38,40 +51,46 @@ class Compressed(StoredForm):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
-        form = settings.get("format", "int-quantized")
+        form = str(settings.get("format", "int-quantized"))
         if form not in _FORMATS:
             refuse(_METHOD, "format", form, f"weft reads {', '.join(_FORMATS)}")
-        groups = settings.get("config_groups") or {}
-        named = {str((group or {}).get("format") or form) for group in groups.values()} | {str(form)}
+        groups = mappings(_METHOD, "config_groups", settings.get("config_groups"))
+        named = {str(group.get("format") or form) for group in groups.values()} | {form}
         self.kinds = {kind for name in named for kind in _FORMATS.get(name, ())}
         if named & {"dense", "mixed-precision"}:
             self.kinds = set()
         if settings.get("sparsity_config"):
             refuse(_METHOD, "sparsity_config", settings["sparsity_config"], "sparse weights are not served")
+        self.block: tuple[int, int] | None = None
+        """Rows and columns that share a scale in fp8, where that is a rectangle."""
+        symmetric, inputs_too = [], []
         for name, group in groups.items():
-            weights = (group or {}).get("weights") or {}
-            if weights.get("type", "int") == "int" and weights.get("num_bits", 8) not in (4, 8):
-                refuse(_METHOD, f"config_groups.{name}.weights.num_bits", weights["num_bits"],
-                       "weft reads 4 and 8")
-            if weights.get("actorder") in ("group", True):
-                refuse(_METHOD, f"config_groups.{name}.weights.actorder", weights["actorder"],
-                       "weft reads groups of neighbouring columns (actorder static or weight)")
+            key = f"{name}.weights"
+            weights = mapping(_METHOD, key, group.get("weights"))
+            if weights.get("type") == "float":
+                inputs_too.append(bool(group.get("input_activations")))
+            elif weights.get("num_bits", 8) not in (4, 8):
+                refuse(_METHOD, f"{key}.num_bits", weights["num_bits"], "weft reads 4 and 8")
+            else:
+                symmetric.append(weights.get("symmetric") is not False)
+            self.block = self.block or _sizes(f"{key}.block_structure", weights.get("block_structure"))
+        self.needs_zeros = bool(symmetric) and not any(symmetric)
+        # Names of layers are not matched: one group of floats with inputs as they are is enough.
+        self._rounds_inputs = all(inputs_too)
 
     @property
     def rounds_inputs(self) -> bool:
-        """Names of layers are not matched: one group of floats with inputs as they are is enough."""
-        groups = [group or {} for group in (self.settings.get("config_groups") or {}).values()]
-        return all(group.get("input_activations") for group in groups
-                   if (group.get("weights") or {}).get("type") == "float")
+        return self._rounds_inputs
 
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._kind(name) is not None:
-            return small_floats.grouping_of(self, self._names(name), columns, self._block())
+            return small_floats.grouping_of(self, self._names(name), columns, self.block)
         group = small_floats.columns_of_group(self, f"{name}_scale", columns)
-        return Grouping(self._bits(name, columns), group) if group % LINE == 0 else None
+        ordered = group > 0 and f"{name}_g_idx" in self.tensors
+        return Grouping(self._bits(name, columns), group, ordered=ordered) if group % LINE == 0 else None
 
     def _names(self, name: str) -> small_floats.TensorNames:
         codes = f"{name}_packed" if f"{name}_packed" in self.tensors else name
@@ -89,11 +108,12 @@ class Compressed(StoredForm):
     def piece(self, name: str) -> MatrixPiece | None:
         matrix, end = next(((name.removesuffix(end), end) for end in ("_packed", "_scale", "_zero_point")
                             if name.endswith(f"weight{end}")), (name, ""))
+        if f"{matrix}_g_idx" in self.headers:
+            refuse(_METHOD, "config_groups.weights.actorder", "group", CANNOT_CUT)
         if not end:
             return None
-        block = self._block()
-        if end == "_scale" and block is not None and self.dtype_of(matrix) == "F8_E4M3":
-            return MatrixPiece(matrix, (0, block[0]), (1, block[1]))
+        if end == "_scale" and self.block is not None and self.dtype_of(matrix) == "F8_E4M3":
+            return MatrixPiece(matrix, (0, self.block[0]), (1, self.block[1]))
         stored = self.headers.get(f"{matrix}_packed")
         if end and stored is not None and stored.dtype == "U8":
             return small_floats.piece_of(self, name, ("_packed", "_scale"))
@@ -109,7 +129,10 @@ class Compressed(StoredForm):
             raise CheckpointError(f"{name} is stored as {label}; quantization_config of config.json has the "
                                   f"format {self.settings.get('format')!r}", param="model")
         if kind is not None:
-            return small_floats.read_matrix(self, ask, self._names(name), shape, self._block())
+            return small_floats.read_matrix(self, ask, self._names(name), shape, self.block)
+        if self.needs_zeros and f"{name}_zero_point" not in self.tensors:
+            raise CheckpointError(f"tensor {name}_zero_point is missing; config.json has symmetric false",
+                                  param="model")
         if stored_as == "int":
             stored = small_floats.read_int8(self, ask, name, f"{name}_scale", f"{name}_zero_point", shape)
         else:
@@ -121,11 +144,24 @@ class Compressed(StoredForm):
                 packed = ask(f"{name}_zero_point", (-(-rows * bits // 32), groups), ("I32",))
                 zeros = unpacked(packed, bits, 0)[:rows]
             stored = Codes(bits, codes, scales, zeros, small_floats.group_of(columns, groups))
+        if f"{name}_g_idx" in self.tensors:
+            stored = self._by_group(ask, f"{name}_g_idx", stored, columns)
         return stored if self.grouping(name, columns) is not None else stored.dense()
 
-    def _block(self) -> tuple[int, int] | None:
-        for group in (self.settings.get("config_groups") or {}).values():
-            block = ((group or {}).get("weights") or {}).get("block_structure")
-            if block:
-                return int(block[0]), int(block[1])
+    def _by_group(self, ask: Ask, name: str, stored: Codes, columns: int) -> Codes:
+        of_column = ask(name, (columns,), ("I32",))
+        if stored.codes.is_meta or bool((of_column == -1).all()):
+            return stored
+        order = order_by_group(name, of_column, stored.group)
+        if order is None:
+            return stored
+        return replace(stored, codes=stored.codes.index_select(1, order), order=order)
+
+
+def _sizes(key: str, block: object) -> tuple[int, int] | None:
+    if not block:
         return None
+    match block:
+        case [int(rows), int(columns)]:
+            return rows, columns
+    refuse(_METHOD, key, block, "weft reads two sizes, such as [128, 128]")

@@ -23,6 +23,7 @@ from weft.models.safetensors_header import StoredTensor
 from weft.tensor.weights.quantized import Codes
 
 FLOATS = ("F32", "BF16", "F16", "F64")
+CANNOT_CUT = "its groups are no neighbouring columns, so --tp cannot cut them"
 
 
 class Ask(Protocol):
@@ -47,7 +48,8 @@ class MatrixPiece:
 class Grouping(NamedTuple):
     """How the codes of a matrix are grouped. ``columns``: those that share a scale, 0 for whole rows.
     ``minimums``: a group has a minimum. ``by_blocks``: scales are ``BlockNumbers``. ``table``: what codes
-    stand for. ``floats``: they stand for a table of floats."""
+    stand for. ``floats``: they stand for a table of floats. ``ordered``: columns may lie in an order of their
+    own, which values tell (``Codes.order``)."""
 
     bits: int
     columns: int
@@ -56,6 +58,7 @@ class Grouping(NamedTuple):
     by_blocks: bool = False
     table: tuple[int, ...] = ()
     floats: bool = False
+    ordered: bool = False
 
 
 class StoredForm(ABC):
@@ -127,6 +130,49 @@ class Plain(StoredForm):
 def refuse(method: str, key: str, value: object, reason: str) -> NoReturn:
     raise CheckpointError(f"config.json has quantization_config.{key} {value!r} with quant_method {method}; "
                           f"{reason}", param="model")
+
+
+def mapping(method: str, key: str, value: object) -> Mapping[str, Any]:
+    """``value`` of ``key``, settings by their names; empty for none."""
+    if value and not isinstance(value, Mapping):
+        refuse(method, key, value, "weft reads settings by names there")
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(method: str, key: str, value: object) -> dict[str, Mapping[str, Any]]:
+    """The settings of each group or layer that ``value`` of ``key`` names, by the whole key."""
+    return {f"{key}.{name}": mapping(method, f"{key}.{name}", own)
+            for name, own in mapping(method, key, value).items()}
+
+
+def number(method: str, key: str, value: object, usual: int) -> int:
+    """``value`` of ``key``; ``usual`` for none."""
+    if value is None:
+        return usual
+    if not isinstance(value, int):
+        refuse(method, key, value, "weft reads a whole number there")
+    return value
+
+
+def order_by_group(name: str, of_column: torch.Tensor, group: int) -> torch.Tensor | None:
+    """``of_column`` [columns], the tensor ``name``: the group of each column. int32 [columns]: the columns by
+    group, in the order of ``of_column`` where groups are equal; None where they lie so already. Raises
+    CheckpointError where a group but the last has not ``group`` columns."""
+    columns = of_column.shape[0]
+    if of_column.is_meta:
+        return of_column.to(torch.int32)
+    groups, low, high = -(-columns // group), int(of_column.min()), int(of_column.max())
+    if low < 0 or high >= groups:
+        raise CheckpointError(f"tensor {name} names the group {low if low < 0 else high}; {columns} columns "
+                              f"in groups of {group} have groups 0 to {groups - 1}", param="model")
+    counts = torch.bincount(of_column, minlength=groups).tolist()
+    for number, count in enumerate(counts[:-1]):
+        if count != group:
+            raise CheckpointError(f"tensor {name} gives group {number} {count} columns; groups have {group}",
+                                  param="model")
+    order = torch.argsort(of_column, stable=True)
+    lies_so = torch.equal(order, torch.arange(columns, device=order.device))
+    return None if lies_so else order.to(torch.int32)
 
 
 def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:

@@ -7,7 +7,7 @@
           x.qzeros   I32 [groups, rows / 8]            byte i of a word is row 0 2 4 6 1 3 5 7 [i] of its 8
     both  x.scales   F16 [groups, rows]
 
-    value[row, column] = (code - zero) * scale         kept as codes
+    value[row, column] = (code - zero) * scale         kept as codes; with ``desc_act`` columns lie by group
 
 Layers may have bits and groups of their own. The shapes of a layer tell which, and config.json must have
 named them, as its default or as an exception (AutoRound's ``extra_config``, GPTQModel's ``dynamic``). Names
@@ -25,7 +25,19 @@ from typing import Any
 import torch
 
 from weft.errors import CheckpointError
-from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import (
+    CANNOT_CUT,
+    FLOATS,
+    Ask,
+    Grouping,
+    MatrixPiece,
+    StoredForm,
+    mappings,
+    number,
+    order_by_group,
+    refuse,
+    unpacked,
+)
 from weft.tensor.weights.quantized import LINE, Codes
 
 
@@ -55,7 +67,7 @@ class Gptq(_Words):
         bits = settings.get("bits", 4)
         if bits not in (4, 8):
             refuse(self.method, "bits", bits, "weft reads 4 and 8")
-        self.group = int(settings.get("group_size", 128))
+        self.group = number(self.method, "group_size", settings.get("group_size"), 128)
         form = settings.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             refuse(self.method, "checkpoint_format", form, "weft reads gptq and gptq_v2")
@@ -67,15 +79,12 @@ class Gptq(_Words):
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         bits, group = self._scheme(name, columns)
-        # With desc_act groups are not neighbouring columns. Projections that are multiplied together would
-        # each want their own order of the input, so such a checkpoint is widened.
-        return None if self.ordered or group % LINE else Grouping(bits, group)
+        return None if group % LINE else Grouping(bits, group, ordered=self.ordered and group > 0)
 
     def piece(self, name: str) -> MatrixPiece | None:
         piece = super().piece(name)
         if piece is not None and self.ordered:
-            refuse(self.method, "desc_act", True, "its groups are no neighbouring columns, so --tp cannot "
-                                                  "cut them")
+            refuse(self.method, "desc_act", True, CANNOT_CUT)
         return piece
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
@@ -83,17 +92,19 @@ class Gptq(_Words):
         bits, group = self._scheme(name, columns)
         each, groups = 32 // bits, _groups(columns, group)
         words = ask(_part(name, "qweight"), (-(-columns // each), rows), ("I32",))
-        codes = unpacked(words, bits, 0)[:columns].T
+        codes, order = unpacked(words, bits, 0)[:columns], None
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
         packed = ask(_part(name, "qzeros"), (groups, -(-rows // each)), ("I32",))
         zeros = unpacked(packed, bits, 1)[:, :rows].T
         if self.zeros_moved:
             zeros = (zeros + 1) & ((1 << bits) - 1)
-        if not self.ordered:
-            stored = Codes(bits, codes, scales, zeros, group or _whole_lines(columns))
-            return stored if self.grouping(name, columns) is not None else stored.dense()
-        of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64")).long()
-        return (codes.float() - zeros.float()[:, of_column]) * scales[:, of_column]
+        if self.ordered and group:
+            of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64"))
+            order = order_by_group(_part(name, "g_idx"), of_column, group)
+            if order is not None and not codes.is_meta:
+                codes = codes.index_select(0, order)
+        stored = Codes(bits, codes.T, scales, zeros, group or _whole_lines(columns), order=order)
+        return stored if self.grouping(name, columns) is not None else stored.dense()
 
     def _scheme(self, name: str, columns: int) -> tuple[int, int]:
         words = self.tensors.get(_part(name, "qweight"))
@@ -120,7 +131,8 @@ class Awq(_Words):
         version = str(settings.get("version", "gemm")).lower()
         if version != "gemm":
             refuse(self.method, "version", version, "weft reads gemm")
-        self.group = int(settings.get("group_size", settings.get("q_group_size", 128)))
+        self.group = number(self.method, "group_size",
+                            settings.get("group_size", settings.get("q_group_size")), 128)
         self.zero_point = bool(settings.get("zero_point", True))
         self.schemes = _schemes(self.method, settings, "extra_config", _BITS, self.group)
 
@@ -135,7 +147,7 @@ class Awq(_Words):
         codes = _rows_in_order(ask(_part(name, "qweight"), (columns, rows // 8), ("I32",)))
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
         zeros = None
-        if self.zero_point:
+        if self.zero_point or _part(name, "qzeros") in self.tensors:
             zeros = _rows_in_order(ask(_part(name, "qzeros"), (groups, rows // 8), ("I32",))).T
         stored = Codes(_BITS, codes.T, scales, zeros, group or _whole_lines(columns))
         return stored if self.grouping(name, columns) is not None else stored.dense()
@@ -187,15 +199,11 @@ def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, grou
              ) -> tuple[tuple[int, int], ...]:
     """(bits, group) that config.json names, its default first; ``key``: of the exceptions by layer."""
     schemes = [(bits, max(group, 0))]
-    exceptions = settings.get(key) or {}
-    if not isinstance(exceptions, Mapping):
-        refuse(method, key, exceptions, "weft reads settings by the names of layers")
-    for layer, own in exceptions.items():
-        if own is not None and not isinstance(own, Mapping):
-            refuse(method, f"{key}.{layer}", own, "weft reads bits and group_size there")
-        scheme = (own or {}).get("bits", bits), max((own or {}).get("group_size", group), 0)
+    for layer, own in mappings(method, key, settings.get(key)).items():
+        scheme = (number(method, f"{layer}.bits", own.get("bits"), bits),
+                  max(number(method, f"{layer}.group_size", own.get("group_size"), group), 0))
         if scheme[0] < 16 and scheme[0] not in (4, 8):
-            refuse(method, f"{key}.{layer}.bits", scheme[0], "weft reads 4 and 8, and 16 as plain tensors")
+            refuse(method, f"{layer}.bits", scheme[0], "weft reads 4 and 8, and 16 as plain tensors")
         schemes.append(scheme)
     return tuple(schemes)
 

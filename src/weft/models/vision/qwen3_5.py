@@ -24,11 +24,10 @@ class TurnedPlaces:
     """``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``: the base of
     their angles, on ``device``."""
 
-    def __init__(self, table: torch.Tensor | None, head_dim: int, theta: float, frames: int, channels: int,
+    def __init__(self, table: torch.Tensor | None, head_dim: int, theta: float, frames: int,
                  device: torch.device) -> None:
         self._table = table
         self._frames = frames
-        self._channels = channels
         quarter = head_dim // 4
         # Worked out on the CPU wherever they go: everywhere the same bits.
         exponents = torch.arange(0, 2 * quarter, 2, dtype=torch.float32) / (2 * quarter)
@@ -37,7 +36,7 @@ class TurnedPlaces:
     @classmethod
     def of(cls, tower: VisionTower, ends: TableReader) -> TurnedPlaces:
         return cls(ends.get("positions"), tower.hidden_size // tower.heads, tower.theta, tower.frames,
-                   tower.channels, ends.source.device)
+                   ends.source.device)
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
         by_channel = pixels.transpose(2, 3).transpose(1, 2)

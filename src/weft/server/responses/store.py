@@ -24,8 +24,8 @@ from typing import TypeVar
 import msgspec
 
 from weft.errors import ConfigError, NotFoundError, QueueFullError, RequestError, UserError
-from weft.server.objects import Bounds, LockFile, NewObject, ObjectDatabase, is_locked
-from weft.server.running import state_directory
+from weft.server.objects import Bounds, NewObject, ObjectDatabase
+from weft.server.running import LockFile, is_locked, state_directory
 
 WAITING_MAX = 4096
 KIND = "response"

@@ -26,10 +26,6 @@ FP8_HARDWARE_OLDEST = 89
 """The lowest compute capability (times ten) that converts fp8."""
 
 
-def as_bits(cache: torch.Tensor) -> torch.Tensor:
-    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
-
-
 def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
     if dtype != torch.float8_e4m3fn:
         return FP8_NONE

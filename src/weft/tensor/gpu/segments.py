@@ -15,7 +15,8 @@ without chunks there neither reads nor writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,13 @@ class Segment:
 def chunks_at_once(step: DeviceRuns, chunk_bytes: int) -> int:
     """Chunks of the longest segment; ``chunk_bytes``: scratch memory of a chunk, all heads."""
     return min(step.chunk_count, max(1, SCRATCH_BYTES // chunk_bytes))
+
+
+def scratch_of(step: DeviceRuns, shapes: Sequence[tuple[int, ...]]) -> tuple[int, list[torch.Tensor]]:
+    """``chunks_at_once`` for float32 buffers of ``shapes``, each the shape of one chunk; and the buffers."""
+    each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
+    return each, [torch.empty((each, *shape), dtype=torch.float32, device=step.offsets_R.device)
+                  for shape in shapes]
 
 
 def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segment]:

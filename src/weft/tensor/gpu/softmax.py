@@ -1,6 +1,7 @@
 """An online softmax over blocks of keys, and the epilogue that stores its output.
 
-    softmax_step   a block of keys and values into (highest score, sum of weights, weighted values)
+    softmax_start  that of no keys: (highest score, sum of weights, weighted values)
+    softmax_step   a block of keys and values into the three
     finish         gates, scale of fp8 values, the one rounding, the store
     combine        a kernel: merges the outputs of programs that each saw one split of the keys
 
@@ -44,18 +45,25 @@ def gates_of(gates: Gates | None) -> tuple[torch.Tensor | None, int, torch.Tenso
 
 
 @triton.jit
+def softmax_start(ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """``top``, ``total`` and ``out`` of ROWS queries that have seen no key."""
+    return (tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
+            tl.zeros((ROWS, BLOCK_D), tl.float32))
+
+
+@triton.jit
 def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale,
                  MASKED: tl.constexpr, WINDOW: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-                 bias=None):
+                 profiles=None, row=None, row_mask=None, EXTENT: tl.constexpr = 0):
     """``scores`` [M, N]: products of queries and keys. The keys are at ``position`` [N]. A query sees those
     up to ``last`` [M] and within its WINDOW, or all keys unless MASKED. ``values`` [N, BLOCK_D]; ``k_scale``,
-    ``v_scale`` [N] or None; ``bias`` [M, N] or None, in powers of two. Returns ``top`` [M], ``total`` [M],
-    ``out`` [M, BLOCK_D]."""
+    ``v_scale`` [N] or None. The last four are those of ``bias_of``; ``profiles`` may be None. Returns ``top``
+    [M], ``total`` [M], ``out`` [M, BLOCK_D]."""
     scores *= qk_scale
     if k_scale is not None:
         scores *= k_scale[None, :]
-    if bias is not None:
-        scores += bias
+    if profiles is not None:
+        scores += bias_of(profiles, row, row_mask, position, last, EXTENT)
     if MASKED:
         seen = position[None, :] <= last[:, None]
         some = position <= tl.max(last, 0)

@@ -61,9 +61,6 @@ precision, because states are snapshots.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,7 +72,6 @@ from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
     decay_to_end,
-    only_if,
     pairwise_decay,
     product,
     product_left,
@@ -83,8 +79,9 @@ from weft.tensor.gpu.products import (
     unit_lower_inverse,
     unit_scale,
 )
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot, warps_of_lines
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
-from weft.tensor.gpu.segments import Segment, chunks_at_once, load_state, part_of_run, segments, store_state
+from weft.tensor.gpu.segments import Segment, load_state, part_of_run, scratch_of, segments, store_state
 from weft.tensor.inputs import Runs
 from weft.tensor.native import KEY_DIM_MAX
 from weft.tensor.op import UNFIT, Unfit
@@ -137,9 +134,7 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
     element = (head * K + line)[:, None] * V + col[None, :]
     dtype = state.dtype.element_ty
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + element,
-                mask=(line < only_if(live, K))[:, None] & (col < V)[None, :], other=0.0).to(tl.float32)
+    s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), line, K, col < V)
     position = tl.load(starts + run)
     key = head // GROUP
     if PREFILL:
@@ -154,14 +149,12 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
                            K, V, BY_LINE)
                 s = rounded(s, dtype, element, position + index, layer)
             tap = tl.load(chunk_tap + c).to(tl.int64)
-            tl.store(state + tap * slot_stride + element, s.to(dtype),
-                     mask=(line < only_if(tap >= 0, K))[:, None] & (col < V)[None, :])
+            store_slot(s, state, element, tap, slot_stride, line, K, col < V)
     else:
         s = _token(s, q, k, v, g, beta, out, run, head, key, line, col, q_row, q_head, k_row, k_head, v_row,
                    v_head, g_row, g_head, beta_row, beta_head, out_row, scale, K, V, BY_LINE)
         s = rounded(s, dtype, element, position, layer)
-    tl.store(state + slot * slot_stride + element, s.to(dtype),
-             mask=(line < only_if(slot >= 0, K))[:, None] & (col < V)[None, :])
+    store_slot(s, state, element, slot, slot_stride, line, K, col < V)
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -319,35 +312,8 @@ def chunks(q, k, v, t_scratch, p, q_left, k_up, k_left, decay, out, state, carry
             left = tl.load(k_left + row, mask=here, other=0.0)
             s = s * tl.load(decay + chunk) + product_left(tl.trans(keys), added * left[:, None])
         tap = tl.load(chunk_tap + c).to(tl.int64)
-        tl.store(state + tap * slot_stride + in_slot, s,
-                 mask=(line < only_if(tap >= 0, K))[:, None] & (col < V)[None, :])
+        store_slot(s, state, in_slot, tap, slot_stride, line, K, col < V)
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, K, col < V)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkBuffers:
-    """The scratch memory of a segment, float32. The kernels above state the shapes."""
-
-    t: torch.Tensor
-    p: torch.Tensor
-    q_left: torch.Tensor
-    k_up: torch.Tensor
-    k_left: torch.Tensor
-    decay: torch.Tensor
-
-
-def _chunk_segments(step: DeviceRuns, state_SHKV: torch.Tensor,
-                    by_line: bool) -> Iterator[tuple[Segment, ChunkBuffers]]:
-    """The segments of a step, with one set of buffers for all of them."""
-    heads, k_dim, _ = state_SHKV.shape[1:]
-    lines = (k_dim,) if by_line else ()
-    square, factors = (heads, CHUNK_TOKENS, CHUNK_TOKENS), (heads, CHUNK_TOKENS, *lines)
-    shapes = [square, square, factors, factors, factors, (heads, *lines)]
-    each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
-    buffers = ChunkBuffers(*(torch.empty((each, *shape), dtype=torch.float32, device=state_SHKV.device)
-                             for shape in shapes))
-    for segment in segments(step, state_SHKV, each):
-        yield segment, buffers
 
 
 def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
@@ -362,17 +328,26 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     if q_THK.dtype != k_THK.dtype:
         q_THK, k_THK = q_THK.float(), k_THK.float()
     out_THV = torch.empty((tokens, heads, v_dim), dtype=dtype, device=q_THK.device)
-    step = device_runs(runs)
-    if _run_by_token(q_THK, k_THK, v_THV, g_TH, beta_TH, out_THV, state_SHKV, runs, step, scale=scale,
-                     layer=layer):
+    group = heads // k_THK.shape[1]
+    qk_strides = (*q_THK.stride()[:2], *k_THK.stride()[:2])
+    gate_strides = (*g_TH.stride()[:2], *beta_TH.stride())
+    if launch_by_token(
+            recurrent, (triton.cdiv(v_dim, RECURRENT.width), heads),
+            (q_THK, k_THK, v_THV, g_TH, beta_TH, out_THV), state_SHKV, runs,
+            (*qk_strides, *v_THV.stride()[:2], *gate_strides, heads * v_dim), layer, scale, chunked=True,
+            GROUP=group, K=k_dim, V=v_dim, KP=padded(k_dim), BV=RECURRENT.width, BY_LINE=by_line,
+            num_warps=RECURRENT.warps * warps_of_lines(k_dim), num_stages=RECURRENT.stages):
         return out_THV
-    kernel, blocks, sizes = _prepare_form(by_line, heads // k_THK.shape[1], k_dim)
-    for segment, buffers in _chunk_segments(step, state_SHKV, by_line):
+    step = device_runs(runs)
+    kernel, blocks, sizes = _prepare_form(by_line, group, k_dim)
+    lines = (k_dim,) if by_line else ()
+    square, factors = (heads, CHUNK_TOKENS, CHUNK_TOKENS), (heads, CHUNK_TOKENS, *lines)
+    each, buffers = scratch_of(step, [square, square, factors, factors, factors, (heads, *lines)])
+    for segment in segments(step, state_SHKV, each):
         launch(kernel, (heads, segment.chunk_count))(
-            q_THK, k_THK, g_TH, beta_TH, buffers.t, buffers.p, buffers.q_left, buffers.k_up, buffers.k_left,
-            buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
-            *g_TH.stride()[:2], *beta_TH.stride(), segment.begin, scale, H=heads, K=k_dim, **sizes,
-            num_warps=blocks.warps, num_stages=blocks.stages)
+            q_THK, k_THK, g_TH, beta_TH, *buffers, step.chunk_first_C, step.chunk_tokens_C, *qk_strides,
+            *gate_strides, segment.begin, scale, H=heads, K=k_dim, **sizes, num_warps=blocks.warps,
+            num_stages=blocks.stages)
         _run_chunks(q_THK, k_THK, v_THV, out_THV, state_SHKV, runs, step, segment, buffers, by_line=by_line)
     return out_THV
 
@@ -384,53 +359,15 @@ def _prepare_form(by_line: bool, group: int, k_dim: int) -> tuple[Any, Blocks, d
     return _prepare_heads, PREPARE_HEADS, {"GROUP": group, "KP": padded(k_dim)}
 
 
-def _run_by_token(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
-                  beta_TH: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs,
-                  step: DeviceRuns, *, scale: float, layer: int) -> bool:
-    """The token-by-token part of a step: decodes, and prefills of states that are rounded after each token.
-    Returns whether this was the whole step."""
-    inputs = (q_THK, k_THK, v_THV, g, beta_TH, out_THV, state_SHKV, runs, step)
-    if step.decode_count:
-        _run_recurrent(*inputs, prefill=False, scale=scale, layer=layer)
-    if step.decode_count == step.run_count:
-        return True
-    if state_SHKV.dtype == torch.float32:
-        return False
-    _run_recurrent(*inputs, prefill=True, scale=scale, layer=layer)
-    return True
-
-
-def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
-                   beta_TH: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs,
-                   step: DeviceRuns, *, prefill: bool, scale: float, layer: int) -> None:
-    """All decode runs, or all prefill runs; ``g`` [T, H], or [T, H, K] for a decay of each line."""
-    heads, k_dim, v_dim = state_SHKV.shape[1:]
-    first = step.decode_count if prefill else 0
-    count = step.run_count - first if prefill else step.decode_count
-    grid = (triton.cdiv(v_dim, RECURRENT.width), heads, count)
-    launch(recurrent, grid)(
-        q_THK, k_THK, v_THV, g, beta_TH, out_THV, state_SHKV, runs.slots_R, runs.starts_R, step.fresh_R,
-        step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *q_THK.stride()[:2],
-        *k_THK.stride()[:2], *v_THV.stride()[:2], *g.stride()[:2], *beta_TH.stride(), heads * v_dim,
-        state_SHKV.stride(0), first, layer, scale, GROUP=heads // k_THK.shape[1], K=k_dim, V=v_dim,
-        KP=padded(k_dim), BV=RECURRENT.width, BY_LINE=g.ndim == 3, PREFILL=prefill,
-        num_warps=recurrent_warps(k_dim), num_stages=RECURRENT.stages)
-
-
-def recurrent_warps(k_dim: int) -> int:
-    """Of ``recurrent``: each holds 128 lines of the state."""
-    return RECURRENT.warps * max(1, padded(k_dim) // 128)
-
-
 def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, out_THV: torch.Tensor,
                 state_SHKV: torch.Tensor, runs: Runs, step: DeviceRuns, segment: Segment,
-                buffers: ChunkBuffers, *, by_line: bool) -> None:
+                buffers: list[torch.Tensor], *, by_line: bool) -> None:
     """The kernel after ``prepare``, for the prefill runs of a segment."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     launch(chunks, (triton.cdiv(v_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
-        q_THK, k_THK, v_THV, buffers.t, buffers.p, buffers.q_left, buffers.k_up, buffers.k_left,
-        buffers.decay, out_THV, state_SHKV, segment.carry_in, segment.carry_out, runs.slots_R, step.fresh_R,
-        step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *q_THK.stride()[:2],
-        *k_THK.stride()[:2], *v_THV.stride()[:2], state_SHKV.stride(0), step.decode_count, segment.begin,
-        segment.end, H=heads, GROUP=heads // k_THK.shape[1], K=k_dim, V=v_dim, KP=padded(k_dim),
-        BV=CHUNKS.width, BY_LINE=by_line, num_warps=CHUNKS.warps, num_stages=CHUNKS.stages)
+        q_THK, k_THK, v_THV, *buffers, out_THV, state_SHKV, segment.carry_in, segment.carry_out, runs.slots_R,
+        step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C,
+        *q_THK.stride()[:2], *k_THK.stride()[:2], *v_THV.stride()[:2], state_SHKV.stride(0),
+        step.decode_count, segment.begin, segment.end, H=heads, GROUP=heads // k_THK.shape[1], K=k_dim,
+        V=v_dim, KP=padded(k_dim), BV=CHUNKS.width, BY_LINE=by_line, num_warps=CHUNKS.warps,
+        num_stages=CHUNKS.stages)

@@ -23,10 +23,10 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
+from weft.tensor.few_bits import as_bytes
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launch import dense_rows, launch
+from weft.tensor.gpu.launch import STEP_TABLES, dense_rows, launch
 from weft.tensor.gpu.pages import (
-    as_bits,
     block_dim,
     fp8_kind,
     load_rows,
@@ -37,7 +37,14 @@ from weft.tensor.gpu.pages import (
     widen,
 )
 from weft.tensor.gpu.runs import device_runs
-from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, kv_splits_of, softmax_step
+from weft.tensor.gpu.softmax import (
+    COMBINED_AT_ONCE,
+    combine,
+    finish,
+    kv_splits_of,
+    softmax_start,
+    softmax_step,
+)
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.paged_attention import split_tokens, splits_max
 from weft.tensor.kernels.write_kv import (
@@ -54,7 +61,6 @@ from weft.tensor.layout import k_rows
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 HEADS_AT_ONCE = 32
-CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
 
 
 def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
@@ -95,7 +101,7 @@ def write_latents(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Te
 
 
 def _pages(cache: torch.Tensor, scales: torch.Tensor | None) -> tuple[Any, ...]:
-    return (as_bits(k_rows(cache)), native.slot_stride(cache), scales,
+    return (as_bytes(k_rows(cache)), native.slot_stride(cache), scales,
             0 if scales is None else scales.stride(0))
 
 
@@ -202,9 +208,7 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
         if REST:
             q_tile_rest = _load_queries(q, token, q_token, head, q_head, head_mask, MAIN, REST, D, PRODUCT)
         last = tl.full((TILE_HEADS,), 0, tl.int32) + (seen - 1)
-        top = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
-        total = tl.zeros((TILE_HEADS,), tl.float32)
-        acc = tl.zeros((TILE_HEADS, MAIN), tl.float32)
+        top, total, acc = softmax_start(TILE_HEADS, MAIN)
         for page in range(begin, end, PAGES):
             pages = token_pages(table + row * table_stride, page, end, PAGES)
             top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache,
@@ -216,7 +220,7 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
         tl.store(logs + at, top + tl.log2(total), mask=head_mask)
 
 
-@triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
+@triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=STEP_TABLES)
 def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, table_stride, qk_scale, out,
              starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
              D: tl.constexpr, VALUE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
@@ -242,9 +246,7 @@ def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, tab
     q_tile_rest = q_tile
     if REST:
         q_tile_rest = _load_queries(q, token, q_token, head, q_head, token_mask, MAIN, REST, D, PRODUCT)
-    top = tl.full((TOKENS,), float("-inf"), tl.float32)
-    total = tl.zeros((TOKENS,), tl.float32)
-    acc = tl.zeros((TOKENS, MAIN), tl.float32)
+    top, total, acc = softmax_start(TOKENS, MAIN)
     end = tl.max(last, 0) // 16 + 1
     for page in range(0, end, PAGES):
         pages = token_pages(table + run * table_stride, page, end, PAGES)

@@ -14,15 +14,14 @@ Prefills of states in few bits use the recurrence: those states are rounded afte
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch
-from weft.tensor.gpu.products import decay_of, only_if, rounded, softplus
-from weft.tensor.gpu.runs import DeviceRuns, device_runs
+from weft.tensor.gpu.products import decay_of, rounded, softplus
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot
+from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 
 CHANNELS = Blocks(64)
@@ -78,9 +77,7 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
     element = channel[:, None] * N + col[None, :]
     dtype = state.dtype.element_ty
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + element,
-                mask=(channel < only_if(live, C))[:, None] & (col < N)[None, :], other=0.0).to(tl.float32)
+    s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), channel, C, col < N)
     rates, d, bias = _of_channels(A, D, dt_bias, channel, col, C, N)
     position = tl.load(starts + run)
     if PREFILL:
@@ -96,15 +93,13 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
                 _read_out(s, x_t, c, out, t, channel, col, d, c_row, C, N)
                 s = rounded(s, dtype, element, position + index, layer)
             tap = tl.load(chunk_tap + chunk).to(tl.int64)
-            tl.store(state + tap * slot_stride + element, s.to(dtype),
-                     mask=(channel < only_if(tap >= 0, C))[:, None] & (col < N)[None, :])
+            store_slot(s, state, element, tap, slot_stride, channel, C, col < N)
     else:
         step, x_t = _token(x, dt, bias, run, channel, x_row, dt_row, C)
         s = _advance(s, step, x_t, b, run, col, rates, b_row, N)
         _read_out(s, x_t, c, out, run, channel, col, d, c_row, C, N)
         s = rounded(s, dtype, element, position, layer)
-    tl.store(state + slot * slot_stride + element, s.to(dtype),
-             mask=(channel < only_if(slot >= 0, C))[:, None] & (col < N)[None, :])
+    store_slot(s, state, element, slot, slot_stride, channel, C, col < N)
 
 
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
@@ -147,9 +142,7 @@ def _link(A, begins, steps, state, slots, fresh, chunk_begin, chunk_tap, slot_st
     element = channel[:, None] * N + col[None, :]
     mask = (channel < C)[:, None] & (col < N)[None, :]
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + element,
-                mask=(channel < only_if(live, C))[:, None] & (col < N)[None, :], other=0.0)
+    s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), channel, C, col < N)
     rates = tl.load(A + element, mask=mask, other=0.0).to(tl.float32)
     for chunk in range(tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)):
         held = begins + chunk * (C * N) + element
@@ -158,10 +151,8 @@ def _link(A, begins, steps, state, slots, fresh, chunk_begin, chunk_tap, slot_st
         step = tl.load(steps + chunk * C + channel, mask=channel < C, other=0.0)
         s = s * decay_of(step[:, None] * rates) + end
         tap = tl.load(chunk_tap + chunk).to(tl.int64)
-        tl.store(state + tap * slot_stride + element, s,
-                 mask=(channel < only_if(tap >= 0, C))[:, None] & (col < N)[None, :])
-    tl.store(state + slot * slot_stride + element, s,
-             mask=(channel < only_if(slot >= 0, C))[:, None] & (col < N)[None, :])
+        store_slot(s, state, element, tap, slot_stride, channel, C, col < N)
+    store_slot(s, state, element, slot, slot_stride, channel, C, col < N)
 
 
 def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
@@ -177,14 +168,9 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     width = A_CN.shape[1]
     sizes = {"C": channels, "N": width, "NP": triton.next_power_of_2(width), "BC": CHANNELS.width,
              "num_warps": CHANNELS.warps}
-    if step.decode_count:
-        _run_recurrent(inputs, rows, state_SCN, runs, step, layer, sizes, prefill=False)
-    if step.decode_count == step.run_count:
-        return out_TC
-    if state_SCN.dtype != torch.float32:
-        _run_recurrent(inputs, rows, state_SCN, runs, step, layer, sizes, prefill=True)
-        return out_TC
     blocks, prefills = triton.cdiv(channels, CHANNELS.width), step.run_count - step.decode_count
+    if launch_by_token(_recurrent, (blocks,), inputs, state_SCN, runs, rows, layer, chunked=True, **sizes):
+        return out_TC
     begins = torch.empty((step.chunk_count, channels, width), dtype=torch.float32, device=x_TC.device)
     steps = torch.empty((step.chunk_count, channels), dtype=torch.float32, device=x_TC.device)
     chunks = (step.chunk_first_C, step.chunk_tokens_C)
@@ -194,13 +180,3 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
         state_SCN.stride(0), step.decode_count, **sizes)
     launch(_scan, (blocks, step.chunk_count))(*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=False)
     return out_TC
-
-
-def _run_recurrent(inputs: tuple[torch.Tensor, ...], rows: tuple[int, ...], state_SCN: torch.Tensor,
-                   runs: Runs, step: DeviceRuns, layer: int, sizes: dict[str, Any], *, prefill: bool) -> None:
-    first = step.decode_count if prefill else 0
-    count = step.run_count - first if prefill else step.decode_count
-    launch(_recurrent, (triton.cdiv(sizes["C"], CHANNELS.width), count))(
-        *inputs, state_SCN, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
-        step.chunk_tokens_C, step.chunk_tap_C, *rows, state_SCN.stride(0), first, layer, **sizes,
-        PREFILL=prefill)

@@ -17,8 +17,6 @@ PAD slots are neither read nor written, fresh slots not read; inside a slot the 
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +26,6 @@ from weft.tensor.gpu.pages import capability_of
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
-    only_if,
     pairwise_decay,
     product,
     product_left,
@@ -36,8 +33,9 @@ from weft.tensor.gpu.products import (
     rounded,
     softplus,
 )
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
-from weft.tensor.gpu.segments import chunks_at_once, load_state, part_of_run, segments, store_state
+from weft.tensor.gpu.segments import load_state, part_of_run, scratch_of, segments, store_state
 from weft.tensor.inputs import Runs
 from weft.tensor.native import STATE_DIM_MAX
 from weft.tensor.op import UNFIT, Unfit
@@ -92,9 +90,7 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
     element = (head * P + line)[:, None] * N + col[None, :]
     dtype = state.dtype.element_ty
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + element,
-                mask=(line < only_if(live, P))[:, None] & (col < N)[None, :], other=0.0).to(tl.float32)
+    s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), line, P, col < N)
     a, d = tl.load(A + head).to(tl.float32), tl.load(D + head).to(tl.float32)
     bias = tl.load(dt_bias + head).to(tl.float32)
     position = tl.load(starts + run)
@@ -110,14 +106,12 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
                            high, x_row, x_head, dt_row, dt_head, b_row, b_head, c_row, c_head, out_row, P, N)
                 s = rounded(s, dtype, element, position + index, layer)
             tap = tl.load(chunk_tap + chunk).to(tl.int64)
-            tl.store(state + tap * slot_stride + element, s.to(dtype),
-                     mask=(line < only_if(tap >= 0, P))[:, None] & (col < N)[None, :])
+            store_slot(s, state, element, tap, slot_stride, line, P, col < N)
     else:
         s = _token(s, x, dt, b, c, out, run, head, group, line, col, a, d, bias, low, high, x_row, x_head,
                    dt_row, dt_head, b_row, b_head, c_row, c_head, out_row, P, N)
         s = rounded(s, dtype, element, position, layer)
-    tl.store(state + slot * slot_stride + element, s.to(dtype),
-             mask=(line < only_if(slot >= 0, P))[:, None] & (col < N)[None, :])
+    store_slot(s, state, element, slot, slot_stride, line, P, col < N)
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -184,8 +178,7 @@ def _states(x, b, pushes, decay, chunk_states, state, carry_in, carry_out, slots
         pushed = xs.to(tl.float32) * tl.load(pushes + chunk * PLACES + place)[:, None]
         s = s * tl.load(decay + chunk) + product_right(tl.trans(pushed), bs)
         tap = tl.load(chunk_tap + c).to(tl.int64)
-        tl.store(state + tap * slot_stride + in_slot, s,
-                 mask=(line < only_if(tap >= 0, P))[:, None] & (col < N)[None, :])
+        store_slot(s, state, in_slot, tap, slot_stride, line, P, col < N)
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, P, col < N)
 
 
@@ -229,32 +222,26 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     if not x_THP.dtype == B_TGN.dtype == C_TGN.dtype:
         x_THP, B_TGN, C_TGN = x_THP.float(), B_TGN.float(), C_TGN.float()
     A_H, D_H, dt_bias_H = A_H.contiguous(), D_H.contiguous(), dt_bias_H.contiguous()
-    step = device_runs(runs)
-    inputs = (x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, out_THP, state_SHPN)
+    inputs = (x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, out_THP)
     strides = (*x_THP.stride()[:2], *dt_TH.stride(), *B_TGN.stride()[:2], *C_TGN.stride()[:2],
-               heads * head_dim, state_SHPN.stride(0))
+               heads * head_dim)
     sizes = {"GROUP": heads // groups, "P": head_dim, "N": width, "NP": padded(width)}
-    if step.decode_count:
-        _run_recurrent(inputs, runs, step, strides, layer, dt_limit, sizes, prefill=False)
-    if step.decode_count == step.run_count:
-        return out_THP
-    if state_SHPN.dtype != torch.float32:
-        _run_recurrent(inputs, runs, step, strides, layer, dt_limit, sizes, prefill=True)
-        return out_THP
-    _run_chunks(inputs, runs, step, dt_limit, sizes)
+    grid = (triton.cdiv(head_dim, RECURRENT.width), heads)
+    if not launch_by_token(
+            _recurrent, grid, inputs, state_SHPN, runs, strides, layer, *dt_limit, chunked=True, **sizes,
+            BP=RECURRENT.width, num_warps=RECURRENT.warps, num_stages=RECURRENT.stages):
+        _run_chunks(inputs, state_SHPN, runs, device_runs(runs), dt_limit, sizes)
     return out_THP
 
 
-def _run_chunks(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, dt_limit: tuple[float, float],
-                sizes: dict[str, int]) -> None:
+def _run_chunks(inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs, step: DeviceRuns,
+                dt_limit: tuple[float, float], sizes: dict[str, int]) -> None:
     """The prefills of a step."""
-    x, dt, A, b, c, D, dt_bias, out, state = inputs
+    x, dt, A, b, c, D, dt_bias, out = inputs
     (heads, head_dim, width), groups = state.shape[1:], b.shape[1]
     by_place = (heads, CHUNK_TOKENS)
     shapes = [(groups, CHUNK_TOKENS, CHUNK_TOKENS), *[by_place] * 4, (heads,), (heads, head_dim, width)]
-    each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
-    scores, step_sizes, whole, rest, pushes, decay, chunk_states = (
-        torch.empty((each, *shape), dtype=torch.float32, device=state.device) for shape in shapes)
+    each, (scores, step_sizes, whole, rest, pushes, decay, chunk_states) = scratch_of(step, shapes)
     tables = (step.chunk_first_C, step.chunk_tokens_C)
     whole_heads = {"H": heads, "GROUP": sizes["GROUP"], "N": width, "NP": sizes["NP"]}
     sizes = whole_heads | {"P": head_dim}
@@ -275,15 +262,3 @@ def _run_chunks(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, 
             x, c, D, scores, step_sizes, whole, rest, chunk_states, out, *tables, *x.stride()[:2],
             *c.stride()[:2], segment.begin, **sizes, BP=after.width, num_warps=after.warps,
             num_stages=after.stages)
-
-
-def _run_recurrent(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, strides: tuple[int, ...],
-                   layer: int, dt_limit: tuple[float, float], sizes: dict[str, int], *,
-                   prefill: bool) -> None:
-    first = step.decode_count if prefill else 0
-    count = step.run_count - first if prefill else step.decode_count
-    heads = inputs[0].shape[1]
-    launch(_recurrent, (triton.cdiv(sizes["P"], RECURRENT.width), heads, count))(
-        *inputs, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
-        step.chunk_tokens_C, step.chunk_tap_C, *strides, first, layer, *dt_limit, **sizes, BP=RECURRENT.width,
-        PREFILL=prefill, num_warps=RECURRENT.warps, num_stages=RECURRENT.stages)

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
-from weft.tensor.gpu.launch import SMALL_SHARED, dense_rows, launch
+from weft.tensor.gpu.launch import SMALL_SHARED, STEP_TABLES, dense_rows, launch
 from weft.tensor.gpu.pages import (
     block_dim,
     capability_of,
@@ -41,11 +41,11 @@ from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import (
     COMBINED_AT_ONCE,
     Gates,
-    bias_of,
     combine,
     finish,
     gates_of,
     kv_splits_of,
+    softmax_start,
     softmax_step,
     with_sinks,
 )
@@ -61,8 +61,6 @@ of shared memory and 128 registers a thread, so four programs fit an SM of an H1
 ROWS_MIN = 16
 """The least rows of a tensor-core product: a tenth of what an H100 could multiply while it reads a page."""
 DIM_MAX = 512
-CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
-"""Views into the step's table of integers, which begin anywhere in it."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -225,12 +223,8 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
         k_scale = load_token_scales(k_scales, scale_stride, pages, PAGES * 16)
         v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES * 16)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    position = at + tl.arange(0, PAGES * 16)
-    bias = None
-    if profiles is not None:
-        bias = bias_of(profiles, row, row_mask, position, last, EXTENT)
-    return softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale, MASKED,
-                        WINDOW, PRODUCT, PRECISION, bias)
+    return softmax_step(scores, values, k_scale, v_scale, top, total, out, at + tl.arange(0, PAGES * 16),
+                        last, qk_scale, MASKED, WINDOW, PRODUCT, PRECISION, profiles, row, row_mask, EXTENT)
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
@@ -263,9 +257,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
                          mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
         pages_of_row = table + row * table_stride
         last = tl.full((ROWS,), 0, tl.int32) + (seen - 1)
-        top = tl.full((ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+        top, total, acc = softmax_start(ROWS, BLOCK_D)
         masked = begin
         if WINDOW == 0:
             masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
@@ -293,7 +285,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
             tl.store(logs + at, top + tl.log2(total), mask=m < GROUP)
 
 
-@triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
+@triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=STEP_TABLES)
 def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part,
              table, table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
              sinks, starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, profiles,
@@ -323,9 +315,7 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
     if scales is not None:
         k_scales, v_scales = scales + kv_head * 16, scales + scale_part + kv_head * 16
     pages_of_run = table + run * table_stride
-    top = tl.full((TILE_HEADS * TOKENS,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE_HEADS * TOKENS,), tl.float32)
-    acc = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
+    top, total, acc = softmax_start(TILE_HEADS * TOKENS, BLOCK_D)
     end = tl.cdiv(at + count, 16)
     if WINDOW:
         masked = tl.maximum(at - WINDOW + 1, 0) // 16

@@ -11,9 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import STEP_TABLES, Blocks, launch, padded
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, padded
 from weft.tensor.gpu.products import only_if, rounded
-from weft.tensor.gpu.runs import device_runs
+from weft.tensor.gpu.recurrence import launch_by_token
 from weft.tensor.inputs import Runs
 
 HEADS = Blocks(16, warps=1)
@@ -58,13 +58,7 @@ def _running_max(log_decay, x, out, state, slots, starts, fresh, chunk_begin, ch
 def running_max(log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *,
                 layer: int = 0) -> torch.Tensor:
     log_decay_TH, x_TH = log_decay_TH.contiguous(), x_TH.contiguous()
-    out_TH, step, heads = torch.empty_like(x_TH), device_runs(runs), x_TH.shape[1]
-    for first, count, prefill in ((0, step.decode_count, False),
-                                  (step.decode_count, step.run_count - step.decode_count, True)):
-        if count:
-            launch(_running_max, (count,))(
-                log_decay_TH, x_TH, out_TH, state_S1H, runs.slots_R, runs.starts_R, step.fresh_R,
-                step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C,
-                state_S1H.stride(0), first, layer, H=heads, HP=padded(heads), PREFILL=prefill,
-                num_warps=HEADS.warps, num_stages=HEADS.stages)
+    out_TH, heads = torch.empty_like(x_TH), x_TH.shape[1]
+    launch_by_token(_running_max, (), [log_decay_TH, x_TH, out_TH], state_S1H, runs, [], layer, H=heads,
+                    HP=padded(heads), num_warps=HEADS.warps, num_stages=HEADS.stages)
     return out_TH

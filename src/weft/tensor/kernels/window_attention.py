@@ -24,10 +24,11 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.gpu.launch import dense_rows, launch
-from weft.tensor.gpu.pages import as_bits, block_dim, fp8_kind, product_of, small_shared, widen
+from weft.tensor.few_bits import as_bytes
+from weft.tensor.gpu.launch import STEP_TABLES, dense_rows, launch
+from weft.tensor.gpu.pages import block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
-from weft.tensor.gpu.softmax import bias_of, finish, softmax_step, with_sinks
+from weft.tensor.gpu.softmax import finish, softmax_start, softmax_step, with_sinks
 from weft.tensor.inputs import Runs
 from weft.tensor.kernels.write_kv import stored
 from weft.tensor.ops.relative_bias import apart, profiles_of
@@ -36,8 +37,6 @@ from weft.units import CHUNK_TOKENS, ceil_div
 BLOCK_BYTES = 16 << 10
 ROWS_MIN = 16
 UPDATE_BLOCK = 32
-MOVING = ["starts", "slots", "fresh", "offsets", "chunk_begin", "chunk_run", "chunk_first", "chunk_tokens",
-          "chunk_tap"]
 FAR = tl.constexpr(1 << 30)
 """A position that no query sees."""
 
@@ -51,7 +50,7 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
     heads, dim = q_THD.shape[1:]
     kv_heads, window = ring_S2HWD.shape[2:4]
-    known, bits = device_runs(runs), as_bits(ring_S2HWD)
+    known, bits = device_runs(runs), as_bytes(ring_S2HWD)
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     product, precision = product_of(q_THD.dtype, ring_S2HWD.dtype)
     shape = {"KV_HEADS": kv_heads, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
@@ -101,7 +100,7 @@ def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     return tl.load(x + at[:, None] + d[None, :], mask=row_mask[:, None] & (d < D)[None, :], other=0)
 
 
-@triton.jit(do_not_specialize_on_alignment=MOVING)
+@triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
 def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_head, v, v_token, v_head, ring,
             slot_stride, starts, slots, fresh, KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
             BLOCK_D: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
@@ -126,9 +125,7 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
     q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
                     mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
     last = tl.full((ROWS,), 0, tl.int32) + position
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    top, total, acc = softmax_start(ROWS, BLOCK_D)
     for begin in range(0, WINDOW, PLACES):
         place = begin + tl.arange(0, PLACES)
         own = place == position % WINDOW
@@ -138,11 +135,9 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, place_mask, D, BLOCK_D))
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
         known = tl.where(place_mask | own, held, FAR)
-        bias = None
-        if profiles is not None:
-            bias = bias_of(profiles, token * HEADS + head, m < GROUP, known, last, EXTENT)
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc, known,
-                                       last, qk_scale, True, 0, PRODUCT, PRECISION, bias)
+                                       last, qk_scale, True, 0, PRODUCT, PRECISION, profiles,
+                                       token * HEADS + head, m < GROUP, EXTENT)
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, m < GROUP)
     finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D,
@@ -159,7 +154,7 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         tl.store(values + position % WINDOW * D + d, v_own, mask=d < D)
 
 
-@triton.jit(do_not_specialize_on_alignment=MOVING)
+@triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
 def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_head, v, v_token, v_head, ring,
             slot_stride, starts, slots, fresh, offsets, chunk_run, chunk_first, chunk_tokens,
             KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -181,9 +176,7 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
     last = at + tl.minimum(place, count - 1)
     q_tile = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
                     mask=row_mask[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
-    top = tl.full((TILE_HEADS * TOKENS,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE_HEADS * TOKENS,), tl.float32)
-    acc = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
+    top, total, acc = softmax_start(TILE_HEADS * TOKENS, BLOCK_D)
     known = tl.maximum(at - WINDOW + 1, 0)
     if (slot >= 0) & (tl.load(fresh + run) == 0):
         keys = ring + slot * slot_stride + kv_head * (WINDOW * D)
@@ -195,11 +188,9 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
             value = widen(_rows(values, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             scores = tl.dot(q_tile, tl.trans(key), input_precision=PRECISION)
             held = tl.where(position < start, position, FAR)
-            bias = None
-            if profiles is not None:
-                bias = bias_of(profiles, token * HEADS + head, row_mask, held, last, EXTENT)
             top, total, acc = softmax_step(scores, value, None, None, top, total, acc, held, last, qk_scale,
-                                           True, WINDOW, PRODUCT, PRECISION, bias)
+                                           True, WINDOW, PRODUCT, PRECISION, profiles, token * HEADS + head,
+                                           row_mask, EXTENT)
     for begin in range(tl.maximum(known, start), at + count, PLACES):
         position = begin + tl.arange(0, PLACES)
         position_mask = position < at + count
@@ -208,17 +199,15 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         value = _rows(v, rows * v_token + kv_head * v_head, position_mask, D, BLOCK_D).to(tl.float32)
         key, value = stored(key, ring, FP8 != 0), stored(value, ring, FP8 != 0)
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        bias = None
-        if profiles is not None:
-            bias = bias_of(profiles, token * HEADS + head, row_mask, position, last, EXTENT)
         top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
-                                       position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION, bias)
+                                       position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION, profiles,
+                                       token * HEADS + head, row_mask, EXTENT)
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
 
 
-@triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=MOVING)
+@triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=STEP_TABLES)
 def _update(k, k_token, k_head, v, v_token, v_head, ring, slot_stride, starts, slots, fresh, offsets,
             chunk_begin, chunk_first, chunk_tokens, chunk_tap, decode_count, KV_HEADS: tl.constexpr,
             WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,

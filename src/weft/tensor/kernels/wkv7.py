@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, launch, padded
-from weft.tensor.gpu.products import decay_of, only_if, rounded
-from weft.tensor.gpu.runs import device_runs
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, dense_rows, padded
+from weft.tensor.gpu.products import decay_of, rounded
+from weft.tensor.gpu.recurrence import launch_by_token, load_slot, store_slot, warps_of_lines
 from weft.tensor.inputs import Runs
 from weft.tensor.native import KEY_DIM_MAX
 from weft.tensor.op import UNFIT, Unfit
@@ -55,9 +55,7 @@ def recurrent(r, g, k, v, kk, b, out, state, slots, starts, fresh, chunk_begin, 
     element = (head * K + line)[:, None] * V + col[None, :]
     dtype = state.dtype.element_ty
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + element,
-                mask=(line < only_if(live, K))[:, None] & (col < V)[None, :], other=0.0).to(tl.float32)
+    s = load_slot(state, element, slot, slot_stride, tl.load(fresh + run), line, K, col < V)
     position = tl.load(starts + run)
     if PREFILL:
         begin = tl.load(chunk_begin + run)
@@ -71,14 +69,12 @@ def recurrent(r, g, k, v, kk, b, out, state, slots, starts, fresh, chunk_begin, 
                            out_row, K, V)
                 s = rounded(s, dtype, element, position + index, layer)
             tap = tl.load(chunk_tap + c).to(tl.int64)
-            tl.store(state + tap * slot_stride + element, s.to(dtype),
-                     mask=(line < only_if(tap >= 0, K))[:, None] & (col < V)[None, :])
+            store_slot(s, state, element, tap, slot_stride, line, K, col < V)
     else:
         s = _token(s, r, g, k, v, kk, b, out, run, head, line, col, r_row, r_head, g_row, g_head, k_row,
                    k_head, v_row, v_head, kk_row, kk_head, b_row, b_head, out_row, K, V)
         s = rounded(s, dtype, element, position, layer)
-    tl.store(state + slot * slot_stride + element, s.to(dtype),
-             mask=(line < only_if(slot >= 0, K))[:, None] & (col < V)[None, :])
+    store_slot(s, state, element, slot, slot_stride, line, K, col < V)
 
 
 def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
@@ -91,14 +87,8 @@ def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: t
     inputs = [dense_rows(x) for x in (r_THK, g_THK, k_THK, v_THV, kk_THK, b_THK)]
     strides = [stride for x in inputs for stride in x.stride()[:2]]
     out_THV = torch.empty((tokens, heads, v_dim), dtype=r_THK.dtype, device=r_THK.device)
-    step = device_runs(runs)
-    for first, end, prefill in ((0, step.decode_count, False), (step.decode_count, step.run_count, True)):
-        if first == end:
-            continue
-        launch(recurrent, (triton.cdiv(v_dim, RECURRENT.width), heads, end - first))(
-            *inputs, out_THV, state_SHKV, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R,
-            step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *strides, heads * v_dim,
-            state_SHKV.stride(0), first, layer, K=k_dim, V=v_dim, KP=padded(k_dim), BV=RECURRENT.width,
-            PREFILL=prefill, num_warps=RECURRENT.warps * max(1, padded(k_dim) // 128),
-            num_stages=RECURRENT.stages)
+    launch_by_token(recurrent, (triton.cdiv(v_dim, RECURRENT.width), heads), [*inputs, out_THV], state_SHKV,
+                    runs, [*strides, heads * v_dim], layer, K=k_dim, V=v_dim, KP=padded(k_dim),
+                    BV=RECURRENT.width, num_warps=RECURRENT.warps * warps_of_lines(k_dim),
+                    num_stages=RECURRENT.stages)
     return out_THV

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.few_bits import PER_INT8_MAX
+from weft.tensor.few_bits import PER_INT8_MAX, as_bytes
 from weft.tensor.gpu.launch import dense_rows, launch
-from weft.tensor.gpu.pages import as_bits, block_dim, fp8_bits, quantized_rows, to_nearest_bf16
+from weft.tensor.gpu.pages import block_dim, fp8_bits, quantized_rows, to_nearest_bf16
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 from weft.tensor.layout import k_rows, v_rows
@@ -57,10 +57,10 @@ def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor 
     cache_k, cache_v = k_rows(cache_k), v_rows(cache_v)
     k_stride, v_stride = native.slot_stride(cache_k), native.slot_stride(cache_v)
     if scales is None:
-        return as_bits(cache_k), as_bits(cache_v), k_stride, v_stride, None, 0, 0
+        return as_bytes(cache_k), as_bytes(cache_v), k_stride, v_stride, None, 0, 0
     assert scales.stride(-1) == 1
     assert scales.stride(2) == scales.shape[3]
-    return (as_bits(cache_k), as_bits(cache_v), k_stride, v_stride, scales, scales.stride(0),
+    return (as_bytes(cache_k), as_bytes(cache_v), k_stride, v_stride, scales, scales.stride(0),
             scales.stride(1))
 
 

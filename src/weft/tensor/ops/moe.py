@@ -28,14 +28,16 @@ from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
 from weft.tensor.ops.elementwise import Activation, activate
-from weft.tensor.ops.linear import quantized_linear, tiled_linear
+from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
 from weft.tensor.weights.tiles import ExpertTiles, InTiles
 from weft.units import PAD
 
-ExpertWeights = torch.Tensor | QuantizedWeight | ExpertTiles
-"""The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles."""
+ExpertWeights = torch.Tensor | QuantizedWeight | OrderedWeight | ExpertTiles
+"""The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each
+quantised one may have an order of columns, which the loop of torch alone takes."""
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2, "clamped_swiglu": 3, "gelu_tanh": 4}
 CLAMP, GAIN = 7.0, 1.702
@@ -235,6 +237,7 @@ def _weight_of(weights: ExpertWeights) -> Any:
         return linear.weight_of(weights)
     if isinstance(weights, ExpertTiles):
         return weights.native()
+    assert isinstance(weights, torch.Tensor)
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
     return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0, 0, 0)
@@ -253,6 +256,8 @@ def held_in(weights: ExpertWeights) -> torch.Tensor:
     """The values, the codes of a quantised weight, or the tiles of the first expert."""
     if isinstance(weights, ExpertTiles):
         return weights.experts[0].body
+    if isinstance(weights, OrderedWeight):
+        weights = weights.weight
     return weights if isinstance(weights, torch.Tensor) else weights.codes
 
 
@@ -261,7 +266,8 @@ def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
 
 
-def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight:
+def weight_of(weights: ExpertWeights, expert: int,
+              ) -> torch.Tensor | InTiles | QuantizedWeight | OrderedWeight:
     """One expert's matrix."""
     if isinstance(weights, torch.Tensor):
         return weights[expert]
@@ -273,6 +279,8 @@ def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tenso
     weight = weight_of(weights, expert)
     if isinstance(weight, torch.Tensor):
         return F.linear(x, weight)
+    if isinstance(weight, OrderedWeight):
+        return ordered_linear(x, weight)
     return quantized_linear(x, weight) if isinstance(weight, QuantizedWeight) else tiled_linear(x, weight)
 
 

@@ -111,7 +111,8 @@ class Codes:
     same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
     there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0.
     ``table``: uint8 [16], of int4 without zeros and minimums: what a code stands for, and 128. Or float32
-    [16], the numbers themselves (nf4). Scales of fp8 may be e8m0."""
+    [16], the numbers themselves (nf4). Scales of fp8 may be e8m0. ``order``: int32 [columns], which column of
+    the matrix lies at each place; None where all lie at their own."""
 
     bits: int
     codes: torch.Tensor
@@ -121,9 +122,15 @@ class Codes:
     fp8: bool = False
     minimums: Numbers | None = None
     table: torch.Tensor | None = None
+    order: torch.Tensor | None = None
 
     def dense(self) -> torch.Tensor:
-        """The values, float32 [..., rows, columns]."""
+        """The values, float32 [..., rows, columns], as the matrix has them."""
+        values = self._values()
+        return values if self.order is None else in_stored_order(values, self.order)
+
+    def _values(self) -> torch.Tensor:
+        """As they lie."""
         columns = self.codes.shape[-1]
         scales = _per_column(floats_of(self.scales), self.group, columns)
         if self.fp8:
@@ -163,8 +170,8 @@ class Codes:
                        minimums=None if self.minimums is None else _each(self.minimums, order))
 
     def above(self, *others: Codes) -> Codes:
-        """These rows with the rows of ``others`` below; all have the same bits and groups, and minimums or
-        none."""
+        """These rows with the rows of ``others`` below; all have the same bits, groups and order of columns,
+        and minimums or none."""
         parts = (self, *others)
         assert all((part.table is None) == (self.table is None) for part in parts), "tables and steps"
         zeros = None
@@ -177,6 +184,13 @@ class Codes:
         return replace(self, codes=_joined_rows([part.codes for part in parts]), zeros=zeros,
                        scales=_below([part.scales for part in parts]),
                        minimums=_below(minimums) if minimums else None)
+
+
+def in_stored_order(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """``values`` [..., columns] whose columns lie in ``order``, each at its own place; or a stack of both."""
+    if order.ndim > 1:
+        return torch.stack([in_stored_order(*both) for both in zip(values, order, strict=True)])
+    return torch.empty_like(values).index_copy_(-1, order.long(), values)
 
 
 def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tensor:

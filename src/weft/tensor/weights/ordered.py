@@ -1,0 +1,69 @@
+"""A quantised matrix whose columns lie by group, where its file has a group's columns anywhere (act-order).
+
+    file      columns 0 1 2 3 4 5      their groups 1 0 0 1 0 1
+    held      columns 1 2 4 0 3 5      their groups 0 0 0 1 1 1       order = [1 2 4 0 3 5]
+    product   x[..., order] by the held matrix
+
+Kernels read groups of neighbouring columns, and are the same ones. A product has the factors that it has in
+the file's order; only the order of its sum is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.tensor.weights.quantized import QuantizedWeight, in_stored_order, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedWeight:
+    """``order`` int32 [columns]: the column of x that each column of ``weight`` is multiplied with. Of
+    experts both are stacked, and each has an order of its own."""
+
+    weight: QuantizedWeight
+    order: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.weight.rows
+
+    @property
+    def columns(self) -> int:
+        return self.weight.columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.order.shape[:-1], self.rows, self.columns)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    @property
+    def form(self) -> str:
+        return self.weight.form
+
+    @property
+    def held_bytes(self) -> int:
+        return self.weight.held_bytes + self.order.numel() * self.order.itemsize
+
+    def of(self, index: int) -> OrderedWeight:
+        """Weight ``index`` of a stack."""
+        return OrderedWeight(self.weight.of(index), self.order[index])
+
+    def dense(self) -> torch.Tensor:
+        """float32 [..., rows, columns], columns as x has them."""
+        return in_stored_order(self.weight.dense(), self.order)
+
+
+def stacked_in_order(weights: Sequence[QuantizedWeight | OrderedWeight]) -> QuantizedWeight | OrderedWeight:
+    """``stacked``, of weights that may have an order."""
+    held = stacked([one.weight if isinstance(one, OrderedWeight) else one for one in weights])
+    if not any(isinstance(one, OrderedWeight) for one in weights):
+        return held
+    places = torch.arange(held.columns, dtype=torch.int32, device=held.device)
+    return OrderedWeight(held, torch.stack([one.order if isinstance(one, OrderedWeight) else places
+                                            for one in weights]))
