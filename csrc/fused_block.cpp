@@ -3,6 +3,23 @@
 #include <cstring>
 
 namespace weft {
+namespace {
+
+template <class T>
+void take(const Projected& x, const int32_t* order, int64_t columns, void* out) {
+  Pool::instance().for_each(x.tokens, static_cast<double>(columns), [&](int64_t row) {
+    const T* const from = static_cast<const T*>(x.data) + row * x.stride;
+    T* const to = static_cast<T*>(out) + row * columns;
+    for (int64_t i = 0; i < columns; ++i) to[i] = from[order[i]];
+  });
+}
+
+}  // namespace
+
+void take_columns(const Projected& x, const int32_t* order, int64_t columns, void* out) {
+  if (x.dtype == Dtype::bfloat16) take<uint16_t>(x, order, columns, out);
+  else take<float>(x, order, columns, out);
+}
 
 int64_t Product::out() const {
   int64_t rows = 0;
@@ -13,12 +30,20 @@ int64_t Product::out() const {
 void Product::run(const Projected& x, void* to, const AdapterRows* whose) const {
   const int64_t bytes = x.dtype == Dtype::bfloat16 ? 2 : 4, stride = out() * bytes;
   char* at = static_cast<char*>(to);
+  Projected ordered = x;
+  const int32_t* order = nullptr;  // of ``ordered``
   for (const Part& part : parts) {
+    if (part.order && part.order != order) {
+      order = part.order;
+      ordered = fused_buffer(6, x, in());
+      take_columns(x, order, in(), const_cast<void*>(ordered.data));
+    }
+    const Projected& from = part.order ? ordered : x;
     const int64_t width = part.weight.out * bytes;
     // A kernel's rows are dense. One row is so at its place.
     const bool dense = parts.size() == 1 || x.tokens == 1;
     const void* const made = dense ? at : fused_buffer(5, x, part.weight.out).data;
-    kernels().linear({x.data, x.stride, x.dtype, x.tokens, part.weight, bias, part.exact, const_cast<void*>(made)});
+    kernels().linear({from.data, from.stride, x.dtype, x.tokens, part.weight, bias, part.exact, const_cast<void*>(made)});
     for (int64_t row = 0; !dense && row < x.tokens; ++row)
       std::memcpy(at + row * stride, static_cast<const char*>(made) + row * width, static_cast<size_t>(width));
     at += width;

@@ -19,7 +19,8 @@ namespace weft {
 struct Product {
   struct Part {
     Weight weight;
-    bool exact;  // see LinearArgs
+    bool exact;            // see LinearArgs
+    const int32_t* order;  // [in]: the column of x that each column of the weight is multiplied with, or null
   };
   std::vector<Part> parts;
   const float* bias;  // [out] of a single part, or null
@@ -32,9 +33,12 @@ struct Product {
 };
 
 // [T, width] in the dtype of ``like``, reused by the next call of this thread. ``which``: 0 and 1 are the fused block's,
-// 5 a product's, the others belong to fused_decoder.cpp.
-constexpr int kFusedBlockRooms = 6;
+// 5 and 6 a product's, the others belong to fused_decoder.cpp.
+constexpr int kFusedBlockRooms = 7;
 Projected fused_buffer(int which, const Projected& like, int64_t width);
+
+// out: [T, columns] dense, dtype of x: column i is column order[i] of x.
+void take_columns(const Projected& x, const int32_t* order, int64_t columns, void* out);
 
 struct FusedBlock {
   Product first, second;

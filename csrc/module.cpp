@@ -48,12 +48,14 @@ Weight weight_of(const WeightTuple& from) {
           at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table)};
 }
 
-using ProductTuple = std::tuple<std::vector<std::tuple<WeightTuple, bool>>, Address, const AdaptedProduct*>;  // exact; bias
+// exact, order; bias
+using ProductTuple = std::tuple<std::vector<std::tuple<WeightTuple, bool, Address>>, Address, const AdaptedProduct*>;
 
 Product product(const ProductTuple& from) {
   const auto& [parts, bias, adapted] = from;
   Product made = {{}, at<const float>(bias), adapted};
-  for (const auto& [weight, exact] : parts) made.parts.push_back({weight_of(weight), exact});
+  for (const auto& [weight, exact, order] : parts)
+    made.parts.push_back({weight_of(weight), exact, at<const int32_t>(order)});
   return made;
 }
 
@@ -170,7 +172,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 21;
+  m.attr("INTERFACE") = 22;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -359,6 +361,10 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release unlocked;
     twelve_bit_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
     return true;
+  });
+  m.def("take_columns", [](const ProjectedTuple& x, Address order, int64_t columns, Address out) {
+    nb::gil_scoped_release unlocked;
+    take_columns(projected(x), at<const int32_t>(order), columns, at(out));
   });
   nb::class_<FusedBlock>(m, "FusedBlock")
       .def(nb::new_([](const ProductTuple& first, const ProductTuple& second) {

@@ -1,4 +1,5 @@
-"""Checkpoints in fp8 stay in fp8 under the Triton kernels, and are the model of their widened values.
+"""Checkpoints in fp8 stay in fp8 under the Triton kernels, and are the model of their widened values. So are
+those in int4 whose columns lie by group.
 
 In the interpreter only products with codes run as Triton kernels. The others take nearly all of its time, and
 have tests of their own.
@@ -23,6 +24,7 @@ from weft.models import loading
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import gpu, native, op
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 
 KEPT = fp8(16, 32)
@@ -165,3 +167,17 @@ def test_experts_that_are_stored_as_one_tensor_are_those_that_are_stored_one_by_
         assert one.form == other.form == "fp8"
         assert torch.equal(one.codes, other.codes)
         assert torch.equal(one.scales, other.scales)
+
+
+def test_columns_by_group_meet_inputs_in_that_order_and_experts_are_widened(tmp_path: Path) -> None:
+    quantised, plain = write("qwen3_next", tmp_path, FORMS["gptq_ordered"])
+    loaded = load(quantised)
+    assert "int4" in loaded.weights_form
+    assert all(isinstance(weight, torch.Tensor) for weight in expert_weights(loaded))
+    qkv = next(layer.mixer.qkv for layer in loaded.model.layers             # type: ignore[union-attr]
+               if hasattr(layer.mixer, "qkv"))
+    assert isinstance(qkv.weight, OrderedWeight)
+    want, got = logits(load(plain)), logits(loaded)
+    torch.testing.assert_close(got, want, **FLOAT32)
+    qkv.weight = OrderedWeight(qkv.weight.weight, qkv.weight.order.flip(0))
+    assert (logits(loaded) - want).abs().max() > 10 * FLOAT32["atol"]

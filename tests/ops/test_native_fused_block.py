@@ -21,11 +21,12 @@ from weft.tensor.ops import attention_layer, conv, elementwise, recurrent_layers
 from weft.tensor.ops.attention_layer import AttentionCore
 from weft.tensor.ops.linear import quantized_linear, tiled_linear
 from weft.tensor.ops.recurrent_layers import GatedDeltaWeights, Mamba2Weights
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
 
 RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1, fresh=True)], pages=40)
 TOKENS, WIDTH = tokens_in(RUNS), 48
-FORMS = ["float32 tiles", "bfloat16 tiles", "int8"]
+FORMS = ["float32 tiles", "bfloat16 tiles", "int8", "ordered"]
 Kept = list[torch.Tensor]
 Block = tuple[int, int, Kept, Callable[[FusedBlock, torch.Tensor, Kept], Any],
               Callable[[torch.Tensor, Kept], Any]]
@@ -43,13 +44,26 @@ def weight_of(form: str, rows: int, columns: int, seed: int) -> Any:
     if form == "joined":
         forms = ((8, 16), (4, rows - 16))
         return JoinedWeight(tuple(quantised(bits, count, columns, seed=seed) for bits, count in forms))
+    if form == "ordered":
+        return ordered(4, rows, columns, seed)
+    if form == "ordered parts":     # two of one order, one of none, one of another
+        parts = [ordered(bits, 8, columns, seed) for bits in (4, 8)]
+        return JoinedWeight((*parts, quantised(8, 8, columns, seed=seed),
+                             ordered(4, rows - 24, columns, seed + 1)))
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
     return in_order((noise(seed, rows, columns) * columns**-0.5).to(dtype))
+
+
+def ordered(bits: int, rows: int, columns: int, seed: int) -> OrderedWeight:
+    order = torch.randperm(columns, generator=torch.Generator().manual_seed(seed)).int()
+    return OrderedWeight(quantised(bits, rows, columns, seed=seed), order)
 
 
 def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
     if isinstance(weight, JoinedWeight):
         return torch.cat([product(x, part, bias) for part in weight.parts], dim=-1)
+    if isinstance(weight, OrderedWeight):
+        return quantized_linear(x[:, weight.order.long()], weight.weight, bias)
     return (quantized_linear if isinstance(weight, QuantizedWeight) else tiled_linear)(x, weight, bias)
 
 
@@ -105,7 +119,7 @@ def attention(dtype: torch.dtype) -> Block:
 
 
 @pytest.mark.parametrize(("form", "bias"), [*((form, bias) for form in FORMS for bias in (False, True)),
-                                            ("joined", False)])
+                                            ("joined", False), ("ordered parts", False)])
 @pytest.mark.parametrize("make", [swiglu, lfm2, delta, mamba2, attention])
 def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtype], Block], form: str,
                                                       bias: bool) -> None:

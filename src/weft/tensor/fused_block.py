@@ -91,6 +91,7 @@ class FusedBlock:
     def stays(self) -> bool:
         """Whether the first weight still has the address to which the block was bound."""
         weight = _parts(self.first)[0]
+        weight = weight.weight if isinstance(weight, OrderedWeight) else weight
         held = weight.body if isinstance(weight, InTiles) else weight.codes
         return bool(held.data_ptr() == self._at[0][0])
 
@@ -116,6 +117,8 @@ def _parts(weight: Any) -> tuple[Any, ...]:
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
     """The weight's address; 0 for a weight that a fused block does not take."""
+    if isinstance(weight, OrderedWeight):
+        weight = weight.weight
     if isinstance(weight, InTiles):
         return weight.body.data_ptr() if linear.tiles_fit(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):
@@ -125,6 +128,10 @@ def _address(weight: Any, x_TD: torch.Tensor) -> int:
 
 
 def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
-    parts = [(part.native(), False) if isinstance(part, InTiles) else (linear.weight_of(part), part.exact)
-             for part in _parts(weight)]
+    parts = []
+    for part in _parts(weight):
+        order = part.order.data_ptr() if isinstance(part, OrderedWeight) else 0
+        held = part.weight if isinstance(part, OrderedWeight) else part
+        parts.append((held.native(), False, 0) if isinstance(held, InTiles)
+                     else (linear.weight_of(held), held.exact, order))
     return parts, 0 if bias is None else bias.data_ptr(), adapted

@@ -16,7 +16,7 @@ from tests.support.kernel_variants.compilation import (
     page_signature,
 )
 from weft.tensor.gpu import decode_kernels as listing
-from weft.tensor.gpu.launch import Blocks
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks
 from weft.tensor.gpu.pages import FP8_BITS, block_dim, product_of
 from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine
 from weft.tensor.kernels import attention_layer as fused
@@ -92,7 +92,8 @@ def of_latent_attention() -> list[Compilation]:
     shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest,
              "FP8": 0, "PRODUCT": product, "PRECISION": precision}
     split_args = {"context": "*i64", "items": "*i32", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
-    chunks = {"starts": "*i64"} | dict.fromkeys(latent.CHUNKS[1:], "*i32")
+    chunks = {"starts": "*i64"} | dict.fromkeys(
+        ("offsets", "chunk_run", "chunk_first", "chunk_tokens"), "*i32")
     variants = []
     for name, kernel, signature, tile_constants in (
             ("decode", latent._decode, {**common, **split_args},
@@ -121,7 +122,7 @@ def _ring_of(dtype: torch.dtype, dim: int) -> list[Compilation]:
     common = {"k": "*bf16", "k_token": "i32", "k_head": "i32", "v": "*bf16", "v_token": "i32",
               "v_head": "i32", "ring": "*" + TRITON_TYPES[dtype], "slot_stride": "i64", "starts": "*i64",
               "slots": "*i64", "fresh": "*i32"}
-    tables = dict.fromkeys(ring.MOVING[3:], "*i32")
+    tables = dict.fromkeys(STEP_TABLES[STEP_TABLES.index("offsets"):], "*i32")
     shape: dict[str, Any] = {"KV_HEADS": 4, "WINDOW": 512, "D": dim, "BLOCK_D": dim, "FP8": 0}
     sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision,
              "EXTENT": 512 if dim == 128 else 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +12,27 @@ import torch
 from safetensors.torch import load_file
 
 from tests.fixtures import quantised_forms
+from tests.fixtures.adapters import factors, written
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.quantised_forms import FORMS, Form, Tensors, gptq, groups_of, meant, to_words, write
+from tests.oracle.test_adapters import logits as adapter_logits
+from tests.ranks.threads import load_ranks
 from tests.unit.models.test_quantised_forms import CLOSE, NAMES, Q_PROJ, load, logits
+from weft.adapters import read_adapter
 from weft.errors import CheckpointError
+from weft.models.adapters import install, load_adapter
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, dense_rows
 from weft.models.forms import stored_form
-from weft.models.forms.stored_form import order_by_group
+from weft.models.forms.stored_form import order_by_group, unpacked
+from weft.models.fused_decoder import FusedDecoder
+from weft.models.loading import load_model
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
 from weft.runner.sleep import HostWeights
 from weft.tensor.fused_block import JoinedWeight
+from weft.tensor.ops.linear import take_columns
+from weft.tensor.weights import tiles
 from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight
 
@@ -164,6 +174,31 @@ def test_other_families_have_the_logits_of_their_values(source: str, tmp_path: P
     torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
 
 
+def compressed(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """compressed-tensors with ``actorder`` group, over the codes of GPTQ; down keeps its neighbours."""
+    made, values = gptq(symmetric=True, first_version=False, ordered="down_proj" not in name)(name, matrix)
+    base = name.removesuffix("weight")
+    codes = unpacked(made[f"{base}qweight"], 4, 0).T
+    of_column = made[f"{base}g_idx"] if "down_proj" not in name else torch.full((matrix.shape[1],), -1)
+    return {f"{name}_packed": to_words(codes, 4), f"{name}_scale": made[f"{base}scales"].T,
+            f"{name}_g_idx": of_column.int(), f"{name}_shape": torch.tensor(matrix.shape)}, values
+
+
+COMPRESSED = Form({**FORMS["packed_int4"].config, "config_groups": {"group_0": {"weights": {
+    "num_bits": 4, "type": "int", "group_size": 32, "actorder": "group"}}}}, compressed, "_scale", "int4")
+
+
+def test_compressed_tensors_with_groups_by_act_order(tmp_path: Path) -> None:
+    quantised, plain = write("qwen3_5", tmp_path, COMPRESSED)
+    loaded = load(quantised)
+    layer = loaded.model.layers[1]
+    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)                # type: ignore[union-attr]
+    assert isinstance(layer.feed_forward.down.weight, QuantizedWeight)      # type: ignore[union-attr]
+    torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
+    with pytest.raises(CheckpointError, match=r"actorder.*--tp cannot cut them"):
+        load_ranks(quantised, 2)
+
+
 @pytest.mark.parametrize("end", ["no such name", "up_proj.weight"])
 def test_experts_keep_an_order_each_and_those_with_two_are_widened(
         end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,3 +242,50 @@ def test_the_order_sleeps_and_wakes_with_its_codes(tmp_path: Path) -> None:
     assert down.weight.order.untyped_storage().nbytes() == 0
     asleep.restore()
     assert torch.equal(down(x), before)
+
+
+@pytest.mark.parametrize("columns", [48, 1000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+def test_columns_are_taken_in_their_order(columns: int, dtype: torch.dtype) -> None:
+    order = torch.randperm(columns).int()
+    for shape in ((0, columns), (1, columns), (70, columns), (2, 3, columns)):
+        x = torch.randn(*shape).to(dtype)
+        assert torch.equal(take_columns(x, order), x[..., order.long()])
+    wide = torch.randn(5, 2 * columns).to(dtype)
+    for x in (wide[:, :columns], wide[:, ::2]):
+        assert torch.equal(take_columns(x, order), x[:, order.long()])
+
+
+@pytest.mark.parametrize("end", ["no such name", "v_proj.weight"])
+def test_a_decode_is_one_call_with_the_bits_of_its_layers(end: str, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    quantised, _ = write("qwen3_5", tmp_path, other_than(end))
+    loaded, taken = load_model(quantised), []
+    run = FusedDecoder.run
+
+    def seen(*args: object) -> torch.Tensor | None:
+        found = run(*args)          # type: ignore[arg-type]
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(FusedDecoder, "run", seen)
+    fused = logits(loaded)
+    assert taken[-1] == tiles.serves(torch.float32)
+    monkeypatch.setattr(FusedDecoder, "run", lambda *_: None)
+    assert torch.equal(logits(loaded), fused)
+
+
+def test_adapters_add_to_columns_as_they_are_named(tmp_path: Path) -> None:
+    quantised, plain = write("qwen3_5", tmp_path, ORDERED)
+    width = json.loads((plain / "config.json").read_text())["intermediate_size"]
+    factors_of = {**factors("model.layers.1.mlp.down_proj", 64, width),
+                  **factors("model.layers.1.mlp.up_proj", width, 64)}
+    directory, found = written(tmp_path / "a", factors_of), []
+    for path in (quantised, plain):
+        model, adapter = load(path).model, read_adapter("a", directory)
+        install(model, load_adapter(adapter, model))
+        found.append(adapter_logits(model, adapter.digest, ""))
+    for made, truth in zip(*found, strict=True):
+        torch.testing.assert_close(made, truth, **CLOSE)
+    adapted, base = found[0]
+    assert (adapted - base).abs().max() > 100 * CLOSE["atol"]

@@ -3,24 +3,35 @@
     x.weight             I8 or F8_E4M3 [rows, columns]   or   x.weight_packed  I32 [rows, columns x bits / 32]
     x.weight_scale       [rows, groups], [rows, 1], [1], or by blocks
     x.weight_zero_point  as the scale, I8; beside packed weights I32, packed along the rows
+    x.weight_g_idx       I32 [columns], the group of a column; -1 in all: neighbours are groups
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
-Integer weights are kept as codes. Floats of 8 and 4 bits are those of ``small_floats``. Scales of activations
-are left.
+Integer weights are kept as codes, by group where ``weight_g_idx`` says so. Floats of 8 and 4 bits are those
+of ``small_floats``. Scales of activations are left.
 Source: the compressed-tensors library's compressors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from weft.errors import CheckpointError
 from weft.models.forms import small_floats
-from weft.models.forms.stored_form import Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import (
+    CANNOT_CUT,
+    Ask,
+    Grouping,
+    MatrixPiece,
+    StoredForm,
+    order_by_group,
+    refuse,
+    unpacked,
+)
 from weft.tensor.weights.quantized import LINE, Codes
 
 _METHOD = "compressed-tensors"
@@ -53,9 +64,6 @@ class Compressed(StoredForm):
             if weights.get("type", "int") == "int" and weights.get("num_bits", 8) not in (4, 8):
                 refuse(_METHOD, f"config_groups.{name}.weights.num_bits", weights["num_bits"],
                        "weft reads 4 and 8")
-            if weights.get("actorder") in ("group", True):
-                refuse(_METHOD, f"config_groups.{name}.weights.actorder", weights["actorder"],
-                       "weft reads groups of neighbouring columns (actorder static or weight)")
 
     @property
     def rounds_inputs(self) -> bool:
@@ -71,7 +79,8 @@ class Compressed(StoredForm):
         if self._kind(name) is not None:
             return small_floats.grouping_of(self, self._names(name), columns, self._block())
         group = small_floats.columns_of_group(self, f"{name}_scale", columns)
-        return Grouping(self._bits(name, columns), group) if group % LINE == 0 else None
+        ordered = group > 0 and f"{name}_g_idx" in self.tensors
+        return Grouping(self._bits(name, columns), group, ordered=ordered) if group % LINE == 0 else None
 
     def _names(self, name: str) -> small_floats.TensorNames:
         codes = f"{name}_packed" if f"{name}_packed" in self.tensors else name
@@ -89,6 +98,8 @@ class Compressed(StoredForm):
     def piece(self, name: str) -> MatrixPiece | None:
         matrix, end = next(((name.removesuffix(end), end) for end in ("_packed", "_scale", "_zero_point")
                             if name.endswith(f"weight{end}")), (name, ""))
+        if f"{matrix}_g_idx" in self.headers:
+            refuse(_METHOD, "config_groups.weights.actorder", "group", CANNOT_CUT)
         if not end:
             return None
         block = self._block()
@@ -121,7 +132,18 @@ class Compressed(StoredForm):
                 packed = ask(f"{name}_zero_point", (-(-rows * bits // 32), groups), ("I32",))
                 zeros = unpacked(packed, bits, 0)[:rows]
             stored = Codes(bits, codes, scales, zeros, small_floats.group_of(columns, groups))
+        if f"{name}_g_idx" in self.tensors:
+            stored = self._by_group(ask, f"{name}_g_idx", stored, columns)
         return stored if self.grouping(name, columns) is not None else stored.dense()
+
+    def _by_group(self, ask: Ask, name: str, stored: Codes, columns: int) -> Codes:
+        of_column = ask(name, (columns,), ("I32",))
+        if stored.codes.is_meta or bool((of_column == -1).all()):
+            return stored
+        order = order_by_group(name, of_column, stored.group)
+        if order is None:
+            return stored
+        return replace(stored, codes=stored.codes.index_select(1, order), order=order)
 
     def _block(self) -> tuple[int, int] | None:
         for group in (self.settings.get("config_groups") or {}).values():

@@ -26,6 +26,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.forms.stored_form import (
+    CANNOT_CUT,
     FLOATS,
     Ask,
     Grouping,
@@ -81,8 +82,7 @@ class Gptq(_Words):
     def piece(self, name: str) -> MatrixPiece | None:
         piece = super().piece(name)
         if piece is not None and self.ordered:
-            refuse(self.method, "desc_act", True, "its groups are no neighbouring columns, so --tp cannot "
-                                                  "cut them")
+            refuse(self.method, "desc_act", True, CANNOT_CUT)
         return piece
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:

@@ -96,7 +96,27 @@ def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tens
 
 def ordered_linear(x: torch.Tensor, weight: OrderedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``quantized_linear`` of ``x`` with its columns in the order of ``weight``."""
-    return quantized_linear(x.index_select(-1, weight.order), weight.weight, bias)
+    return quantized_linear(take_columns(x, weight.order), weight.weight, bias)
+
+
+@op()
+def take_columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """``x`` [..., columns] with column ``order[i]``, int32 [columns], at place i: a copy."""
+    return x.index_select(-1, order)
+
+
+@take_columns.in_cpp
+def _take_columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor | Unfit:
+    if not native.fits(x):
+        return UNFIT
+    x_RI = x.reshape(-1, x.shape[-1])
+    x_RI = x_RI if x_RI.stride(1) == 1 else x_RI.contiguous()
+    assert order.dtype == torch.int32
+    assert order.is_contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.extension().take_columns(native.projected_of(x_RI), order.data_ptr(), order.shape[0],
+                                    out.data_ptr())
+    return out
 
 
 def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
