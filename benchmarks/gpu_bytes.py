@@ -1,6 +1,6 @@
 """Bytes of a step on a GPU by kernel, beside the least possible: counted from launch arguments, not measured.
 
-    python -m benchmarks.gpu_bytes                       the table of docs/gpu.md
+    python -m benchmarks.gpu_bytes                       the tables of docs/gpu.md
     python -m benchmarks.gpu_bytes --kernels --model Qwen3.5-4B --batch 16
 
 Released geometries are built on torch's meta device, in bfloat16. Their decode step and the step of a long
@@ -58,6 +58,8 @@ from weft.units import pages_for
 MODELS = ("Qwen3.5-4B", "Qwen3.5-35B-A3B")
 BATCHES = (1, 16, 64, 256)
 PROMPT = 8192
+SHOWN_SHARE = 0.01
+"""Of a step's bytes: a kernel that moves less is not in the table by kernels."""
 GOAL = 1.10
 """Bytes of a decode step over the least."""
 WINDOW_ROWS = 4
@@ -72,6 +74,10 @@ class Moved:
     read: float = 0.0
     written: float = 0.0
     least: float = 0.0
+
+    @property
+    def moved(self) -> float:
+        return self.read + self.written
 
     def add(self, read: float, written: float, least: float) -> None:
         self.launches += 1
@@ -98,7 +104,7 @@ class StepBytes:
     @property
     def quotient(self) -> float:
         total = self.total
-        return (total.read + total.written) / total.least
+        return total.moved / total.least
 
 
 class _Source(ast.NodeVisitor):
@@ -267,6 +273,24 @@ def line_of(model: str, step: str, counted: StepBytes) -> str:
             f"{total.least / 1e9:.3g} | {counted.quotient:.2f} |")
 
 
+def kernel_lines(model: str, steps: Sequence[StepBytes]) -> list[str]:
+    """Of the table by kernels in docs/gpu.md: launches, GB moved and GB at least in each of ``steps``."""
+    totals = [step.total.moved for step in steps]
+
+    def shares(kernel: str) -> list[float]:
+        return [step.kernels.get(kernel, Moved()).moved / total
+                for step, total in zip(steps, totals, strict=True)]
+
+    lines = []
+    every = {name for step in steps for name in step.kernels}
+    for kernel in sorted(every, key=lambda name: (-sum(shares(name)), name)):
+        if max(shares(kernel)) >= SHOWN_SHARE:
+            cells = [f"{one.launches} | {one.moved / 1e9:.3g} | {one.least / 1e9:.3g}"
+                     if (one := step.kernels.get(kernel)) else " | | " for step in steps]
+            lines.append(f"| {model} | `{kernel}` | {' | '.join(cells)} |")
+    return lines
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -277,10 +301,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     gpu.choose("triton")
     written: dict[str, dict[str, dict[str, Any]]] = {}
+    by_kernel: list[str] = []
     print("| model | step | launches | GB read | GB written | GB at least | over the least |")
     print("|---|---|---|---|---|---|---|")
     for name in asked.model or MODELS:
-        for called, counted in rows_of(name, asked.batch or BATCHES):
+        every_step = dict(rows_of(name, asked.batch or BATCHES))
+        by_kernel += kernel_lines(name, list(every_step.values())[-2:])
+        for called, counted in every_step.items():
             print(line_of(name, called, counted), flush=True)
             kernels = counted.kernels.items()
             written.setdefault(name, {})[called] = {kernel: vars(one) for kernel, one in kernels}
@@ -288,6 +315,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             for kernel, one in every if asked.kernels else ():
                 print(f"    {kernel:36} {one.launches:5} launches {one.read / 1e6:10,.1f} MB read "
                       f"{one.written / 1e6:10,.1f} written {one.least / 1e6:10,.1f} at least")
+    print("\n".join(("", "| model | kernel | launches | GB | at least | launches | GB | at least |",
+                     "|---|---|---|---|---|---|---|---|", *by_kernel)))
     if asked.output is not None:
         asked.output.write_text(json.dumps(written, indent=1) + "\n")
 

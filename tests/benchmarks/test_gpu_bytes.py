@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_bytes import BATCHES, GOAL, MODELS, bytes_of, line_of, roles, rows_of
+from benchmarks.gpu_bytes import (
+    BATCHES,
+    GOAL,
+    MODELS,
+    Moved,
+    StepBytes,
+    bytes_of,
+    kernel_lines,
+    line_of,
+    roles,
+    rows_of,
+)
 from tests.unit.models.test_releases import ALL
 from tests.unit.runner.step_counts import released_model
 from weft.runner import arena_kernels
 from weft.tensor import gpu, native
 from weft.tensor.kernels import moe, paged_attention
 
-DOC = Path(__file__).parents[2] / "docs" / "gpu.md"
+ROOT = Path(__file__).parents[2]
+DOC = ROOT / "docs" / "gpu.md"
+RESULTS = ROOT / "benchmarks" / "results" / "gpu-bytes.json"
 
 
 @pytest.fixture(autouse=True)
@@ -28,14 +42,20 @@ def on_triton() -> Iterator[None]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_says_what_a_step_moves_and_decodes_keep_the_goal(model: str) -> None:
-    lines, quotients = [], []
-    for called, counted in rows_of(model, (BATCHES[0], BATCHES[-1])):
+    lines, quotients, steps = [], [], dict(rows_of(model, (BATCHES[0], BATCHES[-1])))
+    saved = {called: StepBytes({name: Moved(**one) for name, one in kernels.items()})
+             for called, kernels in json.loads(RESULTS.read_text())[model].items()}
+    assert len(saved) == len(BATCHES) + 1
+    for called, counted in steps.items():
+        assert counted == saved[called]
+    for called, counted in saved.items():
         lines.append(line_of(model, called, counted))
         if not called.startswith("a prompt"):
             quotients.append(counted.quotient)
+    lines += kernel_lines(model, list(steps.values())[-2:])
     doc = DOC.read_text(encoding="utf-8").splitlines()
     assert all(line in doc for line in lines), "docs/gpu.md should have\n" + "\n".join(lines)
-    assert len(quotients) == 2
+    assert len(quotients) == len(BATCHES)
     assert 1.0 <= min(quotients) <= max(quotients) <= GOAL
 
 

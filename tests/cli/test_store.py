@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.unit.store.contents import assert_hit, identity, opened, options, prompt, written
+from tests.unit.store.contents import (
+    assert_hit,
+    assert_right_or_none,
+    identity,
+    opened,
+    options,
+    prompt,
+    written,
+)
 from weft.cli.main import main
 from weft.store.tiered_store import open_store
 
@@ -63,6 +72,23 @@ def test_info_works_beside_a_server_and_prune_does_not(filled: Path,
     assert main(["store", "prune", str(filled)]) == 2
     assert "stop that server first" in capsys.readouterr().err
     store.close()
+
+
+def test_a_copy_that_is_taken_beside_a_server_is_verified_and_read(
+        filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The backup of docs/operating.md: ``cp -a``, ``weft store verify``, and a start on the copy."""
+    store, copy = opened(filled), tmp_path / "copy"
+    written(store, prompt(256, 30), seconds=1.0)
+    shutil.copytree(filled, copy)
+    written(store, prompt(256, 31), seconds=1.0)
+    store.close()
+    assert main(["store", "verify", str(copy)]) == 0
+    assert "every checksum is right" in capsys.readouterr().out
+    back = opened(copy)
+    for seed in (0, 11, 30):
+        assert_hit(back, prompt(256, seed), 256)
+    assert assert_right_or_none(back, prompt(256, 31)) == 0, "written behind the copy"
+    back.close()
 
 
 def test_verify_finds_every_damaged_record(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,50 @@ def alerts() -> list[dict[str, str]]:
     return [alert for group in rules["groups"] for alert in group["rules"]]
 
 
+SOURCE = fields(("type", "uid"), type={"const": "prometheus"}, uid={"const": "${datasource}"})
+TARGET = fields(("expr", "legendFormat", "refId"), expr=TEXT, legendFormat=TEXT,
+                refId={"type": "string", "pattern": "^[A-Z]$"})
+ABOVE_ZERO = {"type": "integer", "minimum": 1}
+PANEL = fields(
+    ("id", "type", "title", "datasource", "fieldConfig", "gridPos", "targets"), id=ABOVE_ZERO,
+    type={"const": "timeseries"}, title=TEXT, datasource=SOURCE, targets=several(TARGET),
+    fieldConfig=fields(("defaults",), overrides={"type": "array"}, defaults=fields(
+        ("unit",), unit={"enum": ["short", "s", "bytes", "Bps", "percentunit"]})),
+    gridPos=fields(("h", "w", "x", "y"), h=ABOVE_ZERO, w=ABOVE_ZERO, x=COUNT, y=COUNT))
+VARIABLE = fields(("name", "type", "query"), name={"const": "datasource"}, type={"const": "datasource"},
+                  query={"const": "prometheus"}, label=TEXT)
+DASHBOARD = fields(
+    ("title", "uid", "schemaVersion", "panels", "templating", "time"), title=TEXT, uid=TEXT, timezone=TEXT,
+    schemaVersion={"type": "integer", "minimum": 36}, refresh=TEXT, time=TEXTS, panels=several(PANEL),
+    templating=fields(("list",), list=several(VARIABLE)))
+GRID_COLUMNS = 24
+
+
+def dashboard_complaints(dashboard: dict[str, Any]) -> list[str]:
+    """What Grafana would draw wrong without an error."""
+    complaints: list[str] = []
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        place, refs = panel["gridPos"], [target["refId"] for target in panel["targets"]]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
+                 for y in range(place["y"], place["y"] + place["h"])}
+        if place["x"] + place["w"] > GRID_COLUMNS or cells & taken:
+            complaints.append(f"{panel['title']}: it lies over another panel, or beyond the grid")
+        taken |= cells
+        if len(set(refs)) < len(refs):
+            complaints.append(f"{panel['title']}: a refId is there twice")
+        for query in (target["expr"] for target in panel["targets"]):
+            for name, span in re.findall(r"weft:(\w+)(?:\{[^}]*\})?(\[[^]]*\])?", query):
+                if name.endswith(("_total", "_bucket", "_sum", "_count")) != bool(span):
+                    complaints.append(f"{panel['title']}: {name} with a range, or without one")
+    return complaints
+
+
+def dashboard() -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads((DEPLOY / "grafana.json").read_text())
+    return shown
+
+
 def unknown_names(queries: list[str]) -> set[str]:
     """Of metrics that no server has."""
     known = set(combines()) | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
@@ -175,8 +219,7 @@ def unknown_names(queries: list[str]) -> set[str]:
 
 
 def panel_queries() -> list[str]:
-    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
-    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
 
 
 def test_every_alert_and_every_panel_is_a_query_of_prometheus() -> None:
@@ -205,10 +248,39 @@ def test_every_alert_and_every_panel_asks_for_metrics_that_there_are() -> None:
     assert len(alerts()) > 10 < len(panels)
 
 
-def test_panels_have_numbers_and_places_of_their_own() -> None:
-    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
+def test_the_dashboard_is_one_that_grafana_draws() -> None:
+    """No package lints dashboards: its schema, and what Grafana takes without a word and draws wrong."""
+    shown = dashboard()
+    jsonschema.validate(shown, DASHBOARD)
+    assert dashboard_complaints(shown) == []
+    for key in ("id", "title"):
+        assert len({panel[key] for panel in shown["panels"]}) == len(shown["panels"])
+
+
+@pytest.mark.parametrize(("keys", "value"), [
+    (("gridPos", "x"), 8), (("gridPos", "w"), 25), (("targets", 1, "refId"), "A"),
+    (("targets", 0, "expr"), "sum(weft:generation_tokens_total)"),
+    (("targets", 0, "expr"), "rate(weft:num_requests_running[5m])")])
+def test_a_dashboard_that_would_be_drawn_wrong_is_noticed(keys: tuple[Any, ...], value: object) -> None:
+    shown = dashboard()
+    inner = shown["panels"][0]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    assert len(dashboard_complaints(shown)) >= 1
+
+
+@pytest.mark.parametrize(("keys", "value"), [
+    (("type",), "graph"), (("fieldConfig", "defaults", "unit"), "seconds"), (("datasource", "uid"), "prom"),
+    (("targets", 0, "legendFormat"), ""), (("targets",), []), (("tittle",), "x")])
+def test_a_dashboard_of_another_schema_is_noticed(keys: tuple[Any, ...], value: object) -> None:
+    shown = dashboard()
+    inner = shown["panels"][0]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(shown, DASHBOARD)
 
 
 def test_the_page_of_an_operator_has_every_alert_and_no_other() -> None:

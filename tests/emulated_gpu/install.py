@@ -203,6 +203,7 @@ class _Runtime:
     def cudaHostRegister(address: int, size: int, flags: int) -> int:
         import ctypes
 
+        card().refuse_in_capture("cudaHostRegister")
         memory = torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
         card().pin(memory, "registered")
         return 0

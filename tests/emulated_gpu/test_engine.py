@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,10 @@ from tests.emulated_gpu.sample import ALL, sample
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES, ON_CPUS
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
 from tests.fixtures.checkpoints import FAMILIES, checkpoint
+from tests.support.forced_compression import compress_kv, compress_states, plan_small_states
+from tests.support.refused_growth import refuse_growth
+from weft.engine.engine import EngineCore
+from weft.engine.stats import EngineStats
 from weft.request import SamplingParams
 from weft.runner.torch_executor import TorchExecutor
 
@@ -38,23 +43,39 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
 
 WAYS: dict[str, dict[str, Any]] = {
     "without overlap": {"overlap": "off"}, "without graphs": {"cuda_graphs": "off"},
-    "states and KV in 8 bits": {"exact": False, "compress_kv": "int8"},
-    "little memory": {"memory": "1MiB"}, "quantised": {"quantize": "int4"},
-    "pages in fp8": {"kv_dtype": "fp8"}}
+    "states in 8 bits": {"exact": False}, "KV in 8 bits": {"exact": False, "compress_kv": "int8"},
+    "preemptions": {}, "quantised": {"quantize": "int4"}, "pages in fp8": {"kv_dtype": "fp8"}}
+FORCED: dict[str, Callable[[pytest.MonkeyPatch, EngineCore], object]] = {
+    "states in 8 bits": lambda patch, core: compress_states(patch),
+    "KV in 8 bits": lambda patch, core: compress_kv(patch),
+    "preemptions": lambda patch, core: refuse_growth(patch, lambda: len(core.scheduler.running))}
+"""What tiny prompts do not bring about by themselves."""
+HAPPENED: dict[str, Callable[[EngineStats], int]] = {
+    "states in 8 bits": lambda stats: stats.memory.cache.restored,
+    "KV in 8 bits": lambda stats: stats.memory.cache.restored_pages,
+    "preemptions": lambda stats: stats.preemptions}
+ROUNDED = {"states in 8 bits", "KV in 8 bits", "quantised", "pages in fp8"}
 
 
 @pytest.mark.parametrize("way", sample(WAYS, 1))
-def test_every_way_to_serve_reports_nothing(way: str) -> None:
-    prompts = [list(range(3, 69)), *PROMPTS[:2], list(range(3, 69))]
+def test_every_way_to_serve_reports_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [list(range(3, 66)), *PROMPTS[:2], list(range(3, 66))]   # the first one grows as it decodes
     checkpoint("qwen3_5")
+    plan_small_states(monkeypatch)
     with emulated() as card, started(card, "qwen3_5", **WAYS[way]) as engine:
         threads = [one for one in threading.enumerate() if one.name.startswith("steps")]
         assert bool(threads) is (way != "without overlap"), "a thread that nothing uses"
+        FORCED.get(way, lambda patch, core: None)(monkeypatch, engine.core)
         made = answers(engine.core, prompts)
-        made += answers(engine.core, prompts[:2], name="again")
+        answers(engine.core, [[400, 401, 402]], name="between")   # what is cached may be compressed
+        prompts += [[*prompt, *tokens, 9] for prompt, tokens in zip(prompts[:2], made, strict=False)]
+        made += answers(engine.core, prompts[4:], name="on")
+        stats = engine.core.stats()
     assert not card.reports, [str(report) for report in card.reports]
-    if way not in ("quantised", "pages in fp8"):
-        assert_tokens_of_transformers("qwen3_5", [*prompts, *prompts[:2]], made)
+    assert stats.memory.cache.hits
+    assert HAPPENED.get(way, lambda stats: 1)(stats), "it was not served in that way"
+    if way not in ROUNDED:
+        assert_tokens_of_transformers("qwen3_5", prompts, made)
 
 
 @pytest.mark.parametrize("level", sample([1, 2], 1))

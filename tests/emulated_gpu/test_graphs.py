@@ -11,6 +11,7 @@ import torch
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
 from weft.runner.graphs import CudaCapture, Recordings
+from weft.tensor.gpu.host_memory import room_for
 
 CUDA = torch.device("cuda", 0)
 
@@ -43,7 +44,7 @@ def test_a_recording_does_not_run(card: Card) -> None:
 @pytest.mark.parametrize("refused", [
     lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: x.nonzero(), lambda x: x[x > 0],
     lambda x: torch.ones(4).to(CUDA), lambda x: torch.cuda.synchronize(),
-    lambda x: torch.tensor([1], device=CUDA), lambda x: bool(x.any())])
+    lambda x: torch.tensor([1], device=CUDA), lambda x: bool(x.any()), lambda x: room_for(CUDA, 1 << 16)])
 def test_a_recording_refuses_what_waits(card: Card, refused: Callable[[torch.Tensor], Any]) -> None:
     x = torch.ones(4, device=CUDA)
     graph = torch.cuda.CUDAGraph()

@@ -17,6 +17,8 @@ from tests.emulated_gpu import emulated
 from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, started
 from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
+from tests.oracle.test_engine_store_compressed import NEVER_S
+from tests.support.forced_compression import compress_all, plan_small_states
 from weft.request import Request
 from weft.runner.torch_executor import TorchExecutor
 
@@ -26,10 +28,18 @@ WAYS: dict[str, dict[str, Any]] = {"as computed": {}, "compressed": {"exact": Fa
 
 
 @pytest.mark.parametrize("way", sample(WAYS, 1))
-def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str) -> None:
+def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(FAMILY)
+    if way == "compressed":
+        plan_small_states(monkeypatch)
+        compress_all(monkeypatch)
     with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
+        assert engine.core.store is not None
+        engine.core.store.writes._paced_until_s = NEVER_S   # nothing is written before it is compressed
         [said] = answers(engine.core, [PROMPT])
+        answers(engine.core, [[9, 8, 7]], name="between")
+        engine.core.write_all(20.0)
     assert engine.puts, "at the latest as it ends"
     assert not card.reports, [str(report) for report in card.reports]
     with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
@@ -53,8 +63,9 @@ def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str) -> Non
                     transfers.are_done = ended  # type: ignore[method-assign]
         assert core.store is not None
         assert core.store.stats().restores.restored_tokens >= 48
+        assert bool(core.memory.usage().cache.hits_inexact) is (way == "compressed")
         assert not card.reports, [str(report) for report in card.reports]
     assert len(tokens["other"]) == 8
-    assert tokens["loaded"] == said
     if way == "as computed":
+        assert tokens["loaded"] == said
         assert_tokens_of_transformers(FAMILY, [OTHER, PROMPT], [tokens["other"], said])

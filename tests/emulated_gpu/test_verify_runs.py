@@ -15,6 +15,7 @@ from tests.emulated_gpu.card import Card
 from tests.emulated_gpu.engines import (
     GREEDY,
     Started,
+    answered,
     answers,
     assert_tokens_of_transformers,
     kinds,
@@ -28,12 +29,15 @@ from tests.fixtures.mtp_heads import with_head
 from tests.oracle.serving import Serving
 from tests.oracle.test_mtp import EMBEDDED, FREE
 from tests.oracle.test_mtp_heads import Listening as Drafting
+from tests.server.scripted_engine import _FreeRows
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
 from weft.models.loading import load_model
+from weft.request import Request
 from weft.runner.mixed_graphs import VERIFY_LENGTHS, MixedGraphs, verify_shapes
 from weft.runner.torch_executor import TorchExecutor
+from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
 
 PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][:3 if ALL else 2]
@@ -177,3 +181,22 @@ def test_a_head_of_latent_attention_drafts_by_graphs(tmp_path: Path) -> None:
     assert source.stats().drafted
     assert launches
     assert not any(launches)
+
+
+if ALL:
+    @pytest.mark.parametrize("source", ["prediction", "tree", "suffix"])
+    def test_each_source_of_drafts_is_right_with_the_tokens_of_transformers(source: SourceName) -> None:
+        """The tests above have drafts of a stand-in."""
+        checkpoint("qwen3_5")
+        said = said_by_transformers("qwen3_5", PROMPTS[1], LONGER.max_tokens)
+        drafter = Speculator((source,), costs=_FreeRows())
+        with emulated() as card, started(card, "qwen3_5", drafter=drafter, speculate="auto") as engine:
+            drafter._tree = engine.core.memory.prefix_tree
+            seen = counted(graphs_of(engine))
+            for name in ("first", "again"):
+                request = Request(request_id=name, prompt_tokens=PROMPTS[1], sampling=LONGER,
+                                  prediction=said if source == "prediction" else [])
+                assert answered(engine.core, [request]) == [said]
+        assert drafter.stats().sources[source].accepted
+        assert seen, "verify runs were launched from Python"
+        assert not card.reports, [str(report) for report in card.reports]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from msgspec import structs
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.gpu.waits import noticed
 from tests.oracle.serving import DEVICE, Serving, directory
+from tests.oracle.test_engine_store_compressed import NEVER_S, store_of
+from tests.support.forced_compression import compress_all
 from weft.config import QuantizeChoice
 from weft.engine.grammars import GrammarCompiler
 from weft.models.loading import LoadedModel, load_model
@@ -89,8 +92,7 @@ def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeC
 
 
 def test_loads_and_stores_wait_for_nothing_either() -> None:
-    """Snapshots go to a store and come back, compressed ones too. What a step does not wait for ends beside
-    it."""
+    """Snapshots go to a store and come back. What a step does not wait for ends beside it."""
     prompt = [(7 * at * at + 3) % 400 + 4 for at in range(80)]
     kept: list[Contents] = []
     tokens, restored = [], 0
@@ -112,6 +114,29 @@ def test_loads_and_stores_wait_for_nothing_either() -> None:
         made.core.close()
     assert restored >= 64
     assert tokens[0] == tokens[1]
+
+
+def test_what_was_compressed_goes_to_a_store_and_comes_back_without_a_wait(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [(7 * at * at + 3) % 400 + 4 for at in range(80)]
+    compress_all(monkeypatch)
+    counts = []
+    for _ in range(2):
+        made = serving("qwen3_5", remote=True, cache=True, compress=True, compress_kv="int8",
+                       store=lambda one: store_of(one, tmp_path, "int8"))
+        assert made.core.store is not None
+        made.core.store.writes._paced_until_s = NEVER_S   # until all of it is compressed
+        found = watched(made)
+        made.run([prompt], SHORT)
+        made.run([[9, 8, 7]], SHORT)
+        counts.append(made.core.memory.usage().cache)
+        made.core.write_all(10.0)
+        assert found == []
+        made.core.close()
+    assert counts[0].compressed_pages
+    assert counts[0].compressed
+    assert counts[1].loaded_tokens >= 64
+    assert counts[1].hits_inexact
 
 
 def test_the_control_a_host_that_may_look_is_seen_to_look() -> None:

@@ -20,10 +20,8 @@ from tests.fixtures.checkpoints import asked
 from tests.oracle.serving import Serving, loaded
 from tests.oracle.test_engine_compressed_state import ONE, conversation
 from tests.oracle.test_engine_prefix_cache import cold, gap, warm
+from tests.support.forced_compression import compress_kv
 from weft.families.architecture import Experts
-from weft.memory.relief import Relief
-from weft.memory.reservation import Moves
-from weft.memory.values import Eviction
 from weft.runner import compressed as packed_kv
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
@@ -36,17 +34,7 @@ TOLERANCE = {"int8": 0.02, "int4": 0.1}
 
 @pytest.fixture
 def all_kv_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as nobody reads it, if that makes a page free."""
-    choose = Relief.choose
-
-    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
-        chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed:
-            return chosen, moves
-        kv, in_use = relief._memory.cache.compressed_kv, relief._nodes_in_use()
-        return [Eviction(name, "pages") for name, node in kv.idle.items()
-                if name not in in_use and kv.gain(node) and not node.bare], moves
-    monkeypatch.setattr(Relief, "choose", choosing)
+    compress_kv(monkeypatch)
 
 
 def compressed_and_restored(serving: Serving) -> tuple[int, int]:

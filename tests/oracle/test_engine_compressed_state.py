@@ -19,9 +19,7 @@ import torch
 from tests.fixtures.checkpoints import asked
 from tests.oracle.serving import Answer, Serving, loaded
 from tests.oracle.test_engine_prefix_cache import SHORT, cold, gap, text, warm
-from weft.memory.relief import Relief
-from weft.memory.reservation import Moves
-from weft.memory.values import Eviction
+from tests.support.forced_compression import compress_states
 from weft.request import SamplingParams
 from weft.runner import compressed as compression
 from weft.runner.arena import DeviceArena
@@ -38,18 +36,7 @@ ONE = SamplingParams(temperature=0.0, max_tokens=1)
 
 @pytest.fixture
 def everything_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as it is kept, as far as there are pages."""
-    choose = Relief.choose
-
-    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
-        chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed or not relief._memory.plan.compressed_pages:
-            return chosen, moves
-        busy = relief._opened_on | relief._sharing.visited
-        room = relief._page_walk.room // relief._memory.plan.compressed_pages
-        nodes = [node for node in relief._memory.cache.order.in_slots if node not in busy]
-        return [Eviction(node, "slot") for node in nodes[:room]], moves
-    monkeypatch.setattr(Relief, "choose", choosing)
+    compress_states(monkeypatch)
 
 
 def conversation(family: str, serving: Serving, turns: int = 5) -> list[tuple[Answer, list[int]]]:

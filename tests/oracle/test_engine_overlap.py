@@ -128,7 +128,7 @@ def test_a_step_is_launched_while_the_tokens_of_the_one_before_are_still_out(
     assert far.asked_early == 0
     # The control: a sampler that says of every step that it hangs on the one before makes it wait.
     far.forget()
-    monkeypatch.setattr(Sampler, "looks_back", lambda *_: True)
+    monkeypatch.setattr(Sampler, "needs_previous_token", lambda *_: True)
     serving, *_ = far_company(overlap=True, remote=True)
     assert [one.tokens for one in serving.run(prompts, samplings)] == [one.tokens for one in expected]
     assert far.asked_early > 5
@@ -153,9 +153,9 @@ def test_a_grammar_and_penalties_wait_for_the_tokens_that_they_hang_on(
     assert far.asked_early > 5
     # The control: without waiting, a penalty does not know the last token.
     turns = structs.replace(few, repetition_penalty=2.0, logit_bias={20: 50.0, 30: 40.0})
-    for looks_back, made in ((True, [20, 30]), (False, [20, 20])):
+    for needs, made in ((True, [20, 30]), (False, [20, 20])):
         far.forget()
-        monkeypatch.setattr(Sampler, "looks_back", lambda *_, looks_back=looks_back: looks_back)
+        monkeypatch.setattr(Sampler, "needs_previous_token", lambda *_, needs=needs: needs)
         [answer] = serving(overlap=True, remote=True).run(prompts[:1], turns)
         assert answer.tokens[:2] == made
 

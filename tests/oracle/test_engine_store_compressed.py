@@ -16,10 +16,8 @@ import torch
 
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import cold, gap, text
+from tests.support.forced_compression import compress_all
 from weft.memory.prefix_store import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE, Store
-from weft.memory.relief import Relief
-from weft.memory.reservation import Moves
-from weft.memory.values import Eviction
 from weft.request import SamplingParams
 from weft.spec import CompressedKvName
 from weft.store.identity import NamespaceIdentity
@@ -36,33 +34,23 @@ NEVER_S = 1e12
 
 @pytest.fixture
 def all_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as no sequence reads it, KV and states by turns."""
-    choose = Relief.choose
+    compress_all(monkeypatch)
 
-    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
-        chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed:
-            return chosen, moves
-        cache, plan, in_use = relief._memory.cache, relief._memory.plan, relief._nodes_in_use()
-        kv = [Eviction(name, "pages") for name, node in cache.compressed_kv.idle.items()
-              if name not in in_use and cache.compressed_kv.gain(node) and not node.bare]
-        if kv or not plan.compressed_pages:
-            return kv, moves
-        room = relief._page_walk.room // plan.compressed_pages
-        return [Eviction(node, "slot") for node in cache.order.in_slots if node not in in_use][:room], moves
-    monkeypatch.setattr(Relief, "choose", choosing)
+
+def store_of(one: Serving, path: Path, dtype: CompressedKvName | None) -> Store:
+    """Of an engine that compresses; ``dtype`` None: of an exact one."""
+    identity = NamespaceIdentity("model", "weights", {}, {}, "", "", "", "", one.arena.page_bytes,
+                                 one.arena.slot_bytes)
+    forms = frozenset({EXACT_FORM}) if dtype is None else FORMS[dtype]
+    return open_store(path, identity, StoreOptions(
+        capacity_bytes=64 << 20, reserve_bytes=0, volume_bytes=8 << 20, forms=forms,
+        accept_inexact=dtype is not None))
 
 
 def serving(family: str, path: Path, dtype: CompressedKvName | None) -> Serving:
     """``dtype`` None: an exact engine."""
-    def store(one: Serving) -> Store:
-        identity = NamespaceIdentity("model", "weights", {}, {}, "", "", "", "", one.arena.page_bytes,
-                                     one.arena.slot_bytes)
-        forms = frozenset({EXACT_FORM}) if dtype is None else FORMS[dtype]
-        return open_store(path, identity, StoreOptions(
-            capacity_bytes=64 << 20, reserve_bytes=0, volume_bytes=8 << 20, forms=forms,
-            accept_inexact=dtype is not None))
-    return Serving(family, cache=True, compress=dtype is not None, compress_kv=dtype, store=store)
+    return Serving(family, cache=True, compress=dtype is not None, compress_kv=dtype,
+                   store=lambda one: store_of(one, path, dtype))
 
 
 def written(family: str, path: Path, dtype: CompressedKvName) -> Answer:

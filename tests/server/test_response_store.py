@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -105,6 +106,29 @@ def test_a_path_is_read_from_its_root_and_only_by_its_owner(tmp_path: Path) -> N
     assert not database.put(stored("d", "c"), "you")
     with pytest.raises(UnknownResponseError):
         database.path("c", "you")
+
+
+def test_a_backup_beside_the_server_is_of_one_moment_and_can_be_put_in_place(tmp_path: Path) -> None:
+    """As ``sqlite3 FILE ".backup COPY"`` (docs/operating.md): page by page, with a response in between."""
+    database, copy = opened(tmp_path / "r.sqlite"), tmp_path / "copy.sqlite"
+    chain(database, "abc")
+    later = iter("xyz")
+
+    def goes_on(*_: int) -> None:
+        if (name := next(later, None)) is not None:
+            database.put(stored(name), "me")
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "r.sqlite")) as source, \
+            contextlib.closing(sqlite3.connect(copy)) as target:
+        source.backup(target, pages=1, progress=goes_on)
+    assert present(database, "abcxyz") == "abcxyz"
+    database.close()
+    back = opened(copy)
+    assert present(back, "abcxyz") in ("abc", "abcx", "abcxy", "abcxyz")
+    assert back.totals()[0] == len(present(back, "abcxyz")), "the counts are of the same moment"
+    assert back.put(stored("d", "c"), "me")
+    assert [one.response_id for one in back.path("d", "me")] == ["a", "b", "c", "d"]
+    back.close()
 
 
 def test_the_conversation_that_rested_longest_goes_from_its_end(tmp_path: Path) -> None:

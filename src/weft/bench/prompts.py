@@ -128,7 +128,7 @@ def _tokens(dice: random.Random, count: int, vocab_size: int) -> list[int]:
     return [dice.randrange(low, vocab_size) for _ in range(count)]
 
 
-def rehearsal(request: SampleRequest, number: int) -> SampleRequest:
+def warm_up_of(request: SampleRequest, number: int) -> SampleRequest:
     """A request as long as ``request`` that caches no prefix of it; a text prompt is returned unchanged."""
     if isinstance(request.prompt, str):
         return request

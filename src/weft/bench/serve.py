@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from weft.bench.prompts import SampleRequest, rehearsal
+from weft.bench.prompts import SampleRequest, warm_up_of
 from weft.errors import ConfigError, EngineUnavailableError, UserError
 
 VOCAB_SIZE_UNKNOWN = 1024
@@ -155,7 +155,7 @@ async def run_load(server: Server, served: Served, requests: Sequence[SampleRequ
                                            request.output_tokens) | load.extra_body
 
     def rehearse(number: int) -> Awaitable[Timing]:
-        body = body_of(rehearsal(requests[number % len(requests)], number))
+        body = body_of(warm_up_of(requests[number % len(requests)], number))
         return one_request(server.http, body, server.endpoint_format)
 
     bodies = [body_of(request) for request in requests]

@@ -6,7 +6,11 @@ the report.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,9 +18,11 @@ from weft.cli.flags import FlagCommand
 from weft.errors import CheckpointError
 from weft.units import format_bytes
 
-_FORMS = ("int8", "int4", "w8a8", "q4_k")
-_WORST_SHOWN = 8
+if TYPE_CHECKING:
+    from weft.models.quantized_copy import MatrixError
 
+_FORMS = ("int8", "int4", "w8a8", "q4_k")
+_LAYER = re.compile(r".*?\.\d+(?=\.)")
 
 @click.command("quantize", cls=FlagCommand, params=[
     click.Argument(["source"]),
@@ -46,11 +52,23 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
                               f"{embedding.refusal}", param="SOURCE")
     else:
         errors = write_gguf(directory, out, pooling=embedding.kind if is_embedder(directory) else None)
-    worst = sorted(errors, key=lambda one: -one.error)
     stored, copied = sum(one.stored_bytes for one in errors), sum(one.copied_bytes for one in errors)
     click.echo(f"{out}: {len(errors)} matrices in {form}, {format_bytes(stored)} became "
                f"{format_bytes(copied)}")
-    click.echo("error of a matrix, as a part of its size; the largest:")
-    for one in worst[:_WORST_SHOWN]:
-        click.echo(f"  {one.error:8.3%}  {one.name}")
+    click.echo("\n".join(error_lines(errors)))
     return 0
+
+
+def error_lines(errors: Sequence[MatrixError]) -> list[str]:
+    """A line for each layer: the error of all its matrices, and the matrix with the largest one."""
+    by_layer: dict[str, list[MatrixError]] = {}
+    for one in errors:
+        above = _LAYER.match(one.name)
+        by_layer.setdefault(above[0] if above else one.name, []).append(one)
+    lines = ["errors, as a part of what is rounded: a layer's, and the largest of its matrices"]
+    for layer, own in by_layer.items():
+        size = sum(one.stored_bytes for one in own)
+        whole = math.sqrt(sum(one.stored_bytes * one.error**2 for one in own) / size)
+        worst = max(own, key=lambda one: one.error)
+        lines.append(f"  {layer:<20}{whole:8.3%}{worst.error:10.3%}  {worst.name.removeprefix(layer + '.')}")
+    return lines

@@ -138,7 +138,7 @@ class Fleet:
         return self.death is not None and any(replica.ending == "stalled" for replica in self.replicas)
 
     @property
-    def ailment(self) -> str | None:
+    def degraded_reason(self) -> str | None:
         """Which engines do not serve, and why; None when all do."""
         if all(replica.state == "left" for replica in self.replicas):
             return "no machine has joined; requests wait for one"

@@ -334,7 +334,7 @@ class EngineClient:
 
     async def cache_shape(self) -> CacheShape:
         """What its prefix cache holds. Raises EngineUnavailableError."""
-        return msgspec.msgpack.decode(await self._ask(messages.Look), type=CacheShape)
+        return msgspec.msgpack.decode(await self._ask(messages.GetCacheShape), type=CacheShape)
 
     @property
     def sleep_state(self) -> SleepState:

@@ -60,9 +60,9 @@ from weft.rpc.messages import (
     Fatal,
     Flush,
     Follow,
+    GetCacheShape,
     Launch,
     LoadAdapter,
-    Look,
     Progress,
     Ready,
     Refusal,
@@ -377,7 +377,7 @@ class EngineLoop:
         elif isinstance(command, Flush):
             self._core.flush_cache()
             self._replies.append(Reply.of(command.number))
-        elif isinstance(command, Look):
+        elif isinstance(command, GetCacheShape):
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake):
             self._replies += self._sleep_queue.take(command)

@@ -4,7 +4,7 @@
     ------------                                             --------------
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
-    Submit, Flush, Look,
+    Submit, Flush, GetCacheShape,
     Sleep, Wake, Reset,
     LoadAdapter, UnloadAdapter   ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
@@ -96,7 +96,7 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
+class GetCacheShape(msgspec.Struct, frozen=True, tag=True):
     """A question: what does the prefix cache hold? The reply is a ``CacheShape``."""
 
     number: int
@@ -162,8 +162,8 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = (Submit | Flush | Look | Sleep | Wake | LoadAdapter | UnloadAdapter | Reset | Follow | Cancel
-           | Stop)
+Command = (Submit | Flush | GetCacheShape | Sleep | Wake | LoadAdapter | UnloadAdapter | Reset | Follow
+           | Cancel | Stop)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

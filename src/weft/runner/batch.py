@@ -33,8 +33,8 @@ import torch
 
 from weft.request import Pooling
 from weft.runner.arena import DeviceArena
-from weft.runner.decodes import SteadyDecodes
-from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
+from weft.runner.decodes import SteadyBlock, SteadyDecodes
+from weft.runner.graphs import BLOCK_FIELDS, DecodeBlock, known_tokens, stride_of
 from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables
 from weft.runner.pictures import PictureRows, padded
 from weft.runner.rows import Rows
@@ -80,9 +80,9 @@ class StepBatch:
 
     ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in
     the plan, the row, and the position of the token to choose. A verify run has one for each of its tokens.
-    On the device: ``sample_index_X``, the index in T of the token before it, None if that is every token;
-    ``sample_rows_X``, their rows, None in a steady step. ``head_inputs``: for the model's own head, where a
-    graph computes the step."""
+    On the device: ``sample_index_X``, the index in T of the token before it, None if these are the first X;
+    ``sample_rows_X``, their rows, None in a steady step on a CPU. ``head_inputs``: for the model's own head,
+    where a graph computes the step."""
 
     inputs: StepInputs | DecodeBlock | MixedBlock
     sample_runs: Int64s
@@ -96,8 +96,11 @@ class StepBatch:
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states of the runs that sample [X, D], of the output of ``forward`` for ``inputs``."""
-        narrow = isinstance(self.inputs, StepInputs) and self.inputs.asked is not None
-        return hidden if narrow or self.sample_index_X is None else hidden[self.sample_index_X]
+        if isinstance(self.inputs, StepInputs) and self.inputs.asked is not None:
+            return hidden
+        if self.sample_index_X is not None:
+            return hidden[self.sample_index_X]
+        return hidden if len(hidden) == len(self.sample_rows) else hidden[: len(self.sample_rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,9 @@ class BatchBuilder:
         """Of the model, where the Triton kernels multiply factors."""
         self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
+        self._steady_block: SteadyBlock | None = None
+        self._steady_widths: Sequence[int] = ()
+        """Those for which the block was made."""
         self._prompts: dict[int, tuple[Int64s, int]] = {}
         self._pooled: dict[int, Pooling] = {}
         self._adapters: dict[int, str] = {}
@@ -199,8 +205,12 @@ class BatchBuilder:
                     self._steady.turn_by(self.pictures.deltas(rows_R))
             self._steady.advance(plan)
             sampler.stage(staging, self._steady.rows, self._steady.contexts)
+        elif (block := self._block_going_on(plan)) is not None:
+            block.stage(plan, staging)
+            sampler.stage(staging, block.rows, block.contexts)
         else:
             self._staged = self._stage_runs(plan, sampler)
+            self._steady_block = self._block_to_go_on(self._staged)
         staging.send()
         rows.perform(arena)
 
@@ -223,6 +233,23 @@ class BatchBuilder:
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
+
+    def _block_to_go_on(self, staged: _StagedRuns | None) -> SteadyBlock | None:
+        """Where the steps that follow may be the same decodes in the same graph."""
+        self._steady_widths = self.decode_widths
+        if staged is None or not staged.padding.graphed or staged.padding.shape is not None:
+            return None
+        if staged.adapters or staged.turns or len(staged.sample_runs) != staged.plan.run_count:
+            return None
+        return SteadyBlock(staged.plan, staged.flat.host.reshape(BLOCK_FIELDS, -1), len(staged.lengths))
+
+    def _block_going_on(self, plan: StepPlan) -> SteadyBlock | None:
+        """The one of the step before, where ``plan`` is of the same decodes."""
+        # A row that changes hands may get an adapter, and graphs that are recorded again other widths.
+        if plan.rows_cleared or plan.admissions or self._steady_widths is not self.decode_widths:
+            return None
+        block = self._steady_block
+        return block if block is not None and block.goes_on(plan) else None
 
     def note_chosen(self, batch: StepBatch, choice: TokenChoice) -> None:
         """``choice`` is of the runs that sample: what their rows decode next."""
@@ -345,10 +372,13 @@ class BatchBuilder:
             assert self._steady.step == plan.step, "the plan was not applied"
             return StepBatch(self._steady.inputs(), self._steady.runs, self._steady.rows,
                              self._steady.contexts, None, None)
+        steady = self._steady_block
+        if steady is not None and steady.step == plan.step:
+            return StepBatch(steady.block(), steady.runs, steady.rows, steady.contexts, None, steady.rows_R())
         staged = self._staged
         assert staged is not None, "there is nothing to compute"
         assert staged.plan.step == plan.step, "the plan was not applied"
-        every = len(staged.sample_runs) == staged.token_count
+        first = len(staged.sample_runs) == plan.decode_count == plan.run_count   # pads stand behind them
         return StepBatch(
             inputs=self._block(staged) if staged.padding.graphed else self._inputs(staged),
             head_inputs=(self._inputs(staged) if staged.padding.graphed and plan.mtp_drafts is not None
@@ -356,7 +386,7 @@ class BatchBuilder:
             sample_runs=staged.sample_runs,
             sample_rows=plan.rows[staged.sample_runs].astype(np.int64),
             sample_positions=staged.sample_positions,
-            sample_index_X=None if every else staged.sampling.device[0],
+            sample_index_X=None if first else staged.sampling.device[0],
             sample_rows_X=staged.sampling.device[1],
             prompt_spans=tuple(self._prompt_spans(staged)),
             pooled_spans=tuple(self._pooled_spans(staged)))
@@ -366,8 +396,7 @@ class BatchBuilder:
             return MixedBlock(staged.padding.shape, staged.flat.device)
         width = len(staged.lengths)
         _, (starts, slots, _, _) = _fields(staged.flat.host, width, width)
-        return DecodeBlock(width, staged.flat.device, starts=starts.tolist(), slots=slots.tolist(),
-                           adapters=_with_device_rows(staged))
+        return DecodeBlock(width, staged.flat.device, starts, slots, adapters=_with_device_rows(staged))
 
     def _inputs(self, staged: _StagedRuns) -> StepInputs:
         run_count, token_count = len(staged.lengths), staged.token_count

@@ -1,4 +1,6 @@
-"""Steady decodes: the inputs of a step in which the same rows decode as in the one before, on a CPU.
+"""Steady decodes: the inputs of a step in which the same rows decode as in the one before.
+
+On a CPU (``SteadyDecodes``):
 
     reused while rows stay      rows, slots, offsets, lengths, fresh, their tensors; the page table by run
     written in each step        tokens | starts | contexts            three rows of one array, in place
@@ -6,7 +8,10 @@
 
 While the rows stay, a step calls no operator of torch here. An operator takes a microsecond in a loop, but
 twenty right after a model has emptied the caches, and new tensors would need many. This works only where the
-host's memory is the device's. On a GPU the inputs of a step go over in one copy, or belong to a graph.
+host's memory is the device's.
+
+On a GPU the inputs of a step go over in one copy. Those of a graph are one block (``SteadyBlock``): its
+tokens, positions, starts and contexts are written anew, and the rest is that of the step before.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.runner.graphs import DecodeBlock
+from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import Int32s, StepPlan
 from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.inputs import Runs, StepInputs
@@ -95,6 +102,50 @@ class SteadyDecodes:
                     len(self._offsets), self._starts_R, self._slots_R, self._context_R, self._page_table_RP)
         return StepInputs(self._tokens_T, self._starts_R, runs, adapters=self.adapters,
                           turns=self._turns_T)
+
+
+class SteadyBlock:
+    """``plan`` is of decodes alone, all of which sample, without adapters. ``fields``: int64 [6, stride], of
+    the graph of ``width`` rows (``graphs.BLOCK_FIELDS``), as ``plan`` has them."""
+
+    def __init__(self, plan: StepPlan, fields: Int64s, width: int) -> None:
+        count = plan.run_count
+        self._same = _what_stays(plan)
+        self._width = width
+        self._fields = fields.copy()
+        by_run = self._fields[:, :count]
+        self._tokens, self._positions, self._starts = by_run[:3]
+        self.contexts: Int64s = by_run[4]
+        """[R] of each run: the position of the token to be chosen too."""
+        self.rows: Int64s = by_run[5]
+        self.runs: Int64s = np.arange(count, dtype=np.int64)
+        self._staged: Staged | None = None
+        self.step = -1
+        """Of the plan that is staged."""
+
+    def goes_on(self, plan: StepPlan) -> bool:
+        """Whether ``plan`` is a step of the same decodes, in the same graph."""
+        return plan.mtp_drafts is None and all(
+            one is other for one, other in zip(self._same, _what_stays(plan), strict=True))
+
+    def stage(self, plan: StepPlan, staging: Staging) -> None:
+        self.step = plan.step
+        self._tokens[:] = plan.tokens
+        self._starts[:] = self._positions[:] = plan.starts
+        np.add(self._starts, 1, out=self.contexts)
+        self._staged = staging.add(self._fields.ravel())
+
+    def block(self) -> DecodeBlock:
+        """Once it is sent."""
+        assert self._staged is not None, "nothing is staged"
+        return DecodeBlock(self._width, self._staged.device, self._fields[2, : self._width],
+                           self._fields[3, : self._width])
+
+    def rows_R(self) -> torch.Tensor:
+        """``rows`` on the device."""
+        assert self._staged is not None, "nothing is staged"
+        stride = self._fields.shape[1]
+        return self._staged.device[5 * stride : 5 * stride + len(self.rows)]
 
 
 def _what_stays(plan: StepPlan) -> tuple[object, ...]:

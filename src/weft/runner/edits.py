@@ -45,7 +45,7 @@ class BannedSequences:
         self._tail = list(generated)[-self._tail_max:] if self._tail_max else []
 
     @property
-    def looks_back(self) -> bool:
+    def needs_previous_token(self) -> bool:
         """Whether what is refused depends on the answer's tokens."""
         return self._tail_max > 0
 
@@ -139,9 +139,9 @@ class RowEdits:
         return [learner for learner in (self.history, self.banned) if learner is not None]
 
     @property
-    def looks_back(self) -> bool:
+    def needs_previous_token(self) -> bool:
         """Whether the next choice depends on the last token of the answer."""
-        return self.history is not None or (self.banned is not None and self.banned.looks_back)
+        return self.history is not None or (self.banned is not None and self.banned.needs_previous_token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.tensor import gpu
@@ -133,12 +134,12 @@ class UnreadableList(Sequence[int]):
 @dataclass(frozen=True, slots=True)
 class DecodeBlock:
     """A step of decodes alone, padded to a recorded ``width``. ``flat_6W``: int64, on the device, fields of
-    ``stride_of(width)``; ``starts`` and ``slots``: the same numbers on the host."""
+    ``stride_of(width)``; ``starts`` and ``slots`` [width]: the same numbers on the host."""
 
     width: int
     flat_6W: torch.Tensor
-    starts: list[int]
-    slots: list[int]
+    starts: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int64]
     adapters: StepAdapters | None = None
     """With the device's rows of ``width`` in ``most_blocks`` blocks; None for the base model's alone."""
 
@@ -274,7 +275,7 @@ class DecodeGraphs:
         """hidden [width, D] after the final norm, valid until the next replay."""
         self._static[: block.flat_6W.numel()].copy_(block.flat_6W)
         if self._reads_host:
-            self._starts[block.width], self._slots[block.width] = block.starts, block.slots
+            self._starts[block.width], self._slots[block.width] = block.starts.tolist(), block.slots.tolist()
         if block.adapters is None:
             return self._recordings.replay(block.width)
         rows = block.adapters.by_count[block.width].device
@@ -288,7 +289,7 @@ class DecodeGraphs:
         """A step of PAD rows alone, in the smallest graph with ``width`` rows. It reads and writes nothing of
         the arena."""
         padded_width = next(recorded for recorded in self.recorded_widths if recorded >= width)
-        pads = [PAD] * padded_width
+        pads = np.full(padded_width, PAD, np.int64)
         return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
 
     def _rows_of(self, width: int) -> AdapterBlocks:

@@ -79,8 +79,8 @@ class HeadGraphs:
         self._tokens_W[: len(tokens_X)].copy_(tokens_X)
         numbers_CW2 = self._numbers_W2.new_empty((len(blocks), width, 2))
         for at, block in enumerate(blocks):
-            listed = [*starts[at], *[PAD] * (width - len(starts[at]))]
-            numbers_CW2[at].copy_(self._graphs.replay(DecodeBlock(width, block, listed, [PAD] * width)))
+            listed = np.array([*starts[at], *[PAD] * (width - len(starts[at]))], np.int64)
+            numbers_CW2[at].copy_(self._graphs.replay(DecodeBlock(width, block, listed, np.full(width, PAD))))
         return numbers_CW2
 
     def _draft(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:

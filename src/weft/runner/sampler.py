@@ -20,8 +20,8 @@ A step goes through in three parts, so that the host never waits for a device in
     launch     logits -> tokens, asked for and not read: a ``TokenChoice``
     result     of a ``TokenChoice``: histories and grammars learn the tokens, logprobs are put together
 
-Penalties and grammars need the tokens of the step before (``looks_back``). That step is read back before
-``launch``, and its effects follow in a second small copy.
+Penalties and grammars need the tokens of the step before (``needs_previous_token``). That step is read back
+before ``launch``, and its effects follow in a second small copy.
 
 A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
 impossible.
@@ -215,11 +215,11 @@ class Sampler:
 
             sampling_kernels.warm(self.vocab_size, self._device)
 
-    def looks_back(self, rows: npt.NDArray[np.int64]) -> bool:
+    def needs_previous_token(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether the choice of one of ``rows`` hangs on what was chosen before: all of that must be told
         before ``begin`` and ``launch``."""
         return bool(self._grammars.among(rows)) or (bool(self._edits) and any(
-            self._edits[row].looks_back for row in rows.tolist() if row in self._edits))
+            self._edits[row].needs_previous_token for row in rows.tolist() if row in self._edits))
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether tokens of a row may be chosen before those before them are known, and dropped."""

@@ -14,6 +14,7 @@ copies of their own. The next step has a larger buffer, bounded by the largest s
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -40,6 +41,11 @@ def step_bytes(tokens: int, rows: int, pages: int) -> int:
     table_writes = 3 * (pages + tokens // PAGE_TOKENS + 2 * rows)
     chunks = 2 * (tokens // CHUNK_TOKENS + 2 * rows) + 2 * rows   # int32s in pairs
     return 1 << (8 * (by_token + by_row + table_writes + chunks) - 1).bit_length()
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class Staged:
@@ -140,8 +146,8 @@ class Staging:
                 piece._device = torch.from_numpy(piece.host).to(self._device)
                 continue
             flat = self._device_bytes[piece._begin : piece._begin + piece.host.nbytes]
-            dtype = torch.from_numpy(piece.host).dtype
-            piece._device = flat.view(dtype).view(piece.host.shape)
+            numbers = flat.view(_torch_dtype(piece.host.dtype))
+            piece._device = numbers if piece.host.ndim == 1 else numbers.view(piece.host.shape)
 
     def _grow(self) -> None:
         for event in self._events:

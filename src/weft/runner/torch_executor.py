@@ -221,8 +221,8 @@ class TorchExecutor:
             self.batches.store(self.arena)
             return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
-        looks_back = self.sampler.looks_back(batch.sample_rows)
-        if looks_back and not plan.verify_count and (before is None or before.arrived):
+        needs_previous_token = self.sampler.needs_previous_token(batch.sample_rows)
+        if needs_previous_token and not plan.verify_count and (before is None or before.arrived):
             if before is not None:
                 before.home()
             self.sampler.begin(batch.sample_rows)
@@ -239,7 +239,7 @@ class TorchExecutor:
             logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
             if self.observer is not None:
                 self.observer(plan, logits_XV)
-            if looks_back and before is not None:
+            if needs_previous_token and before is not None:
                 before.home()
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
@@ -476,7 +476,7 @@ class TorchExecutor:
                        ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
         """What is asked of prompts, and the pieces that bring it home."""
         prompts, pieces = [], []
-        digests = self.batches.adapters_of(plan)
+        digests = self.batches.adapters_of(plan) if batch.prompt_spans else []
         for span in batch.prompt_spans:
             cuts = range(0, len(span.next_tokens_N), PROMPT_LOGITS_TOKENS)
             for begin in cuts:

@@ -10,8 +10,9 @@ A round samples as a step of decodes does: the same row, logits and position. Hi
 ``min_tokens`` and logprobs see a right draft exactly as they see a chosen token. So a text with drafts is the
 text without, at any temperature, and no rule of sampling knows of drafts.
 
-Where no row looks back, all rows are sampled at once, and those behind a wrong draft are dropped. A call of
-the sampler costs more than a row. With penalties or a grammar a row depends on the drafts before it.
+Where no row needs the token before it, all rows are sampled at once, and those behind a wrong draft are
+dropped. A call of the sampler costs more than a row. With penalties or a grammar a row depends on the drafts
+before it.
 
 Afterwards every recurrent op consumes the right part of its run (``tensor.replay_log``). A run of one right
 token goes through the replay as a decode, others as prefills.

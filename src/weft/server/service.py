@@ -556,8 +556,8 @@ class Service:
             return 503, {"status": "starting", "reason": self.engine.progress}
         if self.draining:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
-        if (ailment := self.engine.ailment) is not None:  # requests wait, and none of them fails
-            return 200, {"status": "degraded", "reason": ailment}
+        if (reason := self.engine.degraded_reason) is not None:  # requests wait, and none of them fails
+            return 200, {"status": "degraded", "reason": reason}
         details = self._store_details()
         asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
@@ -569,7 +569,7 @@ class Service:
         """Counts without names: no key is needed to read them."""
         if self.draining:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
-        ailing = sum(fleet.ailment is not None for _, fleet in several.fleets)
+        ailing = sum(fleet.degraded_reason is not None for _, fleet in several.fleets)
         degraded = {"reason": f"engines of {ailing} of the models restart"} if ailing else {}
         return 200, {"status": "degraded" if ailing else "ok", **degraded, "models": several.states(),
                      **self._store_details()}

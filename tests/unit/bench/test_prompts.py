@@ -15,7 +15,7 @@ from weft.bench.prompts import (
     file_requests,
     prefix_repetition_requests,
     random_requests,
-    rehearsal,
+    warm_up_of,
 )
 from weft.bench.serve import arrival_times
 from weft.errors import ConfigError
@@ -51,11 +51,11 @@ def test_each_prefix_is_used_as_often_as_any_other() -> None:
 def test_a_rehearsal_is_as_long_and_starts_otherwise() -> None:
     ask = SampleRequest(list(range(100)), 4)
     for number in (0, 1, 7):
-        other = rehearsal(ask, number)
+        other = warm_up_of(ask, number)
         assert sorted(other.prompt) == ask.prompt
         assert other.output_tokens == 4
         assert other.prompt[:2] != ask.prompt[:2]
-    assert rehearsal(ask, 1) != rehearsal(ask, 2)
+    assert warm_up_of(ask, 1) != warm_up_of(ask, 2)
 
 
 def test_files_are_read_in_both_forms(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +132,81 @@ def test_a_quantisation_that_is_not_read_is_named(config: dict[str, object], wor
     with pytest.raises(CheckpointError) as caught:
         load(directory)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def keys_of(settings: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in settings.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from keys_of(value, (*above, name))
+
+
+RARE: dict[str, dict[str, Any]] = {
+    "gptq": {"dynamic": {"a": {"bits": 4, "group_size": 32}}},
+    "auto-round": {"extra_config": {"a": {"bits": 4, "group_size": 32}}, "rotation_config": None},
+    "modelopt": {"quantized_layers": {"a": {"quant_algo": "FP8"}}},
+    "quark": {"layer_quant_config": {"a": {"weight": {"dtype": "fp4"}}}, "layer_type_quant_config": {}},
+    "torchao": {"quant_type": {"default": {"_data": {"int4_packing_format": {"_data": "plain"}}}}}}
+
+
+@pytest.mark.parametrize("method", sorted({form.config["quant_method"] for form in FORMS.values()}))
+def test_settings_of_another_kind_are_one_line_or_as_good_as_none(method: str) -> None:
+    said: list[str] = []
+    whole = {key: value for form in FORMS.values() if form.config["quant_method"] == method
+             for key, value in form.config.items()} | RARE.get(method, {})
+    for *above, key in keys_of(whole):
+        for value in (7, "x", ["x"], {"a": 7}, None, 1.5):
+            settings = inner = copy.deepcopy(whole)
+            for name in above:
+                inner = inner[name]
+            inner[key] = value
+            try:
+                stored_form({"quantization_config": settings}, {}).rounds_inputs  # noqa: B018
+            except CheckpointError as error:
+                said.append(error.message)
+    assert said, "the control"
+    assert all("quantization_config" in line and "\n" not in line for line in said)
+
+
+def test_names_of_settings_are_said_in_full(tmp_path: Path) -> None:
+    for settings, said in (
+            (_changed("packed_int4", 7, "config_groups", "group_0", "weights"),
+             "quantization_config.config_groups.group_0.weights 7"),
+            (_changed("gptq", "many", "group_size"), "quantization_config.group_size 'many'"),
+            (_changed("fp8_modelopt", [1], "quantized_layers"), "quantization_config.quantized_layers [1]")):
+        with pytest.raises(CheckpointError) as caught:
+            stored_form({"quantization_config": settings}, {})
+        assert said in str(caught.value)
+
+
+def _changed(form: str, value: object, *keys: str) -> dict[str, Any]:
+    settings = inner = copy.deepcopy(FORMS[form].config)
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    return settings
+
+
+@pytest.mark.parametrize(("form", "zeros"), [
+    ("packed_int4_zeros", "weight_zero_point"), ("int8_groups", "weight_zero_point"), ("gptq", "qzeros"),
+    ("gptq_zeros", "qzeros"), ("awq", "qzeros"), ("auto_round", "qzeros"), ("auto_round_awq", "qzeros"),
+    ("int4_torchao", "_weight_zero_point")])
+def test_missing_zero_points_are_named(form: str, zeros: str, tmp_path: Path) -> None:
+    missing = Q_PROJ.removesuffix("weight") + zeros
+
+    def drop(tensors: Tensors) -> None:
+        del tensors[missing]
+    quantised, _ = write("qwen3_5", tmp_path, FORMS[form], spoil=drop)
+    with pytest.raises(CheckpointError, match="is missing") as caught:
+        load(quantised)
+    assert missing in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_zero_points_that_the_settings_deny_are_read_where_they_are(tmp_path: Path) -> None:
+    form = replace(FORMS["awq"], config=FORMS["awq"].config | {"zero_point": False})
+    quantised, plain = write("qwen3_5", tmp_path, form)
+    torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
 
 
 def compressed(*inputs: object, kind: str = "float") -> dict[str, object]:

@@ -62,6 +62,19 @@ def test_a_copy_is_the_model_of_its_values_and_says_their_errors(source: str, fo
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_the_report_has_a_line_for_each_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    errors = write_quantized(checkpoint("qwen3_5"), tmp_path / "out", "int4")
+    assert main(["quantize", str(checkpoint("qwen3_5")), str(tmp_path / "other"), "--form", "int4"]) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    layers = sorted({one.name.partition("layers.")[2].partition(".")[0] for one in errors})
+    assert [line[0] for line in said] == [f"model.layers.{number}" for number in layers]
+    for layer, whole, largest, name in said:
+        own = {one.name.removeprefix(f"{layer}."): one for one in errors if one.name.startswith(f"{layer}.")}
+        assert max(own.values(), key=lambda one: one.error) is own[name]
+        assert largest == f"{own[name].error:.3%}"
+        assert min(one.error for one in own.values()) < float(whole[:-1]) / 100 < own[name].error
+
+
 def test_a_run_that_is_broken_off_leaves_no_out_and_goes_on(tmp_path: Path,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException): ...

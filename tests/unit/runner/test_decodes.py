@@ -14,8 +14,11 @@ from tests.unit.runner import plans
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
+from weft.runner.decodes import Int64s
+from weft.runner.graphs import DecodeBlock
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
+from weft.runner.staging import Staging
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention, short_conv
 from weft.units import PAD
@@ -127,3 +130,95 @@ def test_a_step_that_goes_on_asks_torch_for_nothing(arena):
     with Counted() as counted:
         built(builder(), steps[0], arena)
     assert counted.ops, "the control: what begins is made"
+
+
+# ---------------------------------------------------------------------- blocks of graphs
+
+
+class Noting(Sampler):
+    """Keeps the rows and positions that it draws for."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 32)
+        self.asked: list[list[int]] = []
+
+    def stage(self, staging: Staging, rows: Int64s, positions: Int64s) -> None:
+        self.asked.append([*rows.tolist(), *positions.tolist()])
+        super().stage(staging, rows, positions)
+
+
+class Graphed:
+    """A builder whose steps of decodes are graphs of 4 rows. ``anew``: it makes each block anew."""
+
+    def __init__(self, arena: DeviceArena, *, anew: bool = False, remote: bool = True) -> None:
+        self.batches, self.sampler = builder(remote=remote), Noting()
+        self.batches.decode_widths = (4,)
+        self._arena, self._anew = arena, anew
+
+    def told(self, plan: StepPlan) -> list[object]:
+        """All that a step of ``plan`` has."""
+        if self._anew:
+            self.batches._steady_block = None
+        self.batches.apply(plan, self.sampler, self._arena)
+        batch = self.batches.build(plan)
+        block = batch.inputs
+        assert isinstance(block, DecodeBlock)
+        hidden = torch.arange(8.0).view(4, 2)
+        return [block.width, block.adapters, batch.sampled_of(hidden).tolist(), self.sampler.asked.pop(), *(
+            numbers.tolist() for numbers in (block.flat_6W, block.starts, block.slots, batch.sample_runs,
+                                             batch.sample_rows, batch.sample_positions, batch.sample_rows_X))]
+
+
+def unknown(plans_of_steps: list[StepPlan]) -> list[StepPlan]:
+    """Every second one does not know its tokens, as with overlap."""
+    return [replace(plan, tokens=np.full_like(plan.tokens, PAD)) if plan.step % 2 else plan
+            for plan in plans_of_steps]
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_block_that_goes_on_is_the_block_made_anew(arena, remote):
+    going, anew = Graphed(arena, remote=remote), Graphed(arena, anew=True, remote=remote)
+    for plan in unknown(going_on(20)):
+        assert going.told(plan) == anew.told(plan)
+        assert going.batches._steady_block.step == (plan.step or -1), "the first one is made"
+    other = replace(plans.plan([(1, 9, [4], 1, True)], decode_count=1, table_writes=[(1, 0, 18)]), step=20)
+    assert going.told(other) == anew.told(other), "and others take over"
+    assert going.batches._steady_block.step == -1
+
+
+@pytest.mark.parametrize("change", [
+    lambda plan: replace(plan, rows=plan.rows[::-1].copy()), lambda plan: replace(plan, slots=plan.slots + 1),
+    lambda plan: replace(plan, mtp_drafts=()), lambda plan: replace(plan, rows_cleared=(5,)),
+    lambda plan: replace(plan, admissions=(plans.admission(5, [1]),))])
+def test_a_block_does_not_go_on_where_rows_or_what_is_asked_of_them_change(arena, change):
+    going, anew = Graphed(arena), Graphed(arena, anew=True)
+    first, second, third = going_on(3)
+    for plan in (first, second):
+        assert going.told(plan) == anew.told(plan)
+    changed = change(third)
+    assert going.told(changed) == anew.told(changed)
+    assert going.batches._steady_block is None or going.batches._steady_block.step == -1
+
+
+def test_graphs_that_are_recorded_again_get_blocks_made_anew(arena):
+    going, plans_of_steps = Graphed(arena), going_on(3)
+    for plan in plans_of_steps[:2]:
+        assert going.told(plan)[0] == 4
+    going.batches.decode_widths = (6,)
+    assert going.told(plans_of_steps[2])[0] == 6
+
+
+def test_a_block_that_goes_on_asks_torch_for_less(arena):
+    counts = []
+    for anew in (False, True):
+        graphed, steps = Graphed(arena, anew=anew), going_on(12)
+        for plan in steps[:6]:
+            graphed.told(plan)
+        with Counted() as counted:
+            for plan in steps[6:]:
+                graphed.batches._steady_block = None if anew else graphed.batches._steady_block
+                graphed.batches.apply(plan, graphed.sampler, arena)
+                graphed.batches.build(plan)
+        counts.append(len(counted.ops) / 6)
+    assert counts[0] == 7, "one copy, the block's place and dtype, the rows"
+    assert counts[1] > counts[0]

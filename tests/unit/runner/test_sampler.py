@@ -117,7 +117,7 @@ def test_a_banned_sequence_is_refused_at_its_last_token_alone():
     banned = SamplingParams(temperature=0.0, banned_sequences=((4, 4, 4), (6, 5)))
     sampler = Sampler(1, 10)
     sampler.admit(0, ids(4, 4, 4), 3, banned, 0, ())   # the prompt ends in it, which does not count
-    assert sampler.looks_back(np.array([0]))
+    assert sampler.needs_previous_token(np.array([0]))
     answer = [int(sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([3 + i])).tokens[0])
               for i in range(6)]
     assert answer == [4, 4, 5, 4, 4, 5]
@@ -127,7 +127,7 @@ def test_a_banned_sequence_is_refused_at_its_last_token_alone():
     back = sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([5]))
     assert back.tokens.tolist() == [5]
     sampler.admit(0, ids(4, 4, 4), 3, SamplingParams(banned_sequences=((4,),)), 0, ())
-    assert not sampler.looks_back(np.array([0]))
+    assert not sampler.needs_previous_token(np.array([0]))
 
 
 def test_an_allowed_token_is_chosen_even_where_every_one_is_banned_at_that_point():

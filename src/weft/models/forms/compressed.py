@@ -28,6 +28,8 @@ from weft.models.forms.stored_form import (
     Grouping,
     MatrixPiece,
     StoredForm,
+    mapping,
+    mappings,
     order_by_group,
     refuse,
     unpacked,
@@ -49,35 +51,43 @@ class Compressed(StoredForm):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
-        form = settings.get("format", "int-quantized")
+        form = str(settings.get("format", "int-quantized"))
         if form not in _FORMATS:
             refuse(_METHOD, "format", form, f"weft reads {', '.join(_FORMATS)}")
-        groups = settings.get("config_groups") or {}
-        named = {str((group or {}).get("format") or form) for group in groups.values()} | {str(form)}
+        groups = mappings(_METHOD, "config_groups", settings.get("config_groups"))
+        named = {str(group.get("format") or form) for group in groups.values()} | {form}
         self.kinds = {kind for name in named for kind in _FORMATS.get(name, ())}
         if named & {"dense", "mixed-precision"}:
             self.kinds = set()
         if settings.get("sparsity_config"):
             refuse(_METHOD, "sparsity_config", settings["sparsity_config"], "sparse weights are not served")
+        self.block: tuple[int, int] | None = None
+        """Rows and columns that share a scale in fp8, where that is a rectangle."""
+        symmetric, inputs_too = [], []
         for name, group in groups.items():
-            weights = (group or {}).get("weights") or {}
-            if weights.get("type", "int") == "int" and weights.get("num_bits", 8) not in (4, 8):
-                refuse(_METHOD, f"config_groups.{name}.weights.num_bits", weights["num_bits"],
-                       "weft reads 4 and 8")
+            key = f"{name}.weights"
+            weights = mapping(_METHOD, key, group.get("weights"))
+            if weights.get("type") == "float":
+                inputs_too.append(bool(group.get("input_activations")))
+            elif weights.get("num_bits", 8) not in (4, 8):
+                refuse(_METHOD, f"{key}.num_bits", weights["num_bits"], "weft reads 4 and 8")
+            else:
+                symmetric.append(weights.get("symmetric") is not False)
+            self.block = self.block or _sizes(f"{key}.block_structure", weights.get("block_structure"))
+        self.needs_zeros = bool(symmetric) and not any(symmetric)
+        # Names of layers are not matched: one group of floats with inputs as they are is enough.
+        self._rounds_inputs = all(inputs_too)
 
     @property
     def rounds_inputs(self) -> bool:
-        """Names of layers are not matched: one group of floats with inputs as they are is enough."""
-        groups = [group or {} for group in (self.settings.get("config_groups") or {}).values()]
-        return all(group.get("input_activations") for group in groups
-                   if (group.get("weights") or {}).get("type") == "float")
+        return self._rounds_inputs
 
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._kind(name) is not None:
-            return small_floats.grouping_of(self, self._names(name), columns, self._block())
+            return small_floats.grouping_of(self, self._names(name), columns, self.block)
         group = small_floats.columns_of_group(self, f"{name}_scale", columns)
         ordered = group > 0 and f"{name}_g_idx" in self.tensors
         return Grouping(self._bits(name, columns), group, ordered=ordered) if group % LINE == 0 else None
@@ -102,9 +112,8 @@ class Compressed(StoredForm):
             refuse(_METHOD, "config_groups.weights.actorder", "group", CANNOT_CUT)
         if not end:
             return None
-        block = self._block()
-        if end == "_scale" and block is not None and self.dtype_of(matrix) == "F8_E4M3":
-            return MatrixPiece(matrix, (0, block[0]), (1, block[1]))
+        if end == "_scale" and self.block is not None and self.dtype_of(matrix) == "F8_E4M3":
+            return MatrixPiece(matrix, (0, self.block[0]), (1, self.block[1]))
         stored = self.headers.get(f"{matrix}_packed")
         if end and stored is not None and stored.dtype == "U8":
             return small_floats.piece_of(self, name, ("_packed", "_scale"))
@@ -120,7 +129,10 @@ class Compressed(StoredForm):
             raise CheckpointError(f"{name} is stored as {label}; quantization_config of config.json has the "
                                   f"format {self.settings.get('format')!r}", param="model")
         if kind is not None:
-            return small_floats.read_matrix(self, ask, self._names(name), shape, self._block())
+            return small_floats.read_matrix(self, ask, self._names(name), shape, self.block)
+        if self.needs_zeros and f"{name}_zero_point" not in self.tensors:
+            raise CheckpointError(f"tensor {name}_zero_point is missing; config.json has symmetric false",
+                                  param="model")
         if stored_as == "int":
             stored = small_floats.read_int8(self, ask, name, f"{name}_scale", f"{name}_zero_point", shape)
         else:
@@ -145,9 +157,11 @@ class Compressed(StoredForm):
             return stored
         return replace(stored, codes=stored.codes.index_select(1, order), order=order)
 
-    def _block(self) -> tuple[int, int] | None:
-        for group in (self.settings.get("config_groups") or {}).values():
-            block = ((group or {}).get("weights") or {}).get("block_structure")
-            if block:
-                return int(block[0]), int(block[1])
+
+def _sizes(key: str, block: object) -> tuple[int, int] | None:
+    if not block:
         return None
+    match block:
+        case [int(rows), int(columns)]:
+            return rows, columns
+    refuse(_METHOD, key, block, "weft reads two sizes, such as [128, 128]")

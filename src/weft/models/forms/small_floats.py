@@ -30,7 +30,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from weft.errors import CheckpointError
-from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse
+from weft.models.forms.stored_form import (
+    FLOATS,
+    Ask,
+    Grouping,
+    MatrixPiece,
+    StoredForm,
+    mapping,
+    mappings,
+    number,
+    refuse,
+)
 from weft.tensor.weights.quantized import E2M1, LINE, ZERO_POINT, BlockNumbers, Codes
 
 Kind = Literal["nvfp4", "mxfp4", "mxfp8", "fp8"]
@@ -257,8 +267,8 @@ class Modelopt(_Named):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
         algorithm = str(settings.get("quant_algo"))
-        layers = settings.get("quantized_layers") or {}
-        mixed = {str((layer or {}).get("quant_algo")) for layer in layers.values()}
+        layers = mappings(self.method, "quantized_layers", settings.get("quantized_layers"))
+        mixed = {str(layer.get("quant_algo")) for layer in layers.values()}
         names = (mixed or set(self.served)) if algorithm == "MIXED_PRECISION" else {algorithm}
         self.named = {name.upper() for name in names}
         for name in sorted(names):
@@ -282,7 +292,7 @@ class Modelopt(_Named):
         codes, scale = self.headers.get(name), self.headers.get(f"{name}_scale")
         if codes is None or scale is None or len(scale.shape) != 2 or len(codes.shape) != 2:
             return None
-        size = int(self.settings.get("group_size") or 128)
+        size = number(self.method, "group_size", self.settings.get("group_size") or None, 128)
         rows, columns = codes.shape
         return (size, size) if codes.dtype == "F8_E4M3" and scale.dtype in FLOATS and scale.shape == (
             -(-rows // size), -(-columns // size)) and scale.shape[0] != rows else None
@@ -329,16 +339,16 @@ class Quark(_Named):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
-        configs = [settings.get("global_quant_config")]
-        for key in ("layer_quant_config", "layer_type_quant_config"):
-            configs += (settings.get(key) or {}).values()
+        of_all = mapping(self.method, "global_quant_config", settings.get("global_quant_config"))
+        configs = [of_all, *(own for key in ("layer_quant_config", "layer_type_quant_config")
+                             for own in mappings(self.method, key, settings.get(key)).values())]
         kinds: set[Kind] = set()
-        self.weights_only = any(config and config.get("weight") and not config.get("input_tensors")
+        self.weights_only = any(config.get("weight") and not config.get("input_tensors")
                                 for config in configs)
         for config in configs:
-            weight = (config or {}).get("weight")
+            weight = config.get("weight")
             for part in weight if isinstance(weight, list) else [weight]:
-                dtype = str((part or {}).get("dtype"))
+                dtype = str(mapping(self.method, "weight", part).get("dtype"))
                 if part is None:
                     continue
                 if dtype not in self.served:

@@ -132,6 +132,28 @@ def refuse(method: str, key: str, value: object, reason: str) -> NoReturn:
                           f"{reason}", param="model")
 
 
+def mapping(method: str, key: str, value: object) -> Mapping[str, Any]:
+    """``value`` of ``key``, settings by their names; empty for none."""
+    if value and not isinstance(value, Mapping):
+        refuse(method, key, value, "weft reads settings by names there")
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(method: str, key: str, value: object) -> dict[str, Mapping[str, Any]]:
+    """The settings of each group or layer that ``value`` of ``key`` names, by the whole key."""
+    return {f"{key}.{name}": mapping(method, f"{key}.{name}", own)
+            for name, own in mapping(method, key, value).items()}
+
+
+def number(method: str, key: str, value: object, usual: int) -> int:
+    """``value`` of ``key``; ``usual`` for none."""
+    if value is None:
+        return usual
+    if not isinstance(value, int):
+        refuse(method, key, value, "weft reads a whole number there")
+    return value
+
+
 def order_by_group(name: str, of_column: torch.Tensor, group: int) -> torch.Tensor | None:
     """``of_column`` [columns], the tensor ``name``: the group of each column. int32 [columns]: the columns by
     group, in the order of ``of_column`` where groups are equal; None where they lie so already. Raises

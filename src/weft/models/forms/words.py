@@ -32,6 +32,8 @@ from weft.models.forms.stored_form import (
     Grouping,
     MatrixPiece,
     StoredForm,
+    mappings,
+    number,
     order_by_group,
     refuse,
     unpacked,
@@ -65,7 +67,7 @@ class Gptq(_Words):
         bits = settings.get("bits", 4)
         if bits not in (4, 8):
             refuse(self.method, "bits", bits, "weft reads 4 and 8")
-        self.group = int(settings.get("group_size", 128))
+        self.group = number(self.method, "group_size", settings.get("group_size"), 128)
         form = settings.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
             refuse(self.method, "checkpoint_format", form, "weft reads gptq and gptq_v2")
@@ -129,7 +131,8 @@ class Awq(_Words):
         version = str(settings.get("version", "gemm")).lower()
         if version != "gemm":
             refuse(self.method, "version", version, "weft reads gemm")
-        self.group = int(settings.get("group_size", settings.get("q_group_size", 128)))
+        self.group = number(self.method, "group_size",
+                            settings.get("group_size", settings.get("q_group_size")), 128)
         self.zero_point = bool(settings.get("zero_point", True))
         self.schemes = _schemes(self.method, settings, "extra_config", _BITS, self.group)
 
@@ -144,7 +147,7 @@ class Awq(_Words):
         codes = _rows_in_order(ask(_part(name, "qweight"), (columns, rows // 8), ("I32",)))
         scales = ask(_part(name, "scales"), (groups, rows), FLOATS).float().T
         zeros = None
-        if self.zero_point:
+        if self.zero_point or _part(name, "qzeros") in self.tensors:
             zeros = _rows_in_order(ask(_part(name, "qzeros"), (groups, rows // 8), ("I32",))).T
         stored = Codes(_BITS, codes.T, scales, zeros, group or _whole_lines(columns))
         return stored if self.grouping(name, columns) is not None else stored.dense()
@@ -196,15 +199,11 @@ def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, grou
              ) -> tuple[tuple[int, int], ...]:
     """(bits, group) that config.json names, its default first; ``key``: of the exceptions by layer."""
     schemes = [(bits, max(group, 0))]
-    exceptions = settings.get(key) or {}
-    if not isinstance(exceptions, Mapping):
-        refuse(method, key, exceptions, "weft reads settings by the names of layers")
-    for layer, own in exceptions.items():
-        if own is not None and not isinstance(own, Mapping):
-            refuse(method, f"{key}.{layer}", own, "weft reads bits and group_size there")
-        scheme = (own or {}).get("bits", bits), max((own or {}).get("group_size", group), 0)
+    for layer, own in mappings(method, key, settings.get(key)).items():
+        scheme = (number(method, f"{layer}.bits", own.get("bits"), bits),
+                  max(number(method, f"{layer}.group_size", own.get("group_size"), group), 0))
         if scheme[0] < 16 and scheme[0] not in (4, 8):
-            refuse(method, f"{key}.{layer}.bits", scheme[0], "weft reads 4 and 8, and 16 as plain tensors")
+            refuse(method, f"{layer}.bits", scheme[0], "weft reads 4 and 8, and 16 as plain tensors")
         schemes.append(scheme)
     return tuple(schemes)
 

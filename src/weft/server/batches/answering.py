@@ -3,7 +3,7 @@
     url, body --the type and ``prepare`` of that endpoint--> Job --start, answer--> status, body
 
 A line gets what the endpoint would have sent: the same checks, the same answer, the same errors. A full queue
-and an engine that sleeps or restarts are no answer: ``LaterError`` is raised, and the line waits.
+and an engine that sleeps or restarts are no answer: ``RetryLaterError`` is raised, and the line waits.
 
 Lines run below interactive requests: without a ``priority`` of their own they get BATCH_PRIORITY.
 """
@@ -58,7 +58,7 @@ from weft.server.tenants import Tenant
 BATCH_PRIORITY = 1_000_000
 
 
-class LaterError(Exception):
+class RetryLaterError(Exception):
     """The engine takes no request now; the line is to be tried again."""
 
 
@@ -86,7 +86,7 @@ URLS = frozenset(_WAYS)
 
 async def answer_line(service: Service, url: str, raw: bytes, *,
                       tenant: Tenant | None = None) -> tuple[int, bytes]:
-    """The status and the body. Raises LaterError."""
+    """The status and the body. Raises RetryLaterError."""
     try:
         job = await _job(service, url, raw, tenant)
         try:
@@ -99,7 +99,7 @@ async def answer_line(service: Service, url: str, raw: bytes, *,
     except ModelLoadError as error:   # of one model of several: other lines are answered
         return error.status, error_body(error)
     except (QueueFullError, EngineUnavailableError) as error:
-        raise LaterError(error.message) from error
+        raise RetryLaterError(error.message) from error
     except WeftError as error:
         return error.status, error_body(error)
 
@@ -163,7 +163,7 @@ async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine]
                 line = running.pop(task)
                 try:
                     status, body = task.result()
-                except LaterError:
+                except RetryLaterError:
                     if service.death is not None:
                         raise service.death from None
                     waiting.appendleft(line)
