@@ -36,14 +36,18 @@ help:
 
 install: $(STAMP)
 
+# The C++ kernels compile while pip waits for its other downloads, and unpacks them with one core.
 $(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "weft needs Python 3.11 or newer; $(PYTHON) is older. Name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
-	@echo "installing $(TORCH)"
-	@$(PIP) $(PIP_TORCH) '$(TORCH)'
-	@echo "installing weft and what its tests need"
-	@$(PIP) -e '.[test]' '$(TORCH)'
+	@echo "installing weft, $(TORCH) and what weft and its tests need"
+	@$(BIN)/python -c 'import tomllib; \
+	  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*project["dependencies"], *project["optional-dependencies"]["test"], sep="\n")' >$(VENV)/requirements.txt
+	@$(PIP) --no-deps -e . & weft=$$!; \
+	  { $(PIP) $(PIP_TORCH) '$(TORCH)' && $(PIP) '$(TORCH)' -r $(VENV)/requirements.txt && wait $$weft; } || \
+	  { kill $$weft 2>/dev/null; exit 1; }
 	@$(BIN)/python -c 'import weft._native' 2>/dev/null || echo "the C++ kernels were not built (no compiler?): going on with torch alone"
 	@touch $@
 

@@ -8,20 +8,28 @@ import os
 import queue
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
+from tests.support.fork_server import ForkServer
+
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 180.0
+IMPORTED = ("weft.config", "weft.rpc.client", "weft.server.config", "weft.server.launch")
+"""What a server imports before it reads its arguments."""
 _URL = re.compile(r"at (http://\S+)")
+
+
+@cache
+def _fork_server(variables: frozenset[tuple[str, str]]) -> ForkServer:
+    return ForkServer(IMPORTED, dict(variables))
 
 
 class RunningServer:
@@ -35,9 +43,10 @@ class RunningServer:
                        "HF_HUB_OFFLINE": "1", **(environment or {})}
         arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
             "port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server}})
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=variables,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        variables.pop("PYTEST_CURRENT_TEST", None)
+        self._own_forks = ForkServer(IMPORTED, variables) if path or environment else None
+        forks = self._own_forks or _fork_server(frozenset(variables.items()))
+        self.process = forks.start("tests.server.run_server", arguments)
         self.lines: list[str] = []
         self._arriving: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -94,12 +103,14 @@ class RunningServer:
     def stop(self) -> None:
         self.process.kill()  # the engine follows and removes what is left, as after a real kill
         self.process.wait()
+        if self._own_forks is not None:
+            self._own_forks.close()
+            self._own_forks.process.wait()
         self._http.close()
         if self._openai is not None:
             self._openai.close()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self._arriving.put(line)
         self._arriving.put(None)
