@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
-MESSAGE_BYTES_MAX = 1 << 16
+MESSAGE_BYTES_MAX = 1 << 18
+"""A test's server has a thousand adapters in its arguments."""
 CODE_BYTES = 4
 
 
@@ -77,6 +78,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES_MAX)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno()), *modules], cwd=ROOT, env=environment,
