@@ -1,6 +1,6 @@
 """Forms of quantised checkpoints x families: values, logits, memory, speed, in one table.
 
-    python -m benchmarks.stored_forms [--families qwen3_5 lfm2] [--forms fp8 nf4] [--speed]
+    python -m benchmarks.stored_forms [--families qwen3_5 lfm2] [--forms fp8 nf4] [--speed] [--json FILE]
 
     for each form    a tiny checkpoint of each family is packed as the form's tool would pack it
     values           float32 logits, beside a checkpoint of the values that the packed tensors mean
@@ -17,10 +17,12 @@ the formats' descriptions; ``tests/fixtures/library_values`` has what the librar
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -46,6 +48,8 @@ WIDER: dict[str, dict[str, int]] = {
     "kimi_linear": {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64}}
 """Matrices of some size, so that scales and codes are most of a file, as in a real one."""
 _TRIED = (4096, 1024)
+ROWS = (1, 32, 256)
+"""A stream, a batch, a prompt."""
 
 
 def more_forms() -> dict[str, Form]:
@@ -85,16 +89,32 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
         return torch.cat([prefill.clone(), *driver.step((0, [5]))]).float()
 
 
-def row_of(family: str, name: str, form: Form) -> str:
+class Cell(NamedTuple):
+    """A form of a family. ``values``, ``logits``: largest differences, as in the table above. ``memory``: of
+    the weights, over the bytes of the file."""
+
+    form: str
+    family: str
+    values: float
+    logits: float
+    memory: float
+    held_as: str
+
+    def line(self) -> str:
+        return (f"| {self.form} | {self.family} | {self.values:.0e} | {self.logits:.1e} | "
+                f"{self.memory:.2f} | {self.held_as} |")
+
+
+def cell_of(family: str, name: str, form: Form) -> Cell:
     with tempfile.TemporaryDirectory() as place:
         quantised, plain = pack(family, form, Path(place))
         exact = [logits(load_model(path, "float32", quantize_inputs=False)) for path in (quantised, plain)]
         half = [load_model(path, "bfloat16") for path in (quantised, plain)]
         found, truth = (logits(loaded) for loaded in half)
         size = (quantised / "model.safetensors").stat().st_size
-        return (f"| {name} | {family} | {float((exact[0] - exact[1]).abs().max()):.0e} | "
-                f"{float((found - truth).abs().max() / truth.abs().max()):.1e} | "
-                f"{half[0].weights_bytes / size:.2f} | {half[0].weights_form} |")
+        return Cell(name, family, float((exact[0] - exact[1]).abs().max()),
+                    float((found - truth).abs().max() / truth.abs().max()), half[0].weights_bytes / size,
+                    half[0].weights_form)
 
 
 def tried_forms() -> dict[str, Codes]:
@@ -114,8 +134,9 @@ def tried_forms() -> dict[str, Codes]:
             "nf4": Codes(4, any_of(16), most, None, 64, table=torch.linspace(-1, 1, 16))}
 
 
-def speeds(rounds: int) -> list[str]:
-    """Of forms that stay floats; ``python -m benchmarks.linear --forms`` has the others."""
+def speeds(rounds: int) -> dict[str, dict[int, float]]:
+    """Times as fast as weft's own form, by form and rows. Of forms that stay floats, and of bfloat16 tiles;
+    ``python -m benchmarks.linear --forms`` has the others."""
     torch.set_num_threads(1)
     native.set_threads(1)
     rows, columns = _TRIED
@@ -125,15 +146,14 @@ def speeds(rounds: int) -> list[str]:
     for name, codes in tried_forms().items():
         coded = [made for _ in range(copies) if (made := coded_tiles(codes)) is not None]
         forms[name] = (coded[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in coded])
-    lines = ["", "| form | over | one stream | 32 rows | a prompt of 256 |", "|---|---|---|---|---|"]
     seconds = {count: measure(rows, columns, count, forms, rounds, time.thread_time).milliseconds
-               for count in (1, 32, 256)}
-    for name in tried_forms():
-        own = "int4" if name == "nf4" else "int8"
-        ratios = [f"{seconds[count][own] / seconds[count][name]:.2f}" for count in (1, 32, 256)]
-        lines.append(f"| {name} | {own} | " + " | ".join(ratios) + " |")
-    ratios = [f"{seconds[count]['int8'] / seconds[count]['tiled']:.2f}" for count in (1, 32, 256)]
-    return [*lines, "| bfloat16 tiles | int8 | " + " | ".join(ratios) + " |"]
+               for count in ROWS}
+    return {name: {count: seconds[count][own_form(name)] / seconds[count][name] for count in ROWS}
+            for name in (*tried_forms(), "tiled")}
+
+
+def own_form(name: str) -> str:
+    return "int4" if name == "nf4" else "int8"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,16 +163,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--forms", nargs="*", default=list(more_forms()))
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="Write the tables here too.")
     asked = parser.parse_args(argv)
     known = more_forms()
     print(f"kernels {native.describe()}\n\n| form | family | values | logits | memory | held as |\n"
           "|---|---|---|---|---|---|")
+    cells = []
     for name in asked.forms:
         for family in asked.families:
-            print(row_of(family, name, known[name]), flush=True)
+            cells.append(cell_of(family, name, known[name]))
+            print(cells[-1].line(), flush=True)
+    ratios: dict[str, dict[int, float]] = {}
     if asked.speed:
         with torch.inference_mode():
-            print("\n".join(speeds(asked.rounds)))
+            ratios = speeds(asked.rounds)
+        print("\n| form | over | one stream | 32 rows | a prompt of 256 |\n|---|---|---|---|---|")
+        for name, by_rows in ratios.items():
+            print("|", " | ".join([name, own_form(name), *(f"{by_rows[count]:.2f}" for count in ROWS)]), "|")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"kernels": native.describe(), "speed": ratios,
+                                          "cells": [one._asdict() for one in cells]}, indent=1) + "\n")
     return 0
 
 
