@@ -279,7 +279,7 @@ class TorchExecutor:
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:
-        """The rest of astep with verify runs. It is home at once: their states follow from its
+        """The rest of a step with verify runs. It is home at once: their states follow from its
         tokens."""
         room = self._logits_room(len(batch.sample_runs))
         logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
