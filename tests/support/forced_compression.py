@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from typing import Any
 
 import pytest
@@ -26,46 +27,38 @@ def plan_small_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compress_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as they are kept, as far as there are pages."""
-    choose = Relief.choose
-
-    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
-        chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed or not relief._memory.plan.compressed_pages:
-            return chosen, moves
-        busy = relief._opened_on | relief._sharing.visited
-        room = relief._page_walk.room // relief._memory.plan.compressed_pages
-        nodes = [node for node in relief._memory.cache.order.in_slots if node not in busy]
-        return [Eviction(node, "slot") for node in nodes[:room]], moves
-    monkeypatch.setattr(Relief, "choose", choosing)
+    _choose_too(monkeypatch, lambda relief: _states(relief, relief._opened_on | relief._sharing.visited))
 
 
 def compress_kv(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as nobody reads it, if that makes a page free."""
-    choose = Relief.choose
-
-    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
-        chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed:
-            return chosen, moves
-        kv, in_use = relief._memory.cache.compressed_kv, relief._nodes_in_use()
-        return [Eviction(name, "pages") for name, node in kv.idle.items()
-                if name not in in_use and kv.gain(node) and not node.bare], moves
-    monkeypatch.setattr(Relief, "choose", choosing)
+    _choose_too(monkeypatch, _kv)
 
 
 def compress_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as no sequence reads it, KV and states by turns."""
+    _choose_too(monkeypatch, lambda relief: _kv(relief) or _states(relief, relief._nodes_in_use()))
+
+
+def _choose_too(monkeypatch: pytest.MonkeyPatch, choose_too: Callable[[Relief], list[Eviction]]) -> None:
+    """Where the rules choose nothing, what ``choose_too`` chooses."""
     choose = Relief.choose
 
     def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
         chosen, moves = choose(relief)
-        if chosen or moves or relief._flushed:
-            return chosen, moves
-        cache, plan, in_use = relief._memory.cache, relief._memory.plan, relief._nodes_in_use()
-        kv = [Eviction(name, "pages") for name, node in cache.compressed_kv.idle.items()
-              if name not in in_use and cache.compressed_kv.gain(node) and not node.bare]
-        if kv or not plan.compressed_pages:
-            return kv, moves
-        room = relief._page_walk.room // plan.compressed_pages
-        return [Eviction(node, "slot") for node in cache.order.in_slots if node not in in_use][:room], moves
+        return (chosen if chosen or moves or relief._flushed else choose_too(relief)), moves
     monkeypatch.setattr(Relief, "choose", choosing)
+
+
+def _kv(relief: Relief) -> list[Eviction]:
+    kv, in_use = relief._memory.cache.compressed_kv, relief._nodes_in_use()
+    return [Eviction(name, "pages") for name, node in kv.idle.items()
+            if name not in in_use and kv.gain(node) and not node.bare]
+
+
+def _states(relief: Relief, in_use: Container[int]) -> list[Eviction]:
+    plan = relief._memory.plan
+    if not plan.compressed_pages:
+        return []
+    nodes = [node for node in relief._memory.cache.order.in_slots if node not in in_use]
+    return [Eviction(node, "slot") for node in nodes[:relief._page_walk.room // plan.compressed_pages]]

@@ -74,17 +74,23 @@ def test_a_wrong_scale_changes_the_logits(form: str, tmp_path: Path) -> None:
     assert (logits(load(quantised)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_missing_scale_is_named(form: str, tmp_path: Path) -> None:
-    scale = FORMS[form].scale
-    of_matrix = scale.startswith("_") and not scale.startswith("_weight")
-    missing = (Q_PROJ if of_matrix else Q_PROJ.removesuffix("weight")) + scale
+def assert_named_if_missing(form: str, missing: str, tmp_path: Path) -> None:
+    """In one line."""
     def drop(tensors: Tensors) -> None:
         del tensors[missing]
+
     quantised, _ = write("qwen3_5", tmp_path, FORMS[form], spoil=drop)
     with pytest.raises(CheckpointError, match="is missing") as caught:
         load(quantised)
     assert missing in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_scale_is_named(form: str, tmp_path: Path) -> None:
+    scale = FORMS[form].scale
+    of_matrix = scale.startswith("_") and not scale.startswith("_weight")
+    assert_named_if_missing(form, (Q_PROJ if of_matrix else Q_PROJ.removesuffix("weight")) + scale, tmp_path)
 
 
 def test_a_scale_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
@@ -192,15 +198,7 @@ def _changed(form: str, value: object, *keys: str) -> dict[str, Any]:
     ("gptq_zeros", "qzeros"), ("awq", "qzeros"), ("auto_round", "qzeros"), ("auto_round_awq", "qzeros"),
     ("int4_torchao", "_weight_zero_point")])
 def test_missing_zero_points_are_named(form: str, zeros: str, tmp_path: Path) -> None:
-    missing = Q_PROJ.removesuffix("weight") + zeros
-
-    def drop(tensors: Tensors) -> None:
-        del tensors[missing]
-    quantised, _ = write("qwen3_5", tmp_path, FORMS[form], spoil=drop)
-    with pytest.raises(CheckpointError, match="is missing") as caught:
-        load(quantised)
-    assert missing in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_named_if_missing(form, Q_PROJ.removesuffix("weight") + zeros, tmp_path)
 
 
 def test_zero_points_that_the_settings_deny_are_read_where_they_are(tmp_path: Path) -> None:
