@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
 FORCED: dict[str, Callable[[pytest.MonkeyPatch, EngineCore], object]] = {
     "states in 8 bits": lambda patch, core: compress_states(patch),
     "KV in 8 bits": lambda patch, core: compress_kv(patch),
-    "preemptions": lambda patch, core: refuse_growth(patch, lambda: len(core.scheduler.running))}
+    "preemptions": lambda patch, core: refuse_growth(patch, lambda: core.scheduler.running)}
 """What tiny prompts do not bring about by themselves."""
 HAPPENED: dict[str, Callable[[EngineStats], int]] = {
     "states in 8 bits": lambda stats: stats.memory.cache.restored,
