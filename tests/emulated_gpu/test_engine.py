@@ -19,6 +19,7 @@ from tests.support.forced_compression import compress_kv, compress_states, plan_
 from tests.support.refused_growth import refuse_growth
 from weft.engine.engine import EngineCore
 from weft.engine.stats import EngineStats
+from weft.errors import CheckpointError
 from weft.request import SamplingParams
 from weft.runner.torch_executor import TorchExecutor
 
@@ -39,6 +40,17 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, prompts, made)
+
+
+@pytest.mark.parametrize("family", ON_CPUS)
+def test_a_family_that_no_gpu_computes_is_refused_in_one_line_before_a_weight_is_read(family: str) -> None:
+    """All others start: the test above."""
+    checkpoint(family)
+    with emulated() as card, pytest.raises(CheckpointError) as refused, started(card, family):
+        pass
+    assert refused.value.message == (f"{family} attends over chosen blocks, which weft computes on CPUs "
+                                     "alone; this is cuda:0. Use --device cpu")
+    assert card.allocator.allocated == 0
 
 
 WAYS: dict[str, dict[str, Any]] = {
