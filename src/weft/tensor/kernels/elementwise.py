@@ -36,7 +36,7 @@ def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
 @triton.jit
 def within(gate, up, LIMIT: tl.constexpr):
     """The gate is at most LIMIT, ``up`` lies within it on both sides; 0: any. A NaN stays one."""
-    if LIMIT:
+    if LIMIT > 0:   # a float alone is no condition for the compiler
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     return gate, up
