@@ -269,6 +269,7 @@ struct MoeArgs {
   const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are sizes alone, and any.
   const float *gate_up_bias, *down_bias;  // [experts, rows of the matrix], or null
   Activation activation;
+  float limit;             // the gate is at most this, up within it on both sides; 0: any
   bool gated, exact;
   void* out;               // [tokens, dim] dense, dtype of x
 };

@@ -62,6 +62,7 @@ void moe_in(const MoeArgs& args) {
           }
           f32x16 of_up = load(up + r * kOutRows + i);
           if (bias) of_up += load(bias + width + first + i);
+          if (args.limit) limit_both(of_gate, of_up, splat(args.limit));
           store(to + i, activated(of_gate, of_up, args.activation));
         }
       }

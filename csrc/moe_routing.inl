@@ -14,12 +14,15 @@ WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
   return x;
 }
 
+// ``limit`` of MoeArgs. A NaN stays one.
+WEFT_INLINE void limit_both(f32x16& gate, f32x16& up, f32x16 limit) {
+  gate = select(gate > limit, limit, gate);
+  up = select(up > limit, limit, select(up < -limit, -limit, up));
+}
+
 // What lies between the products of an expert with gates. Clamped, as in gpt-oss: (up + 1) gate sigmoid(1.702 gate).
 WEFT_INLINE f32x16 activated(f32x16 gate, f32x16 up, Activation activation) {
   if (activation != Activation::clamped_swiglu) return activated(gate, activation) * up;
-  const f32x16 most = splat(7.0f);   // a NaN stays one
-  gate = select(gate > most, most, gate);
-  up = select(up > most, most, select(up < -most, -most, up));
   return (up + 1.0f) * gate / (1.0f + exp(gate * -1.702f));
 }
 

@@ -139,11 +139,11 @@ void tiled_moe(const MoeArgs& args) {
     };
     for (int64_t i = 0; i < width; i += 16) {
       const int64_t left = width - i;
-      const f32x16 gate = with_bias(i, left);
+      f32x16 gate = with_bias(i, left), up = args.gated ? with_bias(width + i, left) : gate;
       T* const to = step.inner.data() + pair * width + i;
-      if (args.activation == Activation::clamped_swiglu)
-        store_some(to, activated(gate, with_bias(width + i, left), args.activation), left);
-      else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * with_bias(width + i, left), left);
+      if (args.limit && args.gated) limit_both(gate, up, rounded<T>(splat(args.limit)));
+      if (args.activation == Activation::clamped_swiglu) store_some(to, activated(gate, up, args.activation), left);
+      else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * up, left);
       else store_some(to, rounded<T>(activated(gate, args.activation)), left);
     }
   });

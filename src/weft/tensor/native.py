@@ -27,7 +27,7 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 22
+INTERFACE = 23
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
