@@ -135,7 +135,7 @@ def weight_of(weight: QuantizedWeight) -> Any:
     return (weight.codes.data_ptr(), form, weight.columns, weight.rows, weight.scales.data_ptr(),
             _DIVIDED if weight.divides else _SCALES[weight.scales.dtype], _at(weight.zeros), weight.group, 0,
             (_at(weight.minimums), 0 if of_rows else of_blocks, _at(weight.block_minimums),
-             of_blocks if of_rows else 0, _at(weight.table)))
+             of_blocks if of_rows else 0, _at(weight.table), weight.signed))
 
 
 def _at(numbers: torch.Tensor | None) -> int:

@@ -240,7 +240,8 @@ def _weight_of(weights: ExpertWeights) -> Any:
     assert isinstance(weights, torch.Tensor)
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
-    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0, 0, 0)
+    form = _FLOAT_FORMS[weights.dtype]
+    return weights.data_ptr(), form, columns, rows, 0, 0, 0, LINE, 0, native.NO_MINIMUMS
 
 
 def count_of(weights: ExpertWeights) -> int:
