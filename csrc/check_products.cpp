@@ -359,7 +359,7 @@ void check_codes(const CodeForm& form, int64_t out, int64_t in) {
   const WeightForm weight_form = form.bits == 8 ? WeightForm::int8 : form.bits == 6 ? WeightForm::int6 : WeightForm::int4;
   args.weight = {data.data(), weight_form, in, out, scales.data(form.scales), form.scales, form.zeros ? zeros.data() : nullptr,
                  form.group, nullptr, form.minimums ? minimums.data(form.scales) : nullptr, scales.of_blocks.data(),
-                 minimums.of_blocks.data(), scales.of_rows.data(), form.table ? table.data() : nullptr, form.middle};
+                 minimums.of_blocks.data(), scales.of_rows.data(), form.table ? table.data() : nullptr, form.middle, nullptr};
   for (int64_t row = 0; row < most; ++row) {
     args.x = x.data() + row * in;
     args.rows = 1;

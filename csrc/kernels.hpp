@@ -236,6 +236,7 @@ struct Weight {
   const float* row_scales; // [tiles][16], of e4m3 and e8m0
   const uint8_t* table;    // of int4, 16 bytes: 128 more than what each code stands for; or null. Coded tiles: 16 floats
   bool middle;             // beside minimums: the middle is taken off codes. Scales are floats
+  const int32_t* order;    // of experts: [in], the number of x that each column meets; or null
 };
 
 struct LinearArgs {
@@ -270,6 +271,7 @@ struct MoeArgs {
   const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are sizes alone, and any.
   const float *gate_up_bias, *down_bias;  // [experts, rows of the matrix], or null
   Activation activation;
+  float limit;             // the gate is at most this, up within it on both sides; 0: any
   bool gated, exact;
   void* out;               // [tokens, dim] dense, dtype of x
 };

@@ -29,8 +29,8 @@ from weft.units import PAD
 
 INTERFACE = 24
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
-NO_MINIMUMS = (0, 0, 0, 0, 0, False)
-"""Of a weight without minimums, numbers in bytes and tables: ``MinimumsTuple`` there."""
+NO_MINIMUMS = (0, 0, 0, 0, 0, False, 0)
+"""Of a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` there."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
 

@@ -41,7 +41,7 @@ TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
 """Dtype -> its number among the forms of csrc/kernels.hpp."""
 
-NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int, bool]]
+NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int, bool, int]]
 """A weight as the extension takes it (csrc/module.cpp)."""
 
 
@@ -297,7 +297,7 @@ class CodedTiles:
         shared = self.scales.shape[2] == 1
         return (self.units.data_ptr(), _CODED_FORMS[8 if self.table is None else 4], self.columns, self.rows,
                 self.scales.data_ptr(), _ONE_A_TILE if shared else _SCALE_FORMS[self.scales.dtype], 0,
-                self.group, 0, (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False))
+                self.group, 0, (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False, 0))
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
