@@ -18,8 +18,10 @@ from tests.support.gguf_files import random_blocks
 from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.tensor import native
 from weft.tensor.ops.linear import by_matrix_unit, quantized_linear
-from weft.tensor.ops.moe import moe
+from weft.tensor.ops.moe import _moe, moe
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles, stacked
+from weft.units import PAD
 
 FORMS = (*(name for name, form in BLOCK_FORMS.items() if form.of_cpus or form.table),
          "NVFP4", "NVFP4 divided", "torchao 32", "torchao 128", "torchao 256", "unsigned 64")
@@ -136,6 +138,42 @@ def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     truth = torch.einsum("ti,tdi->td", torch.nn.functional.silu(gate) * up, values[1]) * weights
     assert (made.float() - truth).norm() <= truth.norm() * 0.03
     assert torch.equal(made[4:5], moe(x[4:5], ids[4:5], weights[4:5], first, second, gated=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ordered", ["both", "first", "second"])
+def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(9)
+
+    def experts(rows: int, begin: int, *, in_order: bool) -> QuantizedWeight | OrderedWeight:
+        stack = stacked([weight_of("torchao 128", rows, 256, seed) for seed in range(begin, begin + 3)])
+        orders = [torch.randperm(256, generator=generator).int() for _ in range(3)]
+        return OrderedWeight(stack, torch.stack(orders)) if in_order else stack
+    first = experts(512, 0, in_order=ordered != "second")
+    second = experts(256, 3, in_order=ordered != "first")
+    x = torch.randn(23, 256, generator=generator).to(dtype)
+    ids = torch.randint(0, 3, (23, 2), generator=generator)
+    ids[5, 1] = PAD
+    weights = torch.rand(23, 2, generator=generator)
+
+    def truth(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(23, 256)
+        for row, choice in (ids >= 0).nonzero().tolist():
+            gate, up = (first[ids[row, choice]] @ x[row].float()).split(256)
+            inner = torch.nn.functional.silu(gate) * up
+            out[row] += second[ids[row, choice]] @ inner * weights[row, choice]
+        return out
+    taken = _moe(x, ids, weights, first, second)
+    assert isinstance(taken, torch.Tensor), "the loop of torch"
+    values = [one.dense() for one in (first, second)]
+    right, near = truth(*values), 0.03
+    assert (taken.float() - right).norm() <= right.norm() * near
+    for number, one in enumerate((first, second)):
+        if isinstance(one, OrderedWeight):      # the control: an order of another expert
+            wrong = [*values]
+            wrong[number] = OrderedWeight(one.weight, one.order.roll(1, dims=0)).dense()
+            assert (taken.float() - truth(*wrong)).norm() > 10 * right.norm() * near
+    assert torch.equal(taken[4:5], moe(x[4:5], ids[4:5], weights[4:5], first, second))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

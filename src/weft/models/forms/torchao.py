@@ -61,8 +61,8 @@ class TorchAo(StoredForm):
             return grouping_of(self, names, columns)
         if self._is_int4(name, columns):
             group = self._int4_group(names, columns)
-            kept = self.keeps_blocks and group % LINE == 0
-            return Grouping(_INT4_BITS, group, minimums=True) if kept else None
+            stays = self.keeps_blocks and group % LINE == 0
+            return Grouping(_INT4_BITS, group, minimums=True) if stays else None
         if stored != "I8":
             return None
         group = columns_of_group(self, names.scales, columns)
