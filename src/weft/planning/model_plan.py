@@ -236,6 +236,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
         "attention_layers": len(plan.spec.attention_layers),
         "recurrent_layers": len(plan.spec.recurrent_layers),
         "max_positions": plan.spec.max_positions, "tp": plan.asked.tp, "ep": plan.asked.ep,
+        "why_no_gpu": plan.architecture.why_no_gpu,
         "dtype": plan.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": plan.state_dtype,
         "memory_bytes": plan.asked.memory_bytes, "workspace_bytes": plan.workspace_bytes,
         "weights": {"parameters": weights.parameters, "bytes": weights.rank_bytes, "form": weights.form,
