@@ -19,6 +19,7 @@ from tests.support.forced_compression import compress_kv, compress_states, plan_
 from tests.support.refused_growth import refuse_growth
 from weft.engine.engine import EngineCore
 from weft.engine.stats import EngineStats
+from weft.errors import CheckpointError
 from weft.request import SamplingParams
 from weft.runner.torch_executor import TorchExecutor
 
@@ -41,6 +42,17 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
     assert_tokens_of_transformers(family, prompts, made)
 
 
+@pytest.mark.parametrize("family", ON_CPUS)
+def test_a_family_that_no_gpu_computes_is_refused_in_one_line_before_a_weight_is_read(family: str) -> None:
+    """All others start: the test above."""
+    checkpoint(family)
+    with emulated() as card, pytest.raises(CheckpointError) as refused, started(card, family):
+        pass
+    assert refused.value.message == (f"{family} attends over chosen blocks, which weft computes on CPUs "
+                                     "alone; this is cuda:0. Use --device cpu")
+    assert card.allocator.allocated == 0
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "without overlap": {"overlap": "off"}, "without graphs": {"cuda_graphs": "off"},
     "states in 8 bits": {"exact": False}, "KV in 8 bits": {"exact": False, "compress_kv": "int8"},
@@ -48,7 +60,7 @@ WAYS: dict[str, dict[str, Any]] = {
 FORCED: dict[str, Callable[[pytest.MonkeyPatch, EngineCore], object]] = {
     "states in 8 bits": lambda patch, core: compress_states(patch),
     "KV in 8 bits": lambda patch, core: compress_kv(patch),
-    "preemptions": lambda patch, core: refuse_growth(patch, lambda: len(core.scheduler.running))}
+    "preemptions": lambda patch, core: refuse_growth(patch, lambda: core.scheduler.running)}
 """What tiny prompts do not bring about by themselves."""
 HAPPENED: dict[str, Callable[[EngineStats], int]] = {
     "states in 8 bits": lambda stats: stats.memory.cache.restored,
