@@ -36,16 +36,17 @@ Rows rows(const RowsTuple& from) {
 }
 
 // address, form, in, out, scales, their form, zeros, group, odd; minimums, what bytes of both are multiplied by, for
-// blocks or for rows, and the table of codes
-using MinimumsTuple = std::tuple<Address, Address, Address, Address, Address>;
+// blocks or for rows, the table of codes, whether codes have a middle beside minimums; the order of columns
+using MinimumsTuple = std::tuple<Address, Address, Address, Address, Address, bool, Address>;
 using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, int, Address, int64_t, Address, MinimumsTuple>;
 
 Weight weight_of(const WeightTuple& from) {
   const auto& [data, form, in, out, scales, scale_form, zeros, group, odd, more] = from;
-  const auto& [minimums, block_scales, block_minimums, row_scales, table] = more;
+  const auto& [minimums, block_scales, block_minimums, row_scales, table, middle, order] = more;
   return {at(data), static_cast<WeightForm>(form), in, out, at(scales), static_cast<ScaleForm>(scale_form),
           at<const uint8_t>(zeros), group, at<const int64_t>(odd), at(minimums), at<const uint16_t>(block_scales),
-          at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table)};
+          at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table), middle,
+          at<const int32_t>(order)};
 }
 
 // exact, order; bias
@@ -172,7 +173,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 23;
+  m.attr("INTERFACE") = 24;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);

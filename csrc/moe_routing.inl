@@ -26,6 +26,12 @@ WEFT_INLINE f32x16 activated(f32x16 gate, f32x16 up, Activation activation) {
   return (up + 1.0f) * gate / (1.0f + exp(gate * -1.702f));
 }
 
+// ``from`` with number order[i] at place i.
+template <class T>
+void take_in_order(const T* from, const int32_t* order, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[order[i]];
+}
+
 // ``weight`` is the first of a stack of ``experts`` that lie one after the other.
 Weight expert_of(const Weight& weight, int64_t expert) {
   Weight one = weight;
@@ -46,6 +52,7 @@ Weight expert_of(const Weight& weight, int64_t expert) {
   if (weight.minimums) one.minimums = move(weight.minimums, numbers * size);
   if (weight.block_scales) one.block_scales = halves(weight.block_scales);
   if (weight.block_minimums) one.block_minimums = halves(weight.block_minimums);
+  if (weight.order) one.order = weight.order + expert * weight.in;
   if (weight.row_scales) one.row_scales = weight.row_scales + expert * tiles * kTile;
   return one;
 }

@@ -29,7 +29,7 @@ from weft.models.fused_decoder import FusedDecoder
 from weft.models.loading import load_model
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
-from weft.runner.sleep import HostWeights
+from weft.runner.sleep import HostWeights, storages_of
 from weft.tensor.fused_block import JoinedWeight
 from weft.tensor.ops.linear import take_columns
 from weft.tensor.weights import tiles
@@ -238,7 +238,7 @@ def test_the_order_sleeps_and_wakes_with_its_codes(tmp_path: Path) -> None:
     down = model.layers[1].feed_forward.down                # type: ignore[union-attr]
     x = torch.randn(3, down.weight.columns)
     before = down(x)
-    asleep = HostWeights(model, also_from_cpu=True)
+    asleep = HostWeights(storages_of(model))
     assert down.weight.order.untyped_storage().nbytes() == 0
     asleep.restore()
     assert torch.equal(down(x), before)

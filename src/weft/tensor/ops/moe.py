@@ -37,7 +37,7 @@ from weft.units import PAD
 
 ExpertWeights = torch.Tensor | QuantizedWeight | OrderedWeight | ExpertTiles
 """The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each
-quantised one may have an order of columns, which the loop of torch alone takes."""
+quantised one may have an order of columns."""
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2, "clamped_swiglu": 3, "gelu_tanh": 4}
 CLAMP, GAIN = 7.0, 1.702
@@ -207,23 +207,24 @@ def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: tor
     gate_up, down = _weight_of(gate_up_EJD), _weight_of(down_EDI)
     tables = [weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0
               for weights in (gate_up_EJD, down_EDI)]
-    exact = isinstance(gate_up_EJD, QuantizedWeight) and gate_up_EJD.exact
+    codes = _codes_of(gate_up_EJD)
     out_TD = x_TD.new_empty(x_TD.shape)
     native.extension().moe(x_TD.data_ptr(), x_TD.stride(0), native.DTYPES[x_TD.dtype], *ids.shape,
                            count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down, *tables,
                            native.address_of(None if biases is None else biases.gate_up_EJ),
                            native.address_of(None if biases is None else biases.down_ED),
-                           _ACTIVATIONS[activation], limit_of(activation, limit), gated, exact,
-                           out_TD.data_ptr())
+                           _ACTIVATIONS[activation], limit_of(activation, limit), gated,
+                           codes is not None and codes.exact, out_TD.data_ptr())
     return out_TD
 
 
 def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     if not native.fits(x_TD) or not x_TD.shape[0]:
         return False
-    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        return (not gate_up.fp8 and not down.fp8 and down.columns % TILE_ROWS == 0
-                and down.rows % TILE_ROWS == 0)
+    of_gate_up, of_down = _codes_of(gate_up), _codes_of(down)
+    if of_gate_up is not None and of_down is not None:
+        return (not of_gate_up.fp8 and not of_down.fp8 and of_down.columns % TILE_ROWS == 0
+                and of_down.rows % TILE_ROWS == 0)
     if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
         twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
         return (x_TD.dtype == gate_up.dtype == down.dtype
@@ -234,15 +235,24 @@ def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down
             and ids_TX.numel() <= _FEW_ROWS * gate_up.shape[0])
 
 
+def _codes_of(weights: ExpertWeights) -> QuantizedWeight | None:
+    held = weights.weight if isinstance(weights, OrderedWeight) else weights
+    return held if isinstance(held, QuantizedWeight) else None
+
+
 def _weight_of(weights: ExpertWeights) -> Any:
     if isinstance(weights, QuantizedWeight):
         return linear.weight_of(weights)
+    if isinstance(weights, OrderedWeight):
+        assert weights.order.dtype == torch.int32
+        return linear.weight_of(weights.weight, weights.order)
     if isinstance(weights, ExpertTiles):
         return weights.native()
     assert isinstance(weights, torch.Tensor)
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
-    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0, 0, 0)
+    form = _FLOAT_FORMS[weights.dtype]
+    return weights.data_ptr(), form, columns, rows, 0, 0, 0, LINE, 0, native.NO_MINIMUMS
 
 
 def count_of(weights: ExpertWeights) -> int:
