@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, kinds, started
 from tests.emulated_gpu.sample import ALL, sample
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES, ON_CPUS
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
@@ -40,6 +40,19 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]
     assert_tokens_of_transformers(family, prompts, made)
+
+
+@pytest.mark.parametrize("kernels", ["triton", "torch"] if ALL else ["torch"])
+def test_a_start_that_computes_all_that_it_asks_for_is_in_order(kernels: str) -> None:
+    """Other starts compute nothing here. By torch each recording is refused on its way, and what it has
+    launched by then must not meet the next one."""
+    checkpoint("qwen3_5")
+    with emulated() as card, started(card, "qwen3_5", quick=False, gpu_kernels=kernels) as engine:
+        refused = any("which a graph would freeze" in note for note in engine.info.notes)
+        made = answers(engine.core, PROMPTS[:2])
+    assert refused is (kernels == "torch")
+    assert kinds(card) <= ({"wait"} if refused else set()), [str(report) for report in card.reports]
+    assert_tokens_of_transformers("qwen3_5", PROMPTS[:2], made)
 
 
 @pytest.mark.parametrize("family", ON_CPUS)
