@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from weft.config import EngineConfig
 from weft.server.batches.answering import run_file
@@ -35,7 +36,8 @@ def write_requests(directory: Path, count: int, seed: int) -> tuple[Path, Path]:
     """(input of batch, dataset of bench) with equal requests."""
     draw = random.Random(seed)
     shared = [" ".join(draw.choices(WORDS, k=60)) for _ in range(4)]
-    lines, samples = [], []
+    lines: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
     for number in range(count):
         prompt = " ".join(draw.choices(WORDS, k=draw.randint(60, 200)))
         if number % 2:

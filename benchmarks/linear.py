@@ -10,6 +10,7 @@
     int8 int4 the C++ kernels, inputs rounded to int8         exact    the same, inputs as they are
     gptq mxfp4 nvfp4 int8 rows    as checkpoints have them: 4 bits with zeros by 128 columns, 6 bits by 32 and
               by 16, 8 bits with a scale for a row (bitsandbytes, torchao)
+    torchao   4 bits with an offset for 128 columns
     w8a8      int8 with inputs rounded by parts of 128 columns, not 32
 
 Each product has so many copies of its weight that they do not stay in the caches, as the layers of a model
@@ -102,6 +103,8 @@ def forms_of_files(out: int, columns: int) -> dict[str, Codes]:
         return Codes(4, codes(0, 16), BlockNumbers(numbers, shared), None, group, table=table)
     return {"gptq": Codes(4, codes(0, 16), scales(128).half().float(), zeros, 128),
             "mxfp4": float4(powers, 32), "nvfp4": float4(small, 16),
+            "torchao": Codes(4, codes(0, 16), scales(128).half().float(), None, 128,
+                             minimums=scales(128).half().float() * 8, signed=True),
             "int8 rows": Codes(8, codes(0, 255), scales(columns), None, columns)}
 
 

@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +35,9 @@ from benchmarks.serve.checkpoints import save_tokenizer
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
+from weft.models.decoder import CausalModel
 from weft.request import Request, SamplingParams
+from weft.runner.torch_executor import TorchExecutor
 from weft.tensor import native
 
 _WIDTHS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
@@ -64,7 +66,7 @@ def make_checkpoint(family: str, layers: int, under: Path) -> str:
     import transformers
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
+    disable_progress_bar()
     name, settings = config_of(family, layers)
     torch.manual_seed(0)
     auto: Any = transformers.AutoModelForCausalLM
@@ -162,16 +164,17 @@ def in_kernels(core: EngineCore, steps: int) -> dict[str, float]:
     calls; and the rest of the step, which is the host's."""
     kernels, products, whole = Stopwatch(), Stopwatch(), Stopwatch()
     step = whole.around(core.step)
+    model = cast(CausalModel, cast(TorchExecutor, core.executor).model)
     extension, linear = native._extension, functional.linear
     taken = []
     if extension is not None:
         native._extension = TimedExtension(extension, kernels)
-        middles = [layer.mixer.middle for layer in core.executor.model.layers
+        middles = [layer.mixer.middle for layer in model.layers
                    if hasattr(layer.mixer, "middle")]
         for middle in middles:
             middle.bound = TimedExtension(middle.bound, kernels)
-        stack = core.executor.model._stack
-        for held in () if stack is None else stack._bindings.values():
+        fused = model._fused
+        for held in () if fused is None else fused._bindings.values():
             if held[0] is not None:
                 held[0] = TimedExtension(held[0], kernels)
     functional.linear = products.around(linear)

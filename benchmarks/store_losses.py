@@ -37,6 +37,7 @@ from weft.sim import store_tier
 from weft.sim.recording import SAMPLE
 from weft.sim.replay import Player
 from weft.sim.store_tier import VirtualStore
+from weft.store import eviction
 
 Tokens = npt.NDArray[np.int32]
 
@@ -85,7 +86,7 @@ class Followed:
 
 def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
     """What replaces the functions of the simulation: each calls the one that it replaces."""
-    add, put, evict, began = (StoreWrites._add, VirtualStore.put, store_tier.evict, Player._note_began)
+    add, put, evict, began = (StoreWrites.add, VirtualStore.put, eviction.evict, Player._note_began)
 
     def added(writes: StoreWrites, node: NodeId) -> None:
         contents = writes._memory.snapshot_contents(node)
@@ -112,7 +113,7 @@ def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
                 followed.admitted(np.asarray(one.tokens), int(plan.starts[run]), player.clock())
         began(player, plan)
 
-    return [(StoreWrites, "_add", added), (VirtualStore, "put", was_put),
+    return [(StoreWrites, "add", added), (VirtualStore, "put", was_put),
             (store_tier, "evict", was_evicted), (Player, "_note_began", admitted)]
 
 

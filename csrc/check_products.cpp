@@ -262,7 +262,7 @@ struct CodeForm {
   int bits;
   int64_t group;
   ScaleForm scales;
-  bool zeros, minimums, table;
+  bool zeros, minimums, table, middle = false;
 };
 
 constexpr CodeForm kCodeForms[] = {
@@ -274,6 +274,8 @@ constexpr CodeForm kCodeForms[] = {
     {"IQ4_NL", 4, 32, ScaleForm::float16, false, false, true}, {"IQ4_XS", 4, 32, ScaleForm::bytes, false, false, true},
     {"MXFP4", 4, 32, ScaleForm::e8m0, false, false, true},     {"NVFP4", 4, 16, ScaleForm::e4m3, false, false, true},
     {"GPTQ", 4, 128, ScaleForm::float16, true, false, false},  {"int8", 8, 128, ScaleForm::float32, true, false, false},
+    {"torchao", 4, 128, ScaleForm::float16, false, true, false, true},
+    {"torchao, groups of 32", 4, 32, ScaleForm::float32, false, true, false, true},
 };
 
 double half_value(uint16_t bits) { return std::ldexp(1.0 + (bits & 1023) / 1024.0, (bits >> 10) - 15); }  // normal, positive
@@ -357,7 +359,7 @@ void check_codes(const CodeForm& form, int64_t out, int64_t in) {
   const WeightForm weight_form = form.bits == 8 ? WeightForm::int8 : form.bits == 6 ? WeightForm::int6 : WeightForm::int4;
   args.weight = {data.data(), weight_form, in, out, scales.data(form.scales), form.scales, form.zeros ? zeros.data() : nullptr,
                  form.group, nullptr, form.minimums ? minimums.data(form.scales) : nullptr, scales.of_blocks.data(),
-                 minimums.of_blocks.data(), scales.of_rows.data(), form.table ? table.data() : nullptr};
+                 minimums.of_blocks.data(), scales.of_rows.data(), form.table ? table.data() : nullptr, form.middle, nullptr};
   for (int64_t row = 0; row < most; ++row) {
     args.x = x.data() + row * in;
     args.rows = 1;
@@ -378,7 +380,7 @@ void check_codes(const CodeForm& form, int64_t out, int64_t in) {
       for (int64_t i = 0; i < in; ++i) {
         const size_t group = static_cast<size_t>((to / 16 * groups + i / form.group) * 16 + to % 16);
         const int code = codes[static_cast<size_t>(to * in + i)];
-        const int zero = form.minimums ? 0 : form.zeros ? zeros[group] : 1 << (form.bits - 1);
+        const int zero = form.minimums && !form.middle ? 0 : form.zeros ? zeros[group] : 1 << (form.bits - 1);
         const int number = form.table ? table[static_cast<size_t>(code)] - 128 : code - zero;
         const double value = number * scales.values[group] - (form.minimums ? minimums.values[group] : 0);
         const double term = value * static_cast<double>(x[static_cast<size_t>(row * in + i)]);

@@ -231,10 +231,12 @@ struct Weight {
   const uint8_t* zeros;    // [tiles][groups][16], or null: 128, 32 or 8; int8 and int4 alone
   int64_t group;           // columns that share a scale: 16, or a multiple of 32
   const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
-  const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum. Groups of 16 or 32 columns
+  const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum
   const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
   const float* row_scales; // [tiles][16], of e4m3 and e8m0
   const uint8_t* table;    // of int4, 16 bytes: 128 more than what each code stands for; or null. Coded tiles: 16 floats
+  bool middle;             // beside minimums: the middle is taken off codes. Scales are floats
+  const int32_t* order;    // of experts: [in], the number of x that each column meets; or null
 };
 
 struct LinearArgs {
@@ -269,6 +271,7 @@ struct MoeArgs {
   const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are sizes alone, and any.
   const float *gate_up_bias, *down_bias;  // [experts, rows of the matrix], or null
   Activation activation;
+  float limit;             // the gate is at most this, up within it on both sides; 0: any
   bool gated, exact;
   void* out;               // [tokens, dim] dense, dtype of x
 };

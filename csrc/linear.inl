@@ -24,12 +24,14 @@ WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) { return (i32x16
 template <int BITS>
 constexpr int kMiddle = 1 << (BITS - 1);
 
-// What is subtracted of a code: the middle, a number of its group, or nothing, as minimums are taken off the totals.
+// What is subtracted of a code: the middle, a number of its group, or nothing. Minimums are taken off the totals.
 // ``looked_up``: a code is a place in a table of bytes, whose middle is that of int8.
 enum class Zero { middle, of_group, none, looked_up };
 
 Zero zero_of(const Weight& weight) {
-  return weight.table ? Zero::looked_up : weight.minimums ? Zero::none : weight.zeros ? Zero::of_group : Zero::middle;
+  if (weight.table) return Zero::looked_up;
+  if (weight.minimums) return weight.middle ? Zero::middle : Zero::none;
+  return weight.zeros ? Zero::of_group : Zero::middle;
 }
 
 template <int BITS, Zero ZERO>
@@ -366,13 +368,14 @@ void float_rows(const Weight& weight, int64_t first, const Prepared& x, int64_t 
 template <int ROWS>
 void take_minimums(const Weight& weight, int64_t tile, int tiles, const Prepared& x, int64_t row, float* y) {
   const GroupNumbers minimums = GroupNumbers::minimums(weight);
-  const int64_t groups = x.lines * x.parts;
-  const float* const sums = x.value_sums.data() + row * groups;
+  const int64_t parts = x.lines * x.parts, of_group = weight.group / (kLine / x.parts);
+  const float* const sums = x.value_sums.data() + row * parts;
   for (int t = 0; t < tiles; ++t) {
     f32x16 taken[ROWS] = {};
-    for (int64_t group = 0; group < groups; ++group) {
+    for (int64_t part = 0, group = 0; part < parts; ++group) {
       const f32x16 minimum = minimums(tile + t, group);
-      for (int r = 0; r < ROWS; ++r) taken[r] = fused(minimum, splat(sums[r * groups + group]), taken[r]);
+      for (const int64_t end = part + of_group < parts ? part + of_group : parts; part < end; ++part)
+        for (int r = 0; r < ROWS; ++r) taken[r] = fused(minimum, splat(sums[r * parts + part]), taken[r]);
     }
     for (int r = 0; r < ROWS; ++r) {
       float* const to = y + r * kOutRows + t * kTile;
@@ -405,7 +408,8 @@ void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t r
   }
 #endif
   for (; t < tiles; ++t) exact_tiles<BITS, ROWS, 1, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
-  if constexpr (ZERO == Zero::none) take_minimums<ROWS>(weight, tile, tiles, x, row, y);
+  if constexpr (ZERO == Zero::none || ZERO == Zero::middle)
+    if (weight.minimums) take_minimums<ROWS>(weight, tile, tiles, x, row, y);
 }
 
 template <int BITS, int ROWS>
@@ -502,8 +506,8 @@ void widen_tiles(const WidenArgs& args) {
     for (int64_t half = 0; half < 2 * lines; ++half, from += tile_line_bytes<BITS>() / 2) {
       const int64_t group = half * kHalfLine / weight.group;
       const f32x16 scale = scales(tile, group), minimum = weight.minimums ? minimums(tile, group) : splat(0);
-      const f32x16 zero = weight.minimums ? splat(0)
-                          : weight.zeros  ? __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16)
+      const f32x16 zero = weight.minimums && !weight.middle ? splat(0)
+                          : weight.zeros ? __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16)
                                           : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
       for (int i = 0; i < kHalfLine; ++i) {
         const int64_t column = half * kHalfLine + i;

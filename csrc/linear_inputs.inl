@@ -137,12 +137,15 @@ struct Prepared {
     }
   }
 
+  // ``order``: the number of x at each place, or null.
   template <class T>
-  void set_row(int64_t row, const T* x, int64_t in) {
+  void set_row(int64_t row, const T* x, int64_t in, const int32_t* order = nullptr) {
     for (int64_t line = 0; line < lines; ++line) {
       alignas(64) float wide[kLine];
       const int64_t count = in - line * kLine < kLine ? in - line * kLine : kLine;
-      if (count == kLine) {
+      if (order) {
+        for (int64_t i = 0; i < count; ++i) wide[i] = widen(x[order[line * kLine + i]]);
+      } else if (count == kLine) {
         store(wide, load(x + line * kLine));
         store(wide + 16, load(x + line * kLine + 16));
       } else {

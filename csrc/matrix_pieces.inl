@@ -39,11 +39,16 @@ struct alignas(64) Line {
 int64_t columns_of_step(const Weight& weight) { return kStepColumns / parts_of_line(weight); }
 int64_t steps_of(const Weight& weight) { return (weight.in + kStepColumns - 1) / kStepColumns * parts_of_line(weight); }
 
-// ``sums``: of one row of x, a number for each group.
+// ``sums``: of one row of x, a number for each step.
 WEFT_INLINE f32x16 without_minimums(const Weight& weight, int64_t tile, const float* sums, f32x16 total) {
   const GroupNumbers minimums = GroupNumbers::minimums(weight);
+  const int64_t steps = steps_of(weight), of_group = weight.group / columns_of_step(weight);
   f32x16 taken = splat(0);
-  for (int64_t group = 0; group < steps_of(weight); ++group) taken = fused(minimums(tile, group), splat(sums[group]), taken);
+  for (int64_t step = 0, group = 0; step < steps; ++group) {
+    const f32x16 minimum = minimums(tile, group);
+    for (const int64_t end = step + of_group < steps ? step + of_group : steps; step < end; ++step)
+      taken = fused(minimum, splat(sums[step]), taken);
+  }
   return total - taken;
 }
 

@@ -36,16 +36,17 @@ Rows rows(const RowsTuple& from) {
 }
 
 // address, form, in, out, scales, their form, zeros, group, odd; minimums, what bytes of both are multiplied by, for
-// blocks or for rows, and the table of codes
-using MinimumsTuple = std::tuple<Address, Address, Address, Address, Address>;
+// blocks or for rows, the table of codes, whether codes have a middle beside minimums; the order of columns
+using MinimumsTuple = std::tuple<Address, Address, Address, Address, Address, bool, Address>;
 using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, int, Address, int64_t, Address, MinimumsTuple>;
 
 Weight weight_of(const WeightTuple& from) {
   const auto& [data, form, in, out, scales, scale_form, zeros, group, odd, more] = from;
-  const auto& [minimums, block_scales, block_minimums, row_scales, table] = more;
+  const auto& [minimums, block_scales, block_minimums, row_scales, table, middle, order] = more;
   return {at(data), static_cast<WeightForm>(form), in, out, at(scales), static_cast<ScaleForm>(scale_form),
           at<const uint8_t>(zeros), group, at<const int64_t>(odd), at(minimums), at<const uint16_t>(block_scales),
-          at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table)};
+          at<const uint16_t>(block_minimums), at<const float>(row_scales), at<const uint8_t>(table), middle,
+          at<const int32_t>(order)};
 }
 
 // exact, order; bias
@@ -172,7 +173,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 22;
+  m.attr("INTERFACE") = 24;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -319,13 +320,13 @@ NB_MODULE(_native, m) {
   });
   m.def("moe", [](Address x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t choices, int64_t experts, Address ids,
                   Address weights, const WeightTuple& gate_up, const WeightTuple& down, Address gate_up_tiles,
-                  Address down_tiles, Address gate_up_bias, Address down_bias, int activation, bool gated, bool exact,
-                  Address out) {
+                  Address down_tiles, Address gate_up_bias, Address down_bias, int activation, float limit, bool gated,
+                  bool exact, Address out) {
     nb::gil_scoped_release unlocked;
     kernels().moe({at(x), x_stride, static_cast<Dtype>(x_dtype), tokens, choices, experts, at<const int64_t>(ids),
                    at<const float>(weights), weight_of(gate_up), weight_of(down), at<const ExpertTiles>(gate_up_tiles),
                    at<const ExpertTiles>(down_tiles), at<const float>(gate_up_bias), at<const float>(down_bias),
-                   static_cast<Activation>(activation), gated, exact, at(out)});
+                   static_cast<Activation>(activation), limit, gated, exact, at(out)});
   });
   // Units: 0 none, 1 AMX, 2 software.
   m.def("matrix_unit", [] { return static_cast<int>(matrix_unit()); });

@@ -1,7 +1,7 @@
 // Mixture of experts: each chosen expert is read once.
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
-//     1   x of each pair                         as the weights' kernel wants it (linear.inl)
+//     1   x of each pair                         as the weights' kernel wants it (linear.inl), in the expert's order
 //     2   (expert, 64 rows of gate and up)       inner = act(gate) * up, float32
 //     3   inner of each pair                     as the kernel wants it
 //     4   (expert, 64 rows of down)              expert_out, float32
@@ -39,9 +39,13 @@ void moe_in(const MoeArgs& args) {
   step.core.resize(args.down, args.exact, pairs);
   step.inner.resize(static_cast<size_t>(pairs * width));
   step.expert_out.resize(static_cast<size_t>(pairs * dim));
+  const auto order_of = [&](const Weight& weight, int64_t pair) {
+    return weight.order ? weight.order + args.ids[step.pairs[static_cast<size_t>(pair)]] * weight.in : nullptr;
+  };
   Pool::instance().for_each(pairs, [&](int64_t pair) {
     const int64_t token = step.pairs[static_cast<size_t>(pair)] / args.choices;
-    step.x.set_row(pair, static_cast<const T*>(args.x) + token * args.x_stride, args.gate_up.in);
+    const T* const from = static_cast<const T*>(args.x) + token * args.x_stride;
+    step.x.set_row(pair, from, args.gate_up.in, order_of(args.gate_up, pair));
   });
   for_each_block(step.groups, width, [&](const ExpertRows& group, int64_t first, int64_t count) {
     const Weight weight = expert_of(args.gate_up, group.expert);
@@ -62,13 +66,14 @@ void moe_in(const MoeArgs& args) {
           }
           f32x16 of_up = load(up + r * kOutRows + i);
           if (bias) of_up += load(bias + width + first + i);
+          if (args.limit) limit_both(of_gate, of_up, splat(args.limit));
           store(to + i, activated(of_gate, of_up, args.activation));
         }
       }
     }
   });
   Pool::instance().for_each(pairs, [&](int64_t pair) {
-    step.core.set_row(pair, step.inner.data() + pair * width, width);
+    step.core.set_row(pair, step.inner.data() + pair * width, width, order_of(args.down, pair));
   });
   for_each_block(step.groups, dim, [&](const ExpertRows& group, int64_t first, int64_t count) {
     const Weight weight = expert_of(args.down, group.expert);

@@ -14,13 +14,22 @@ WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
   return x;
 }
 
+// ``limit`` of MoeArgs. A NaN stays one.
+WEFT_INLINE void limit_both(f32x16& gate, f32x16& up, f32x16 limit) {
+  gate = select(gate > limit, limit, gate);
+  up = select(up > limit, limit, select(up < -limit, -limit, up));
+}
+
 // What lies between the products of an expert with gates. Clamped, as in gpt-oss: (up + 1) gate sigmoid(1.702 gate).
 WEFT_INLINE f32x16 activated(f32x16 gate, f32x16 up, Activation activation) {
   if (activation != Activation::clamped_swiglu) return activated(gate, activation) * up;
-  const f32x16 most = splat(7.0f);   // a NaN stays one
-  gate = select(gate > most, most, gate);
-  up = select(up > most, most, select(up < -most, -most, up));
   return (up + 1.0f) * gate / (1.0f + exp(gate * -1.702f));
+}
+
+// ``from`` with number order[i] at place i.
+template <class T>
+void take_in_order(const T* from, const int32_t* order, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[order[i]];
 }
 
 // ``weight`` is the first of a stack of ``experts`` that lie one after the other.
@@ -43,6 +52,7 @@ Weight expert_of(const Weight& weight, int64_t expert) {
   if (weight.minimums) one.minimums = move(weight.minimums, numbers * size);
   if (weight.block_scales) one.block_scales = halves(weight.block_scales);
   if (weight.block_minimums) one.block_minimums = halves(weight.block_minimums);
+  if (weight.order) one.order = weight.order + expert * weight.in;
   if (weight.row_scales) one.row_scales = weight.row_scales + expert * tiles * kTile;
   return one;
 }

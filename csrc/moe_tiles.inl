@@ -123,13 +123,15 @@ void tiled_moe(const MoeArgs& args) {
   Pool& pool = Pool::instance();
   if (static_cast<int64_t>(step.x.size()) < pairs * in) step.x.resize(static_cast<size_t>(pairs * in));
   if (static_cast<int64_t>(step.inner.size()) < pairs * width) step.inner.resize(static_cast<size_t>(pairs * width));
+  const auto expert_of_pair = [&](int64_t pair) { return args.ids[step.pairs[static_cast<size_t>(pair)]]; };
   pool.for_each(pairs, 0.1 * static_cast<double>(in), [&](int64_t pair) {
     const int64_t token = step.pairs[static_cast<size_t>(pair)] / args.choices;
-    std::memcpy(step.x.data() + pair * in, static_cast<const T*>(args.x) + token * args.x_stride,
-                static_cast<size_t>(in) * sizeof(T));
+    const T* const from = static_cast<const T*>(args.x) + token * args.x_stride;
+    T* const to = step.x.data() + pair * in;
+    if (args.gate_up.order) take_in_order(from, args.gate_up.order + expert_of_pair(pair) * in, in, to);
+    else std::memcpy(to, from, static_cast<size_t>(in) * sizeof(T));
   });
   expert_products(step, step.x, args.gate_up, args.gate_up_tiles, step.projected, args.x_dtype);
-  const auto expert_of_pair = [&](int64_t pair) { return args.ids[step.pairs[static_cast<size_t>(pair)]]; };
   pool.for_each(pairs, static_cast<double>(width), [&](int64_t pair) {
     const T* const from = step.projected.data() + pair * stride;
     const float* const bias = args.gate_up_bias ? args.gate_up_bias + expert_of_pair(pair) * stride : nullptr;
@@ -139,12 +141,18 @@ void tiled_moe(const MoeArgs& args) {
     };
     for (int64_t i = 0; i < width; i += 16) {
       const int64_t left = width - i;
-      const f32x16 gate = with_bias(i, left);
+      f32x16 gate = with_bias(i, left), up = args.gated ? with_bias(width + i, left) : gate;
       T* const to = step.inner.data() + pair * width + i;
-      if (args.activation == Activation::clamped_swiglu)
-        store_some(to, activated(gate, with_bias(width + i, left), args.activation), left);
-      else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * with_bias(width + i, left), left);
+      if (args.limit && args.gated) limit_both(gate, up, rounded<T>(splat(args.limit)));
+      if (args.activation == Activation::clamped_swiglu) store_some(to, activated(gate, up, args.activation), left);
+      else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * up, left);
       else store_some(to, rounded<T>(activated(gate, args.activation)), left);
+    }
+    if (args.down.order) {
+      static thread_local std::vector<T> row;
+      T* const inner = step.inner.data() + pair * width;
+      row.assign(inner, inner + width);
+      take_in_order(row.data(), args.down.order + expert_of_pair(pair) * width, width, inner);
     }
   });
   expert_products(step, step.inner, args.down, args.down_tiles, step.expert_out, args.x_dtype);

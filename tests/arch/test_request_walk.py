@@ -2,17 +2,23 @@
 
 A profile of the calls counts them: in a real server in this process, up to the socket of its engine process,
 and then in the loop of an engine. The bound is what there is. It may only fall.
+
+The same walk has the names of the request: classes of weft with fields that hold its prompt, as text or as
+tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import httpx
+import numpy as np
 import zmq
 
 from tests.server.scripted_engine import build, write_model_directory
@@ -26,18 +32,55 @@ from weft.server.config import ServerConfig
 from weft.server.http import http_server
 from weft.server.launch import bind
 from weft.server.service import Service, load_served_model
+from weft.text.tokenizer import Tokenizer
 
 MODULES_MAX = 25
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
 """A beat of the engine may arrive in the same moment."""
+NAMES = ["ChatBody", "ConversationFields", "ChatRequest", "ChatPrompt", "Prompt", "Request", "RoutedRequest",
+         "Sequence"]
+"""Of the request, on its way to the scheduler. What holds one of them, an envelope as ``Submit`` is, is none.
+RoutedRequest is what a router sees, in service and in simulations."""
+ITEMS = {"ChatMessage"}
+"""One of a list, in a conversation of any name."""
+TEXT = "a prompt that is found again"
+
+
+def holds_prompt(value: Any, tokens: list[int]) -> bool:
+    """Whether ``value``, of a class of weft, has a field that holds TEXT or ``tokens``, or items that do."""
+    if not type(value).__module__.startswith("weft."):
+        return False
+    for field in fields_of(value):
+        items = [item for item in field if type(item).__name__ in ITEMS] if isinstance(field, list) else []
+        if holds(field, tokens) or any(holds_prompt(item, tokens) for item in items):
+            return True
+    return False
+
+
+def fields_of(value: Any) -> list[Any]:
+    names: Iterable[str] = getattr(value, "__struct_fields__", None) or getattr(type(value), "__slots__", ())
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    return [getattr(value, name, None) for name in names]
+
+
+def holds(field: Any, tokens: list[int]) -> bool:
+    if isinstance(field, str):
+        return TEXT in field
+    if isinstance(field, np.ndarray):
+        field = field.tolist()
+    return isinstance(field, list | tuple) and any(
+        list(field[at:at + len(tokens)]) == tokens for at in range(len(field) - len(tokens) + 1))
 
 
 class Walk:
-    """Modules of weft that are entered while it records, in order."""
+    """Modules of weft that are entered while it records, in order, and the names of the request there."""
 
-    def __init__(self, first: str, last: str) -> None:
+    def __init__(self, first: str, last: str, tokens: list[int]) -> None:
         self.modules: list[str] = []
+        self.names: dict[str, None] = {}
+        self._tokens = tokens
         self._first, self._last = first, last
         self._state = "before"
 
@@ -51,12 +94,15 @@ class Walk:
             return
         if module not in self.modules and module not in NOT_OF_THE_REQUEST:
             self.modules.append(module)
+        self.names |= {type(value).__name__: None for value in list(frame.f_locals.values())
+                       if holds_prompt(value, self._tokens)}
         if name == self._last:
             self._state = "after"
 
 
-async def walked_in_the_server(directory: Path) -> list[str]:
-    walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send_raw") for _ in range(WALKS)]
+async def walked_in_the_server(directory: Path, tokens: list[int]) -> tuple[list[str], list[str]]:
+    walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send_raw", tokens)
+             for _ in range(WALKS)]
     config = ServerConfig(port=0, file_store="off", response_store=None)
     fleet = Fleet(EngineConfig(model=str(directory)), factory="tests.server.scripted_engine:build")
     service = Service(config, fleet)
@@ -72,11 +118,12 @@ async def walked_in_the_server(directory: Path) -> list[str]:
         await serving
         await service.close()
     # A timer of the server that fires in the middle of one walk is no part of the request.
-    return [module for module in walks[0].modules if all(module in walk.modules for walk in walks)]
+    modules = [module for module in walks[0].modules if all(module in walk.modules for walk in walks)]
+    return modules, list(walks[0].names)
 
 
 async def ask(walks: list[Walk], port: int) -> None:
-    body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    body = {"model": "default", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 4}
     async with httpx.AsyncClient() as client:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         assert (await client.post(url, json=body)).status_code == 200, "imports are no part of it"
@@ -88,10 +135,10 @@ async def ask(walks: list[Walk], port: int) -> None:
                 sys.setprofile(None)
 
 
-def walked_in_the_engine(directory: Path) -> list[str]:
-    walk = Walk("EngineLoop._obey", "EngineCore.submit")
+def walked_in_the_engine(directory: Path, last: str, tokens: list[int]) -> Walk:
+    walk = Walk("EngineLoop._obey", last, tokens)
     core = build(EngineConfig(model=str(directory)), on_progress=lambda text: None).core
-    request = Request(request_id="r", prompt_tokens=[104, 105], sampling=SamplingParams())
+    request = Request(request_id="r", prompt_tokens=tokens, sampling=SamplingParams())
     with zmq.Context() as context, context.socket(zmq.PULL) as commands, context.socket(zmq.PUSH) as events:
         loop = EngineLoop(core, commands, events)
         sys.setprofile(walk)
@@ -99,16 +146,19 @@ def walked_in_the_engine(directory: Path) -> list[str]:
             loop._obey(Submit(0, request))
         finally:
             sys.setprofile(None)
-    return walk.modules
+    return walk
 
 
-def test_a_request_crosses_few_modules_to_the_engine(tmp_path: Path) -> None:
+def test_a_request_crosses_few_modules_to_the_engine_and_has_few_names(tmp_path: Path) -> None:
     directory = write_model_directory(tmp_path)
-    in_server = asyncio.run(walked_in_the_server(directory))
-    in_engine = walked_in_the_engine(directory)
-    walk = list(dict.fromkeys(in_server + in_engine))
+    tokens = Tokenizer.load(directory).encode(TEXT, add_special_tokens=False)
+    in_server, names = asyncio.run(walked_in_the_server(directory, tokens))
+    in_engine = walked_in_the_engine(directory, "EngineCore.submit", tokens)
+    walk = list(dict.fromkeys(in_server + in_engine.modules))
     named = {"weft.server.connection", "weft.server.chat", "weft.text.chat_request", "weft.server.generation",
              "weft.fleet.placement", "weft.rpc.client", "weft.rpc.engine_process", "weft.engine.engine"}
     assert named <= set(walk), "the walk that docs/architecture.md names"
     assert len(in_server) > 10, "the walk begins and ends where its names say"
     assert len(walk) <= MODULES_MAX, f"{len(walk)} modules:\n" + "\n".join(walk)
+    behind = walked_in_the_engine(directory, "Scheduler.submit", tokens).names
+    assert [name for name in dict.fromkeys([*names, *behind]) if name not in ITEMS] == NAMES

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
+from tests.fixtures.checkpoint_families_attention import ON_CPUS
+from tests.fixtures.checkpoints import checkpoint
 from weft.cli.main import main
 from weft.cli.serve import command as serve_command
 from weft.planning.geometries import GEOMETRIES, find_geometry
@@ -316,6 +318,16 @@ def test_above_the_line_that_serves_stands_what_becomes_of_the_memory(
     above, command = capsys.readouterr().out.split("weft serve ")
     assert above.splitlines()[-1] == split
     assert command.startswith("Qwen/")
+
+
+@pytest.mark.parametrize("name", [*ON_CPUS, "qwen3_5"])
+def test_a_plan_says_which_models_no_gpu_computes(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    arguments = (str(checkpoint(name)), "--memory", "2GiB")
+    shown, found = " ".join(said(capsys, *arguments).split()), data(capsys, *arguments)
+    refused = name in ON_CPUS
+    assert ("on CPUs alone: it attends over chosen blocks" in shown) is refused
+    assert found["why_no_gpu"] == ("attends over chosen blocks" if refused else "")
+    assert ("--device cpu" in found["serve"]) is refused
 
 
 @pytest.mark.parametrize(("command", "words"), [

@@ -65,12 +65,13 @@ def quick_start(card: Card) -> Iterator[None]:
 
 @contextlib.contextmanager
 def started(card: Card, family: str, *, drafter: Drafter | None = None, peers: Peers | None = None,
-            **more: Any) -> Iterator[Started]:
+            quick: bool = True, **more: Any) -> Iterator[Started]:
     """An engine that is ready for requests; from then on, what belongs to the start is a report. Its
-    checkpoint was made before the card. ``peers``: its other ranks."""
+    checkpoint was made before the card. ``peers``: its other ranks. ``quick``: see ``quick_start``."""
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
     dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
-    with quick_start(card), dear, contextlib.nullcontext() if drafter is None else drafts:
+    start = quick_start(card) if quick else contextlib.nullcontext()
+    with start, dear, contextlib.nullcontext() if drafter is None else drafts:
         made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more), peers=peers)
     engine = Started(made.core, made.info)
     _watch_store(card, engine)

@@ -196,7 +196,7 @@ def _stream(stream: Stream | None) -> Iterator[None]:
         yield
 
 
-class _Runtime:
+class Runtime:
     """``torch.cuda.cudart()``"""
 
     @staticmethod
@@ -274,7 +274,7 @@ def _names(bytes_total: int) -> dict[str, Any]:
         "Stream": Stream, "Event": Event, "stream": _stream, "graph": _graph, "CUDAGraph": CUDAGraph,
         "graph_pool_handle": Pool, "is_current_stream_capturing": lambda: card().current in card().captures,
         "get_rng_state": lambda *_: torch.random.get_rng_state(),
-        "set_rng_state": lambda state, *_: torch.random.set_rng_state(state), "cudart": _Runtime}
+        "set_rng_state": lambda state, *_: torch.random.set_rng_state(state), "cudart": Runtime}
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
 """A rank's own process with an emulated GPU: ``python -m tests.emulated_gpu.rank_process FD``.
 
 It is ``weft.assemble.rank_process``. What goes wrong silently on a GPU ends the rank with its next step here,
-and rank 0's step with the same words.
+and rank 0's step with the same words. ``EMULATED_GPU_UNPINNED``: the card locks no memory of the host.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from multiprocessing.connection import Connection
@@ -13,12 +14,12 @@ from typing import Any
 from unittest import mock
 
 from tests.emulated_gpu.engines import quick_start
-from tests.emulated_gpu.install import emulated
+from tests.emulated_gpu.install import Runtime, emulated
 from weft.assemble import rank_process
 from weft.ranks.messages import RankLaunch
 from weft.schedule.plan import StepPlan
 
-MODULE = "tests.emulated_gpu.rank_process"
+MODULE, UNPINNED = "tests.emulated_gpu.rank_process", "EMULATED_GPU_UNPINNED"
 
 
 def serve(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
@@ -40,7 +41,9 @@ def serve(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
         finally:
             card.serving = False
 
-    with emulated(index=launch.rank) as card, quick_start(card), \
+    refused = mock.patch.object(Runtime, "cudaHostRegister", return_value=1)
+    unpinned = refused if os.environ.get(UNPINNED) else contextlib.nullcontext()
+    with emulated(index=launch.rank) as card, quick_start(card), unpinned, \
             mock.patch.object(rank_process, "follow", watched):
         rank_process.serve_launch(launch, connection)
 

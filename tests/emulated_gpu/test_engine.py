@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.emulated_gpu import emulated
-from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, started
+from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, kinds, started
 from tests.emulated_gpu.sample import ALL, sample
 from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES, ON_CPUS
 from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
@@ -19,6 +19,7 @@ from tests.support.forced_compression import compress_kv, compress_states, plan_
 from tests.support.refused_growth import refuse_growth
 from weft.engine.engine import EngineCore
 from weft.engine.stats import EngineStats
+from weft.errors import CheckpointError
 from weft.request import SamplingParams
 from weft.runner.torch_executor import TorchExecutor
 
@@ -41,6 +42,30 @@ def test_every_family_answers_as_transformers_does_and_nothing_is_reported(famil
     assert_tokens_of_transformers(family, prompts, made)
 
 
+@pytest.mark.parametrize("kernels", ["triton", "torch"] if ALL else ["torch"])
+def test_a_start_that_computes_all_that_it_asks_for_is_in_order(kernels: str) -> None:
+    """Other starts compute nothing here. By torch each recording is refused on its way, and what it has
+    launched by then must not meet the next one."""
+    checkpoint("qwen3_5")
+    with emulated() as card, started(card, "qwen3_5", quick=False, gpu_kernels=kernels) as engine:
+        refused = any("which a graph would freeze" in note for note in engine.info.notes)
+        made = answers(engine.core, PROMPTS[:2])
+    assert refused is (kernels == "torch")
+    assert kinds(card) <= ({"wait"} if refused else set()), [str(report) for report in card.reports]
+    assert_tokens_of_transformers("qwen3_5", PROMPTS[:2], made)
+
+
+@pytest.mark.parametrize("family", ON_CPUS)
+def test_a_family_that_no_gpu_computes_is_refused_in_one_line_before_a_weight_is_read(family: str) -> None:
+    """All others start: the test above."""
+    checkpoint(family)
+    with emulated() as card, pytest.raises(CheckpointError) as refused, started(card, family):
+        pass
+    assert refused.value.message == (f"{family} attends over chosen blocks, which weft computes on CPUs "
+                                     "alone; this is cuda:0. Use --device cpu")
+    assert card.allocator.allocated == 0
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "without overlap": {"overlap": "off"}, "without graphs": {"cuda_graphs": "off"},
     "states in 8 bits": {"exact": False}, "KV in 8 bits": {"exact": False, "compress_kv": "int8"},
@@ -48,7 +73,7 @@ WAYS: dict[str, dict[str, Any]] = {
 FORCED: dict[str, Callable[[pytest.MonkeyPatch, EngineCore], object]] = {
     "states in 8 bits": lambda patch, core: compress_states(patch),
     "KV in 8 bits": lambda patch, core: compress_kv(patch),
-    "preemptions": lambda patch, core: refuse_growth(patch, lambda: len(core.scheduler.running))}
+    "preemptions": lambda patch, core: refuse_growth(patch, lambda: core.scheduler.running)}
 """What tiny prompts do not bring about by themselves."""
 HAPPENED: dict[str, Callable[[EngineStats], int]] = {
     "states in 8 bits": lambda stats: stats.memory.cache.restored,

@@ -200,6 +200,29 @@ def record() -> list[Report]:
         return card.reports
 
 
+def refuse() -> list[Report]:
+    """Two of three steps are refused, behind a launch that reads what the next one writes."""
+    with emulated() as card:
+        static = torch.zeros(4, device=CUDA)
+
+        def step_of(key: int) -> tuple[Callable[[], torch.Tensor], tuple[torch.Tensor, ...]]:
+            static.fill_(key)
+
+            def run() -> torch.Tensor:
+                doubled = static * 2
+                if key > 1:
+                    raise RuntimeError("an op reads a list on the host")
+                return doubled
+
+            return run, (static,)
+
+        recordings: Recordings[int] = Recordings(CudaCapture(CUDA))
+        recordings.record([1, 2, 3], step_of)
+        assert recordings.replay(1).tolist() == [2] * 4
+        assert set(recordings.refused) == {2, 3}
+        return card.reports
+
+
 def record_beside_a_thread() -> list[Report]:
     """Another thread copies while a step is recorded."""
     with emulated() as card:
@@ -297,6 +320,9 @@ MUTANTS: dict[str, Mutant] = {
         torch_executor, "replay", "verified_R = by_run.device",
         "verified_R = torch.from_numpy(by_run.host).to(runs.slots_R.device)", drafts,
         "^wait: a copy from pageable memory"),
+    "also: what a refused step has launched is not waited for": Mutant(
+        CudaCapture, "capture", "finally:", "except ZeroDivisionError:\n        pass\n    else:", refuse,
+        "^order: "),
     "also: pages are handed over before their load has ended": Mutant(
         transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store,
         "^order: |^early: "),

@@ -59,6 +59,8 @@ def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str,
             if transfers._under_way:
                 under_way = under_way or len(tokens["other"])
                 if len(tokens["other"]) >= under_way + 3:
+                    lane = cast(Any, transfers._loads._stream).queue
+                    assert lane is not card.default, "what stands in the steps' stream is waited for"
                     assert not tokens["loaded"]
                     transfers.are_done = ended  # type: ignore[method-assign]
         assert core.store is not None

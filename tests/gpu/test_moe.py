@@ -75,6 +75,19 @@ def test_biases_and_the_clamped_activation(tokens: int, device: torch.device) ->
     assert (got - call(made, device, "clamped_swiglu")).abs().max() > 0.1   # the control: without biases
 
 
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_gates_and_what_they_multiply_have_a_limit(tokens: int, device: torch.device) -> None:
+    """With columns in one part and, for a token alone, in several."""
+    made = case(tokens, 4, 2, 256, 24)
+    made["x"] *= 4
+    parts = [made[name] for name in ("x", "ids", "weights", "up", "down")]
+    got = moe(*(x.to(device) for x in parts), limit=1.5).cpu()
+    torch.testing.assert_close(got, naive_moe(*parts, limit=1.5), atol=1e-4, rtol=1e-4)
+    assert (got - call(made, device)).abs().max() > 0.1   # the control: without a limit
+    made["up"][:, 0] = float("nan")
+    assert moe(*(x.to(device) for x in parts), limit=1.5).isnan().all(), "a limit hides no NaN"
+
+
 def test_a_choice_of_pad_is_skipped_and_an_expert_that_nobody_chose_is_not_read(device: torch.device) -> None:
     made = case(5, 6, 2, 24, 16)
     made["ids"] = torch.tensor([[0, 5], [PAD, 5], [2, PAD], [PAD, PAD], [5, 2]])

@@ -83,6 +83,9 @@ def test_the_gated_activation_equals_its_formula(dtype: torch.dtype, width: int,
     # silu is rounded before the product, as the promise has it: once more than the twin.
     twice = {"rtol": 2 * close(dtype)["rtol"], "atol": close(dtype)["atol"]}
     torch.testing.assert_close(silu_mul(x), naive_silu_mul(x), **twice)
+    gate, up = x.chunk(2, dim=-1)
+    limited = torch.cat([gate.clamp(max=0.5), up.clamp(-0.5, 0.5)], -1)
+    torch.testing.assert_close(silu_mul(x, 0.5), naive_silu_mul(limited), **twice)
 
 
 @each_dtype

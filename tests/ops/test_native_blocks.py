@@ -1,5 +1,6 @@
 """Products with ggml's blocks in C++: with minimums, bytes for scales, groups of 16 columns, tables; NVFP4,
-whose scales are bytes of another kind; on each instruction set, with each matrix unit; dense and in experts.
+whose scales are bytes of another kind; torchao's int4, whose groups of any size have an offset. On each
+instruction set, with each matrix unit; dense and in experts.
 
 A minimum is taken off behind a product, as the sum of x in a group times it. Near: int8 inputs lose up to
 1 / 254 of the largest of 32 numbers.
@@ -17,11 +18,13 @@ from tests.support.gguf_files import random_blocks
 from weft.models.forms.gguf_blocks import BLOCK_FORMS
 from weft.tensor import native
 from weft.tensor.ops.linear import by_matrix_unit, quantized_linear
-from weft.tensor.ops.moe import moe
+from weft.tensor.ops.moe import _moe, moe
+from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles, stacked
+from weft.units import PAD
 
 FORMS = (*(name for name, form in BLOCK_FORMS.items() if form.of_cpus or form.table),
-         "NVFP4", "NVFP4 divided")
+         "NVFP4", "NVFP4 divided", "torchao 32", "torchao 128", "torchao 256", "unsigned 64")
 SHAPES = ((70, 512), (16, 256), (5, 768))
 ALONE = ((0, 1), (3, 5), (7, 12), (0, 23), (39, 40))
 KERNELS = [(name, unit) for name in (native.extension().instruction_sets() if native.MISSING is None else ())
@@ -42,10 +45,26 @@ def kernels(request: pytest.FixtureRequest, torch_kernels: None) -> Iterator[Non
 def weight_of(name: str, rows: int, columns: int, seed: int = 0) -> QuantizedWeight:
     if name.startswith("NVFP4"):
         return in_tiles(nvfp4(rows, columns, seed, divides=name.endswith("divided")))
+    if name.startswith(("torchao", "unsigned")):
+        signed, group = name.startswith("torchao"), int(name.split()[1])
+        weight = in_tiles(torchao(rows, columns, seed, group, signed=signed))
+        assert weight.minimums is not None
+        assert weight.scales.dtype == weight.minimums.dtype == (torch.float16 if signed else torch.float32)
+        return weight
     made = random_blocks(name, rows, columns, seed=seed)
     if name == "MXFP4":     # exponents of one matrix; otherwise one group is all that counts
         made.reshape(-1, 17)[:, 0] = 118 + made.reshape(-1, 17)[:, 0] % 6
     return in_tiles(BLOCK_FORMS[name].codes(torch.from_numpy(made)))
+
+
+def torchao(rows: int, columns: int, seed: int, group: int, *, signed: bool) -> Codes:
+    """bfloat16 scales and offsets, which float16 holds, or not (``unsigned``)."""
+    generator = torch.Generator().manual_seed(columns + seed)
+    codes = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(rows, columns // group, generator=generator).add_(0.1).bfloat16().float()
+    minimums = torch.randn(scales.shape, generator=generator)
+    minimums = minimums.bfloat16().float() if signed else minimums + 8
+    return Codes(4, codes, scales, None, group, minimums=minimums, signed=signed)
 
 
 def nvfp4(rows: int, columns: int, seed: int, *, divides: bool) -> Codes:
@@ -90,6 +109,7 @@ def test_with_other_minimums_or_scales_a_product_is_another(name: str) -> None:
         wrong.append(replace(weight, table=weight.table.roll(1)))
     if weight.minimums is not None:
         wrong.append(replace(weight, minimums=weight.minimums.roll(1, dims=1)))
+        wrong.append(replace(weight, signed=not weight.signed))
     for other in wrong:
         assert ((quantized_linear(x, other) - truth).abs() > size * 0.02).any()
 
@@ -102,7 +122,8 @@ def test_rows_are_looked_up_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1", "IQ4_XS", "MXFP4", "NVFP4"])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1", "IQ4_XS", "MXFP4", "NVFP4",
+                                  "torchao 128", "torchao 32"])
 def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     """Three experts [256, 512] and [256, 256]; each row of x alone has the bits that it has in company."""
     first = stacked([weight_of(name, 512, 256, seed) for seed in range(3)])
@@ -117,6 +138,42 @@ def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     truth = torch.einsum("ti,tdi->td", torch.nn.functional.silu(gate) * up, values[1]) * weights
     assert (made.float() - truth).norm() <= truth.norm() * 0.03
     assert torch.equal(made[4:5], moe(x[4:5], ids[4:5], weights[4:5], first, second, gated=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ordered", ["both", "first", "second"])
+def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(9)
+
+    def experts(rows: int, begin: int, *, in_order: bool) -> QuantizedWeight | OrderedWeight:
+        stack = stacked([weight_of("torchao 128", rows, 256, seed) for seed in range(begin, begin + 3)])
+        orders = [torch.randperm(256, generator=generator).int() for _ in range(3)]
+        return OrderedWeight(stack, torch.stack(orders)) if in_order else stack
+    first = experts(512, 0, in_order=ordered != "second")
+    second = experts(256, 3, in_order=ordered != "first")
+    x = torch.randn(23, 256, generator=generator).to(dtype)
+    ids = torch.randint(0, 3, (23, 2), generator=generator)
+    ids[5, 1] = PAD
+    weights = torch.rand(23, 2, generator=generator)
+
+    def truth(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(23, 256)
+        for row, choice in (ids >= 0).nonzero().tolist():
+            gate, up = (first[ids[row, choice]] @ x[row].float()).split(256)
+            inner = torch.nn.functional.silu(gate) * up
+            out[row] += second[ids[row, choice]] @ inner * weights[row, choice]
+        return out
+    taken = _moe(x, ids, weights, first, second)
+    assert isinstance(taken, torch.Tensor), "the loop of torch"
+    values = [one.dense() for one in (first, second)]
+    right, near = truth(*values), 0.03
+    assert (taken.float() - right).norm() <= right.norm() * near
+    for number, one in enumerate((first, second)):
+        if isinstance(one, OrderedWeight):      # the control: an order of another expert
+            wrong = [*values]
+            wrong[number] = OrderedWeight(one.weight, one.order.roll(1, dims=0)).dense()
+            assert (taken.float() - truth(*wrong)).norm() > 10 * right.norm() * near
+    assert torch.equal(taken[4:5], moe(x[4:5], ids[4:5], weights[4:5], first, second))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

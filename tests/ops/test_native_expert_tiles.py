@@ -111,6 +111,21 @@ def test_biases_are_those_of_each_expert(form: str, gated: bool, activation: Act
 
 
 @each_form
+def test_gates_and_what_they_multiply_have_a_limit(form: str, way: str) -> None:
+    if not supported(form, way):
+        return
+    gate_up, down = experts(form, EXPERTS, 96, WIDTH, seed=1), experts(form, EXPERTS, WIDTH, 48, seed=2)
+    x, ids, weights = routed(40, FORMS[form][0])
+    x = x * 4
+    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, limit=0.3)
+    got = moe.native(x, ids, weights, gate_up, down, limit=0.3)
+    assert isinstance(got, torch.Tensor)
+    scale = float(truth.abs().max())
+    torch.testing.assert_close(got.double() / scale, truth / scale, **CLOSE[x.dtype])
+    assert (got - moe(x, ids, weights, gate_up, down)).abs().max() > 0.05 * scale
+
+
+@each_form
 def test_a_token_has_the_same_bits_whatever_tokens_are_beside_it(form: str, way: str) -> None:
     """Experts get 1 to 300 rows, on both sides of every count at which another kernel serves."""
     if not supported(form, way):

@@ -147,6 +147,18 @@ def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bo
         torch.testing.assert_close(got.double(), truth, **scaled(CLOSE[dtype], truth))
 
 
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
+def test_gates_of_experts_have_a_limit(form: str) -> None:
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+    x, ids = noise(10, 3, 96, dtype=dtype), torch.tensor([[0, 4], [-1, 2], [2, 1]])
+    gate_up, down, weights = experts(form, 5, 128, 96, 11), experts(form, 5, 96, 64, 12), torch.ones(3, 2)
+    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, limit=0.3)
+    got = native_ops.moe(x, ids, weights, gate_up, down, limit=0.3)
+    torch.testing.assert_close(got.double(), truth, **scaled(CLOSE[dtype], truth))
+    without = native_ops.moe(x, ids, weights, gate_up, down)
+    assert (without - got).abs().max() > 0.05 * truth.abs().max()
+
+
 def test_experts_nobody_chose_are_not_read_and_rounded_ones_are_close() -> None:
     x, ids = noise(15, 4, 64), torch.tensor([[0, 2], [2, 0], [0, -1], [-1, -1]])
     gate_up, down = noise(16, 3, 64, 64), noise(17, 3, 64, 32)

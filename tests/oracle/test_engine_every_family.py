@@ -91,7 +91,7 @@ def test_memory_in_other_hands_changes_nothing(family: str) -> None:
 def test_preemption_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time the first one grows there seems to be no room, once: the last one gives way and resumes."""
     serving = Serving(family, step_tokens=128)
-    refused = refuse_growth(monkeypatch, lambda: len(serving.core.scheduler.running))
+    refused = refuse_growth(monkeypatch, lambda: serving.core.scheduler.running)
     answers = run(serving, truths(family)[1:])
     assert sum(answer.preemptions for answer in answers) >= len(refused)
     assert bool(refused) == bool(loaded(family).spec.attention_layers), "only what has pages grows"

@@ -20,7 +20,6 @@ from tests.oracle.serving import FAMILIES, RECURRENT_FAMILIES, Answer, Serving, 
 from tests.support.arena_fills import fill_pages, fill_slots
 from tests.support.refused_growth import refuse_growth
 from weft.memory.frames.plan import plan_arena
-from weft.memory.transaction import Transaction
 from weft.request import SamplingParams
 from weft.schedule.plan import Admission, StepPlan
 from weft.units import PAGE_TOKENS, pages_for
@@ -302,8 +301,7 @@ def test_a_preempted_request_resumes_where_it_was_and_nothing_changes(
     """Each page that the first one grows into seems not to be there at first, so the last one gives way, in
     its prefill and then in its answer."""
     serving = warm(family, step_tokens=200)
-    refused = refuse_growth(monkeypatch, lambda: len(serving.core.scheduler.running))
-    monkeypatch.setattr(Transaction, "reclaim", lambda self, **asked: False)
+    refused = refuse_growth(monkeypatch, lambda: serving.core.scheduler.running)
     prompts = [text(70, 14), text(71, 700), text(72, 150)]
     answers = serving.run(prompts, LONGER)
     monkeypatch.undo()

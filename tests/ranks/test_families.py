@@ -44,7 +44,7 @@ def test_a_preempted_sequence(two: Peers, monkeypatch: pytest.MonkeyPatch) -> No
     expected = run(alone, requests, Story())
     alone.core.close()
     assert not expected.preemptions
-    refused = refuse_growth(monkeypatch, lambda: len(ranked.core.scheduler.running))
+    refused = refuse_growth(monkeypatch, lambda: ranked.core.scheduler.running)
     ranked = engine(checkpoint("lfm2"), peers=two)
     story = run(ranked, requests, Story())
     ranked.core.close()

@@ -14,8 +14,8 @@ from weft.config import EngineConfig
 from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.errors import QueueFullError
 from weft.request import Grammar, Request, SamplingParams
-from weft.rpc.engine_process import GrammarQueue
 from weft.rpc.messages import Cancel
+from weft.rpc.queues import GrammarQueue
 from weft.text.grammars import regex_grammar
 
 

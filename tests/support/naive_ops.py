@@ -113,7 +113,7 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor:
+        gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor:
     gate_up, down = (weights if isinstance(weights, torch.Tensor) else weights.dense()
                      for weights in (gate_up_EJD, down_EDI))
     out = torch.zeros(x_TD.shape, dtype=torch.float64)
@@ -130,6 +130,8 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
                 inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
             elif gated:
                 gate, up = inner.chunk(2)
+                if limit:
+                    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
                 inner = activate(gate, activation) * up
             else:
                 inner = activate(inner, activation)

@@ -29,7 +29,7 @@ from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import (
     ChatRequest,
     ConversationFields,
-    EncodedChat,
+    Prompt,
     encode_prompt,
     read_chat,
     show_pictures,
@@ -50,7 +50,7 @@ class PreparedChat:
     """``decoder`` leaves the markers in the text that ``plan`` reads. ``sampling`` has the grammar of calls,
     of structured output, or of both."""
 
-    encoded: EncodedChat
+    encoded: Prompt
     plan: AnswerPlan
     sampling: SamplingParams
     decoder: TextDecoder

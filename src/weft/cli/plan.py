@@ -225,7 +225,7 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
     if not isinstance(config, dict):
         raise CheckpointError(f"{file}: a JSON object is needed", param="model")
     return (directory.name if Path(model).expanduser().is_dir() else model,
-            _without_missing_tower(directory, config))
+            _with_codes(directory, _without_missing_tower(directory, config)))
 
 
 def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -240,6 +240,20 @@ def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mappin
     if not names or tower is None or tower_prefix(names, tower) is not None:
         return config
     return {key: value for key, value in config.items() if key != "vision_config"}
+
+
+def _with_codes(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``config`` with what the files hold as codes, if a tool quantised them and they lie beside it."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping) or settings.get("quant_method") == "gguf":
+        return config
+    from weft.families import read_architecture
+    from weft.models.safetensors_header import all_stored
+    from weft.planning.weights import CODED, coded
+
+    whole = read_architecture({key: value for key, value in config.items() if key != "quantization_config"})
+    codes = coded(((one.name, one.dtype, one.shape) for one in all_stored(directory)), whole.layer_count)
+    return {**config, "quantization_config": {**settings, CODED: codes}}
 
 
 def _embedded(name: str) -> Path | None:

@@ -195,7 +195,8 @@ def _verdict(plan: ModelPlan) -> Text:
             text.append(f"; {plan.longest_tokens:,} tokens do fit", style="not bold default")
         return text
     text = Text("fits", style="green bold")
-    return text.append(f": up to {plan.longest_tokens:,} tokens", style="not bold default")
+    alone = f", on CPUs alone: it {why}" if (why := plan.architecture.why_no_gpu) else ""
+    return text.append(f": up to {plan.longest_tokens:,} tokens{alone}", style="not bold default")
 
 
 def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
@@ -359,6 +360,7 @@ def _flags(plan: ModelPlan) -> list[str]:
         longest = max(fit.tokens for fit in plan.fits if fit.sequences)
     ranks = [f"--tp {asked.tp}"] if asked.tp > 1 else []
     ranks += ["--ep"] if asked.ep else []
+    ranks += ["--device cpu"] if plan.architecture.why_no_gpu else []
     flags = {"--dtype": asked.dtype, "--quantize": asked.quantize, "--kv-dtype": kv,
              "--state-dtype": asked.state_dtype, "--memory": memory,
              "--max-model-len": longest if longest < plan.spec.max_positions else None}

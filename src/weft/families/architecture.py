@@ -487,6 +487,11 @@ class Architecture:
                      if getattr(mixer, "index", None) is not None)
 
     @property
+    def why_no_gpu(self) -> str:
+        """What it does that GPUs have no kernel for; nothing where they compute it."""
+        return "attends over chosen blocks" if self.indexed else ""
+
+    @property
     def layer_count(self) -> int:
         return len(self.mixers)
 

@@ -514,13 +514,15 @@ class BlockReader:
         source, weights = self.source, []
         for role in ("into", "down"):
             [stack] = read.table[role]
+            table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
             if source.has(f"{read.name}.{stack.name}"):
                 full, (count, *sides) = read.declared(stack)
                 rows, columns = reversed(sides) if transposed else sides
-                weights.append(source.all_experts([full], count, rows, columns, transposed=transposed,
-                                                  order=order if role == "into" else None))
+                weights.append(source.all_experts(
+                    [full], count, rows, columns, transposed=transposed,
+                    order=order if role == "into" else None,
+                    apart=[f"{read.name}.experts.{{}}.{one.name}" for one in table]))
                 continue
-            table, parts = tensors.expert(shape, self.hidden, names=names)[role], []
             for expert in source.own_experts(shape.count):
                 one = self.table({role: table}, f"{read.name}.experts.{expert}")
                 parts.append([one.declared(tensor) for tensor in table])

@@ -76,7 +76,9 @@ def _sharing_experts(read: BlockReader, shape: shapes.Experts, name: str) -> Sha
     into, down = read.routed(shape, table, GATED, False, order)
     experts = ExpertsBlock(shape, router, into, down)
     read.note_experts(shape, table, experts, GATED)
-    both = read.table(tensors.shared_experts(shape, read.hidden, paired=paired), name)
+    # ``weft quantize`` takes the routed experts apart and leaves these.
+    shared_paired = read.source.has(f"{name}.shared_experts.shared_w13_weight")
+    both = read.table(tensors.shared_experts(shape, read.hidden, paired=shared_paired), name)
     one = replace(shape, count=shape.shared_count, width=shape.shared_width, own_count=0)
 
     def stack(role: str, order: Order | None) -> ExpertWeights:
@@ -84,6 +86,7 @@ def _sharing_experts(read: BlockReader, shape: shapes.Experts, name: str) -> Sha
         count, rows, columns = parts[0][1]
         return read.source.all_experts([full for full, _ in parts], count, rows, columns, order=order)
 
-    shared = ExpertsBlock(one, router, stack("into", order), stack("down", None))
+    shared = ExpertsBlock(one, router, stack("into", gate_first if shared_paired else None),
+                          stack("down", None))
     return SharingExperts(experts, shared, router, table.tensor("choice_bias"),
                           read.source.summed(of_parts(experts, shared)))

@@ -139,9 +139,9 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
 
 
 def _check_device(architecture: Architecture, place: torch.device) -> None:
-    if architecture.indexed and place.type != "cpu":
-        raise CheckpointError(f"{architecture.family} attends over chosen blocks, which weft computes on "
-                              f"CPUs alone; this is {place}. Use --device cpu", param="--device")
+    if architecture.why_no_gpu and place.type != "cpu":
+        raise CheckpointError(f"{architecture.family} {architecture.why_no_gpu}, which weft computes on CPUs "
+                              f"alone; this is {place}. Use --device cpu", param="--device")
 
 
 def _add_mtp(model: CausalModel, weights: DraftWeights, runtime: RuntimeForm,

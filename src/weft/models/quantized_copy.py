@@ -10,20 +10,24 @@
     w8a8    int-quantized      x.weight I8, x.weight_scale for a row; inputs are rounded when the model runs
 
 Matrices are those that the model's code multiplies by. Rows of beta and decay, steps of Mamba-1, routers,
-embeddings and the head stay as they are. One tensor is in memory at a time. OUT appears whole or not at all,
-and a complete file of OUT.partial is not written again. Scales are rounded to the dtype of the model before
-the codes are chosen, so every engine reads the same values.
+embeddings and the head stay as they are. A tensor of all experts is cut into each expert's matrices. Their
+names are those of checkpoints that quantising tools write (experts.3.gate_proj.weight_packed).
+
+One matrix is in memory at a time. OUT appears whole or not at all, and a complete file of OUT.partial is not
+written again. Scales are rounded to the dtype of the model before the codes are chosen, so every engine reads
+the same values.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
 
@@ -36,7 +40,7 @@ from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.score_head import architecture_in
-from weft.models.stored_values import MappedFiles
+from weft.models.stored_values import MappedFiles, is_finite
 from weft.models.weights import Order, Part
 from weft.tensor.few_bits import quotient
 from weft.tensor.layout import DTYPES
@@ -45,11 +49,40 @@ from weft.tensor.weights.quantized import GROUPS, ZERO_POINT, floats_of, rounded
 
 CopyForm = Literal["int8", "int4", "w8a8"]
 FORMATS: dict[CopyForm, str] = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized"}
-_LEFT = ("in_proj_a", "in_proj_b", "b_proj", "a_proj", "x_proj", "dt_proj")
+_LEFT = ("in_proj_a", "in_proj_b", "in_proj_ba", "b_proj", "a_proj", "x_proj", "dt_proj")
 """Matrices that steer decay: docs/quantization.md has what rounding them costs."""
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32",
           torch.int64: "I64", torch.int8: "I8"}
+_FLOATS = ("F32", "BF16", "F16")
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A tensor of all experts. ``parts``: the matrices of an expert, one below the other, by their own names
+    ("….experts.{}.gate_proj.weight"). ``transposed``, ``order``: of ``TensorSource.all_experts``."""
+
+    parts: tuple[str, ...]
+    transposed: bool
+    order: Order | None
+
+    def matrices_of(self, expert: torch.Tensor) -> Sequence[torch.Tensor]:
+        """``expert``: [rows, columns] as it is stored -> its matrices."""
+        rows = (expert.T if self.transposed else expert).unsqueeze(0)
+        return (rows if self.order is None else self.order(rows))[0].chunk(len(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A tensor of ``OUT``'s source, or a matrix of one. ``layout``: names, dtypes and shapes that it becomes;
+    None for what is copied."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored_bytes: int
+    layout: Layout | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +102,8 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
     Raises CheckpointError where ``out`` is there, or the source is quantised already, cannot be served or has
     no matrix that ``form`` can round."""
     checkpoint = opened(source, out)
-    matrices, dtype = matrices_of(checkpoint)
-    if not any(_layout(one, matrices, form, dtype) for one in checkpoint.tensors.values()):
+    asked = matrices_of(checkpoint)
+    if not any(one.layout for stored in checkpoint.tensors.values() for one in _copied(stored, asked, form)):
         raise CheckpointError(f"{source}: no matrix has columns in whole groups of "
                               f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows",
                               param="--form")
@@ -79,26 +112,27 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
     begin_partial(partial, checkpoint, form)
     errors: list[MatrixError] = []
     weight_map: dict[str, str] = {}
+    left: list[str] = []
     for file in sorted({stored.file for stored in checkpoint.tensors.values()}):
         tensors = [one for one in checkpoint.tensors.values() if one.file == file]
         target = partial / file.name
         report = target.with_suffix(".errors.json")
         if not (target.exists() and report.exists()):
-            file_errors = _write_file(tensors, target, matrices, form, dtype, on_matrix)
+            file_errors = _write_file(tensors, target, asked, form, on_matrix)
             write_json(report, [[one.name, one.error, one.stored_bytes, one.copied_bytes]
                                  for one in file_errors])
         errors += [MatrixError(*one) for one in json.loads(report.read_text())]
-        weight_map |= dict.fromkeys(read_header(target), file.name)
+        written = read_header(target)
+        weight_map |= dict.fromkeys(written, file.name)
+        left += [one.name.removesuffix(".weight") for one in written.values()
+                 if len(one.shape) == 2 and one.name.endswith(".weight") and one.dtype != "I8"]
     for other in source.iterdir():
         if other.is_file() and not other.name.endswith(_NOT_COPIED) and other.name != "config.json":
             shutil.copyfile(other, partial / other.name)
     for folder in _folders(source):
         shutil.copytree(source / folder, partial / folder, dirs_exist_ok=True)
-    ignored = sorted({name.removesuffix(".weight") for name, one in checkpoint.tensors.items()
-                      if len(one.shape) == 2 and name.endswith(".weight")
-                      and name not in {error.name for error in errors}})
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    write_json(partial / "config.json", config | {"quantization_config": _settings(form, ignored)})
+    write_json(partial / "config.json", config | {"quantization_config": _settings(form, sorted(left))})
     write_json(partial / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
     for report in (*partial.glob("*.errors.json"), partial / _STATE):
         report.unlink()
@@ -143,13 +177,23 @@ def _folders(source: Path) -> list[str]:
     return [path for path in paths if Path(path).name == path and (source / path).is_dir() and path]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the model's code multiplies by: names of ``matrices``, and ``stacks`` of experts by their names.
+    ``dtype``: of scales."""
+
+    matrices: set[str]
+    stacks: dict[str, Stack]
+    dtype: torch.dtype
+
+
 class _Recorder(TensorCheck):
     """Notes the names of what is multiplied with, as the model's code asks for it."""
 
-    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype, stacks: bool) -> None:
+    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype) -> None:
         super().__init__(checkpoint, dtype)
-        self.stacks = stacks
         self.matrices: set[str] = set()
+        self.stacks: dict[str, Stack] = {}
 
     def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *,
                finer: bool = False) -> Linear:
@@ -161,23 +205,22 @@ class _Recorder(TensorCheck):
         return super().experts(names, rows, columns)
 
     def all_experts(self, names: Sequence[str], count: int, rows: int, columns: int, *,
-                    transposed: bool = False, order: Order | None = None) -> ExpertWeights:
-        if self.stacks:
-            self.matrices |= {self.checkpoint.prefix + name for name in names}
-            return super().all_experts(names, count, rows, columns, transposed=transposed, order=order)
-        raise CheckpointError(f"{names[0]} holds all experts of a layer; weft quantize reads them one by "
-                              "one, as transformers' save_pretrained stores them", param="SOURCE")
+                    transposed: bool = False, order: Order | None = None,
+                    apart: Sequence[str] = ()) -> ExpertWeights:
+        if apart:
+            prefix = self.checkpoint.prefix
+            self.stacks[prefix + names[0]] = Stack(tuple(prefix + one for one in apart), transposed, order)
+        return super().all_experts(names, count, rows, columns, transposed=transposed, order=order)
 
 
-def matrices_of(checkpoint: CheckpointFiles, *, stacks: bool = False) -> tuple[set[str], torch.dtype]:
-    """(names of the matrices to be rounded, the dtype of scales). ``stacks``: experts may be one tensor."""
+def matrices_of(checkpoint: CheckpointFiles) -> Asked:
     dtype = DTYPES[named_dtype(checkpoint.config) or "bfloat16"]
-    recorder = _Recorder(checkpoint, dtype, stacks)
+    recorder = _Recorder(checkpoint, dtype)
     with torch.inference_mode():
         build(architecture_in(checkpoint), recorder)
         recorder.raise_problems()
-    return {name for name in recorder.matrices
-            if not any(f".{part}." in name for part in _LEFT)}, dtype
+    return Asked({name for name in recorder.matrices if not any(f".{part}." in name for part in _LEFT)},
+                 recorder.stacks, dtype)
 
 
 def _settings(form: CopyForm, ignored: list[str]) -> dict[str, Any]:
@@ -192,13 +235,29 @@ def _settings(form: CopyForm, ignored: list[str]) -> dict[str, Any]:
             "kv_cache_scheme": None}
 
 
-def _layout(stored: StoredTensor, matrices: set[str], form: CopyForm, dtype: torch.dtype,
-            ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]] | None:
-    """Names, dtypes and shapes that a matrix becomes; None for a tensor that is copied."""
-    if stored.name not in matrices or len(stored.shape) != 2 or stored.dtype not in ("F32", "BF16", "F16"):
+def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]:
+    """What of ``stored`` is copied or rounded by itself: the matrices of each expert, or all of it."""
+    stack = asked.stacks.get(stored.name)
+    if stack is None:
+        layout = _layout(stored.name, stored.shape, form, asked.dtype)
+        rounds = stored.name in asked.matrices and stored.dtype in _FLOATS
+        return [_Copied(stored.name, stored.dtype, stored.shape, stored.stored_bytes,
+                        layout if rounds else None)]
+    count, rows, columns = stored.shape
+    rows, columns = (columns, rows) if stack.transposed else (rows, columns)
+    shape = rows // len(stack.parts), columns
+    size = stored.stored_bytes // count // len(stack.parts)
+    names = [part.format(expert) for expert in range(count) for part in stack.parts]
+    return [_Copied(name, stored.dtype, shape, size,
+                    _layout(name, shape, form, asked.dtype) if stored.dtype in _FLOATS else None)
+            for name in names]
+
+
+def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtype) -> Layout | None:
+    """None for a matrix whose columns are no whole groups."""
+    if len(shape) != 2:
         return None
-    rows, columns = stored.shape
-    name = stored.name
+    rows, columns = shape
     if form == "w8a8":
         return {name: (torch.int8, (rows, columns)), f"{name}_scale": (dtype, (rows, 1))}
     bits = 4 if form == "int4" else 8
@@ -232,39 +291,25 @@ def _steps(wide: torch.Tensor, scales: torch.Tensor, least: int, most: int) -> t
     return torch.where(scales == 0, 0.0, wide / scales).round().clamp(least, most)
 
 
-def _write_file(tensors: list[StoredTensor], target: Path, matrices: set[str], form: CopyForm,
-                dtype: torch.dtype, on_matrix: Callable[[MatrixError], None]) -> list[MatrixError]:
-    layouts = {one.name: _layout(one, matrices, form, dtype) for one in tensors}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for one in tensors:
-        for name, (kind, shape) in _entries(one, layouts[one.name]):
-            size = one.stored_bytes if layouts[one.name] is None else _bytes(kind, shape)
-            header[name] = {"dtype": kind if isinstance(kind, str) else _NAMES[kind], "shape": list(shape),
-                            "data_offsets": [begin, begin + size]}
-            begin += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+def _write_file(tensors: list[StoredTensor], target: Path, asked: Asked, form: CopyForm,
+                on_matrix: Callable[[MatrixError], None]) -> list[MatrixError]:
+    copies = {one.name: _copied(one, asked, form) for one in tensors}
     files, errors = MappedFiles(), []
     unfinished = target.with_suffix(".writing")
     with unfinished.open("wb") as file:
+        text = _header(one for own in copies.values() for one in own)
         file.write(struct.pack("<Q", len(text)) + text)
-        for one in tensors:
-            if layouts[one.name] is None:
-                file.write(files.view(one).data)
+        for stored in tensors:
+            if stored.name not in asked.stacks and copies[stored.name][0].layout is None:
+                file.write(files.view(stored).data)
                 continue
-            weight = files.read(one)
-            if not bool(weight.isfinite().all()):
-                raise CheckpointError(f"{one.file}: tensor {one.name} has NaN or infinite values",
-                                      param="SOURCE")
-            parts, values = _rounded(weight, form, dtype)
-            for part in parts:
-                file.write(part.contiguous().view(torch.uint8).numpy().data)
-            norm = float(weight.float().norm())
-            error = MatrixError(one.name, float((values - weight.float()).norm()) / norm if norm else 0.0,
-                                one.stored_bytes, sum(part.numel() * part.itemsize for part in parts))
-            errors.append(error)
-            on_matrix(error)
+            parts = zip(copies[stored.name], _values(stored, asked.stacks.get(stored.name), files),
+                        strict=True)
+            for one, weight in parts:
+                error = _write(file, one, weight, form, asked.dtype)
+                if error is not None:
+                    errors.append(error)
+                    on_matrix(error)
         finish(file)
     files.close()
     unfinished.rename(target)
@@ -272,20 +317,47 @@ def _write_file(tensors: list[StoredTensor], target: Path, matrices: set[str], f
     return errors
 
 
-def _entries(stored: StoredTensor, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] | None,
-             ) -> Iterator[tuple[str, tuple[torch.dtype | str, tuple[int, ...]]]]:
-    if layout is None:
-        yield stored.name, (stored.dtype, stored.shape)
-    else:
-        yield from layout.items()
+def _header(copies: Iterable[_Copied]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for one in copies:
+        parts = [(one.name, one.dtype, one.shape, one.stored_bytes)] if one.layout is None else [
+            (name, _NAMES[kind], shape, kind.itemsize * math.prod(shape))
+            for name, (kind, shape) in one.layout.items()]
+        for name, dtype, shape, size in parts:
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + size]}
+            begin += size
+    text = json.dumps(header).encode()
+    return text + b" " * (-len(text) % 8)
 
 
-def _bytes(kind: torch.dtype | str, shape: tuple[int, ...]) -> int:
-    assert isinstance(kind, torch.dtype)
-    size = kind.itemsize
-    for dim in shape:
-        size *= dim
-    return size
+def _values(stored: StoredTensor, stack: Stack | None, files: MappedFiles) -> Iterator[torch.Tensor]:
+    """All of the tensor, or the matrices of its experts, an expert at a time."""
+    experts = 1 if stack is None else stored.shape[0]
+    own = stored.stored_bytes // max(experts, 1)
+    for expert in range(experts):
+        of_expert = replace(stored, shape=stored.shape if stack is None else stored.shape[1:],
+                            begin=stored.begin + expert * own, stored_bytes=own)
+        weight = files.read(of_expert)
+        if not is_finite(weight, stored.dtype):
+            raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values",
+                                  param="SOURCE")
+        yield from (weight,) if stack is None else stack.matrices_of(weight)
+
+
+def _write(file: BinaryIO, one: _Copied, weight: torch.Tensor, form: CopyForm, dtype: torch.dtype,
+           ) -> MatrixError | None:
+    parts, values = [weight], None
+    if one.layout is not None:
+        parts, values = _rounded(weight, form, dtype)
+    for part in parts:
+        file.write(part.contiguous().view(torch.uint8).numpy().data)
+    if values is None:
+        return None
+    wide = weight.float()
+    norm = float(wide.norm())
+    return MatrixError(one.name, float((values - wide).norm()) / norm if norm else 0.0, one.stored_bytes,
+                       sum(part.numel() * part.itemsize for part in parts))
 
 
 def write_json(path: Path, data: object) -> None:

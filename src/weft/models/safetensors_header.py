@@ -80,6 +80,19 @@ def stored_names(directory: Path) -> set[str]:
     return {name for file in directory.glob("*.safetensors") for name in read_header(file)}
 
 
+def all_stored(directory: Path) -> list[StoredTensor]:
+    """Of a checkpoint in ``directory``; empty where files of it are missing. Raises CheckpointError."""
+    index = directory / "model.safetensors.index.json"
+    files = sorted(directory.glob("*.safetensors"))
+    if index.exists():
+        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
+        named = {Path(str(file)).name for file in listed.values()} if isinstance(listed, dict) else set()
+        files = [directory / name for name in sorted(named)]
+    if not all(file.is_file() for file in files):
+        return []
+    return [stored for file in files for stored in read_header(file).values()]
+
+
 def _refuse_overlap(path: Path, tensors: dict[str, StoredTensor]) -> None:
     filled = sorted((tensor for tensor in tensors.values() if tensor.stored_bytes), key=lambda one: one.begin)
     for one, following in pairwise(filled):

@@ -300,10 +300,12 @@ class TensorSource(ABC):
                                           for one in experts]).to(self.dtype))
 
     def all_experts(self, names: Sequence[str], count: int, rows: int, columns: int, *,
-                    transposed: bool = False, order: Order | None = None) -> ExpertWeights:
+                    transposed: bool = False, order: Order | None = None,
+                    apart: Sequence[str] = ()) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns], or [count, columns, rows] if it is
         ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything].
-        Of several tensors the rows of an expert lie one below the other."""
+        Of several tensors the rows of an expert lie one below the other. ``apart``: the names that the
+        matrices of an expert have where each is a tensor, "{}" for its number; nothing here reads them."""
         name, *more = names
         if self._grouping(name, columns) is not None and not more:
             codes = self._codes((name, rows), columns, count)

@@ -31,7 +31,7 @@ from weft.memory.frames.plan import (
     with_compressed_kv,
 )
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
-from weft.planning.weights import Weights, count_weights, form_of
+from weft.planning.weights import Weights, count_weights, form_of, with_share_of_codes
 from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes
 
 LENGTHS = (4096, 32768, 131072)
@@ -181,6 +181,8 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
     spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
     form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit,
                    coded_tiles=asked.coded_tiles)
+    if asked.quantize is None:
+        form = with_share_of_codes(form, config, whole, twelve_bit=asked.twelve_bit)
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)
 
 
@@ -234,6 +236,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
         "attention_layers": len(plan.spec.attention_layers),
         "recurrent_layers": len(plan.spec.recurrent_layers),
         "max_positions": plan.spec.max_positions, "tp": plan.asked.tp, "ep": plan.asked.ep,
+        "why_no_gpu": plan.architecture.why_no_gpu,
         "dtype": plan.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": plan.state_dtype,
         "memory_bytes": plan.asked.memory_bytes, "workspace_bytes": plan.workspace_bytes,
         "weights": {"parameters": weights.parameters, "bytes": weights.rank_bytes, "form": weights.form,

@@ -8,8 +8,10 @@ A test counts every tiny checkpoint both ways. Under tensor parallelism the arch
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +37,8 @@ from weft.units import ceil_div
 class WeightForm:
     """How matrices are stored: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements.
     ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits.
-    ``tables``: how embedding and head are stored; None: in the model's dtype."""
+    ``tables``: how embedding and head are stored; None: in the model's dtype. ``coded_share``: of
+    matrices, in this form, where files are known; the others are in the form ``left``."""
 
     name: str
     bits: int
@@ -43,8 +46,13 @@ class WeightForm:
     scale_bits: int = 0
     twelve_bit: bool = False
     tables: WeightForm | None = None
+    coded_share: float = 1.0
+    left: WeightForm | None = None
 
     def matrix_bytes(self, elements: int, columns: int = 0) -> int:
+        if self.left is not None:
+            codes = replace(self, left=None).matrix_bytes(round(elements * self.coded_share), columns)
+            return codes + round(max(0.0, 1 - self.coded_share) * self.left.matrix_bytes(elements, columns))
         if self.twelve_bit and elements >= TWELVE_BIT_ELEMENTS:
             # For 16 rows: 16 upper bytes, where its odd weights begin, and their end.
             return elements * 3 // 2 + 2 * ceil_div(elements, columns) + int(8 * ODD_SHARE * elements)
@@ -120,6 +128,8 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
     stored, group = _stored_form(method, settings)
     if twelve_bit and stored in ("nvfp4", "mxfp4"):             # of CPUs
         return WeightForm(f"{stored} as int4 codes", 4, group, 8)
+    if twelve_bit and stored == "int4 with float zeros":
+        return WeightForm(f"{method} 4-bit", 4, group, 32)
     if coded_tiles and dtype == "bfloat16" and stored == "nf4 or fp4":
         return WeightForm(stored, 4, 64, 32)
     if stored in _WIDENED or (not coded_tiles and stored in _FP8 and twelve_bit and dtype == "bfloat16"):
@@ -169,8 +179,11 @@ def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
         return ("nf4 or fp4" if settings.get("load_in_4bit") else "int8"), _ROW
     if method == "torchao":
         kind = str(settings.get("quant_type")).lower()
+        columns = re.search(r"'group_size': (\d+)", kind)
+        if "int4" in kind and not any(other in kind for other in ("float8weight", "int8", "intx")):
+            return "int4 with float zeros", int(columns[1]) if columns else 128
         return ("fp8" if "float8weight" in kind else "int8" if "int8" in kind or "intx" in kind
-                else "int4 with float zeros" if "int4" in kind else ""), _ROW
+                else ""), _ROW
     scheme: Any = {"num_bits": settings.get("bits"), "group_size": settings.get("group_size")}
     if method == "compressed-tensors":
         groups = settings.get("config_groups") or {}
@@ -181,6 +194,55 @@ def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
         mx = size == 32
         return {4: "mxfp4" if mx else "nvfp4", 8: "mxfp8" if mx else "fp8"}.get(bits, ""), group
     return {4: "int4", 8: "int8"}.get(bits, ""), group
+
+
+CODED = "coded"
+"""A setting of quantization_config that ``weft plan`` adds: ``Coded``."""
+_ITEM_BITS = {"I32": 32, "I8": 8, "U8": 8, "F8_E4M3": 8}
+_CODES = ("weight", "qweight", "weight_packed", "_weight_qdata")
+_NOT_COUNTED = ("embed", "lm_head", "mtp.", "visual", "vision")
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """What a checkpoint's files have as codes: their bits, and the scales of groups (GPTQ, AWQ)."""
+
+    bits: int
+    scales: int
+
+
+def coded(stored: Iterable[tuple[str, str, Sequence[int]]], layers: int) -> Coded:
+    """Of ``stored``, names, dtypes and shapes of a checkpoint's tensors, in the trunk of ``layers``. Tools
+    leave matrices that config.json does not name (``ignore`` may be a pattern)."""
+    bits = scales = 0
+    for name, dtype, shape in stored:
+        layer = _LAYER.search(name)
+        behind = layer is not None and int(layer[1]) >= layers
+        if behind or any(part in name for part in _NOT_COUNTED):
+            continue
+        if name.rpartition(".")[2] in _CODES or name.endswith("_blocks"):
+            bits += _ITEM_BITS.get(dtype, 0) * math.prod(shape)
+        scales += math.prod(shape) if name.endswith(".scales") else 0
+    return Coded(bits, scales)
+
+
+def with_share_of_codes(form: WeightForm, config: Mapping[str, Any], whole: Architecture, *,
+                      twelve_bit: bool) -> WeightForm:
+    """``form`` of the matrices that are codes in the files; others are in the dtype of ``whole``."""
+    settings = config.get("quantization_config")
+    in_files = settings.get(CODED) if isinstance(settings, Mapping) else None
+    if not isinstance(in_files, Coded) or not in_files.bits or form.bits >= 8 * ITEM_BYTES[whole.dtype]:
+        return form
+    matrices = sum(elements for _, stored, elements in _pieces(whole, 1) if stored == "matrix")
+    plain = TWELVE_BIT if twelve_bit and whole.dtype == "bfloat16" else WeightForm(
+        whole.dtype, 8 * ITEM_BYTES[whole.dtype])
+    numbers = in_files.bits // (4 if form.name.startswith("mxfp4") else form.bits)
+    if in_files.scales and form.group != _ROW:     # layers may have other bits than most
+        numbers = in_files.scales * form.group
+        of_group = form.group * in_files.bits / numbers + form.scale_bits
+        form = replace(form, bits=0, scale_bits=round(of_group))
+    return replace(form, coded_share=numbers / max(1, matrices), left=plain)
 
 
 def _of_gguf(elements: Mapping[str, Mapping[str, int]], dtype: DTypeName) -> WeightForm:

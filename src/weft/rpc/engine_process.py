@@ -22,8 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,25 +32,14 @@ import zmq
 
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.engine.sleeper import Sleeper, busy
 from weft.engine.stats import Flushed, check_level, check_parts
-from weft.errors import (
-    AsleepError,
-    BusyError,
-    ConfigError,
-    QueueFullError,
-    RankLostError,
-    RequestError,
-    UserError,
-    WeftError,
-)
+from weft.errors import AsleepError, BusyError, ConfigError, RankLostError, RequestError, UserError, WeftError
 from weft.handoff import Handoff
 from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
 from weft.memory.prefix.readings import SnapshotFollower
-from weft.request import Grammar, Request, TokenEvent
-from weft.rpc.adapter_queue import AdapterQueue
+from weft.request import Request, TokenEvent
 from weft.rpc.child import die_with_parent, own_group, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
 from weft.rpc.messages import (
@@ -76,9 +64,9 @@ from weft.rpc.messages import (
     UnloadAdapter,
     Wake,
 )
+from weft.rpc.queues import AdapterQueue, GrammarQueue
 from weft.snapshot_report import SnapshotReport
 from weft.store.peer_store import PeerStore
-from weft.text.grammar_worker import JOBS_MAX
 
 if TYPE_CHECKING:
     from weft.rpc.recorder import Recorder
@@ -181,70 +169,6 @@ class SleepQueue:
         command, _ = self._waiting
         self._waiting = None
         return [Reply.refused(command.number, error)]
-
-
-class GrammarQueue:
-    """Requests that wait for their grammar, beside the steps that go on meanwhile. A request waits before it
-    is accepted, so a bad grammar is an error and never a sequence that fails. Requests with the same grammar
-    share one compilation; only ``build`` runs in threads. ``limit``: most requests that may wait here."""
-
-    def __init__(self, grammars: GrammarCompiler, limit: int) -> None:
-        self._grammars = grammars
-        self._limit = limit
-        self._waiting: dict[str, tuple[Request, Grammar]] = {}
-        self._compiling: dict[Grammar, Future[TokenGrammar]] = {}
-        self._threads: ThreadPoolExecutor | None = None
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting)
-
-    def take(self, request: Request) -> bool:
-        """Whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
-        grammar = request.sampling.grammar
-        if grammar is None or self._grammars.find(grammar) is not None:
-            return False
-        if len(self._waiting) >= self._limit:
-            raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
-                                 f"limit is {self._limit} (limits.max_queued_requests). Try again later",
-                                 param="limits.max_queued_requests", code="queue_full")
-        if grammar not in self._compiling:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="grammars")
-            self._compiling[grammar] = self._threads.submit(self._grammars.build, grammar)
-        self._waiting[request.request_id] = request, grammar
-        return True
-
-    def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
-        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each
-        before the next is asked for: the compiler may forget its grammar after that."""
-        for request_id, (request, grammar) in list(self._waiting.items()):
-            compiled = self._compiling[grammar]
-            if not compiled.done():
-                continue
-            del self._waiting[request_id]
-            self._forget(grammar)
-            try:
-                self._grammars.keep(grammar, compiled.result())
-            except WeftError as error:
-                yield request, error
-            else:
-                yield request, None
-
-    def cancel(self, request_id: str) -> None:
-        """The request is gone. Unknown ids are ignored."""
-        entry = self._waiting.pop(request_id, None)
-        if entry is not None:
-            self._forget(entry[1])
-
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _forget(self, grammar: Grammar) -> None:
-        """Drops a compilation that no request waits for."""
-        if all(waited != grammar for _, waited in self._waiting.values()):
-            self._compiling.pop(grammar).cancel()
 
 
 class EngineLoop:
@@ -427,8 +351,8 @@ class EngineLoop:
             if refusal is not None:
                 raise refusal
             self._sleep_queue.check_open()
-            waits = request.adapter is not None and self._adapter_queue.take(request)
-            if waits or self._grammar_queue.take(request):
+            if ((request.adapter is not None and self._adapter_queue.take(request))
+                    or (request.sampling.grammar is not None and self._grammar_queue.take(request))):
                 self._submit_numbers[request.request_id] = number
                 return
             self._core.submit(self._in_chunks(request))

@@ -89,9 +89,11 @@ class CudaCapture:
         # Torch's own stream for recording belongs to the device that was current when it was first asked for.
         stream = self._stream = self._stream or cuda.Stream(self._device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            run()
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                run()
+        finally:   # of a step that is refused too: the next one writes what its kernels still read
+            current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:

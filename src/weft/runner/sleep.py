@@ -2,7 +2,8 @@
 
     level 1, on a device   every storage -> a pinned buffer on the host; the storage shrinks to 0 bytes
                            waking: it grows again, and the bytes come back
-    level 1, on a CPU      the weights are in host memory already: nothing moves
+    level 1, on a CPU      the weights are in host memory already: nothing moves. Nothing may: C++ blocks keep
+                           the addresses that weights had when the block was made
     level 2                the model is dropped; waking reads the checkpoint again
 
 Tensors are found by a walk over the model's own objects.
@@ -11,7 +12,7 @@ Tensors are found by a walk over the model's own objects.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -36,17 +37,14 @@ class DroppedModel:
 
 
 class HostWeights:
-    """The weights of ``model`` on the host until ``restore``; meanwhile their storages on the device have 0
-    bytes. Tensors on a CPU stay where they are unless ``also_from_cpu``. ``pin``: locks the host's memory,
-    by default for storages on a GPU."""
+    """The bytes of ``storages`` on the host until ``restore``; meanwhile these have none. ``pin``: locks the
+    host's memory, by default for storages on a GPU."""
 
-    def __init__(self, model: object, *, also_from_cpu: bool = False, pin: Pin | None = None) -> None:
+    def __init__(self, storages: Iterable[torch.UntypedStorage], *, pin: Pin | None = None) -> None:
         self._copies: list[tuple[torch.UntypedStorage, HostBuffer, int]] = []
         # Storages, not tensors: views, slices of joined matrices and a tied head share one. All are valid
-        # again when it is, because a kernel takes the address at each call.
-        for storage in storages_of(model):
-            if storage.device.type == "cpu" and not also_from_cpu:
-                continue
+        # again when it is, because a kernel of a device takes the address at each call.
+        for storage in storages:
             size = storage.nbytes()
             on_gpu = storage.device.type == "cuda"
             buffer = HostBuffer(size, pin or (CudaPin(storage.device) if on_gpu else None))
@@ -89,6 +87,11 @@ def storages_of(root: object) -> list[torch.UntypedStorage]:
             storage = tensor.untyped_storage()
             storages.setdefault(storage._cdata, storage)
     return list(storages.values())
+
+
+def storages_on_devices(root: object) -> list[torch.UntypedStorage]:
+    """Those that are not on a CPU."""
+    return [storage for storage in storages_of(root) if storage.device.type != "cpu"]
 
 
 def tensors_of(root: object) -> Iterator[torch.Tensor]:

@@ -50,7 +50,7 @@ from weft.runner.pooling import pool
 from weft.runner.readback import Readback, step_words
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler, score
-from weft.runner.sleep import DroppedModel, HostWeights, give_back
+from weft.runner.sleep import DroppedModel, HostWeights, give_back, storages_on_devices
 from weft.runner.staging import Staging
 from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
@@ -409,7 +409,7 @@ class TorchExecutor:
             self.model, self._on_host = DroppedModel(self.model.spec), None
             self._adapters.clear()
         elif "weights" not in self._missing:
-            copies = HostWeights(self.model)
+            copies = HostWeights(storages_on_devices(self.model))
             self._on_host = copies if copies.bytes else None
         weights_stay = self._on_host is None and not isinstance(self.model, DroppedModel)
         missing: tuple[Part, ...] = ("kv_cache",) if weights_stay else PARTS

@@ -17,15 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import (
-    Generation,
-    Prompt,
-    Usage,
-    check_context,
-    check_count,
-    check_truncation,
-    truncated,
-)
+from weft.server.generation import Generation, Usage, check_context, check_count, check_truncation, truncated
 from weft.server.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -45,6 +37,7 @@ from weft.server.protocol import (
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, Way, sse_line
+from weft.text.chat_request import Prompt
 from weft.text.choices import Choice, Piece
 from weft.text.tokenizer import banned_sequences
 

@@ -28,28 +28,15 @@ from msgspec import UNSET, UnsetType
 from weft.errors import ContextLengthError, RequestError, WeftError
 from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
-from weft.request import LostTokens, PlacedPicture, Pooling, Request, SamplingParams, TokenEvent
+from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
 from weft.server.protocol import SamplingFields, grammar_of, sampling_params
 from weft.server.service import KeepAlive, ModelUse, ServedModel, Service
 from weft.server.tracing import GenerationOutcome
-from weft.text.chat_request import ConversationFields, KnownPrefix, check_spans
+from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
 from weft.text.choices import Choice, Piece, TextDecoder
 from weft.text.dialect import AnswerBlock, AnswerPlan, BlockEvent
 from weft.text.tokenizer import banned_sequences
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
-    ``marks``, ``prediction``, ``pictures`` and ``pooling`` as in ``Request``."""
-
-    tokens: list[int]
-    text: str | None = None
-    boundaries: list[int] = []
-    marks: list[int] = []
-    prediction: list[int] = []
-    pictures: list[PlacedPicture] = []
-    pooling: Pooling | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -495,9 +482,9 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
     encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
     check_spans(request, encoded, model.info.sizes.max_model_len)
-    marks = encoded.marks + (fields.cache_boundaries or [])
-    whole = _behind(turn.before, model, Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks,
-                                               pictures=encoded.pictures))
+    if fields.cache_boundaries:
+        encoded = msgspec.structs.replace(encoded, marks=encoded.marks + fields.cache_boundaries)
+    whole = _behind(turn.before, model, encoded)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
     cut = truncated(whole, fields, context_tokens=model.info.sizes.max_model_len, answer_tokens=answer_tokens)
     if turn.prediction:

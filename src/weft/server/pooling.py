@@ -24,11 +24,12 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import TO_THE_CONTEXT, Generation, Prompt, check_count
+from weft.server.generation import TO_THE_CONTEXT, Generation, check_count
 from weft.server.ollama.protocol import OllamaEmbedBody, OllamaEmbeddingsBody, read_options, served_name
 from weft.server.protocol import Int, Priority, Salt, Unserved, prompts_of
 from weft.server.service import ServedModel, Service
 from weft.server.sse import Way
+from weft.text.chat_request import Prompt
 from weft.text.pooling import PooledPrompt
 
 _SPLIT = "an answer is one object, and is not streamed"

@@ -38,8 +38,8 @@ from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
     ConversationFields,
-    EncodedChat,
     KnownPrefix,
+    Prompt,
     TemplateSandbox,
     encode_prompt,
     read_chat,
@@ -218,7 +218,7 @@ class ServedModel:
             functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
 
     async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool,
-                          known: KnownPrefix | None = None) -> EncodedChat:
+                          known: KnownPrefix | None = None) -> Prompt:
         """``known`` as in ``encode_prompt``."""
         encode = functools.partial(encode_prompt, self.tokenizer, prompt,
                                    add_special_tokens=add_special_tokens, known=known)

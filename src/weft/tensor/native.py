@@ -27,8 +27,10 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 22
+INTERFACE = 24
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
+NO_MINIMUMS = (0, 0, 0, 0, 0, False, 0)
+"""Of a weight without minimums, numbers in bytes, tables and order: ``MinimumsTuple`` there."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
 

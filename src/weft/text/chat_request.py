@@ -1,6 +1,6 @@
 """A request for a chat answer, prepared once for the server and the Python API.
 
-    ConversationFields --read_chat--> ChatRequest --template--> ChatPrompt --encode_prompt--> EncodedChat
+    ConversationFields --read_chat--> ChatRequest --template--> ChatPrompt --encode_prompt--> Prompt
                                           |             |
                                           |             '-- text, and characters where a state is worth it
                                           '-- plan(dialect, prompt, grammar) --> AnswerPlan: grammar, reader
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weft.errors import CheckpointError, ContextLengthError, EngineUnavailableError, RequestError
-from weft.request import Grammar, PictureKind, PlacedPicture
+from weft.request import Grammar, PictureKind, PlacedPicture, Pooling
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures
@@ -102,14 +102,17 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
                             grammar=grammar, continued=continued)
 
 
-class EncodedChat(msgspec.Struct, frozen=True):
-    """Token ids; ``boundaries`` and ``marks`` are positions in them, ascending. ``pictures``: as in
-    ``Request``."""
+class Prompt(msgspec.Struct, frozen=True):
+    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``,
+    ``marks``, ``prediction``, ``pictures`` and ``pooling`` as in ``Request``."""
 
     tokens: list[int]
-    boundaries: list[int]
-    marks: list[int]
+    text: str | None = None
+    boundaries: list[int] = []
+    marks: list[int] = []
+    prediction: list[int] = []
     pictures: list[PlacedPicture] = []
+    pooling: Pooling | None = None
 
 
 def read_chat(conversation: ConversationFields, *, template_variables: Collection[str],
@@ -234,7 +237,7 @@ def text_digest(text: str) -> bytes:
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False,
-                  known: KnownPrefix | None = None) -> EncodedChat:
+                  known: KnownPrefix | None = None) -> Prompt:
     """``known``: tokens that stand for the beginning of the text, if it is the same text. A model writes a
     text in other tokens than the tokenizer does, and the cache knows those that it wrote."""
     places = [*prompt.ends, *prompt.marks, *(at for picture in prompt.pictures for at, _, _ in picture.spans)]
@@ -250,10 +253,11 @@ def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_token
     return _encoded(tokens, positions, prompt)
 
 
-def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> EncodedChat:
+def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Prompt:
     ends, marks = len(prompt.ends), len(prompt.ends) + len(prompt.marks)
-    return EncodedChat(tokens, sorted(set(positions[:ends])), [at for at in positions[ends:marks] if at],
-                       placed(prompt.pictures, positions[marks:]) if prompt.pictures else [])
+    pictures = placed(prompt.pictures, positions[marks:]) if prompt.pictures else []
+    return Prompt(tokens, prompt.text, sorted(set(positions[:ends])),
+                  [at for at in positions[ends:marks] if at], pictures=pictures)
 
 
 def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture],
@@ -275,7 +279,7 @@ class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
 
-def check_spans(chat: ChatRequest, encoded: EncodedChat, longest: int) -> None:
+def check_spans(chat: ChatRequest, encoded: Prompt, longest: int) -> None:
     """Raises ContextLengthError that names the first picture beyond the context."""
     for span in picture_spans(chat, encoded):
         if span.offset + span.rows > longest:
@@ -285,7 +289,7 @@ def check_spans(chat: ChatRequest, encoded: EncodedChat, longest: int) -> None:
                 "(--max-model-len)", param=span.part, code="context_length_exceeded")
 
 
-def picture_spans(chat: ChatRequest, encoded: EncodedChat) -> list[PictureSpan]:
+def picture_spans(chat: ChatRequest, encoded: Prompt) -> list[PictureSpan]:
     return [PictureSpan(part=part.where, kind=part.kind, offset=offset, rows=rows,
                         digest=picture.digest.hex())
             for part, picture in zip(chat.pictures, encoded.pictures, strict=True)

@@ -52,7 +52,7 @@ def of_elementwise() -> list[Compilation]:
     signature = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "k": "*bf16", "k_token": "i32",
                  "k_head": "i32", "cos": "*fp32", "sin": "*fp32", "table_stride": "i32", "q_out": "*bf16",
                  "k_out": "*bf16", "tokens": "i32", "kv_heads": "i32"}
-    return [Compilation("silu_mul", elements._silu_mul, silu, {"BLOCK": elements.BLOCK}),
+    return [Compilation("silu_mul", elements._silu_mul, silu, {"LIMIT": 0.0, "BLOCK": elements.BLOCK}),
             Compilation("rotary 256", elements._rotary, signature | dict.fromkeys(constants, "constexpr"),
                         constants)]
 
@@ -164,9 +164,9 @@ def of_moe() -> list[Compilation]:
                 blocks = moe.product_blocks(rows, down)
                 depth = 768 if down else 2048
                 constants = {"COLUMNS": 2048 if down else 768, "DEPTH": depth, "CHOICES": 8,
-                             "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "bias": None, "BM": rows,
-                             "BN": blocks.width, "BK": moe.depth_of(name.itemsize), "SPLITS": 1,
-                             "PART": depth}
+                             "GATED": not down, "ACTIVATION": "silu", "LIMIT": 0.0, "DOWN": down,
+                             "bias": None, "BM": rows, "BN": blocks.width,
+                             "BK": moe.depth_of(name.itemsize), "SPLITS": 1, "PART": depth}
                 called = f"moe {'down' if down else 'up'} {short} {rows} rows"
                 plain = pointers | dict.fromkeys(("scales", "zeros"), dtype)
                 variants.append(compilation_of(called, moe._product, plain, constants | moe.VALUES, blocks))
@@ -189,8 +189,8 @@ def _moe_of_splits() -> list[Compilation]:
     """A step of few tokens with an eighth of experts of 768: 96 results over 2048 channels."""
     blocks = moe.product_blocks(moe.TILE_ROWS_MIN, down=False)
     splits = moe.up_splits(1, moe.TILE_ROWS_MIN, 8, 96, 2048, moe.depth_of(2))
-    shape = {"COLUMNS": 96, "GATED": True, "ACTIVATION": "clamped_swiglu", "SPLITS": splits.count,
-             "BM": moe.TILE_ROWS_MIN}
+    shape = {"COLUMNS": 96, "GATED": True, "ACTIVATION": "clamped_swiglu", "LIMIT": 7.0,
+             "SPLITS": splits.count, "BM": moe.TILE_ROWS_MIN}
     constants = shape | {"DEPTH": 2048, "PART": splits.depth, "CHOICES": 8, "DOWN": False, "BN": blocks.width,
                          "BK": moe.depth_of(2)}
     pointers = {"x": "*bf16", "out": "*fp32", "order": "*i32", "tiles": "*i32", "partials": "*fp32",

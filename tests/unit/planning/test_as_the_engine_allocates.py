@@ -10,11 +10,14 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint, make_checkpoint
+from tests.fixtures.quantised_forms import FORMS, write
 from tests.support.gguf_files import write_gguf
 from weft.assemble import assemble
+from weft.cli.plan import find_config
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.models.hub import resolve_model
+from weft.models.loading import load_model
 from weft.planning import weights
 from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.tensor import native
@@ -91,6 +94,34 @@ def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str,
     assert plan.weights.rank_bytes == pytest.approx(held, rel=0.02)
     assert plan.weights.form == "bfloat16 in 12 bits"
     assert planned(name, dtype="bfloat16").weights.rank_bytes > 1.1 * held
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "granite", "qwen3_next", "jamba"])
+@pytest.mark.parametrize("form", ["gptq", "awq", "int8_rows", "packed_int4_zeros", "auto_round_mixed",
+                                  "int4_torchao"])
+def test_matrices_that_a_quantised_checkpoint_leaves_in_floats_are_counted(family: str, form: str,
+                                                                           tmp_path: Path) -> None:
+    """config.json names none of them: convolutions' projections, rows of beta and decay, routers, ..."""
+    directory, _ = write(family, tmp_path, FORMS[form])
+    held = load_model(directory).weights_bytes
+    asked = PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)       # of a CPU
+    _, config = find_config(str(directory))
+    plan = make_plan(family, config, asked)
+    assert plan.weights.rank_bytes == pytest.approx(held, rel=0.015)
+    assert plan.weights.rank_bytes == sum(plan.weights.parts.values())
+    if family in ("lfm2", "jamba"):     # the control: what config.json says alone
+        said = json.loads((directory / "config.json").read_text())
+        assert make_plan(family, said, asked).weights.rank_bytes < 0.8 * held
+
+
+def test_a_checkpoint_whose_files_are_not_all_there_is_counted_by_its_config(tmp_path: Path) -> None:
+    directory, _ = write("lfm2", tmp_path, FORMS["gptq"])
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    asked = PlanOptions(arena_bytes=ARENA_BYTES)
+    _, config = find_config(str(directory))
+    said = json.loads((directory / "config.json").read_text())
+    assert make_plan("", config, asked).weights == make_plan("", said, asked).weights
 
 
 def test_as_many_sequences_as_planned_fit_and_no_more() -> None:

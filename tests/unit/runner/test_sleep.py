@@ -24,7 +24,7 @@ from weft.models.blocks.linear import Linear
 from weft.models.loading import load_model
 from weft.request import Request, SamplingParams
 from weft.runner.arena import NAN_BYTE
-from weft.runner.sleep import DroppedModel, HostWeights, storages_of, tensors_of
+from weft.runner.sleep import DroppedModel, HostWeights, storages_of, storages_on_devices, tensors_of
 from weft.runner.torch_executor import TorchExecutor
 from weft.tensor.gpu import host_memory
 
@@ -51,7 +51,7 @@ def test_what_shares_bytes_is_moved_once_and_is_whole_again() -> None:
     assert isinstance(view, torch.Tensor)
     assert len(list(tensors_of(model))) == 4
     assert len(storages_of(model)) == 3
-    kept = HostWeights(model, also_from_cpu=True)
+    kept = HostWeights(storages_of(model))
     assert kept.bytes == 12 * 4 + 6 * 4 + 2 * 4
     assert all(storage.nbytes() == 0 for storage in storages_of(model))
     kept.restore()
@@ -63,7 +63,8 @@ def test_what_shares_bytes_is_moved_once_and_is_whole_again() -> None:
 
 def test_weights_that_are_on_the_host_stay_there() -> None:
     model = tied()
-    assert HostWeights(model).bytes == 0
+    assert storages_of(model)
+    assert HostWeights(storages_on_devices(model)).bytes == 0
     assert model.embedding.untyped_storage().nbytes() == 48
 
 
@@ -187,7 +188,7 @@ def test_copies_on_the_host_have_the_size_of_the_weights_and_are_given_back(
             mappings.append(weakref.ref(self))
 
     monkeypatch.setattr(host_memory.mmap, "mmap", Watched)
-    weights = HostWeights(model, also_from_cpu=True, pin=pages)
+    weights = HostWeights(storages_of(model), pin=pages)
     assert sorted(pages.sizes.values()) == [8, 24, 48]
     assert [mapping() is None for mapping in mappings] == [False] * 3
     weights.restore()
@@ -199,13 +200,13 @@ def test_copies_on_the_host_have_the_size_of_the_weights_and_are_given_back(
 
 def test_weights_that_are_dropped_unlock_their_pages() -> None:
     pages = LockedPages()
-    HostWeights(tied(), also_from_cpu=True, pin=pages).drop()
+    HostWeights(storages_of(tied()), pin=pages).drop()
     assert not pages.sizes
 
 
 def test_a_limit_on_locked_memory_costs_speed_alone(caplog: pytest.LogCaptureFixture) -> None:
     model, pages = tied(), LockedPages(limit=60)
-    weights = HostWeights(model, also_from_cpu=True, pin=pages)
+    weights = HostWeights(storages_of(model), pin=pages)
     assert sum(pages.sizes.values()) <= 60
     assert "could not be pinned" in caplog.text
     weights.restore()

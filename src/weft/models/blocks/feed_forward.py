@@ -32,7 +32,6 @@ from weft.tensor.ops.moe import (
     choose_experts,
     count_of,
     moe,
-    product,
     rows_alone,
 )
 from weft.tensor.weights.tiles import TiledWeight
@@ -69,10 +68,10 @@ class DenseBlock:
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         inner = self.into(x_TD)
         gate_factor, factor = self.shape.multipliers
-        if self.shape.limit:
+        if self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):
+            inner = silu_mul(inner, self.shape.limit)
+        elif self.shape.limit:
             inner = activated(inner, self.shape.activation, gated=True, limit=self.shape.limit)
-        elif self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):
-            inner = silu_mul(inner)
         elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
@@ -138,21 +137,13 @@ class ExpertsBlock:
             all_ids_TX, ids_TX = ids_TX, ids_TX.clone()
             for group, _ in own:
                 ids_TX[group.rows] = PAD
-        if self.shape.limit:   # the kernels know no limit
-            y_TD = by_expert(x_TD, ids_TX, weights_TX, count_of(self.gate_up), self._limited_expert)
-        else:
-            y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
-                       gated=self.shape.gated, biases=self.biases)
+        y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
+                   gated=self.shape.gated, biases=self.biases, limit=self.shape.limit)
         for group, change in own:
             expert = partial(self._adapted_expert, change)
             y_TD[group.rows] = by_expert(x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows],
                                          count_of(self.gate_up), expert)
         return y_TD
-
-    def _limited_expert(self, x: torch.Tensor, number: int) -> torch.Tensor:
-        inner = activated(product(x, self.gate_up, number), self.shape.activation, gated=self.shape.gated,
-                          limit=self.shape.limit)
-        return product(inner, self.down, number)
 
     def _adapted_expert(self, change: ExpertsChange, x: torch.Tensor, number: int) -> torch.Tensor:
         inner = change.product("into", number, x, rows_alone(x, self.gate_up, number))

@@ -4,6 +4,7 @@
     x.weight_scale       [rows, groups], [rows, 1], [1], or by blocks
     x.weight_zero_point  as the scale, I8; beside packed weights I32, packed along the rows
     x.weight_g_idx       I32 [columns], the group of a column; -1 in all: neighbours are groups
+    experts              all of these with a first dim, as llm-compressor stores Granite's
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
@@ -118,10 +119,12 @@ class Compressed(StoredForm):
         if end and stored is not None and stored.dtype == "U8":
             return small_floats.piece_of(self, name, ("_packed", "_scale"))
         packed_rows = end == "_zero_point" and f"{matrix}_packed" in self.tensors
-        return MatrixPiece(matrix, (0, 0 if packed_rows else 1), (1, 0))
+        header = self.headers.get(name)
+        row, column = (1, 2) if header is not None and len(header.shape) == 3 else (0, 1)
+        return MatrixPiece(matrix, (row, 0 if packed_rows else 1), (column, 0))
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
-        rows, columns = shape
+        *stack, rows, columns = shape
         kind = self._kind(name)
         stored_as = kind or ("words" if f"{name}_packed" in self.tensors else "int")
         if self.kinds and stored_as not in self.kinds and f"{name}_scale" in self.tensors:
@@ -136,13 +139,13 @@ class Compressed(StoredForm):
         if stored_as == "int":
             stored = small_floats.read_int8(self, ask, name, f"{name}_scale", f"{name}_zero_point", shape)
         else:
-            scales = small_floats.scales_of(self, ask, f"{name}_scale", rows)
-            bits, groups, zeros = self._bits(name, columns), scales.shape[1], None
-            words = ask(f"{name}_packed", (rows, -(-columns * bits // 32)), ("I32",))
-            codes = unpacked(words, bits, 1)[:, :columns]
+            scales = small_floats.scales_of(self, ask, f"{name}_scale", shape[:-1])
+            bits, groups, zeros = self._bits(name, columns), scales.shape[-1], None
+            words = ask(f"{name}_packed", (*stack, rows, -(-columns * bits // 32)), ("I32",))
+            codes = unpacked(words, bits, -1)[..., :columns]
             if f"{name}_zero_point" in self.tensors:
-                packed = ask(f"{name}_zero_point", (-(-rows * bits // 32), groups), ("I32",))
-                zeros = unpacked(packed, bits, 0)[:rows]
+                packed = ask(f"{name}_zero_point", (*stack, -(-rows * bits // 32), groups), ("I32",))
+                zeros = unpacked(packed, bits, -2)[..., :rows, :]
             stored = Codes(bits, codes, scales, zeros, small_floats.group_of(columns, groups))
         if f"{name}_g_idx" in self.tensors:
             stored = self._by_group(ask, f"{name}_g_idx", stored, columns)

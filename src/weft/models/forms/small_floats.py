@@ -143,8 +143,8 @@ def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
         powers = _powers(ask, names.scales, (*shape[:-1], -(-columns // _GROUPS["mxfp8"])))
         scales = powers if form.keeps_blocks else powers.float()
         return Codes(8, codes, scales, None, _GROUPS["mxfp8"], fp8=True)
-    scales = scales_of(form, ask, names.scales, rows)
-    return Codes(8, codes, scales, None, group_of(columns, scales.shape[1]), fp8=True)
+    scales = scales_of(form, ask, names.scales, shape[:-1])
+    return Codes(8, codes, scales, None, group_of(columns, scales.shape[-1]), fp8=True)
 
 
 def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None) -> int:
@@ -157,12 +157,13 @@ def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[
 def columns_of_group(form: StoredForm, scales: str, columns: int) -> int:
     """By the stored scales; 0 for rows that are one group."""
     stored = form.tensors.get(scales)
-    groups = stored.shape[1] if stored is not None and len(stored.shape) == 2 else 1
+    groups = stored.shape[-1] if stored is not None and len(stored.shape) >= 2 else 1
     return 0 if groups <= 1 else columns // groups
 
 
-def scales_of(form: StoredForm, ask: Ask, name: str, rows: int) -> torch.Tensor:
-    """float32 [rows, groups], of the matrix, of rows or of groups."""
+def scales_of(form: StoredForm, ask: Ask, name: str, rows: tuple[int, ...]) -> torch.Tensor:
+    """float32 [*rows, groups], of the matrix, of rows or of groups. ``rows``: with experts in front of them,
+    of a stack."""
     stored = _scale_shape(form, name, rows)
     return _by_row(ask(name, stored, FLOATS).float(), stored, rows)
 
@@ -170,18 +171,18 @@ def scales_of(form: StoredForm, ask: Ask, name: str, rows: int) -> torch.Tensor:
 def read_int8(form: StoredForm, ask: Ask, codes: str, scales: str, zeros: str, shape: tuple[int, ...],
               ) -> Codes:
     """``codes``, ``scales``, ``zeros``: the tensors of one matrix; the last may be missing."""
-    rows, columns = shape
-    of_groups, zero_points = scales_of(form, ask, scales, rows), None
+    *rows, columns = shape
+    of_groups, zero_points = scales_of(form, ask, scales, tuple(rows)), None
     if zeros in form.tensors:
-        stored = _scale_shape(form, scales, rows)
-        zero_points = _by_row(_unsigned(ask(zeros, stored, ("I8",))), stored, rows)
+        stored = _scale_shape(form, scales, tuple(rows))
+        zero_points = _by_row(_unsigned(ask(zeros, stored, ("I8",))), stored, tuple(rows))
     return Codes(8, _unsigned(ask(codes, shape, ("I8",))), of_groups, zero_points,
-                 group_of(columns, of_groups.shape[1]))
+                 group_of(columns, of_groups.shape[-1]))
 
 
-def _by_row(numbers: torch.Tensor, stored: tuple[int, ...], rows: int) -> torch.Tensor:
-    groups = stored[1] if len(stored) == 2 else 1
-    return numbers.reshape(-1, groups).expand(rows, groups)
+def _by_row(numbers: torch.Tensor, stored: tuple[int, ...], rows: tuple[int, ...]) -> torch.Tensor:
+    groups = stored[-1] if len(stored) > len(rows) else 1
+    return numbers.reshape(*rows[:-1], -1, groups).expand(*rows, groups)
 
 
 def _unsigned(codes: torch.Tensor) -> torch.Tensor:
@@ -189,13 +190,13 @@ def _unsigned(codes: torch.Tensor) -> torch.Tensor:
     return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)
 
 
-def _scale_shape(form: StoredForm, name: str, rows: int) -> tuple[int, ...]:
+def _scale_shape(form: StoredForm, name: str, rows: tuple[int, ...]) -> tuple[int, ...]:
     """The stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
-    stored = form.tensors.get(name)
-    if stored is not None and (stored.shape in ((), (1,), (1, 1), (rows,))
-                               or (len(stored.shape) == 2 and stored.shape[0] == rows)):
+    stored, stack = form.tensors.get(name), rows[:-1]
+    if stored is not None and (stored.shape in (stack, (*stack, 1), (*stack, 1, 1), rows)
+                               or (len(stored.shape) == len(rows) + 1 and stored.shape[:-1] == rows)):
         return stored.shape
-    return rows, 1
+    return *rows, 1
 
 
 def group_of(columns: int, groups: int) -> int:

@@ -6,9 +6,9 @@
     Float8Tensor                F8_E4M3 [rows, columns]        [rows, groups]
     Int4Tensor                  I8 or U8 [rows, columns / 2]   [groups, rows]     floats as the scale
 
-    int8, Intx    (code - zero point) x scale             kept as codes
-    float8        code x scale                            kept on GPUs
-    Int4Tensor    (low half first, signed) x scale + zero point, a float: widened
+    int8, Intx    (code - zero point) x scale                              kept as codes
+    float8        code x scale                                             kept on GPUs
+    Int4Tensor    (low half first, signed) x scale + zero point, a float   kept as codes on CPUs
 
 Which class a matrix has is seen from its tensors. Packings for one kind of GPU (tiles, 4d) are refused by
 name.
@@ -28,6 +28,7 @@ from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, St
 from weft.tensor.weights.quantized import LINE, Codes
 
 _METHOD = "torchao"
+_INT4_BITS = 4
 _PACKINGS = ("plain", "unpacked_to_int8")
 
 
@@ -58,7 +59,11 @@ class TorchAo(StoredForm):
         stored = self.dtype_of(names.codes)
         if stored == "F8_E4M3":
             return grouping_of(self, names, columns)
-        if stored != "I8" or self._is_int4(name, columns):
+        if self._is_int4(name, columns):
+            group = self._int4_group(names, columns)
+            stays = self.keeps_blocks and group % LINE == 0
+            return Grouping(_INT4_BITS, group, minimums=True) if stays else None
+        if stored != "I8":
             return None
         group = columns_of_group(self, names.scales, columns)
         return Grouping(8, group) if group % LINE == 0 else None
@@ -78,21 +83,31 @@ class TorchAo(StoredForm):
         return MatrixPiece(matrix, (0, 1), (1, 0))
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
-        names, (rows, columns) = _names(name), shape
+        names, columns = _names(name), shape[1]
         if self.dtype_of(names.codes) == "F8_E4M3":
             return read_matrix(self, ask, names, shape)
         zero_name = f"{_stem(name)}_zero_point"
         if self._is_int4(name, columns):
-            packed = ask(names.codes, (rows, -(-columns // 2)), ("I8", "U8")).view(torch.uint8)
-            scales = self.tensors.get(names.scales)
-            groups = scales.shape[0] if scales is not None and scales.shape else 1
-            by_column = [ask(one, (groups, rows), FLOATS).float().T
-                         .repeat_interleave(columns // max(groups, 1), dim=1)
-                         for one in (names.scales, zero_name)]
-            halves = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[:, :columns].to(torch.int16)
-            return (halves - ((halves & 8) << 1)).float() * by_column[0] + by_column[1]
+            stored = self._int4(ask, names, zero_name, shape)
+            return stored if self.grouping(name, columns) is not None else stored.dense()
         stored = read_int8(self, ask, names.codes, names.scales, zero_name, shape)
         return stored if self.grouping(name, columns) is not None else stored.dense()
+
+    def _int4(self, ask: Ask, names: TensorNames, zero_name: str, shape: tuple[int, ...]) -> Codes:
+        rows, columns = shape
+        packed = ask(names.codes, (rows, -(-columns // 2)), ("I8", "U8")).view(torch.uint8)
+        group = self._int4_group(names, columns)
+        scales, zeros = (ask(one, (-(-columns // group), rows), FLOATS).float().T
+                         for one in (names.scales, zero_name))
+        if packed.is_meta:
+            codes = packed.new_empty(rows, columns)
+        else:   # -8 to 7 in two's complement; with the upper bit turned they are 0 to 15
+            codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[:, :columns] ^ 8
+        return Codes(_INT4_BITS, codes, scales, None, group, minimums=-zeros, signed=True)
+
+    def _int4_group(self, names: TensorNames, columns: int) -> int:
+        scales = self.tensors.get(names.scales)
+        return max(1, columns // max(1, scales.shape[0])) if scales is not None and scales.shape else columns
 
     def _is_int4(self, name: str, columns: int) -> bool:
         """Two columns in a byte."""

@@ -330,7 +330,8 @@ def _kind(theirs: str, shape: tuple[int, ...], pieces: list[tuple[_Piece, Undo]]
 def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str, _Piece]:
     """By our names, as a view of the file would have them. Heads for multi-token prediction and towers are
     left out."""
-    matrices, _ = matrices_of(checkpoint, stacks=True)
+    asked = matrices_of(checkpoint)
+    matrices = asked.matrices | asked.stacks.keys()
     out: dict[str, _Piece] = {}
     stacks: dict[str, dict[int, tuple[StoredTensor, Take]]] = {}
     for name, stored in checkpoint.tensors.items():

@@ -21,7 +21,7 @@ import msgspec
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
-from weft.server.generation import ChatTurn, Generation, PreparedTurn, Prompt, check_context, prepare_turn
+from weft.server.generation import ChatTurn, Generation, PreparedTurn, check_context, prepare_turn
 from weft.server.ollama.protocol import (
     UNSERVED_IN_OLLAMA,
     OllamaBody,
@@ -39,7 +39,7 @@ from weft.server.protocol import grammar_of, note_ignored, sampling_params
 from weft.server.service import KeepAlive, ListedModel, ServedModel, Service
 from weft.server.sse import Way
 from weft.text.chat import ChatMessage
-from weft.text.chat_request import ConversationFields
+from weft.text.chat_request import ConversationFields, Prompt
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, arguments_of
 from weft.text.pictures import PicturePart

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weft.errors import ContextLengthError, RequestError
-from weft.server.generation import ChatTurn, PreparedTurn, Prompt, prepare_turn
+from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.responses.items import LOGPROBS, Item, ResponsesBody, messages_of
 from weft.server.responses.store import StoredResponse
 from weft.server.service import ServedModel, Service
 from weft.text.chat import common_length
-from weft.text.chat_request import ConversationFields, KnownPrefix, text_digest
+from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, text_digest
 
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 _FORMATS = ("text", "json_object", "json_schema")

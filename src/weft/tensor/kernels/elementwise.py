@@ -22,24 +22,35 @@ BLOCK = 1024
 TOKENS = 16
 
 
-def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
     gate_up_TJ = dense_rows(gate_up_TJ)
     rows_TJ = gate_up_TJ if gate_up_TJ.ndim == 2 else gate_up_TJ.reshape(-1, gate_up_TJ.shape[-1])
     rows, width = rows_TJ.shape[0], rows_TJ.shape[1] // 2
     out = torch.empty((*gate_up_TJ.shape[:-1], width), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
     if rows:
-        launch(_silu_mul, (rows, ceil_div(width, BLOCK)))(rows_TJ, rows_TJ.stride(0), width, out, BLOCK=BLOCK)
+        launch(_silu_mul, (rows, ceil_div(width, BLOCK)))(rows_TJ, rows_TJ.stride(0), width, out, LIMIT=limit,
+                                                          BLOCK=BLOCK)
     return out
 
 
 @triton.jit
-def _silu_mul(gate_up, row_stride, width, out, BLOCK: tl.constexpr):
+def within(gate, up, LIMIT: tl.constexpr):
+    """The gate is at most LIMIT, ``up`` lies within it on both sides; 0: any. A NaN stays one."""
+    if LIMIT > 0:   # a float alone is no condition for the compiler
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return gate, up
+
+
+@triton.jit
+def _silu_mul(gate_up, row_stride, width, out, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width
     gate_up += row * row_stride
     gate = tl.load(gate_up + column, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up + width + column, mask=mask, other=0.0).to(tl.float32)
+    gate, up = within(gate, up, LIMIT)
     silu = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=mask)
 

@@ -39,9 +39,10 @@ import triton.language as tl
 from weft.tensor.gpu.launch import Blocks, dense_rows, launch, padded
 from weft.tensor.gpu.products import ColumnSplits, column_splits, product, sum_of_splits
 from weft.tensor.gpu.quantized import constants_of, load_right
+from weft.tensor.kernels.elementwise import within
 from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.elementwise import Activation
-from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, count_of, in_tiles, inner_of
+from weft.tensor.ops.moe import ExpertBiases, ExpertWeights, count_of, in_tiles, inner_of, limit_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
@@ -106,9 +107,9 @@ def _activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gated(gate, up, ACTIVATION: tl.constexpr):
+def _gated(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr):
+    gate, up = within(gate, up, LIMIT)
     if ACTIVATION == "clamped_swiglu":
-        gate, up = tl.minimum(gate, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
         return (up + 1.0) * gate / (1.0 + tl.exp(gate * -1.702))
     else:
         return _activated(gate, ACTIVATION) * up
@@ -185,10 +186,10 @@ def _align(ids, counts, order, tiles, pairs, parts, tile_count, EXPERTS: tl.cons
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
 def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, split_stride, COLUMNS:
              tl.constexpr, DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION:
-             tl.constexpr, DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS:
-             tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
-             LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, BN:
-             tl.constexpr, BK: tl.constexpr):
+             tl.constexpr, LIMIT: tl.constexpr, DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+             GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8:
+             tl.constexpr, LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
     of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
@@ -249,7 +250,7 @@ def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, 
             tl.store(out + place, gate_acc, mask=here[:, None] & within[None, :])
             place += COLUMNS
     elif GATED:
-        acc = _gated(gate_acc, acc, ACTIVATION)
+        acc = _gated(gate_acc, acc, ACTIVATION, LIMIT)
     elif not DOWN:
         acc = _activated(acc, ACTIVATION)
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=here[:, None] & within[None, :])
@@ -257,7 +258,8 @@ def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["tiles"])
 def _add(partials, bias, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED: tl.constexpr,
-         ACTIVATION: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+         ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr,
+         BN: tl.constexpr):
     """``out`` [sorted pairs, COLUMNS]: the sums of the splits, activated."""
     tile, column = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN)
     rows = tl.load(tiles + tile * 3 + 2)
@@ -276,7 +278,7 @@ def _add(partials, bias, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED:
         up = sum_of_splits(partials, split_stride, at + COLUMNS, mask, SPLITS)
         if bias is not None:
             up += tl.load(bias + COLUMNS, mask=inside, other=0.0)[None, :]
-        total = _gated(total, up, ACTIVATION)
+        total = _gated(total, up, ACTIVATION, LIMIT)
     else:
         total = _activated(total, ACTIVATION)
     tl.store(out + place * COLUMNS + column[None, :], total.to(out.dtype.element_ty), mask=mask)
@@ -300,7 +302,7 @@ def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.con
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor | Unfit:
+        gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor | Unfit:
     if not in_tiles(gate_up_EJD, down_EDI):
         return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
@@ -318,7 +320,8 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     _align_pairs(ids, order, tiles, experts, rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
-    common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
+    between_products = {"ACTIVATION": activation, "LIMIT": limit_of(activation, limit)}
+    common = {"CHOICES": choices, "BM": rows, "BK": depth_of(x_TD.itemsize), **between_products}
     splits = up_splits(tokens, rows, choices, inner, width, depth_of(x_TD.itemsize))
     sums = torch.empty((splits.count, pairs, (2 if gated else 1) * inner), dtype=torch.float32,
                        device=x_TD.device) if splits.count > 1 else between[None]
@@ -336,7 +339,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
         if parts.count > 1:
             launch(_add, (len(tiles), triton.cdiv(columns, ADD.width)))(
                 sums, bias, between, tiles, sums.stride(0), COLUMNS=columns, GATED=gated,
-                ACTIVATION=activation, SPLITS=parts.count, BM=rows, BN=ADD.width, num_warps=ADD.warps)
+                **between_products, SPLITS=parts.count, BM=rows, BN=ADD.width, num_warps=ADD.warps)
     launch(_combine, (tokens, triton.cdiv(width, COMBINE.width)))(
         pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
         BN=COMBINE.width, num_warps=COMBINE.warps)

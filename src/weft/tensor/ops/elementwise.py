@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -55,20 +56,26 @@ def _softmax_(x: torch.Tensor, scale: float) -> torch.Tensor | Unfit:
 
 
 @op("weft.tensor.kernels.elementwise")
-def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
     """``silu(gate) * up`` of ``gate_up_TJ`` [T, 2 I], the gate's columns first -> [T, I], same dtype; silu is
-    rounded to it before the product.
+    rounded to it before the product. ``limit``: ``families.architecture.Dense``.
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
     """
     # The activation is stored before the product, as torch does: one bit of bfloat16 would differ.
-    gate, up = gate_up_TJ.chunk(2, dim=-1)
+    gate, up = within(gate_up_TJ.chunk(2, dim=-1), limit)
     return F.silu(gate) * up
 
 
+def within(parts: Sequence[torch.Tensor], limit: float) -> Sequence[torch.Tensor]:
+    """``parts``: gate and up. The gate is at most ``limit``, up lies within it on both sides; 0: any."""
+    gate, up = parts
+    return (gate.clamp(max=limit), up.clamp(-limit, limit)) if limit else parts
+
+
 @silu_mul.in_cpp
-def _silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor | Unfit:
-    if not (native.fits(gate_up_TJ) and gate_up_TJ.ndim == 2 and gate_up_TJ.stride(1) == 1
+def _silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor | Unfit:
+    if limit or not (native.fits(gate_up_TJ) and gate_up_TJ.ndim == 2 and gate_up_TJ.stride(1) == 1
             and gate_up_TJ.shape[1] % (2 * native.LANES) == 0):
         return UNFIT
     tokens, both = gate_up_TJ.shape

@@ -125,8 +125,9 @@ def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
             and x.dtype in (*native.DTYPES, torch.float16))
 
 
-def weight_of(weight: QuantizedWeight) -> Any:
-    """The arguments of the extension. Of a stack, its first weight; the others follow it in memory."""
+def weight_of(weight: QuantizedWeight, order: torch.Tensor | None = None) -> Any:
+    """The arguments of the extension. Of a stack, its first weight; the others follow it in memory, and each
+    may have an ``order``, as of ``OrderedWeight``."""
     assert weight.codes.is_contiguous()
     assert weight.scales.is_contiguous()
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
@@ -135,7 +136,8 @@ def weight_of(weight: QuantizedWeight) -> Any:
     return (weight.codes.data_ptr(), form, weight.columns, weight.rows, weight.scales.data_ptr(),
             _DIVIDED if weight.divides else _SCALES[weight.scales.dtype], _at(weight.zeros), weight.group, 0,
             (_at(weight.minimums), 0 if of_rows else of_blocks, _at(weight.block_minimums),
-             of_blocks if of_rows else 0, _at(weight.table)))
+             of_blocks if of_rows else 0, _at(weight.table), weight.signed,
+             _at(order)))
 
 
 def _at(numbers: torch.Tensor | None) -> int:

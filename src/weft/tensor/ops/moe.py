@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
-from weft.tensor.ops.elementwise import Activation, activate
+from weft.tensor.ops.elementwise import Activation, activate, within
 from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.ordered import OrderedWeight
@@ -37,7 +37,7 @@ from weft.units import PAD
 
 ExpertWeights = torch.Tensor | QuantizedWeight | OrderedWeight | ExpertTiles
 """The matrices of experts: values [experts, rows, columns], quantised and stacked alike, or in tiles. Each
-quantised one may have an order of columns, which the loop of torch alone takes."""
+quantised one may have an order of columns."""
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2, "clamped_swiglu": 3, "gelu_tanh": 4}
 CLAMP, GAIN = 7.0, 1.702
@@ -127,7 +127,7 @@ def _by_sigmoid(scores_TE: torch.Tensor, rule: ChoiceRule,
 @op("weft.tensor.kernels.moe")
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor:
+        gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor:
     """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` in the place of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
 
@@ -135,8 +135,8 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     [T, X], both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first ([E, I, D] without
     gates); ``down_EDI`` [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the
     choices of a token are added in float32. Experts without a token are not computed. ``biases``: added to
-    each product. ``clamped_swiglu`` stands for both factors: (up + 1) gate sigmoid(1.702 gate), gate and up
-    clamped to 7, up also to -7.
+    each product. ``clamped_swiglu`` stands for both factors: (up + 1) gate sigmoid(1.702 gate), with a limit
+    of 7. ``limit``: ``families.architecture.Dense``.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
@@ -145,7 +145,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
         inner = product(rows, gate_up_EJD, number)
         if biases is not None:
             inner = inner + biases.gate_up_EJ[number].to(inner.dtype)
-        y = product(activated(inner, activation, gated=gated), down_EDI, number)
+        y = product(activated(inner, activation, gated=gated, limit=limit), down_EDI, number)
         return y if biases is None else y + biases.down_ED[number].to(y.dtype)
 
     return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
@@ -156,13 +156,14 @@ def activated(inner: torch.Tensor, activation: Activation, *, gated: bool,
     """What lies between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
     if not gated:
         return activate(inner, activation)
-    gate, up = inner.chunk(2, dim=-1)
-    if limit:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate, up = within(inner.chunk(2, dim=-1), limit_of(activation, limit))
     if activation == "clamped_swiglu":
-        gate, up = gate.clamp(max=CLAMP), up.clamp(-CLAMP, CLAMP)
         return (up + 1) * (gate * torch.sigmoid(gate * GAIN))
     return activate(gate, activation) * up
+
+
+def limit_of(activation: Activation, limit: float) -> float:
+    return CLAMP if activation == "clamped_swiglu" else limit
 
 
 def by_expert(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
@@ -197,7 +198,7 @@ def by_expert(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX
 @moe.in_cpp
 def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
          gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-         gated: bool = True, biases: ExpertBiases | None = None) -> torch.Tensor | Unfit:
+         gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor | Unfit:
     if not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
@@ -206,22 +207,24 @@ def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: tor
     gate_up, down = _weight_of(gate_up_EJD), _weight_of(down_EDI)
     tables = [weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0
               for weights in (gate_up_EJD, down_EDI)]
-    exact = isinstance(gate_up_EJD, QuantizedWeight) and gate_up_EJD.exact
+    codes = _codes_of(gate_up_EJD)
     out_TD = x_TD.new_empty(x_TD.shape)
     native.extension().moe(x_TD.data_ptr(), x_TD.stride(0), native.DTYPES[x_TD.dtype], *ids.shape,
                            count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down, *tables,
                            native.address_of(None if biases is None else biases.gate_up_EJ),
                            native.address_of(None if biases is None else biases.down_ED),
-                           _ACTIVATIONS[activation], gated, exact, out_TD.data_ptr())
+                           _ACTIVATIONS[activation], limit_of(activation, limit), gated,
+                           codes is not None and codes.exact, out_TD.data_ptr())
     return out_TD
 
 
 def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     if not native.fits(x_TD) or not x_TD.shape[0]:
         return False
-    if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        return (not gate_up.fp8 and not down.fp8 and down.columns % TILE_ROWS == 0
-                and down.rows % TILE_ROWS == 0)
+    of_gate_up, of_down = _codes_of(gate_up), _codes_of(down)
+    if of_gate_up is not None and of_down is not None:
+        return (not of_gate_up.fp8 and not of_down.fp8 and of_down.columns % TILE_ROWS == 0
+                and of_down.rows % TILE_ROWS == 0)
     if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
         twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
         return (x_TD.dtype == gate_up.dtype == down.dtype
@@ -232,15 +235,24 @@ def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down
             and ids_TX.numel() <= _FEW_ROWS * gate_up.shape[0])
 
 
+def _codes_of(weights: ExpertWeights) -> QuantizedWeight | None:
+    held = weights.weight if isinstance(weights, OrderedWeight) else weights
+    return held if isinstance(held, QuantizedWeight) else None
+
+
 def _weight_of(weights: ExpertWeights) -> Any:
     if isinstance(weights, QuantizedWeight):
         return linear.weight_of(weights)
+    if isinstance(weights, OrderedWeight):
+        assert weights.order.dtype == torch.int32
+        return linear.weight_of(weights.weight, weights.order)
     if isinstance(weights, ExpertTiles):
         return weights.native()
     assert isinstance(weights, torch.Tensor)
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
-    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, 0, 0, LINE, 0, (0, 0, 0, 0, 0)
+    form = _FLOAT_FORMS[weights.dtype]
+    return weights.data_ptr(), form, columns, rows, 0, 0, 0, LINE, 0, native.NO_MINIMUMS
 
 
 def count_of(weights: ExpertWeights) -> int:

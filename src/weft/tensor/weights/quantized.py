@@ -2,6 +2,7 @@
 
     value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
                        = code * scale - minimum       ggml's blocks; minimum: one for each ``group``
+                       = (code - 8) * scale - minimum torchao's int4 (``signed``)
                        = e4m3(code) * scale           fp8 (GPUs alone)
                        = table[code] * scale          int4 whose sixteen numbers are not in steps
 
@@ -109,7 +110,8 @@ def _joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
     same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
-    there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0.
+    there are no zeros. ``minimums``: as the scales, subtracted; then zeros are None, and stand for 0, or for
+    the middle code if codes are ``signed``.
     ``table``: uint8 [16], of int4 without zeros and minimums: what a code stands for, and 128. Or float32
     [16], the numbers themselves (nf4). Scales of fp8 may be e8m0. ``order``: int32 [columns], which column of
     the matrix lies at each place; None where all lie at their own."""
@@ -123,6 +125,7 @@ class Codes:
     minimums: Numbers | None = None
     table: torch.Tensor | None = None
     order: torch.Tensor | None = None
+    signed: bool = False
 
     def dense(self) -> torch.Tensor:
         """The values, float32 [..., rows, columns], as the matrix has them."""
@@ -137,7 +140,8 @@ class Codes:
             return self.codes.view(torch.float8_e4m3fn).float() * scales
         if self.minimums is not None:
             assert self.zeros is None, "codes with minimums have no zeros"
-            return self.codes.float() * scales - _per_column(floats_of(self.minimums), self.group, columns)
+            numbers = self.codes.float() - (ZERO_POINT[self.bits] if self.signed else 0)
+            return numbers * scales - _per_column(floats_of(self.minimums), self.group, columns)
         if self.table is not None:
             numbers = self.table[self.codes.int()].float()
             return numbers * scales if self.table.is_floating_point() else (numbers - ZERO_POINT[8]) * scales
@@ -206,8 +210,8 @@ class QuantizedWeight:
     of a weight in fp8, they are rounded to fp8.
     ``fp8``: codes are bytes of e4m3; kernels of CPUs do not read them. ``minimums``: as the scales. Both may
     be bytes, times ``block_scales`` and ``block_minimums``, [..., tiles, blocks, 16], or divided by them
-    (``BlockNumbers``). ``table``: as that of ``Codes``. Kernels of GPUs read no minimums, bytes, tables or
-    groups of 16."""
+    (``BlockNumbers``). ``table``, ``signed``: as those of ``Codes``. Kernels of GPUs read no minimums, bytes,
+    tables or groups of 16."""
 
     bits: int
     rows: int
@@ -224,6 +228,7 @@ class QuantizedWeight:
     block_minimums: torch.Tensor | None = None
     divides: bool = False
     table: torch.Tensor | None = None
+    signed: bool = False
 
     @property
     def form(self) -> str:
@@ -287,7 +292,7 @@ class QuantizedWeight:
         return Codes(self.bits, plain, numbers(self.scales, self.block_scales),
                      None if self.zeros is None else _by_row(self.zeros, lanes), self.group, self.fp8,
                      None if self.minimums is None else numbers(self.minimums, self.block_minimums),
-                     self.table)
+                     self.table, signed=self.signed)
 
 
 _TILED_BYTES = 1 << 18
@@ -359,6 +364,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     for fp8 of whole tiles and whole parts too. Other weights ignore it, and so do experts in fp8."""
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0 or codes.group == LINE // 2, f"groups of {codes.group} columns"
+    assert not codes.signed or isinstance(codes.scales, torch.Tensor), "kernels read floats there"
     group = min(codes.group, _up(columns, LINE))
     tiles = _tiles(codes.codes, codes.bits)
     scales, block_scales = _scales_by_tile(codes.scales, _up(columns, LINE) // group, codes.fp8)
@@ -376,7 +382,8 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
                            and (group % PART == 0 or group >= columns)
                            and (not codes.fp8 or _meets_fp8(codes)), codes.fp8,
                            minimums, block_scales, block_minimums,
-                           isinstance(codes.scales, BlockNumbers) and codes.scales.divides, codes.table)
+                           isinstance(codes.scales, BlockNumbers) and codes.scales.divides, codes.table,
+                           codes.signed)
 
 
 def _meets_fp8(codes: Codes) -> bool:

@@ -41,7 +41,7 @@ TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
 """Dtype -> its number among the forms of csrc/kernels.hpp."""
 
-NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int]]
+NativeWeight = tuple[int, int, int, int, int, int, int, int, int, tuple[int, int, int, int, int, bool, int]]
 """A weight as the extension takes it (csrc/module.cpp)."""
 
 
@@ -75,8 +75,8 @@ class TiledWeight:
     def native(self) -> NativeWeight:
         """The arguments of the extension."""
         assert self.tiles.is_contiguous()
-        form = _FORMS[self.dtype]
-        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, 0, 0, self.columns, 0, (0, 0, 0, 0, 0)
+        form, columns = _FORMS[self.dtype], self.columns
+        return self.tiles.data_ptr(), form, columns, self.rows, 0, 0, 0, columns, 0, native.NO_MINIMUMS
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -212,7 +212,7 @@ class TwelveBitWeight:
     def native(self) -> NativeWeight:
         """As the extension takes it."""
         return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), 0, 0,
-                self.columns, self.odd.data_ptr(), (0, 0, 0, 0, 0))
+                self.columns, self.odd.data_ptr(), native.NO_MINIMUMS)
 
     def tiled(self) -> TiledWeight:
         """The tiles that were packed."""
@@ -297,7 +297,7 @@ class CodedTiles:
         shared = self.scales.shape[2] == 1
         return (self.units.data_ptr(), _CODED_FORMS[8 if self.table is None else 4], self.columns, self.rows,
                 self.scales.data_ptr(), _ONE_A_TILE if shared else _SCALE_FORMS[self.scales.dtype], 0,
-                self.group, 0, (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr()))
+                self.group, 0, (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False, 0))
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
