@@ -124,15 +124,29 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from statements(inner)
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What several tests ask of a file. Its tree is not held: each collection of garbage would walk it."""
+
+    imports: tuple[tuple[int, str, str, bool], ...]
+    """(line, dotted module, name, may it be a module) of every import anywhere, lazy ones too; relative ones
+    resolved. The name is empty for ``import module``."""
+    functions: tuple[tuple[int, str, int], ...]
+    """(line, name, lines)."""
+    classes: tuple[str, ...]
+    names: dict[str, int]
+    """Each name, attribute, parameter, keyword, function and class -> a line that has it."""
+
+
 @functools.cache
-def _imports(source: Source) -> tuple[tuple[int, str, str, bool], ...]:
-    """(line, dotted module, name, may it be a module) of every import anywhere in a file, lazy ones too;
-    relative ones resolved. The name is empty for ``import module``. Several tests ask for the same files."""
+def contents(source: Source) -> Contents:
+    tree = ast.parse(source.text)
     package = source.module.split(".")
     if not source.path.endswith("__init__.py"):
         package = package[:-1]
     imports: list[tuple[int, str, str, bool]] = []
-    for node in statements(ast.parse(source.text)):
+    functions, classes = [], []
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             imports += [(node.lineno, alias.name, "", False) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -140,18 +154,39 @@ def _imports(source: Source) -> tuple[tuple[int, str, str, bool], ...]:
             module = ".".join([*above, *([node.module] if node.module else [])])
             may_be_module = module == "weft" or node.module is None  # `from weft import memory`
             imports += [(node.lineno, module, alias.name, may_be_module) for alias in node.names]
-    return tuple(imports)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            functions.append((node.lineno, node.name, node.end_lineno - node.lineno + 1))
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+    names: dict[str, int] = {}
+    for line, name in _names(tree):
+        names.setdefault(name, line)
+    return Contents(tuple(imports), tuple(functions), tuple(classes), names)
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.alias(asname=str(name)) | ast.Name(id=name) | ast.Attribute(attr=name):
+                yield node.lineno, name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.keyword(arg=str(name)):
+                yield node.value.lineno, name
 
 
 def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
     """(line, dotted module) of every import of a file."""
     yield from dict.fromkeys((line, f"{module}.{name}" if may_be_module else module)
-                             for line, module, name, may_be_module in _imports(source))
+                             for line, module, name, may_be_module in contents(source).imports)
 
 
 def imported_names(source: Source) -> Iterator[tuple[str, str]]:
     """(module, name) of every import of a file; the name is empty for ``import module``."""
-    yield from ((module, name) for _, module, name, _ in _imports(source))
+    yield from ((module, name) for _, module, name, _ in contents(source).imports)
 
 
 def group_of(module: str) -> str:
@@ -198,9 +233,8 @@ def purity_complaints(sources: Iterable[Source]) -> list[str]:
             if group in CLOCKLESS and top in IMPURE_MODULES:
                 complaints.append(f"{source.path}:{line}: {group} imports {top}; it must be passed in")
         if group in PURE:
-            complaints += [f"{source.path}:{node.lineno}: hasattr in the pure half"
-                           for node in ast.walk(ast.parse(source.text))
-                           if isinstance(node, ast.Name) and node.id == "hasattr"]
+            complaints += [f"{source.path}:{line}: hasattr in the pure half"
+                           for name, line in contents(source).names.items() if name == "hasattr"]
     return complaints
 
 
@@ -217,11 +251,8 @@ def size_complaints(sources: Iterable[Source]) -> list[str]:
     for source in sources:
         if (lines := source.text.count("\n")) > FILE_LINES_MAX:
             complaints.append(f"{source.path}:1: {lines} lines")
-        for node in statements(ast.parse(source.text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
-                length = node.end_lineno - node.lineno + 1
-                if length > FUNCTION_LINES_MAX:
-                    complaints.append(f"{source.path}:{node.lineno}: {node.name} has {length} lines")
+        complaints += [f"{source.path}:{line}: {name} has {lines} lines"
+                       for line, name, lines in contents(source).functions if lines > FUNCTION_LINES_MAX]
     return complaints
 
 

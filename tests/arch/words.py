@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from tests.arch.rules import Source, statements
+from tests.arch.rules import Source, contents
 
 VAGUE_WORDS = {"made", "there", "told", "taken", "kept", "found"}
 """They say that something happened to the value; a name says what the value is."""
 FOREIGN_NAMES = {"connection_made"}
 """Methods that a library calls by this name (asyncio's protocols)."""
-
-
-def identifiers(source: Source) -> Iterator[tuple[int, str]]:
-    """(line, name) of each name, attribute, parameter, keyword, function and class of a file."""
-    for node in ast.walk(ast.parse(source.text)):
-        match node:
-            case ast.alias(asname=str(name)) | ast.Name(id=name) | ast.Attribute(attr=name):
-                yield node.lineno, name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield node.lineno, name
-            case ast.arg(arg=name):
-                yield node.lineno, name
-            case ast.keyword(arg=str(name)):
-                yield node.value.lineno, name
 
 
 def components(name: str) -> set[str]:
@@ -36,7 +21,7 @@ def components(name: str) -> set[str]:
 
 def vague_name_complaints(sources: Iterable[Source]) -> list[str]:
     return [f"{source.path}:{line}: the name {name}" for source in sources
-            for line, name in identifiers(source)
+            for name, line in contents(source).names.items()
             if components(name) & VAGUE_WORDS and name not in FOREIGN_NAMES]
 
 
@@ -44,9 +29,9 @@ def public_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
     """Name -> the files that define a public class of that name."""
     places: dict[str, list[str]] = {}
     for source in sources:
-        for node in statements(ast.parse(source.text)):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(source.path)
+        for name in contents(source).classes:
+            if not name.startswith("_"):
+                places.setdefault(name, []).append(source.path)
     return places
 
 

@@ -57,8 +57,7 @@ def run(family: str) -> tuple[Serving, list[Answer]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_moving_what_is_in_use_changes_nothing(family: str) -> None:
     serving, answers = run(family)
-    for answer, prompt, sampling in zip(answers, PROMPTS, SAMPLINGS, strict=True):
-        assert_like_cold(family, [answer], [prompt], sampling, tolerance=TOLERANCE)
+    assert_like_cold(family, answers, PROMPTS, SAMPLINGS, company=True)
     moves = [plan.reservation.moves for plan in serving.plans]
     usage = serving.core.memory.usage()
     assert usage.moves.pages == sum(len(move.pages) for move in moves)

@@ -12,6 +12,8 @@ from tests.fixtures import quantised_forms
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.quantised_forms import FORMS, write
 from tests.ranks.threads import load_ranks, logits_of
+from tests.unit.models import test_stacked_forms
+from tests.unit.models.test_stacked_forms import STACKED, write_stacked
 from weft.errors import CheckpointError
 from weft.models.loading import load_model
 
@@ -34,6 +36,26 @@ def test_two_ranks_of_a_quantised_checkpoint(form: str, source: Path, tmp_path: 
     quantised, _ = write("wide", tmp_path, ALIGNED[form])
     whole = load_model(quantised, quantize_inputs=False)
     ranks = load_ranks(quantised, 2, quantize_inputs=False)
+    expected = logits_of([whole])
+    assert float((logits_of(ranks) - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    assert all(rank.read_bytes < 0.6 * whole.read_bytes for rank in ranks)
+    assert all(rank.weights_form == whole.weights_form for rank in ranks)
+
+
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("stacks"), "granite_moe", intermediate_size=64,
+                           shared_intermediate_size=128, mamba_n_heads=16, mamba_expand=4)
+
+
+@pytest.mark.parametrize("by_expert", [False, True])
+@pytest.mark.parametrize("form", ["int8_rows", "int8_groups", "packed_int4_zeros", "fp8_rows"])
+def test_two_ranks_of_experts_that_are_stacked_codes(form: str, by_expert: bool, stacks: Path, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_stacked_forms, "checkpoint", lambda name: stacks)
+    quantised, _ = write_stacked("granite_moe", tmp_path, STACKED[form])
+    whole = load_model(quantised, quantize_inputs=False)
+    ranks = load_ranks(quantised, 2, by_expert=by_expert, quantize_inputs=False)
     expected = logits_of([whole])
     assert float((logits_of(ranks) - expected).abs().max() / expected.abs().max()) < TOLERANCE
     assert all(rank.read_bytes < 0.6 * whole.read_bytes for rank in ranks)

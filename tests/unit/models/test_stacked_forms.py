@@ -46,10 +46,15 @@ def write_stacked(source: str, directory: Path, form: Form, *, flipped: bool = F
     return quantised, plain
 
 
+def fp8_rows(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    made, values = fp8_of(name, matrix)
+    return {part: one.view(-1, 1) if one.ndim == 1 else one for part, one in made.items()}, values
+
+
 FP8_BY_ROWS = Form(
     {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {
         "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}},
-    fp8_of, "_scale", "float32")
+    fp8_rows, "_scale", "float32")
 STACKED = {**FORMS, "fp8_rows": FP8_BY_ROWS}
 CASES = [("granite_moe", "int8_rows"), ("granite_moe", "int8_groups"), ("granite_moe", "packed_int4"),
          ("granite_moe", "packed_int4_zeros"), ("granite_moe", "fp8_rows"), ("granite_moe", "mxfp4"),
