@@ -219,7 +219,8 @@ def coded(stored: Iterable[tuple[str, str, Sequence[int]]], layers: int) -> Code
     for name, dtype, shape in stored:
         layer = _LAYER.search(name)
         behind = layer is not None and int(layer[1]) >= layers
-        if behind or any(part in name for part in _NOT_COUNTED):
+        # No header says how many columns of a GPU's tiles (torchao's 4d) are padding.
+        if behind or len(shape) == 4 or any(part in name for part in _NOT_COUNTED):
             continue
         if name.rpartition(".")[2] in _CODES or name.endswith("_blocks"):
             bits += _ITEM_BITS.get(dtype, 0) * math.prod(shape)

@@ -125,7 +125,7 @@ def test_a_truncated_file_is_named_with_the_tensor_that_it_ends_in(tmp_path: Pat
     ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
      ["bnb_4bit_quant_storage", "bfloat16", "uint8"]),
     ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {
-        "int4_packing_format": "tile_packed_to_4d"}}}}, ["tile_packed_to_4d", "plain"]),
+        "int4_packing_format": "marlin_sparse"}}}}, ["marlin_sparse", "plain"]),
     ({"quant_method": "gptq", "bits": 3, "group_size": 32}, ["bits", "3", "4 and 8"]),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),
@@ -196,7 +196,7 @@ def _changed(form: str, value: object, *keys: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("form", "zeros"), [
     ("packed_int4_zeros", "weight_zero_point"), ("int8_groups", "weight_zero_point"), ("gptq", "qzeros"),
     ("gptq_zeros", "qzeros"), ("awq", "qzeros"), ("auto_round", "qzeros"), ("auto_round_awq", "qzeros"),
-    ("int4_torchao", "_weight_zero_point")])
+    ("int4_torchao", "_weight_zero_point"), ("int4_torchao_tiles", "_weight_scale_and_zero")])
 def test_missing_zero_points_are_named(form: str, zeros: str, tmp_path: Path) -> None:
     assert_named_if_missing(form, Q_PROJ.removesuffix("weight") + zeros, tmp_path)
 
