@@ -112,7 +112,7 @@ lowest:
 TABLE ?=
 
 sanitize: install
-	@tests/sanitize.sh $(TABLE)
+	@PYTHON=$(BIN)/python tests/sanitize.sh $(TABLE)
 
 # Mutated grammars, templates and bodies: FUZZ_SECONDS for each kind. WEFT_FUZZ_SEED begins at the seed of a failure.
 # Then by coverage, where atheris has a wheel.
