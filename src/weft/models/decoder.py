@@ -245,8 +245,8 @@ class CausalModel:
             return self.head(hidden_XD)
         if weight.dtype == torch.float32:
             return tiled_linear(hidden_XD, weight, bias, out_XV)
-        rows = len(out_XV)
-        if self._headed_XV is None or len(self._headed_XV) < rows:
+        rows = out_XV.shape[0]
+        if self._headed_XV is None or self._headed_XV.shape[0] < rows:
             self._headed_XV = torch.empty(out_XV.shape, dtype=weight.dtype)
         return tiled_linear(hidden_XD, weight, bias, self._headed_XV[:rows])
 
