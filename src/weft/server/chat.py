@@ -122,9 +122,10 @@ class ChatJob:
 
     async def answer(self) -> bytes:
         generation, body = self.generation, self._body
-        choices = []
+        choices: list[ChatChoice] = []
         for piece in await generation.whole():
-            await asyncio.sleep(0)  # a choice with many logprobs takes long: others are served between two
+            if choices:  # one with many logprobs takes long: others are served between two
+                await asyncio.sleep(0)
             message = self._message(piece)
             choices.append(ChatChoice(
                 index=piece.index, message=message, logprobs=self._logprobs(piece),
