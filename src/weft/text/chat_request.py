@@ -182,7 +182,8 @@ class TemplateSandbox:
         except OSError:
             raise RequestError("the chat template ended its process on these messages",
                                param="messages") from None
-        answer = _decode_answer(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(_decode_answer, raw)
+        answer = (_decode_answer(raw) if len(raw) < LARGE_BYTES
+                  else await asyncio.to_thread(_decode_answer, raw))
         if isinstance(answer, Refused):
             raise RequestError(answer.message, param=answer.param, code=answer.code)
         assert isinstance(answer, ChatPrompt)
