@@ -135,8 +135,8 @@ class EventStream(Response):
             await _cancel(coming)
 
 
-async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+def _send_part(send: Send, body: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
