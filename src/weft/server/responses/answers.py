@@ -224,8 +224,7 @@ class ResponsesJob:
         for piece in pieces:
             for _ in self._events(piece):
                 pass  # the items are what counts
-        await self._complete()
-        return _encoder.encode(self.response)
+        return await self._complete()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -278,7 +277,8 @@ class ResponsesJob:
         if piece.finish_reason is not None and not self._output.items:
             yield from self._output.empty_message(is_cut=self._is_cut)
 
-    async def _complete(self) -> None:
+    async def _complete(self) -> bytes:
+        """The response as JSON, stored if it is to be."""
         response, usage = self.response, self._turn.usage()
         response.output = self._output.items
         response.status = "incomplete" if self._is_cut else "completed"
@@ -292,9 +292,12 @@ class ResponsesJob:
             output_tokens=usage.completion_tokens,
             output_tokens_details={"reasoning_tokens": self._turn.reasoning_tokens()},
             total_tokens=usage.total_tokens)
-        if self._keep is not None:
-            response.store = await self._keep(response.id, _encoder.encode(response),
-                                              RawAnswer(self._tokens, "".join(self._texts)))
+        body = _encoder.encode(response)
+        if self._keep is None or await self._keep(response.id, body,
+                                                  RawAnswer(self._tokens, "".join(self._texts))):
+            return body
+        response.store = False
+        return _encoder.encode(response)
 
     def _logprobs(self, piece: Piece) -> list[ChatTokenLogprob]:
         if self._top is None:
