@@ -40,6 +40,7 @@ export function parse(text, at) {
     numbers[key] = (numbers[key] ?? 0) + Number(found[4]);
     if (own.length) continue;
     (reading.engines[engine] ??= {})[found[2]] = Number(found[4]);
+    if (!reading.model) continue; // of the server, before one of its models was loaded
     const ofModel = reading.models[reading.model] ??= {};
     ofModel[found[2]] = (ofModel[found[2]] ?? 0) + Number(found[4]);
   }
