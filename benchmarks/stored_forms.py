@@ -10,8 +10,9 @@
                      matrices of 4096 x 1024 that come out of memory, CPU time of one thread, in turns
 
 Logits in int8 and int4 see inputs rounded to int8 here, as by default. Forms of floats do not; nf4, fp4
-and fp8 by rows add up in another order than the widened model. Packers are those of the tests, which are written from
-the formats' descriptions; ``tests/fixtures/library_values`` has what the libraries themselves packed.
+and fp8 by rows add up in another order than the widened model. Packers are those of the tests, which
+are written from the formats' descriptions; ``tests/fixtures/library_values`` has what the libraries
+themselves packed.
 """
 
 from __future__ import annotations
