@@ -3,8 +3,9 @@
     python -m benchmarks.dialects [--requests 20] [--tokens 256] [--rounds 30] [--json FILE]
 
 The whole application runs in this process: routes, bodies, template, tokenizer, answers and the store of
-responses. The engine is replaced by one that has each token ready. All dialects get prompts of about the same
-length, in turns, and the table has the least of all rounds: other work on the machine only adds.
+responses. The engine is replaced by one that has each token ready, a turn of the event loop after it was
+asked. All dialects get prompts of about the same length, in turns, and the table has the least of all rounds:
+other work on the machine only adds.
 
     wall      microseconds of a request with an answer of one token
     request   of these, the time of this process on a CPU, all threads; the template has a process of its own
@@ -49,6 +50,7 @@ class ReadyStream:
         self._left = request.sampling.max_tokens or 1
 
     async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
+        await asyncio.sleep(0)
         return [(time.perf_counter(), event) for _ in range(self._left) for event in await self.events()]
 
     async def events(self) -> list[TokenEvent]:
@@ -69,6 +71,7 @@ class ReadyEngine:
         """It always is."""
 
     async def submit(self, requests: list[Request]) -> ReadyStream:
+        await asyncio.sleep(0)
         return ReadyStream(requests[0])
 
     def cancel(self, request_id: str, index: int | None = None) -> None:

@@ -309,6 +309,15 @@ async def test_a_transaction_that_fails_is_said_and_the_next_one_works(tmp_path:
     await store.close()
 
 
+async def test_a_store_that_is_closed_refuses(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "r.sqlite", MANY)
+    assert await store.put(lambda: stored("a"), "me")
+    await store.close()
+    with pytest.raises(ResponseStoreError):
+        await asyncio.wait_for(store.get("a", "me"), 10)
+    store.close_now()
+
+
 def _put_and_die(path: Path) -> None:
     async def put() -> None:
         store = ResponseStore(path, MANY)

@@ -119,12 +119,14 @@ class ChatJob:
         self._namer = namer(turn.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids),
                             escape_bytes=False)
         self._top = body.top_logprobs or 0
+        self._last_usage, self._every_usage = stream_usage(body)
 
     async def answer(self) -> bytes:
         generation, body = self.generation, self._body
-        choices = []
+        choices: list[ChatChoice] = []
         for piece in await generation.whole():
-            await asyncio.sleep(0)  # a choice with many logprobs takes long: others are served between two
+            if choices:  # one with many logprobs takes long: others are served between two
+                await asyncio.sleep(0)
             message = self._message(piece)
             choices.append(ChatChoice(
                 index=piece.index, message=message, logprobs=self._logprobs(piece),
@@ -146,16 +148,15 @@ class ChatJob:
         async for pieces in self.generation.pieces():
             if choices := [choice for piece in pieces for choice in self._choices(piece)]:
                 yield b"".join(self._line([choice]) for choice in choices)
-        if stream_usage(self._body)[0]:
+        if self._last_usage:
             yield self._line([])
         yield DONE
 
     def _line(self, choices: list[DeltaChoice], *, first: bool = False) -> bytes:
         chunk = ChatChunk(id=self._id, created=self._created_s, model=self._turn.name, choices=choices)
-        with_usage, always = stream_usage(self._body)
-        if always or (with_usage and not choices):
+        if self._every_usage or (self._last_usage and not choices):
             chunk.usage = self._turn.usage()
-        elif with_usage:
+        elif self._last_usage:
             chunk.usage = None
         if first and self._body.return_token_ids:
             chunk.prompt_token_ids = self._turn.prompt.tokens
@@ -201,16 +202,17 @@ def stream_deltas(events: Iterable[BlockEvent]) -> list[ChatAnswer]:
     take the first entry of ``tool_calls`` alone, and some add arguments to the one that has the name."""
     deltas: list[ChatAnswer] = []
     for event in events:
-        call = _call_part(event)
-        if call is not None:
+        if event.phase == "delta" and not event.block.is_call:
+            deltas = deltas or [ChatAnswer()]
+            delta = deltas[-1]
+            if event.block.kind == "text":
+                delta.content = (delta.content or "") + event.delta
+            else:
+                delta.reasoning = delta.reasoning_content = (delta.reasoning or "") + event.delta
+        elif (call := _call_part(event)) is not None:
             if not deltas or deltas[-1].tool_calls is not UNSET:
                 deltas.append(ChatAnswer())
             deltas[-1].tool_calls = [call]
-        elif event.phase == "delta" and not event.block.is_call:
-            deltas = deltas or [ChatAnswer()]
-            delta, name = deltas[-1], "content" if event.block.kind == "text" else "reasoning"
-            setattr(delta, name, (getattr(delta, name) or "") + event.delta)
-            delta.reasoning_content = delta.reasoning
     return deltas
 
 

@@ -90,9 +90,10 @@ class CompletionJob:
     async def answer(self) -> bytes:
         generation = self.generation
         pieces = await generation.whole()
-        choices = []
+        choices: list[CompletionChoice] = []
         for piece in pieces:
-            await asyncio.sleep(0)  # a choice with many logprobs takes long: others are served between two
+            if choices:  # one with many logprobs takes long: others are served between two
+                await asyncio.sleep(0)
             choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
 

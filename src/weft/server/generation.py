@@ -150,10 +150,11 @@ class Generation:
                     if choice.finished:
                         continue
                     piece = choice.take(event)
-                    self._note(choice, event)
+                    self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
                     if piece is not None:
                         pieces.append(piece)
                     if choice.finished:
+                        self._note_end(choice, event)
                         unfinished -= 1
                         if event.finish_reason is None:
                             self._requests_in_flight.cancel(event.request_id, event.index)
@@ -185,7 +186,8 @@ class Generation:
             for index, events in by_choice.items():
                 choice, event = self.choices[index], joined(events)
                 piece = choice.take(event)
-                self._note_end(choice, event)
+                if choice.finished:
+                    self._note_end(choice, event)
                 if piece is not None:
                     pieces.append(piece)
             return pieces
@@ -267,17 +269,11 @@ class Generation:
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""
-        return next(prompt for prompt, choices in zip(self.prompts, self._by_prompt, strict=True)
-                    if index <= choices[-1].index)
-
-    def _note(self, choice: Choice, event: TokenEvent) -> None:
-        self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
-        self._note_end(choice, event)
+        return self.prompts[index // self.samplings[0].n]
 
     def _note_end(self, choice: Choice, event: TokenEvent) -> None:
-        if choice.finished:
-            reason = "stop" if choice.stopped_by_text else str(event.finish_reason)
-            self._metrics.sequence_ended(self._times[choice.index], reason, choice.generated_tokens)
+        reason = "stop" if choice.stopped_by_text else str(event.finish_reason)
+        self._metrics.sequence_ended(self._times[choice.index], reason, choice.generated_tokens)
 
 
 def check_generates(info: ModelInfo, request: Request) -> None:

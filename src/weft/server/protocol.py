@@ -270,7 +270,7 @@ class DuplicateKeyError(ValueError):
 
 def _refuse_duplicates(raw: bytes) -> None:
     """Raises DuplicateKeyError; ValueError and RecursionError for what is not JSON."""
-    json.loads(raw, object_pairs_hook=_names_differ)
+    _decode_names(raw.decode())
 
 
 def _names_differ(pairs: list[tuple[str, Any]]) -> None:
@@ -278,6 +278,9 @@ def _names_differ(pairs: list[tuple[str, Any]]) -> None:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise DuplicateKeyError(Counter(names).most_common(1)[0][0][:100])
+
+
+_decode_names = json.JSONDecoder(object_pairs_hook=_names_differ).decode
 
 
 def value_count(raw: bytes) -> int:

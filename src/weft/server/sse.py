@@ -5,9 +5,9 @@
             tenant.admit                 tenant.spend
 
 A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in
-``receive``. Both kinds of answer run beside such a task, and the first to end cancels the other. The engine
-accepts a job before the status is sent, so a refusal has a status of its own, for streams too. After
-the headers are out an error can only be a line of the stream.
+``receive``. Both kinds of answer have such a task beside them, which cancels them when the client leaves.
+The engine accepts a job before the status is sent, so a refusal has a status of its own, for streams too.
+After the headers are out an error can only be a line of the stream.
 """
 
 from __future__ import annotations
@@ -53,23 +53,27 @@ def named_event(name: str, json: bytes) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + json + b"\n\n"
 
 
-async def until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """The result of ``work``; when the client leaves first, work is cancelled and ClientGoneError raised."""
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_gone(receive))
+    working, is_gone = asyncio.current_task(), False
+    assert working is not None
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        working.cancel()
+
+    watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        raise ClientGoneError
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and not working.uncancel():
+            raise ClientGoneError from None
+        raise
     finally:
-        await _cancel(doing)
-        await _cancel(gone)
+        watching.cancel()
 
 
 class EventStream(Response):
@@ -131,8 +135,8 @@ class EventStream(Response):
             await _cancel(coming)
 
 
-async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+def _send_part(send: Send, body: bytes) -> Awaitable[None]:
+    return send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
@@ -166,7 +170,6 @@ class Way:
 async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: float,
                      media_type: str = EVENTS) -> Response:
     """Raises what the engine refuses the job with."""
-    await unless_gone(job.generation.start(), request.receive)
     tenant = tenant_of(request)
     trace: RequestTrace | None = request.scope["state"].get("trace")
 
@@ -177,12 +180,17 @@ async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: 
         if tenant is not None:
             tenant.spend(job.generation.usage().total_tokens)
 
-    if stream:
-        return EventStream(job.lines(), on_end=end, keep_alive_s=keep_alive_s, media_type=media_type)
-    try:
-        return Response(await unless_gone(job.answer(), request.receive), media_type="application/json")
-    finally:
-        end()
+    async def whole() -> bytes:
+        await job.generation.start()
+        try:
+            return await job.answer()
+        finally:
+            end()
+
+    if not stream:
+        return Response(await unless_gone(whole(), request.receive), media_type="application/json")
+    await unless_gone(job.generation.start(), request.receive)
+    return EventStream(job.lines(), on_end=end, keep_alive_s=keep_alive_s, media_type=media_type)
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:

@@ -49,6 +49,7 @@ from weft.text.workers import BoundedWorker, WorkerLane
 if TYPE_CHECKING:
     from weft.images.picture import Picture
 
+_decode_answer = msgspec.msgpack.Decoder[Answer](Answer).decode
 LARGE_BYTES = 256 << 10
 """From here on a conversation waits in the line of large ones."""
 LINE_MAX = 256
@@ -186,7 +187,8 @@ class TemplateSandbox:
         except OSError:
             raise RequestError("the chat template ended its process on these messages",
                                param="messages") from None
-        answer = _answer(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(_answer, raw)
+        answer = (_decode_answer(raw) if len(raw) < LARGE_BYTES
+                  else await asyncio.to_thread(_decode_answer, raw))
         if isinstance(answer, Refused):
             raise RequestError(answer.message, param=answer.param, code=answer.code)
         assert isinstance(answer, ChatPrompt)
@@ -212,16 +214,11 @@ class TemplateSandbox:
             worker.end()
             raise CheckpointError(f"the chat template takes more than {limit_s:g} s to compile",
                                   param="--chat-template")
-        answer = _answer(raw)
+        answer = _decode_answer(raw)
         if isinstance(answer, Refused):
             raise CheckpointError(answer.message, param="--chat-template")
         assert isinstance(answer, TemplateFacts)
         return worker, answer
-
-
-def _answer(raw: bytes) -> Answer:
-    answer: Answer = msgspec.msgpack.decode(raw, type=Answer)
-    return answer
 
 
 @dataclass(frozen=True, slots=True)

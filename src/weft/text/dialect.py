@@ -69,8 +69,7 @@ class AnswerBlock:
         return self.call_index >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEvent:
+class BlockEvent(msgspec.Struct, frozen=True):
     """``block`` may be further than its event: at its start it may have text already."""
 
     phase: Literal["start", "delta", "stop"]
@@ -195,9 +194,13 @@ class AnswerReader:
         if self._last_calls is not None:
             reasoning, content = self._hold_last_calls(self._last_calls, reasoning, content, last=last)
         self._think(reasoning)
-        self._write([content] if self._calls is None else self._calls.push(content))
+        if self._calls is None:
+            self._writer.write("text", content)
+        else:
+            self._write(self._calls.push(content))
         if last:
-            self._write([] if self._calls is None else self._calls.finish())
+            if self._calls is not None:
+                self._write(self._calls.finish())
             self._writer.stop(is_cut=finish_reason == "length")
         return self._writer.take()
 

@@ -36,7 +36,8 @@ import msgspec
 
 from weft.text.worker_main import HEAD, JobFunction
 
-_PART_BYTES = 1 << 20
+_PART_BYTES = 64 << 10
+"""All that a pipe holds. More would be memory of its own from the system, for each read."""
 _PIPE_BYTES = 32 << 10
 """A pipe takes this much at once; a larger body is written in a thread."""
 _PATIENCE_S = 0.001

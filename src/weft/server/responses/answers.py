@@ -67,6 +67,8 @@ class OutputWriter:
     def __init__(self, response_id: str) -> None:
         self.items: list[Item] = []
         self._response_id = response_id
+        self._place: Item = {}
+        """Of the last block, in its events."""
         self._logprobs: list[ChatTokenLogprob] = []
         self._undecided: list[ChatTokenLogprob] = []
 
@@ -81,11 +83,11 @@ class OutputWriter:
                 yield from self._stop(block)
             else:
                 decided, self._undecided = self._undecided, []
-                more: Item = {}
+                written: Item = {"type": f"{names.events}.delta", **self._place, "delta": event.delta}
                 if block.kind == "text":
-                    more["logprobs"] = _covering(decided, event.delta)
-                    self._logprobs += more["logprobs"]
-                yield {"type": f"{names.events}.delta", **self._place(block), "delta": event.delta, **more}
+                    written["logprobs"] = _covering(decided, event.delta)
+                    self._logprobs += written["logprobs"]
+                yield written
 
     def empty_message(self, *, is_cut: bool) -> Iterator[Item]:
         """The output of an answer without blocks."""
@@ -95,13 +97,16 @@ class OutputWriter:
 
     def _start(self, block: AnswerBlock) -> Iterator[Item]:
         self._logprobs = []
-        self.items.append(self._item(block, "in_progress"))
-        yield {"type": "response.output_item.added", "output_index": block.index, "item": self.items[-1]}
+        item = self._item(block, "in_progress")
+        self.items.append(item)
+        self._place = {"item_id": item["id"], "output_index": block.index}
+        yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
         if _NAMES[block.kind].part:
-            yield {"type": "response.content_part.added", **self._place(block), "part": _part(block, "", [])}
+            self._place["content_index"] = 0
+            yield {"type": "response.content_part.added", **self._place, "part": _part(block, "", [])}
 
     def _stop(self, block: AnswerBlock) -> Iterator[Item]:
-        names, place, logprobs = _NAMES[block.kind], self._place(block), self._logprobs
+        names, place, logprobs = _NAMES[block.kind], self._place, self._logprobs
         self.items[-1] = item = self._item(block, "completed" if block.is_complete else "incomplete")
         name = {"name": block.name} if block.kind == "call" else {}
         yield {"type": f"{names.events}.done", **place, **name, names.field: block.text,
@@ -109,10 +114,6 @@ class OutputWriter:
         if names.part:
             yield {"type": "response.content_part.done", **place, "part": _part(block, block.text, logprobs)}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
-
-    def _place(self, block: AnswerBlock) -> Item:
-        part = {"content_index": 0} if _NAMES[block.kind].part else {}
-        return {"item_id": self.items[-1]["id"], "output_index": block.index, **part}
 
     def _item(self, block: AnswerBlock, status: Status) -> Item:
         names, text = _NAMES[block.kind], "" if status == "in_progress" else block.text
@@ -223,8 +224,7 @@ class ResponsesJob:
         for piece in pieces:
             for _ in self._events(piece):
                 pass  # the items are what counts
-        await self._complete()
-        return _encoder.encode(self.response)
+        return await self._complete()
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -277,7 +277,8 @@ class ResponsesJob:
         if piece.finish_reason is not None and not self._output.items:
             yield from self._output.empty_message(is_cut=self._is_cut)
 
-    async def _complete(self) -> None:
+    async def _complete(self) -> bytes:
+        """The response as JSON, stored if it is to be."""
         response, usage = self.response, self._turn.usage()
         response.output = self._output.items
         response.status = "incomplete" if self._is_cut else "completed"
@@ -291,9 +292,12 @@ class ResponsesJob:
             output_tokens=usage.completion_tokens,
             output_tokens_details={"reasoning_tokens": self._turn.reasoning_tokens()},
             total_tokens=usage.total_tokens)
-        if self._keep is not None:
-            response.store = await self._keep(response.id, _encoder.encode(response),
-                                              RawAnswer(self._tokens, "".join(self._texts)))
+        body = _encoder.encode(response)
+        if self._keep is None or await self._keep(response.id, body,
+                                                  RawAnswer(self._tokens, "".join(self._texts))):
+            return body
+        response.store = False
+        return _encoder.encode(response)
 
     def _logprobs(self, piece: Piece) -> list[ChatTokenLogprob]:
         if self._top is None:
