@@ -9,9 +9,10 @@
     speed            one stream and a prompt of 256 over weft's own int4 or int8 (--speed): products by
                      matrices of 4096 x 1024 that come out of memory, CPU time of one thread, in turns
 
-Logits in int8 and int4 see inputs rounded to int8 here, as by default. Forms of floats do not: there the
-products of a CPU have the bits of the widened model. Packers are those of the tests, which are written from
-the formats' descriptions; ``tests/fixtures/library_values`` has what the libraries themselves packed.
+Logits in int8 and int4 see inputs rounded to int8 here, as by default. Forms of floats do not; nf4, fp4
+and fp8 by rows add up in another order than the widened model. Packers are those of the tests, which
+are written from the formats' descriptions; ``tests/fixtures/library_values`` has what the libraries
+themselves packed.
 """
 
 from __future__ import annotations

@@ -1,30 +1,20 @@
-// Tiles of bfloat16 that are codes in memory: fp8 (e4m3), or 4 bits that a table of 16 floats stands for (nf4, fp4).
-//
-//     weight   bfloat16(number of the code x scale)         a scale for each row and group of columns, or for a tile
-//     unit     8 columns of 16 rows: a pair of columns lies as it becomes words, 16 bytes of 4 rows after the other
-//                fp8      columns 0-3, columns 4-7                        2 lines of 64 bytes
-//                4 bits   rows 0, 2, ... in the lower halves              1 line
-//     two tiles  a unit of one, a unit of the other, ...: one stream from memory, as in twelve_bit.inl
-//
-// The weights are those of the model that was widened to bfloat16, and sums have the order of tiles.inl. So a product has
-// the bits of the widened model, of one row as of many.
+// Products by codes that become bfloat16 (coded_numbers.inl), and of fp8 in bytes: with a scale for a tile, or powers of two.
 //
 //     up to 4 rows of x    codes become weights in registers; 4 rows meet two tiles
 //     more                 four tiles are unpacked into the L2 cache once, for all rows of a part of x
+//
+// The weights are those of the model that was widened to bfloat16. Here sums have the order of tiles.inl too, so a product
+// has the bits of that model, of one row as of many. Codes in words have another order (coded_words.inl).
 //
 // A group has few different weights. So what a code may become is rounded once for the group. A table of 128 bytes then
 // gives the lower bytes of 64 weights, and another the upper ones (vpermi2b):
 //
 //     table of            has                               and then
-//     fp8, scale of a tile    the tile's 128 numbers            the sign
-//     fp8, powers of two      128 numbers of the largest power  what the power has less is taken off, but of zeros
-//     fp8, scales of rows     8 fractions of 16 rows            sign and exponent are added; codes without an exponent
-//                                                               have tables of their own
-//     4 bits                  16 numbers of 8 rows, twice       dwords of both are interleaved
+//     scale of a tile     the tile's 128 numbers            the sign
+//     powers of two       128 numbers of the largest power  what the power has less is taken off, but of zeros
 //
 // Exponents are added where no power leaves bfloat16's normal numbers. Another group takes the way of CPUs without
-// look-ups: floats, and a rounding of each. There one arithmetic shift moves sign, exponent and fraction of e4m3 to their
-// places. The scale is larger by 2^120, which the exponents differ by. Denormals come out right, so none may be flushed.
+// look-ups: floats, and a rounding of each.
 //
 // Rejected: scales behind the sums of a group (faster, but other weights than the library's: they are never rounded).
 // CPUs with products of pairs and without look-ups of bytes (Cooper Lake) have no kernels here.
@@ -32,114 +22,7 @@
 namespace weft {
 namespace {
 
-bool is_coded(WeightForm form) { return form == WeightForm::bfloat16_fp8 || form == WeightForm::bfloat16_four_bits; }
-
 #if defined(__AVX512F__)
-#define WEFT_VBMI __attribute__((target("avx512bf16,avx512vbmi,gfni")))
-#define WEFT_VBMI_PART __attribute__((always_inline, target("avx512bf16,avx512vbmi,gfni")))
-WEFT_EACH(each_coded, WEFT_VBMI_PART)
-
-constexpr float kFp8Up = 0x1p120f;
-constexpr int kMostPower = 127 + 6;  // a byte of e8m0: 2^6 is below what a scale may be (tiles.py)
-constexpr int kCodedRows = 4;
-
-bool serves_coded() {
-  static const bool serves = !has_bf16_dot() || (__builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("gfni"));
-  return serves;
-}
-
-template <bool FP8>
-constexpr int64_t kCodedBytes = kUnitWords / (FP8 ? 1 : 2);  // of a unit
-
-// One tile of a coded weight.
-template <bool FP8>
-struct CodedTile {
-  static constexpr int64_t kStep = kTwelveBitTiles * kCodedBytes<FP8>;
-  const uint8_t* units;
-  const void* scales;
-  ScaleForm form;
-  int64_t units_of_group;
-  __m512 table;
-
-  CodedTile(const Weight& weight, int64_t tile)
-      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStep + tile % 2 * kCodedBytes<FP8>),
-        form(weight.scale_form), units_of_group(weight.group / kUnitColumns) {
-    const int64_t groups = (weight.in + weight.group - 1) / weight.group;
-    const int64_t bytes = form == ScaleForm::of_tiles ? 4 : form == ScaleForm::e8m0 ? kTile : 4 * kTile;
-    scales = static_cast<const char*>(weight.scales) + tile * groups * bytes;
-    table = FP8 ? _mm512_setzero_ps() : _mm512_loadu_ps(reinterpret_cast<const float*>(weight.table));
-  }
-
-  WEFT_INLINE const uint8_t* powers(int64_t unit) const {
-    return static_cast<const uint8_t*>(scales) + unit / units_of_group * kTile;
-  }
-
-  // Of the group that ``unit`` is in.
-  WEFT_INLINE __m512 scale(int64_t unit) const {
-    const int64_t group = unit / units_of_group;
-    if (form == ScaleForm::of_tiles) return _mm512_set1_ps(static_cast<const float*>(scales)[group]);
-    if (form == ScaleForm::e8m0) return (__m512)powers_of_two(powers(unit));
-    return _mm512_loadu_ps(static_cast<const float*>(scales) + group * kTile);
-  }
-
-  // Column ``COLUMN`` of 8, times its scale.
-  template <int COLUMN>
-  WEFT_INLINE __m512 number(const uint8_t* unit, __m512 scale) const {
-    constexpr int PAIR = COLUMN / 2, SECOND = COLUMN % 2;
-    const __m512i line = _mm512_loadu_si512(unit + (FP8 ? PAIR / 2 * 64 : 0));
-    if constexpr (FP8) {
-      const __m512i zero = _mm512_setzero_si512();
-      const __m512i words = PAIR % 2 ? _mm512_unpackhi_epi8(zero, line) : _mm512_unpacklo_epi8(zero, line);
-      const __m512i bits = _mm512_srai_epi32(SECOND ? words : _mm512_slli_epi32(words, 16), 4);
-      return _mm512_mul_ps(number_of(bits), _mm512_mul_ps(scale, _mm512_set1_ps(kFp8Up)));
-    } else {
-      const __m512i shifts = _mm512_set4_epi32(20 + 8 * SECOND, 16 + 8 * SECOND, 4 + 8 * SECOND, 8 * SECOND);
-      const __m512i pair = _mm512_shuffle_epi32(line, static_cast<_MM_PERM_ENUM>(PAIR * 0x55));
-      return _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srlv_epi32(pair, shifts), table), scale);
-    }
-  }
-
-  // e4m3 whose sign, exponent and fraction begin at bit 31, 26 and 22.
-  static WEFT_INLINE __m512 number_of(__m512i bits) {
-    return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0x87F00000u))));
-  }
-};
-
-// Rounded to bfloat16, in the upper half of each lane.
-WEFT_INLINE __m512i rounded_up_half(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  return _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
-}
-
-// The weights of a unit by floats: pairs of columns of 16 rows, as they are in tiles.inl.
-template <bool FP8>
-WEFT_INLINE void pairs_by_floats(const CodedTile<FP8>& tile, const uint8_t* unit, __m512 scale, __m512i* pairs) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
-  each_wide<kUnitPairs>([&](auto p) WEFT_WIDE_PART {
-    const __m512i first = rounded_up_half(tile.template number<2 * p>(unit, scale));
-    const __m512i second = rounded_up_half(tile.template number<2 * p + 1>(unit, scale));
-    pairs[p] = _mm512_or_si512(_mm512_srli_epi32(first, 16), _mm512_and_si512(second, upper));
-  });
-}
-
-template <bool FP8>
-__attribute__((noinline, cold)) void rare_pairs(const CodedTile<FP8>& tile, const uint8_t* unit, __m512 scale, __m512i* pairs) {
-  pairs_by_floats(tile, unit, scale, pairs);
-}
-
-enum class Lookup { four_bits, fp8_tile, fp8_powers, fp8_rows };
-
-Lookup lookup_of(const Weight& weight) {
-  if (weight.form == WeightForm::bfloat16_four_bits) return Lookup::four_bits;
-  return weight.scale_form == ScaleForm::of_tiles ? Lookup::fp8_tile : weight.scale_form == ScaleForm::e8m0 ? Lookup::fp8_powers : Lookup::fp8_rows;
-}
-
-// A constant that the compiler does not make again, with a shuffle, in each turn of a loop.
-WEFT_INLINE __m512i opaque(__m512i constant) {
-  asm("" : "+v"(constant));
-  return constant;
-}
-
 template <class Byte>
 WEFT_INLINE __m512i bytes_by_place(const Byte& byte) {
   uint8_t bytes[64];
@@ -163,33 +46,19 @@ struct ByteTables {
   WEFT_VBMI_PART inline __m512i highs(__m512i at) const { return _mm512_permutex2var_epi8(high[0], at, high[1]); }
 };
 
-// ``second`` behind ``first``, rounded.
-WEFT_VBMI_PART inline __m512i words_of(__m512 first, __m512 second) { return (__m512i)_mm512_cvtne2ps_pbh(second, first); }
-
 // What a tile's codes of the group at hand become.
 template <Lookup KIND>
 struct Group {
-  static constexpr bool FP8 = KIND != Lookup::four_bits;
-  CodedTile<FP8> tile;
+  CodedTile<KIND> tile;
   __m512 scale;
-  ByteTables tables[KIND == Lookup::four_bits ? 2 : 1];
-  ByteTables without_exponent;
-  __m512i powers;
-  // Bits of a code that choose within a table, and of a byte's place: which of the table's rows.
-  __m512i within, rows, exponent, of_highs, of_lows, sign;
+  ByteTables table;
+  __m512i powers, sign;
   bool rare = false;
 
-  WEFT_VBMI_PART Group(const Weight& weight, int64_t at) : tile(weight, at) {
-    within = opaque(_mm512_set1_epi8(FP8 ? 7 : 15));
-    rows = opaque(FP8 ? bytes_by_place([](int i) { return 8 * (i / 16 * 4 + i / 2 % 4); })
-                    : bytes_by_place([](int i) { return 16 * (i / 16 * 2 + i / 2 % 2); }));
-    exponent = opaque(_mm512_set1_epi8(0x78));
-    of_highs = opaque(_mm512_set1_epi64(0x1020400000000080));  // bits 7, 6, 5, 4 to 7, 2, 1, 0
-    of_lows = opaque(_mm512_set1_epi64(0x08));                 // bit 3 to 7
-    sign = opaque(_mm512_set1_epi8(-128));
+  WEFT_VBMI_PART Group(const Weight& weight, int64_t at) : tile(weight, at), sign(opaque(_mm512_set1_epi8(-128))) {
     if constexpr (KIND == Lookup::fp8_powers) {
       set_numbers(_mm512_set1_ps(kFp8Up * 0x1p6f));
-      tables[0].high[0] = _mm512_or_si512(tables[0].high[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(0x80)));
+      table.high[0] = _mm512_or_si512(table.high[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(0x80)));
     }
   }
 
@@ -201,21 +70,7 @@ struct Group {
     };
     __m512i words[4];
     for (int i = 0; i < 4; ++i) words[i] = words_of(sixteen(32 * i), sixteen(32 * i + 16));
-    tables[0].set(words);
-  }
-
-  // Of codes [first, first + 8) of 16 rows.
-  WEFT_VBMI_PART inline void set_rows(ByteTables& to, int first, __m512i less) const {
-    const __m512i eight = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
-    const __m512 numbers = (__m512)_mm512_slli_epi32(_mm512_add_epi32(eight, _mm512_set1_epi32(first)), 20);
-    const __m512 up = _mm512_mul_ps(scale, _mm512_set1_ps(kFp8Up));
-    const auto two_rows = [&](int row) WEFT_VBMI_PART {
-      const __m512i at = _mm512_mask_blend_epi32(0xFF00, _mm512_set1_epi32(row), _mm512_set1_epi32(row + 1));
-      return _mm512_mul_ps(numbers, _mm512_permutexvar_ps(at, up));
-    };
-    __m512i words[4];
-    for (int i = 0; i < 4; ++i) words[i] = _mm512_sub_epi16(words_of(two_rows(4 * i), two_rows(4 * i + 2)), less);
-    to.set(words);
+    table.set(words);
   }
 
   // Of the group that begins at ``unit``.
@@ -225,88 +80,35 @@ struct Group {
       const __m512i less = _mm512_sub_epi32(_mm512_set1_epi32(kMostPower), bytes);
       rare = _mm512_cmpgt_epu32_mask(less, _mm512_set1_epi32(kMostPower - 16));
       powers = _mm512_or_si512(_mm512_slli_epi32(less, 7), _mm512_slli_epi32(less, 23));
-      return;
-    }
-    scale = tile.scale(unit);
-    if constexpr (KIND == Lookup::fp8_tile) set_numbers(_mm512_mul_ps(scale, _mm512_set1_ps(kFp8Up)));
-    if constexpr (KIND == Lookup::fp8_rows) {
-      rare = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_set1_ps(0x1p-100f), _CMP_NGE_UQ);
-      set_rows(tables[0], 8, _mm512_set1_epi16(1 << 7));
-      set_rows(without_exponent, 0, _mm512_setzero_si512());
-    }
-    if constexpr (KIND == Lookup::four_bits) {
-      float own[kTile];    // in memory: spread over a vector there, a number takes no shuffle
-      const float* scales = static_cast<const float*>(tile.scales) + unit / tile.units_of_group * kTile;
-      if (tile.form != ScaleForm::float32) {
-        _mm512_storeu_ps(own, scale);
-        scales = own;
-      }
-      const auto row = [&](int r) WEFT_VBMI_PART { return _mm512_mul_ps(tile.table, _mm512_set1_ps(scales[r])); };
-      for (int odd = 0; odd < 2; ++odd) {
-        __m512i words[4];
-        for (int i = 0; i < 4; ++i) words[i] = words_of(row(4 * i + odd), row(4 * i + 2 + odd));
-        tables[odd].set(words);
-      }
+    } else {
+      scale = tile.scale(unit);
+      set_numbers(_mm512_mul_ps(scale, _mm512_set1_ps(kFp8Up)));
     }
   }
 
   // The four pairs of the unit at ``from``.
   WEFT_VBMI_PART inline void pairs(const uint8_t* from, __m512i* to) const {
-    if constexpr (KIND == Lookup::four_bits) return four_bits(from, to);
     if (__builtin_expect(rare, 0)) {
       __m512i room[kUnitPairs];    // not ``to``, which would then be in memory always
-      rare_pairs(tile, from, KIND == Lookup::fp8_powers ? rare_scale(from) : scale, room);
+      rare_pairs(tile, from, rare_scale(from), room);
       for (int pair = 0; pair < kUnitPairs; ++pair) to[pair] = room[pair];
       return;
     }
     each_coded<2>([&](auto half) WEFT_VBMI_PART {
       const __m512i codes = _mm512_loadu_si512(from + 64 * half);
-      if constexpr (KIND == Lookup::fp8_rows) {
-        by_rows(codes, to + 2 * half);
-      } else {
-        const __m512i lows = tables[0].lows(codes);
-        // highs | (codes & sign)
-        const __m512i highs = _mm512_ternarylogic_epi32(tables[0].highs(codes), codes, sign, 0xF8);
-        to[2 * half] = with_power(_mm512_unpacklo_epi8(lows, highs));
-        to[2 * half + 1] = with_power(_mm512_unpackhi_epi8(lows, highs));
-      }
+      const __m512i lows = table.lows(codes);
+      // highs | (codes & sign)
+      const __m512i highs = _mm512_ternarylogic_epi32(table.highs(codes), codes, sign, 0xF8);
+      to[2 * half] = with_power(_mm512_unpacklo_epi8(lows, highs));
+      to[2 * half + 1] = with_power(_mm512_unpackhi_epi8(lows, highs));
     });
   }
 
-  WEFT_INLINE __m512 rare_scale(const uint8_t* from) const { return tile.scale((from - tile.units) / CodedTile<FP8>::kStep); }
+  WEFT_INLINE __m512 rare_scale(const uint8_t* from) const { return tile.scale((from - tile.units) / CodedTile<KIND>::kStep); }
 
   // Zeros are negative ones in the table: no power takes them below the least word.
   WEFT_VBMI_PART inline __m512i with_power(__m512i words) const {
     return KIND == Lookup::fp8_powers ? _mm512_subs_epi16(words, powers) : words;
-  }
-
-  WEFT_VBMI_PART inline void by_rows(__m512i codes, __m512i* to) const {
-    const __m512i at = _mm512_ternarylogic_epi32(codes, within, rows, 0xEA);  // (codes & within) | rows
-    __m512i lows = tables[0].lows(at), highs = tables[0].highs(at);
-    const __mmask64 small = _mm512_testn_epi8_mask(codes, exponent);
-    if (__builtin_expect(small != 0, 0)) {
-      lows = _mm512_mask_mov_epi8(lows, small, without_exponent.lows(at));
-      highs = _mm512_mask_mov_epi8(highs, small, without_exponent.highs(at));
-    }
-    // Of each code the sign and all of the exponent but its last bit, and that bit, where a word has them.
-    const __m512i upper = _mm512_gf2p8affine_epi64_epi8(codes, of_highs, 0);
-    const __m512i lower = _mm512_gf2p8affine_epi64_epi8(codes, of_lows, 0);
-    to[0] = _mm512_add_epi16(_mm512_unpacklo_epi8(lows, highs), _mm512_unpacklo_epi8(lower, upper));
-    to[1] = _mm512_add_epi16(_mm512_unpackhi_epi8(lows, highs), _mm512_unpackhi_epi8(lower, upper));
-  }
-
-  WEFT_VBMI_PART inline void four_bits(const uint8_t* from, __m512i* to) const {
-    const __m512i codes = _mm512_loadu_si512(from);
-    const __m512i even = _mm512_ternarylogic_epi32(codes, within, rows, 0xEA);
-    const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(codes, 4), within, rows, 0xEA);
-    const __m512i even_lows = tables[0].lows(even), even_highs = tables[0].highs(even);
-    const __m512i odd_lows = tables[1].lows(odd), odd_highs = tables[1].highs(odd);
-    const __m512i first = _mm512_unpacklo_epi8(even_lows, even_highs), second = _mm512_unpackhi_epi8(even_lows, even_highs);
-    const __m512i first_odd = _mm512_unpacklo_epi8(odd_lows, odd_highs), second_odd = _mm512_unpackhi_epi8(odd_lows, odd_highs);
-    to[0] = _mm512_unpacklo_epi32(first, first_odd);
-    to[1] = _mm512_unpackhi_epi32(first, first_odd);
-    to[2] = _mm512_unpacklo_epi32(second, second_odd);
-    to[3] = _mm512_unpackhi_epi32(second, second_odd);
   }
 };
 
@@ -314,7 +116,7 @@ struct Group {
 template <Lookup KIND, int ROWS>
 WEFT_VBMI void coded_sums(const LinearArgs& args, int64_t tile, const Block<bf16>& block) {
   constexpr int TILES = kTwelveBitTiles;
-  constexpr int64_t kStep = CodedTile<Group<KIND>::FP8>::kStep;
+  constexpr int64_t kStep = CodedTile<KIND>::kStep;
   const int64_t units = args.weight.in / kUnitColumns;
   const bf16* x = block.x;
   Group<KIND> groups[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
@@ -349,11 +151,10 @@ WEFT_VBMI void coded_sums(const LinearArgs& args, int64_t tile, const Block<bf16
 template <Lookup KIND, int ROWS>
 void coded_sums(const LinearArgs& args, int64_t tile, const Block<float>& block) {
   constexpr int TILES = kTwelveBitTiles;
-  constexpr bool FP8 = KIND != Lookup::four_bits;
-  constexpr int64_t kStep = CodedTile<FP8>::kStep;
+  constexpr int64_t kStep = CodedTile<KIND>::kStep;
   const int64_t units = args.weight.in / kUnitColumns;
   const float* x = block.x;
-  const CodedTile<FP8> tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
+  const CodedTile<KIND> tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
   const uint8_t* from = tiles[0].units;
   f32x16 acc[ROWS][TILES];
   const auto each_sum = [&](const auto& body) WEFT_WIDE_PART {
@@ -380,7 +181,8 @@ using CodedSums = void (*)(const LinearArgs&, int64_t, const Block<X>&);
 
 template <Lookup KIND, class X, int... R>
 constexpr std::array<CodedSums<X>, sizeof...(R)> coded_sums_of(std::integer_sequence<int, R...>) {
-  return {{static_cast<CodedSums<X>>(&coded_sums<KIND, R + 1>)...}};
+  if constexpr (in_words(KIND) && std::is_same_v<X, bf16>) return {{&quad_sums<KIND, R + 1>...}};
+  else return {{static_cast<CodedSums<X>>(&coded_sums<KIND, R + 1>)...}};
 }
 template <Lookup KIND, class X>
 constexpr auto kCodedSums = coded_sums_of<KIND, X>(std::make_integer_sequence<int, kCodedRows>{});
@@ -389,7 +191,7 @@ constexpr auto kCodedSums = coded_sums_of<KIND, X>(std::make_integer_sequence<in
 template <Lookup KIND>
 WEFT_VBMI void unpack_by_lookups(const Weight& weight, int64_t tile, int64_t unit, int64_t end, Half* to) {
   Group<KIND> group(weight, tile);
-  constexpr int64_t kStep = CodedTile<Group<KIND>::FP8>::kStep;
+  constexpr int64_t kStep = CodedTile<KIND>::kStep;
   while (unit < end) {
     const int64_t of_group = group.tile.units_of_group, next = (unit / of_group + 1) * of_group;
     group.begin(unit);
@@ -401,24 +203,34 @@ WEFT_VBMI void unpack_by_lookups(const Weight& weight, int64_t tile, int64_t uni
   }
 }
 
-template <bool FP8>
+// The same of codes in words.
+template <Lookup KIND>
+WEFT_VBMI void unpack_by_words(const Weight& weight, int64_t tile, int64_t unit, int64_t end, Half* to) {
+  __m512i* const quads = reinterpret_cast<__m512i*>(to);
+  unpack_quads<KIND>(weight, tile, unit, end, quads);
+  for (int64_t i = 0; i < end - unit; ++i) transpose(quads + i * kQuads);
+}
+
+template <Lookup KIND>
 void unpack_by_floats(const Weight& weight, int64_t at, int64_t unit, int64_t end, Half* to) {
-  const CodedTile<FP8> tile(weight, at);
+  const CodedTile<KIND> tile(weight, at);
   for (; unit < end; ++unit, to += 2)
     pairs_by_floats(tile, tile.units + unit * tile.kStep, tile.scale(unit), reinterpret_cast<__m512i*>(to));
 }
 
+template <Lookup KIND>
+void unpack_kind(const Weight& weight, int64_t tile, int64_t unit, int64_t end, Half* to) {
+  if (!has_bf16_dot()) return unpack_by_floats<KIND>(weight, tile, unit, end, to);
+  if constexpr (in_words(KIND)) unpack_by_words<KIND>(weight, tile, unit, end, to);
+  else unpack_by_lookups<KIND>(weight, tile, unit, end, to);
+}
+
 void unpack_coded_tile(const Weight& weight, int64_t tile, int64_t unit, int64_t end, Half* to) {
-  const Lookup kind = lookup_of(weight);
-  if (!has_bf16_dot()) {
-    if (kind == Lookup::four_bits) return unpack_by_floats<false>(weight, tile, unit, end, to);
-    return unpack_by_floats<true>(weight, tile, unit, end, to);
-  }
-  switch (kind) {
-    case Lookup::four_bits: return unpack_by_lookups<Lookup::four_bits>(weight, tile, unit, end, to);
-    case Lookup::fp8_tile: return unpack_by_lookups<Lookup::fp8_tile>(weight, tile, unit, end, to);
-    case Lookup::fp8_powers: return unpack_by_lookups<Lookup::fp8_powers>(weight, tile, unit, end, to);
-    case Lookup::fp8_rows: return unpack_by_lookups<Lookup::fp8_rows>(weight, tile, unit, end, to);
+  switch (lookup_of(weight)) {
+    case Lookup::four_bits: return unpack_kind<Lookup::four_bits>(weight, tile, unit, end, to);
+    case Lookup::fp8_tile: return unpack_kind<Lookup::fp8_tile>(weight, tile, unit, end, to);
+    case Lookup::fp8_powers: return unpack_kind<Lookup::fp8_powers>(weight, tile, unit, end, to);
+    case Lookup::fp8_rows: return unpack_kind<Lookup::fp8_rows>(weight, tile, unit, end, to);
   }
 }
 
@@ -440,6 +252,15 @@ void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first
     static thread_local std::vector<Half> room;
     const int64_t units = weight.in / kUnitColumns;
     if (static_cast<int64_t>(room.size()) < kOutTiles * units * 2) room.resize(static_cast<size_t>(kOutTiles * units * 2));
+    const Lookup kind = lookup_of(weight);
+    if constexpr (std::is_same_v<X, bf16>) {
+      if (in_words(kind)) {
+        __m512i* const quads = reinterpret_cast<__m512i*>(room.data());
+        const auto unpack = kind == Lookup::four_bits ? unpack_quads<Lookup::four_bits> : unpack_quads<Lookup::fp8_rows>;
+        for (int t = 0; t < kOutTiles; ++t) unpack(weight, tile + t, 0, units, quads + t * units * kQuads);
+        return unpacked_quad_products(args, quads, tile, kOutTiles, first, last);
+      }
+    }
     for (int t = 0; t < kOutTiles; ++t) unpack_coded_tile(weight, tile + t, 0, units, room.data() + t * units * 2);
     LinearArgs own = args;
     own.weight.data = room.data();

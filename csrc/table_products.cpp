@@ -10,6 +10,8 @@
 #include "tiles.inl"
 #include "twelve_bit.inl"
 #include "twelve_bit_neon.inl"
+#include "coded_numbers.inl"
+#include "coded_words.inl"
 #include "coded_tiles.inl"
 #include "matrix_pieces.inl"
 #include "code_pieces.inl"

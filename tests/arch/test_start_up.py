@@ -63,9 +63,16 @@ def _loaded_after(code: str) -> set[str]:
 
 def test_the_http_process_imports_no_part_of_an_engine() -> None:
     """Each start and each HTTP worker pays for what it imports."""
-    loaded = _loaded_after("import weft.server.launch")
+    loaded = _loaded_after("import weft.server.launch, weft.server.http")
     assert not loaded & SERVER_NEEDS_NOT
     assert {"weft.server.app", "weft.fleet.fleet", "weft.engine.stats"} <= loaded
+
+
+def test_the_engine_is_started_before_http_is_imported() -> None:
+    """The two processes import side by side then, and the engine's takes longer."""
+    loaded = _loaded_after("import weft.cli.serve, weft.server.launch")
+    assert not loaded & {"starlette", "uvicorn", "jinja2", "tokenizers", "prometheus_client", "http.client"}
+    assert "weft.fleet.fleet" in loaded
 
 
 def test_the_names_that_the_http_process_needs_not_are_names_of_modules() -> None:
@@ -83,7 +90,9 @@ import sys
 print('LOADED', *sys.modules)
 """
 ENGINE_NEEDS_NOT = {"torch._dynamo", "sympy", "starlette", "sqlite3", "prometheus_client",
-                    "weft.server.config", "weft.ranks.peers", "weft.store.directory_store"}
+                    "weft.server.config", "weft.ranks.peers", "weft.store.directory_store",
+                    "weft.models.gguf.view", "weft.models.forms.words", "weft.models.vision.tower",
+                    "weft.images.settings"}
 
 
 def test_an_engine_starts_without_the_compiler_of_torch_and_the_parts_it_has_no_flag_for() -> None:

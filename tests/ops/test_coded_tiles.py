@@ -1,4 +1,4 @@
-"""fp8, nf4 and fp4 on CPUs: a product by codes has the bits of the product by the widened weights."""
+"""fp8, nf4 and fp4 on CPUs: weights have the library's bits, and rows the same in any batch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.weights.quantized import Codes
-from weft.tensor.weights.tiles import CodedTiles, coded_tiles, small_tiles
+from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, TiledWeight, coded_tiles, small_tiles
 
 BUILT = native.MISSING is None and native.extension().has_coded_tiles()
 ROWS = (1, 2, 5, 12, 13, 40, 200)
+SIZES = ((130, 256), (64, 1024), (16, 64), (40, 1032))
 FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4", "fp8 rows small", "mxfp8 small",
          "nf4 by 32") if BUILT else ()
 """Without the kernels there are no such tiles."""
+PAIRS = BUILT and "x86_64_v4_bf16" in native.extension().instruction_sets()
+"""Vectors multiply pairs of bfloat16, in each set of instructions."""
 UNITS = [unit for unit in native.matrix_units() if unit != "none"] if BUILT else []
 """The software unit, and AMX where this process may use it."""
 _NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803,
@@ -76,34 +79,64 @@ def test_tiles_are_the_codes_rounded_to_bfloat16_once(form: str) -> None:
     assert torch.equal(tiles_of(codes).dense(), codes.dense().to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("by", ["x86_64_v4_bf16", "x86_64_v4", *UNITS])
-@pytest.mark.parametrize("form", FORMS)
-def test_products_have_the_bits_of_the_widened_weights(form: str, by: str,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["x86_64_v4_bf16", "x86_64_v4", *UNITS])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Instructions or a matrix unit that multiply; this machine's best where it lacks them."""
     # On a CPU with AMX that the kernels may not use, tiles would be left to oneDNN.
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     extension, before = native.extension(), native.matrix_unit()
     best = extension.instruction_set()
-    sets = [best] if by in UNITS else [name for name in extension.instruction_sets() if name == by]
-    assert native.use_matrix_unit(by if by in UNITS else "none")
-    try:
-        for name in sets:   # those that this machine has
-            assert extension.use(name)
-            products_agree(form)
-    finally:
-        assert extension.use(best)
-        assert native.use_matrix_unit(before)
+    name = request.param if request.param in extension.instruction_sets() else best
+    assert native.use_matrix_unit(request.param if request.param in UNITS else "none")
+    assert extension.use(name)
+    yield request.param if request.param in UNITS else name
+    assert extension.use(best)
+    assert native.use_matrix_unit(before)
 
 
-def products_agree(form: str) -> None:
-    for rows_out, columns in ((130, 256), (64, 1024), (16, 64)):
-        codes = codes_of(form, rows_out, columns)
-        coded, plain = tiles_of(codes), small_tiles(codes.dense().to(torch.bfloat16))
-        assert plain is not None
-        bias = noise(5, rows_out)
+def coded_and_plain(form: str, rows: int, columns: int) -> tuple[CodedTiles, TiledWeight]:
+    codes = codes_of(form, rows, columns)
+    plain = small_tiles(codes.dense().to(torch.bfloat16))
+    assert plain is not None
+    return tiles_of(codes), plain
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_have_the_bits_of_the_widened_weights(form: str, by: str) -> None:
+    """But of codes in words by vectors of pairs: these have four sums for each row of W."""
+    for rows_out, columns in SIZES:
+        coded, plain = coded_and_plain(form, rows_out, columns)
+        bias, same = noise(5, rows_out), not (coded.in_words and PAIRS and by not in UNITS)
         for rows in ROWS:
             x = noise(rows, rows, columns + 6, dtype=torch.bfloat16)[:, 6:]
-            assert torch.equal(tiled_linear(x, coded, bias), tiled_linear(x, plain, bias)), (form, rows)
+            product, truth = tiled_linear(x, coded, bias), tiled_linear(x, plain, bias)
+            assert torch.equal(product, truth) or not same, (form, rows)
+            # A bit of the last place, and what sums in float32 may differ by.
+            sizes = x.float().abs() @ plain.dense().float().abs().T
+            room = 2.0 ** -7 * truth.float().abs() + 2.0 ** -20 * sizes
+            assert bool(((product.float() - truth.float()).abs() <= room).all()), (form, rows)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_has_the_same_bits_in_any_batch(form: str, by: str) -> None:
+    for rows_out, columns in SIZES:
+        coded, _ = coded_and_plain(form, rows_out, columns)
+        x = noise(3, max(ROWS), columns, dtype=torch.bfloat16)
+        each = torch.cat([tiled_linear(row, coded, None) for row in x.split(1)])
+        for rows in ROWS:
+            assert torch.equal(tiled_linear(x[:rows], coded, None), each[:rows]), (form, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 256])
+@pytest.mark.parametrize("form", FORMS)
+def test_each_weight_of_a_product_has_the_bits_of_the_library(form: str, rows: int, by: str) -> None:
+    """Rows of x with one column each give the columns of W."""
+    coded, plain = coded_and_plain(form, 130, 256)
+    ones = torch.eye(256, dtype=torch.bfloat16)
+    columns = torch.cat([tiled_linear(part, coded, None) for part in ones.split(rows)])
+    assert torch.equal(columns, tiled_linear(ones, plain, None))
+    if "small" not in form:   # products of denormals are zeros
+        assert torch.equal(columns.T, coded.dense())
 
 
 def test_a_product_by_another_scale_would_be_seen() -> None:
@@ -112,6 +145,22 @@ def test_a_product_by_another_scale_would_be_seen() -> None:
     x = noise(1, 1, 256, dtype=torch.bfloat16)
     before = tiles_of(codes_of("fp8 groups", 130, 256))
     assert not torch.equal(tiled_linear(x, tiles_of(codes), None), tiled_linear(x, before, None))
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form in ("fp8 blocks", "fp8 rows", "nf4")])
+def test_scales_of_rows_in_place_of_those_of_tiles_change_no_weight(form: str) -> None:
+    """Experts of a layer have one form."""
+    mixed = [tiles_of(codes_of(one, 64, 256)) for one in (form, "fp8 rows" if "fp8" in form else "nf4")]
+    if form == "nf4":
+        mixed[0] = tiles_of(replace(codes_of(form, 64, 256), scales=torch.ones(64, 4)))
+        assert mixed[0].scales.shape[2] == 1
+    mixed[1] = replace(mixed[1], group=mixed[0].group)
+    stack = ExpertTiles.of(mixed)
+    assert {one.scales.shape[2] for one in stack.experts} == {16}
+    assert torch.equal(stack.experts[0].dense(), mixed[0].dense())
+    x = noise(7, 2, 256, dtype=torch.bfloat16)
+    once = tiled_linear(x, stack.experts[0], None)
+    assert torch.allclose(once.float(), x.float() @ mixed[0].dense().float().T, rtol=0.02, atol=0.02)
 
 
 def test_codes_take_the_bytes_of_their_files() -> None:

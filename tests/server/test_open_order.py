@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from weft.server import launch
+from weft.server import service as service_module
 from weft.server.workers import process
 
 
@@ -29,11 +30,15 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     workers = SimpleNamespace(info=None, opened=workers_opened)
     service: Any = SimpleNamespace(
-        workers=workers, background=[], open=order.append, engine=SimpleNamespace(ready=ready),
-        config=SimpleNamespace(host="127.0.0.1", own_replicas=1))
-    monkeypatch.setattr(launch, "load_served_model", lambda info, config: "service")
+        workers=workers, background=[], open=lambda model: order.append("service"),
+        engine=SimpleNamespace(ready=ready),
+        config=SimpleNamespace(host="127.0.0.1", own_replicas=1, template_bytes=lambda: 0))
+    model = SimpleNamespace(template=None)
+    monkeypatch.setattr(service_module, "load_served_model", lambda *arguments: model)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = launch.Serving(service, listener, Console(file=io.StringIO()), SimpleNamespace())  # type: ignore[arg-type]
+        serving = launch.Serving(service.config, service.engine, lambda: service, listener,
+                                 Console(file=io.StringIO()), SimpleNamespace())  # type: ignore[arg-type]
+        serving._service = service
         opening = asyncio.create_task(serving._open())
         await info_known.wait()
         assert (workers.info, order) == ("info", []), "workers know the model; /health does not say ok yet"

@@ -17,7 +17,7 @@ from tests.unit.engine.rig import Rig
 from weft.cli.top import read_metrics
 from weft.costs.step import StepCost
 from weft.server.cache import cache_reports
-from weft.server.http import _is_no_look
+from weft.server.logs import _is_no_look
 from weft.server.metrics import MODEL
 
 SERVER = {"api_key": ["a-key"]}

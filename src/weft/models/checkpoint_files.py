@@ -22,8 +22,8 @@ import torch
 from weft.errors import CheckpointError
 from weft.families import name_here
 from weft.files import INDEX_BYTES_MAX, read_json
-from weft.models.forms import stored_form
-from weft.models.gguf.view import is_view, stored_tensors
+from weft.models.forms import quant_method, stored_form
+from weft.models.gguf import METHOD
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.units import format_bytes
 
@@ -62,7 +62,9 @@ class CheckpointFiles:
     def open(cls, directory: Path) -> CheckpointFiles:
         """Raises CheckpointError naming the file that is missing, malformed or truncated."""
         config = with_quantization(directory, read_json(directory / "config.json"))
-        if is_view(config):
+        if quant_method(config) == METHOD:
+            from weft.models.gguf.view import stored_tensors
+
             tensors, source = stored_tensors(directory)
             return cls(directory, config, tensors, _prefix(tensors), source)
         files, listed, source = _weight_files(directory)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,7 +34,6 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.score_head import SCORE_HEAD, architecture_in, is_headless, read_score_head
 from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies
-from weft.models.vision.loading import load_vision
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
@@ -41,6 +41,9 @@ from weft.tensor import gpu
 from weft.tensor.device import multiplies_fp8
 from weft.tensor.layout import DTYPES
 from weft.tensor.weights.tiles import serves_coded
+
+if TYPE_CHECKING:
+    from weft.models.vision.loading import LoadedVision
 
 _NAMES_SHOWN = 4
 _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16",
@@ -113,8 +116,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
             kv_scales = share.head_scales(kv_scales)
         vision = None
         if ranks is None or ranks.place.rank == 0:   # it sends the rows of pictures to the others
-            vision = load_vision(checkpoint, architecture, DTYPES[chosen], device,
-                                 allow_nonfinite=allow_nonfinite)
+            vision = _load_vision(checkpoint, architecture, DTYPES[chosen], device, allow_nonfinite)
         with (weights_cache or nullcontext(), TensorReader(
                 check, on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
                 cache=weights_cache) as reader):
@@ -136,6 +138,16 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                        weights_form=reader.form_in_words(),
                        read_bytes=check.read_bytes, read_s=read_s, headless=is_headless(checkpoint),
                        warnings=tuple(line for line in lines if line))
+
+
+def _load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: torch.dtype,
+                 device: torch.device | None, allow_nonfinite: bool) -> LoadedVision | None:
+    """None for an architecture without a tower, whose start does without these modules."""
+    if architecture.vision is None:
+        return None
+    from weft.models.vision.loading import load_vision
+
+    return load_vision(checkpoint, architecture, dtype, device, allow_nonfinite=allow_nonfinite)
 
 
 def _check_device(architecture: Architecture, place: torch.device) -> None:

@@ -130,9 +130,10 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         return WeightForm(f"{stored} as int4 codes", 4, group, 8)
     if twelve_bit and stored == "int4 with float zeros":
         return WeightForm(f"{method} 4-bit", 4, group, 32)
-    if coded_tiles and dtype == "bfloat16" and stored == "nf4 or fp4":
+    as_codes = coded_tiles and dtype == "bfloat16"
+    if as_codes and stored == "nf4 or fp4":
         return WeightForm(stored, 4, 64, 32)
-    if stored in _WIDENED or (not coded_tiles and stored in _FP8 and twelve_bit and dtype == "bfloat16"):
+    if stored in _WIDENED or (stored in _FP8 and (twelve_bit or coded_tiles) and not as_codes):
         if twelve_bit and dtype == "bfloat16":
             return replace(TWELVE_BIT, name=f"{stored}, widened to bfloat16 in 12 bits")
         return WeightForm(f"{stored}, widened to {dtype}", 8 * ITEM_BYTES[dtype])

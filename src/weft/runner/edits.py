@@ -122,7 +122,7 @@ class RowEdits:
         # A checkpoint may name an end token beyond its own logits; there is nothing to mask then.
         self.stop_ids: Int64s = np.array([i for i in stop_ids if 0 <= i < vocab_size], np.int64)
         self.min_position = prompt_tokens + sampling.min_tokens
-        self.allowed_ids: Int64s = np.unique(np.array(sampling.allowed_token_ids, np.int64))
+        self.allowed_ids: Int64s = np.array(sorted(set(sampling.allowed_token_ids)), np.int64)
         self.banned: BannedSequences | None = None
         if sampling.banned_sequences:
             self.banned = BannedSequences(sampling.banned_sequences, tokens[prompt_tokens:].tolist())

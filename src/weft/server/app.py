@@ -31,7 +31,8 @@ from weft.server.batches.routes import BatchHandlers, BatchRunner
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import CHAT, chat_conversation
 from weft.server.completions import COMPLETIONS
-from weft.server.errors import EdgeError, error_response, on_bug, on_weft_error
+from weft.server.edge import EdgeError
+from weft.server.errors import error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.ollama.answers import (

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from weft.planning.residency import Residency
 from weft.server.config import ServerConfig
-from weft.server.service import ServedModel
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
+    from weft.planning.residency import Residency
+    from weft.server.service import ServedModel
     from weft.server.several import SeveralModels
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}

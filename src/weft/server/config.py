@@ -19,8 +19,8 @@ from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins
 from weft.server.objects import Bounds
-from weft.server.presets import PresetStore, default_presets_path
 from weft.server.responses.store import StoreLimits, default_path
+from weft.server.running import state_directory
 from weft.server.tenants import Quotas
 from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
@@ -29,11 +29,14 @@ from weft.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
     from weft.images.decoding import ImageLimits
+    from weft.server.presets import PresetStore
 
 DEFAULT_PORT = 8000
 PORTS_TRIED = 20
 """Without --port, this many ports from DEFAULT_PORT on are tried."""
 PORT_MAX = 65535
+BACKLOG = 2048
+"""Connections that wait until they are accepted."""
 _MB = 1_000_000
 
 
@@ -204,6 +207,9 @@ class ServerConfig:
                               "new one: name another, or remove it", param="--record")
         return RecordingTarget(str(file), limit, self.record_tokens)
 
+    def template_bytes(self) -> int:
+        return parse_bytes(self.template_memory, flag="limits.template_memory")
+
     def response_path(self) -> Path | None:
         """Of the store of responses; None where it is off. Raises ConfigError."""
         return _store_file(self.response_store, "server.response_store", default_path)
@@ -233,13 +239,16 @@ class ServerConfig:
         size = parse_bytes(self.file_store_size, flag="limits.file_store_size")
         return Bounds(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
 
-    def names_path(self) -> Path | None:
-        """Of the store of created names; None where it is off. Raises ConfigError."""
-        return _store_file(self.name_store, "server.name_store", default_presets_path)
+    def names(self) -> tuple[Path | None, int]:
+        """Of the store of created names: its file, None where it is off, and bytes. Raises ConfigError."""
+        return (_store_file(self.name_store, "server.name_store", lambda: state_directory() / "names.json"),
+                parse_bytes(self.name_store_size, flag="limits.name_store_size"))
 
     def presets(self) -> PresetStore | None:
         """None where they are off. Raises ConfigError."""
-        path, size = self.names_path(), parse_bytes(self.name_store_size, flag="limits.name_store_size")
+        from weft.server.presets import PresetStore  # with the bodies of requests, after the engine's start
+
+        path, size = self.names()
         return None if path is None else PresetStore(path, count_max=self.max_created_names, bytes_max=size)
 
     def keep_alive_s(self) -> float | None:
@@ -376,7 +385,7 @@ class ServerConfig:
         self.response_limits()
         self.file_directory()
         self.file_limits()
-        self.presets()
+        self.names()
         self.picture_hosts()
         self.keep_alive_s()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):

@@ -27,8 +27,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from weft.server.edge import LINGER_S, EdgeLimits, HttpEdge
-from weft.server.errors import EdgeError, dialect_body, error_headers
+from weft.server.edge import LINGER_S, EdgeError, EdgeLimits, HttpEdge
+from weft.server.errors import dialect_body, error_headers
 
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""

@@ -46,14 +46,17 @@ from collections import Counter
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from starlette.datastructures import Headers
-
-from weft.errors import ConfigError
+from weft.errors import ConfigError, UserError
 from weft.host import trim_heap
-from weft.server.errors import EdgeError
 
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
+RETRY_AFTER_S = 1
+_KINDS = {403: "permission_error", 404: "not_found_error", 421: "permission_error", 429: "rate_limit_error",
+          503: "service_unavailable"}
 FREE_BYTES = 65536
 """Of each body; not counted against the shared budget."""
 SWEEP_S = 0.5
@@ -64,6 +67,17 @@ _TRIM_AFTER_S = 0.5
 """By then the answer has been written and its request is garbage."""
 LINGER_S = 1.0
 """How long a refused client may go on sending, so that it reads the refusal instead of a reset."""
+
+
+class EdgeError(UserError):
+    """A limit of the HTTP edge was passed; ``status`` is the HTTP status and ``param`` the flag."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 retry_after_s: int = RETRY_AFTER_S) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.kind = _KINDS.get(status, self.kind)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

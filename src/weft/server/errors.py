@@ -19,22 +19,8 @@ from starlette.types import Scope
 
 from weft.errors import UserError, WeftError
 from weft.server.anthropic.protocol import error_json
+from weft.server.edge import RETRY_AFTER_S
 from weft.server.ollama.protocol import error_line
-
-RETRY_AFTER_S = 1
-_KINDS = {403: "permission_error", 404: "not_found_error", 421: "permission_error", 429: "rate_limit_error",
-          503: "service_unavailable"}
-
-
-class EdgeError(UserError):
-    """A limit of the HTTP edge was passed; ``status`` is the HTTP status and ``param`` the flag."""
-
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 retry_after_s: int = RETRY_AFTER_S) -> None:
-        super().__init__(message, param=param, code=code)
-        self.status = status
-        self.kind = _KINDS.get(status, self.kind)
-        self.retry_after_s = retry_after_s
 
 
 class WrongMediaTypeError(UserError):

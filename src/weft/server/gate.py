@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError
-from weft.server.edge import Origins
-from weft.server.errors import EdgeError, error_response
+from weft.server.edge import EdgeError, Origins
+from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.protocol import HEADER, begin_request

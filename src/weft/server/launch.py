@@ -1,15 +1,17 @@
 """``weft serve``: from two configs to an exit code.
 
-    bind the port -> start HTTP (503 "starting") -> start the engine -> banner -> serve
+    bind the port -> start the engine -> import and start HTTP (503 "starting") -> banner -> serve
                                                                           |
                     first Ctrl-C or SIGTERM: drain                        |
                     (new requests 503, running ones finish,   <-----------+
                     at most limits.drain_timeout seconds)
                     second: stop at once
 
-The port is bound first, so that a busy one is said before a model is loaded. Exit codes: 0 after a drain,
-also after one that its time limit cut short; 130 after the second Ctrl-C; 2 when the flags or the checkpoint
-cannot work; 1 when the last engine died, 3 when it stalled.
+The port is bound first, so that a busy one is said before a model is loaded. The engine's process is started
+before the modules of HTTP are imported: then both processes import, each on a core of its own.
+
+Exit codes: 0 after a drain, also after one that its time limit cut short; 130 after the second Ctrl-C; 2 when
+the flags or the checkpoint cannot work; 1 when the last engine died, 3 when it stalled.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -44,15 +47,15 @@ from weft.rpc.link import LinkKeys, new_token, own_address, read_or_create_token
 from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner, print_models
-from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
-from weft.server.http import BACKLOG, serving, set_up_logging
+from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
+from weft.server.logs import set_up_logging
 from weft.server.running import Announcement
-from weft.server.service import Service, load_served_model
 from weft.speculation.drafter import parse_sources
 from weft.text.tokenizer_file import tokenizer_path
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
+    from weft.server.service import Service
     from weft.server.several import SeveralModels
 
 _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
@@ -87,13 +90,12 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequ
                       peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
                       listen=None if link is None else (link[0], LinkKeys.of(link[1])))
         ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp, device=engine_config.device)
-        service = new_service(server_config, fleet, listener)
-        _open_stores(service)
     except UserError as error:
         _complain(error)
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        serving_once = Serving(service, listener, console, progress, ray)
+        serving_once = Serving(server_config, fleet, partial(new_service, server_config, fleet, listener),
+                               listener, console, progress, ray)
         with contextlib.closing(Announcement(serving_once.url, engine_config.model)):
             return runner.run(serving_once.run())
 
@@ -102,6 +104,7 @@ def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[
                    factory: str) -> int:
     """Raises ConfigError, CheckpointError."""
     from weft.planning.together import share_out
+    from weft.server.service import Service
     from weft.server.several import SeveralModels
     from weft.server.sources import memory_of, read_sources
 
@@ -113,20 +116,20 @@ def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[
         sources, config, shares=shares, memory_bytes=memory, factory=factory,
         background=engine.device == "cpu" or not visible_gpus(),   # a GPU's context is its thread's
         tell=lambda line: console.print(line, markup=False, highlight=False))
-    service = Service(config, None, several=several)
-    _open_stores(service)
+    service = _with_open_stores(Service(config, None, several=several))
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         serving_all = ServingSeveral(service, several, listener, console)
         with contextlib.closing(Announcement(serving_all.url, ", ".join(several.models))):
             return runner.run(serving_all.run())
 
 
-def _open_stores(service: Service) -> None:
+def _with_open_stores(service: Service) -> Service:
     """So that a file that is none is said before anything is served. Raises ConfigError."""
     if service.responses is not None and service.config.response_store is not None:
         service.responses.open_now()
     if service.names.store is not None:
         service.names.store.open_now()
+    return service
 
 
 def _peer_host(address: str) -> str:
@@ -169,8 +172,10 @@ def bind(config: ServerConfig) -> socket.socket:
 
 def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> Service:
     """Of the only HTTP process, or of the supervisor of several. Raises ConfigError."""
+    from weft.server.service import Service
+
     if config.http_workers == 1:
-        return Service(config, fleet)
+        return _with_open_stores(Service(config, fleet))
     from weft.server.workers.supervisor import Workers
 
     workers = Workers(config, fleet, listener.fileno())
@@ -178,7 +183,7 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
                                 otlp_endpoint=None)  # workers log and trace what they answer and forward
     service = Service(inner, fleet, workers.counts, is_supervisor=True)
     service.workers = workers
-    return service
+    return _with_open_stores(service)
 
 
 def listen_at(path: str) -> socket.socket:
@@ -224,13 +229,16 @@ class PortBusyError(ConfigError):
 
 
 class Serving:
-    """One run of the server: the engine, HTTP, and what signals do to them."""
+    """One run of the server: the engine, HTTP, and what signals do to them. ``new_service`` is called in a
+    thread once the engine's process is started."""
 
-    def __init__(self, service: Service, listener: socket.socket, console: Console,
-                 progress: StartProgress, ray: RayFleet | None = None) -> None:
-        self._service = service
+    def __init__(self, config: ServerConfig, engine: Fleet | None, new_service: Callable[[], Service],
+                 listener: socket.socket, console: Console, progress: StartProgress,
+                 ray: RayFleet | None = None) -> None:
+        self._config = config
+        self._fleet = engine
+        self._new_service = new_service
         self._ray = ray
-        self._config = service.config
         self._listener = listener
         self._console = console
         self._progress = progress
@@ -240,12 +248,21 @@ class Serving:
 
     @property
     def _engine(self) -> Fleet:
-        return self._service.engine
+        assert self._fleet is not None
+        return self._fleet
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        try:
+            await self._start_engines()
+            self._service = await asyncio.to_thread(self._new_service)
+        except WeftError as error:
+            await self._stop_engines("the server was stopped")
+            return self._failed(error)
+        from weft.server.http import serving
+
         workers = self._service.workers
         if workers is not None:
             workers.start()
@@ -260,25 +277,24 @@ class Serving:
             try:
                 return await self._until_stopped()
             finally:
-                if self._ray is not None:
-                    await self._ray.stop()
                 await self._stop_engines("the server was stopped")
                 if workers is not None:
                     await workers.stop()
 
+    async def _start_engines(self) -> None:
+        """Raises ConfigError where other machines cannot join."""
+        await self._engine.start()
+        if self._ray is not None:
+            self._ray.start()
+
     async def _until_stopped(self) -> int:
         try:
-            await self._engine.start()
-            if self._ray is not None:
-                self._ray.start()
-            elif self._engine.joined is not None:
+            if self._ray is None and self._engine.joined is not None:
                 self._say(f"machines join with: weft join HOST:{self._engine.joined.port} --token FILE")
             if not await _first_of(self._open(), self._first_stop.wait()):
                 return EXIT_INTERRUPTED  # there was nothing to drain
         except WeftError as error:
-            self._progress.end()
-            _complain(error)
-            return EXIT_CONFIG if isinstance(error, UserError) else EXIT_ENGINE_DIED
+            return self._failed(error)
         finally:
             self._progress.end()
         assert self._service.model is not None
@@ -287,12 +303,20 @@ class Serving:
             return self._engine_lost()
         return await self._end_work()
 
+    def _failed(self, error: WeftError) -> int:
+        """The start did."""
+        self._progress.end()
+        _complain(error)
+        return EXIT_CONFIG if isinstance(error, UserError) else EXIT_ENGINE_DIED
+
     async def _end_work(self) -> int:
         for work in self._service.background:
             await work.stop()
         return await self._drain()
 
     async def _stop_engines(self, reason: str) -> None:
+        if self._ray is not None:
+            await self._ray.stop()
         await self._engine.stop(reason)
 
     async def _no_engine(self) -> object:
@@ -307,12 +331,21 @@ class Serving:
         return EXIT_STALLED if self._engine.stalled else EXIT_ENGINE_DIED
 
     async def _open(self) -> None:
-        """Waits for the engine, then reads the model's tokenizer and template. The HTTP workers open first:
-        from the first healthy answer on, no process of this server refuses a request as not ready."""
-        info = await self._engine.ready()
-        if not self._config.own_replicas:
-            info = await asyncio.to_thread(_with_own_text, info, self._engine.config)
-        model = await asyncio.to_thread(load_served_model, info, self._config)
+        """Waits for the engine, then reads the model's tokenizer and template; the process for the template
+        starts meanwhile. The HTTP workers open first: from the first healthy answer on, no process of this
+        server refuses a request as not ready."""
+        from weft.server.service import load_served_model
+        from weft.text.chat_request import template_worker
+
+        worker = await asyncio.to_thread(template_worker, self._config.template_bytes())
+        with contextlib.ExitStack() as unused:
+            unused.callback(worker.end)
+            info = await self._engine.ready()
+            if not self._config.own_replicas:
+                info = await asyncio.to_thread(_with_own_text, info, self._engine.config)
+            model = await asyncio.to_thread(load_served_model, info, self._config, (), worker)
+            if model.template is not None:
+                unused.pop_all()
         if self._service.workers is not None:
             self._service.workers.info = info
             await self._service.workers.opened()
@@ -355,8 +388,11 @@ class ServingSeveral(Serving):
 
     def __init__(self, service: Service, several: SeveralModels, listener: socket.socket,
                  console: Console) -> None:
-        super().__init__(service, listener, console, StartProgress(console))
+        super().__init__(service.config, None, lambda: service, listener, console, StartProgress(console))
         self._several = several
+
+    async def _start_engines(self) -> None:
+        """Requests start them."""
 
     async def _until_stopped(self) -> int:
         for work in self._service.background:

@@ -25,7 +25,6 @@ import msgspec
 from weft.errors import CheckpointError, ConfigError, RequestError, WeftError
 from weft.files import write_whole
 from weft.server.protocol import Int
-from weft.server.running import state_directory
 from weft.text.chat import ChatMessage
 
 if TYPE_CHECKING:
@@ -107,10 +106,6 @@ class PresetStoreError(WeftError):
 
     status = 503
     kind = "service_unavailable"
-
-
-def default_presets_path() -> Path:
-    return state_directory() / "names.json"
 
 
 def check_preset_name(name: str, *, param: str) -> str:

@@ -254,12 +254,13 @@ class ServedModel:
 
 
 def load_served_model(info: ModelInfo, config: ServerConfig,
-                      known: Sequence[Tokenizer] = ()) -> ServedModel:
-    """``known``: tokenizers that may be its own. Raises CheckpointError or ConfigError with the file."""
+                      known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None) -> ServedModel:
+    """``known``: tokenizers that may be its own; ``worker`` for a template, if it has one. Raises
+    CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
     text = read_chat_template(directory, override=config.chat_template)
-    template = text and _sandbox(*text, tokenizer, config)
+    template = text and _sandbox(*text, tokenizer, config, worker)
     names = config.served_model_name or (info.name,)
     return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template,
                        _dialect(template, tokenizer, config), int(time.time()),
@@ -268,12 +269,12 @@ def load_served_model(info: ModelInfo, config: ServerConfig,
                        _vocabulary(directory))
 
 
-def _sandbox(text: str, origin: str, tokenizer: Tokenizer, config: ServerConfig) -> TemplateSandbox:
+def _sandbox(text: str, origin: str, tokenizer: Tokenizer, config: ServerConfig,
+             worker: BoundedWorker | None = None) -> TemplateSandbox:
     """Raises CheckpointError."""
     return TemplateSandbox(
         text, special_tokens=tokenizer.special_tokens, origin=origin, seconds=config.template_seconds,
-        chars_max=config.template_chars,
-        memory_bytes=parse_bytes(config.template_memory, flag="limits.template_memory"))
+        chars_max=config.template_chars, memory_bytes=config.template_bytes(), worker=worker)
 
 
 def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: ServerConfig) -> Dialect:

@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from weft.server.edge import Cells, KeyCounts, SharedCounts
-from weft.server.errors import EdgeError
+from weft.server.edge import Cells, EdgeError, KeyCounts, SharedCounts
 
 _MINUTE_S = 60.0
 

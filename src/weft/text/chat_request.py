@@ -145,17 +145,22 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
                        continue_final_message=bool(conversation.continue_final_message))
 
 
+def template_worker(memory_bytes: int) -> BoundedWorker:
+    """A process that may begin with a template later. By then it has imported what that takes."""
+    return BoundedWorker(JobFunction("weft.text.template_worker:prepare", memory_bytes))
+
+
 class TemplateSandbox:
-    """``source`` is the template, ``origin`` says where it came from. Raises CheckpointError if it cannot be
-    compiled within the limits."""
+    """``source`` is the template, ``origin`` says where it came from. ``worker``: one that has not begun.
+    Raises CheckpointError if the template cannot be compiled within the limits."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str, seconds: float,
-                 chars_max: int, memory_bytes: int) -> None:
+                 chars_max: int, memory_bytes: int, worker: BoundedWorker | None = None) -> None:
         self.source = source
         self._seconds = seconds
-        self._function = JobFunction("weft.text.template_worker:prepare", memory_bytes)
+        self._memory_bytes = memory_bytes
         self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max))
-        worker, facts = self._started()
+        worker, facts = self._begun(worker or template_worker(memory_bytes))
         self._lanes = (WorkerLane(self._worker, seconds, worker), WorkerLane(self._worker, seconds))
         self.variables = frozenset(facts.variables)
         self.reads_tools = facts.reads_tools
@@ -194,11 +199,11 @@ class TemplateSandbox:
             lane.end()
 
     def _worker(self) -> BoundedWorker:
-        return self._started()[0]
+        return self._begun(template_worker(self._memory_bytes))[0]
 
-    def _started(self) -> tuple[BoundedWorker, TemplateFacts]:
-        """A worker that has compiled the template. Raises CheckpointError."""
-        worker = BoundedWorker(self._function, self._start)
+    def _begun(self, worker: BoundedWorker) -> tuple[BoundedWorker, TemplateFacts]:
+        """The worker, once it has compiled the template. Raises CheckpointError."""
+        worker.begin(self._start)
         limit_s = self._seconds + _START_WITHIN_S
         try:
             raw = worker.receive(0, limit_s)

@@ -218,12 +218,15 @@ def _run_in_place(jobs: IO[bytes], job: Callable[[bytes], bytes]) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs = os.fdopen(0, "rb", buffering=0)
-    named, start = read_frame(jobs), read_frame(jobs)
-    if named is None or start is None:
+    named = read_frame(jobs)
+    if named is None:
         return
     function = msgspec.msgpack.decode(named[1], type=JobFunction)
     module, _, name = function.name.partition(":")
     prepare = getattr(importlib.import_module(module), name)
+    start = read_frame(jobs)   # it may come much later: the imports are done by then
+    if start is None:
+        return
     if not function.forks:
         limit_memory(function.memory_bytes)
     first, job = prepare(start[1])

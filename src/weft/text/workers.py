@@ -48,9 +48,10 @@ _LINE_S = 0.005
 
 
 class BoundedWorker:
-    """``start`` goes to the function. The answer to it has the number 0."""
+    """``start`` goes to the function. The answer to it has the number 0. Without ``start`` the child imports
+    what the function needs, and waits for ``begin``."""
 
-    def __init__(self, function: JobFunction, start: bytes) -> None:
+    def __init__(self, function: JobFunction, start: bytes | None = None) -> None:
         # A session of its own: signals of the terminal are for the parent alone.
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-c", "from weft.text.worker_main import main; main()"], stdin=subprocess.PIPE,
@@ -69,6 +70,11 @@ class BoundedWorker:
         self._numbers = 0
         with contextlib.suppress(OSError):  # a child that died at once is seen by ``receive``
             self._write(0, msgspec.msgpack.encode(function))
+        if start is not None:
+            self.begin(start)
+
+    def begin(self, start: bytes) -> None:
+        with contextlib.suppress(OSError):
             self._write(0, start)
 
     @property

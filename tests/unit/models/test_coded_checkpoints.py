@@ -1,4 +1,4 @@
-"""bfloat16 models in fp8, nf4 and fp4 on a CPU: the widened model's bits in the bytes of the files."""
+"""bfloat16 models in fp8, nf4 and fp4 on a CPU: the widened model's weights in the bytes of the files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_a_bfloat16_model_keeps_its_codes_and_has_the_widened_models_logits(
     size = (quantised / "model.safetensors").stat().st_size
     assert loaded.weights_bytes < (1.03 if form != "nf4" else 1.1) * size
     found, truth = logits(loaded), logits(widened)
-    if family == "qwen3_next":      # its experts, where they are few and small, are multiplied by torch
+    words = form in ("nf4", "nf4_plain", "fp4", "fp8_quark")    # four sums for each row of a matrix
+    if words or family == "qwen3_next":    # small experts are multiplied by torch
         torch.testing.assert_close(found, truth, rtol=0.03, atol=0.03 * float(truth.abs().max()))
     else:
         assert torch.equal(found, truth)

@@ -158,6 +158,8 @@ def test_floats_in_codes_are_counted_as_a_cpu_with_wide_vectors_keeps_them() -> 
     assert bits({"quant_method": "modelopt", "quant_algo": "MXFP8"}) == 8.25
     assert bits({"quant_method": "bitsandbytes", "load_in_4bit": True}) == 4.5
     assert bits({"quant_method": "bitsandbytes", "load_in_4bit": True}, "float32") == 32
+    assert bits({"quant_method": "fp8", "weight_block_size": [128, 128]}, "float32") == 32
+    assert bits({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "float16") == 16
 
 
 @pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},

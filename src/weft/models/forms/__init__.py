@@ -13,44 +13,52 @@
 
 What config.json says is settled here; which tensor is stored how is seen from the headers, so lists of
 exceptions (``modules_to_not_convert``, ``ignore``) need not be matched: an excepted tensor is simply there.
+A form's module is imported when a checkpoint has that form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 from weft.errors import CheckpointError
-from weft.models.forms.bitsandbytes import BitsAndBytes
-from weft.models.forms.compressed import Compressed
-from weft.models.forms.gguf import Gguf
-from weft.models.forms.small_floats import BlockFp8, Modelopt, Mxfp4, Quark
 from weft.models.forms.stored_form import Ask, Plain, StoredForm
-from weft.models.forms.torchao import TorchAo
-from weft.models.forms.words import AUTO_ROUND, Awq, Gptq, auto_round
 from weft.models.safetensors_header import StoredTensor
 
-__all__ = ["Ask", "Plain", "StoredForm", "stored_form"]
+__all__ = ["Ask", "Plain", "StoredForm", "quant_method", "stored_form"]
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], StoredForm]] = {
-    "fp8": BlockFp8, "compressed-tensors": Compressed, "gptq": Gptq, "awq": Awq,
-    AUTO_ROUND: auto_round, "modelopt": Modelopt, "quark": Quark, "mxfp4": Mxfp4,
-    "bitsandbytes": BitsAndBytes, "torchao": TorchAo, "gguf": Gguf}
+_READERS = {
+    "fp8": "small_floats:BlockFp8", "compressed-tensors": "compressed:Compressed", "gptq": "words:Gptq",
+    "awq": "words:Awq", "auto-round": "words:auto_round", "modelopt": "small_floats:Modelopt",
+    "quark": "small_floats:Quark", "mxfp4": "small_floats:Mxfp4", "bitsandbytes": "bitsandbytes:BitsAndBytes",
+    "torchao": "torchao:TorchAo", "gguf": "gguf:Gguf"}
 SERVED = tuple(_READERS)
+
+
+def _settings(config: Mapping[str, Any]) -> Any:
+    inner = config.get("text_config")
+    return config.get("quantization_config") or (
+        inner.get("quantization_config") if isinstance(inner, Mapping) else None)
+
+
+def quant_method(config: Mapping[str, Any]) -> str | None:
+    """As config.json names it, "unknown" where it names none; None for plain tensors."""
+    settings = _settings(config)
+    if not settings:
+        return None
+    return str(settings.get("quant_method", "unknown")) if isinstance(settings, Mapping) else "unknown"
 
 
 def stored_form(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> StoredForm:
     """Raises CheckpointError naming the method, or the setting of it, that is not served."""
-    inner = config.get("text_config")
-    settings = config.get("quantization_config") or (
-        inner.get("quantization_config") if isinstance(inner, Mapping) else None)
-    if not settings:
+    method = quant_method(config)
+    if method is None:
         form: StoredForm = Plain({})
+    elif method not in _READERS:
+        raise CheckpointError(f"config.json has quantization_config.quant_method {method!r}; weft reads "
+                              f"{', '.join(SERVED)}", param="model")
     else:
-        method = str(settings.get("quant_method", "unknown")) if isinstance(settings, Mapping) else "unknown"
-        if method not in _READERS:
-            raise CheckpointError(f"config.json has quantization_config.quant_method {method!r}; weft reads "
-                                  f"{', '.join(SERVED)}", param="model")
-        form = _READERS[method](settings)
+        form = pkgutil.resolve_name(f"{__name__}.{_READERS[method]}")(_settings(config))
     form.tensors = form.headers = tensors
     return form

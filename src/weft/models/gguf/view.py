@@ -25,9 +25,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from weft.errors import CheckpointError
+from weft.models.gguf import METHOD
 from weft.models.gguf.architectures import read_layout
 from weft.models.gguf.header import FileTensor, Header, read_header, split_files
 from weft.models.gguf.keys import GgufKeys
@@ -35,8 +35,6 @@ from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
-METHOD = "gguf"
-"""The ``quant_method`` of a view's config.json."""
 _FORM = 6
 """The version of the files of a view. It grows when they are made in another way."""
 _KEY_CHARS = 24
@@ -146,11 +144,6 @@ def _elements(header: Header) -> dict[str, dict[str, int]]:
             of = "layers" if tensor.name.startswith("blk.") else "tables"
             counts_of[of][tensor.type] += math.prod(tensor.shape)
     return {of: dict(counts) for of, counts in counts_of.items()}
-
-
-def is_view(config: Mapping[str, Any]) -> bool:
-    settings = config.get("quantization_config")
-    return isinstance(settings, Mapping) and settings.get("quant_method") == METHOD
 
 
 def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:

@@ -49,14 +49,13 @@ class LoadedVision:
 
 def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: torch.dtype,
                 device: torch.device | None = None, *,
-                allow_nonfinite: bool = False) -> LoadedVision | None:
-    """None for an architecture without a tower.
+                allow_nonfinite: bool = False) -> LoadedVision:
+    """Of an architecture with a tower.
 
     Raises CheckpointError as ``load_model`` does, and for settings of pictures that do not fit the tower.
     """
     tower = architecture.vision
-    if tower is None:
-        return None
+    assert tower is not None
     prefix = tower_prefix(checkpoint.tensors, tower)
     assert prefix is not None
     settings = read_settings(checkpoint.directory, tower)

@@ -22,7 +22,8 @@ from weft.host import end_start
 from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.client import EngineClient
 from weft.server.edge import SharedCounts
-from weft.server.http import serving, set_up_logging
+from weft.server.http import serving
+from weft.server.logs import set_up_logging
 from weft.server.service import Service, load_served_model
 from weft.server.workers.forward import forward_handler
 from weft.server.workers.link import Attached, FleetOfWorker, SupervisorLink, WorkerLaunch

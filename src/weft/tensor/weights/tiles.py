@@ -260,11 +260,13 @@ FP8_SCALE_MAX = 100.0
 @dataclass(frozen=True, slots=True)
 class CodedTiles:
     """Tiles of bfloat16 that are codes in memory: weight = bfloat16(number of the code x scale), as the
-    library that wrote them widens it, and products have the bits of those tiles (csrc/coded_tiles.inl).
+    library that wrote them widens it (csrc/coded_numbers.inl).
 
     ``units`` uint8 [tiles / 2, columns / 8, 2, 128 or 64]: e4m3, or four bits whose numbers are ``table``
-    float32 [16]. ``scales`` float32 [tiles, groups, 16], or [tiles, groups, 1] where the rows of a tile share
-    one, or e8m0 [tiles, groups, 16]; ``group`` columns share one."""
+    float32 [16]. Those in words have four sums for each row in a product (csrc/coded_words.inl), and others
+    the bits of plain tiles. ``scales`` float32 [tiles, groups, 16], or [tiles, groups, 1] where the rows of
+    a tile share one, or e8m0 [tiles, groups, 16]; ``group`` columns share one. ``small`` uint8 [tiles,
+    columns / 512 rounded up, 8] of e4m3 in words: a bit for each unit that has codes without an exponent."""
 
     units: torch.Tensor
     scales: torch.Tensor
@@ -273,6 +275,7 @@ class CodedTiles:
     rows: int
     columns: int
     form: str
+    small: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -287,29 +290,30 @@ class CodedTiles:
         return self.units
 
     @property
+    def in_words(self) -> bool:
+        return self.table is not None or _have_words(self.scales)
+
+    @property
     def held_bytes(self) -> int:
         """Without what fills the last tile."""
         bits = 8 if self.table is None else 4
-        return self.rows * self.columns * bits // 8 + self.scales.numel() * self.scales.itemsize
+        small = 0 if self.small is None else self.small.numel()
+        return self.rows * self.columns * bits // 8 + self.scales.numel() * self.scales.itemsize + small
 
     def native(self) -> NativeWeight:
         """As the extension takes it."""
         shared = self.scales.shape[2] == 1
         return (self.units.data_ptr(), _CODED_FORMS[8 if self.table is None else 4], self.columns, self.rows,
                 self.scales.data_ptr(), _ONE_A_TILE if shared else _SCALE_FORMS[self.scales.dtype], 0,
-                self.group, 0, (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False, 0))
+                self.group, 0 if self.small is None else self.small.data_ptr(),
+                (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False, 0))
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
-        by_tile = self.units.transpose(1, 2).flatten(0, 1)
-        tiles, units = by_tile.shape[:2]
-        if self.table is None:   # half, four rows, pair, row, column
-            numbers = by_tile.view(torch.float8_e4m3fn).float().view(tiles, units, 2, 4, 2, 4, 2)
-            plain = numbers.permute(0, 3, 5, 1, 2, 4, 6)
-        else:   # four rows, pair, two rows, column, row
-            codes = torch.stack((by_tile & 15, by_tile >> 4), 3)
-            plain = self.table[codes.int()].view(tiles, units, 4, 4, 2, 2, 2).permute(0, 2, 4, 6, 1, 3, 5)
-        plain = plain.reshape(tiles, TILE_ROWS, self.columns)
+        codes = self._codes()
+        plain = codes.view(torch.float8_e4m3fn).float() if self.table is None else self.table[codes.int()]
+        tiles = self.scales.shape[0]
+        plain = plain.view(tiles, TILE_ROWS, self.columns)
         scales = self.scales.float().transpose(1, 2).expand(tiles, TILE_ROWS, -1)
         wide = scales.repeat_interleave(self.group, 2)[:, :, :self.columns]
         return (plain * wide).flatten(0, 1)[:self.rows].to(torch.bfloat16)
@@ -317,6 +321,50 @@ class CodedTiles:
     def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> those rows, [T, columns]."""
         return self.dense()[rows_T]
+
+    def with_scales_of_rows(self) -> CodedTiles:
+        """The same with a scale for each row, where the rows of a tile may share one. In fp8 the order of the
+        codes goes with the scales."""
+        if self.scales.shape[2] > 1:
+            return self
+        changed = replace(self, scales=self.scales.expand(-1, -1, TILE_ROWS).contiguous())
+        if self.in_words:
+            return changed
+        codes = self._codes()
+        return replace(changed, units=_coded_units(codes, 8, in_words=True), small=_small_units(codes))
+
+    def _codes(self) -> torch.Tensor:
+        """uint8 [rows of all tiles, columns], as they were before ``_coded_units``."""
+        pairs, at = self.units.shape[:2]
+        if self.table is not None:   # tile, four rows, two rows, row, unit, column
+            codes = torch.stack((self.units & 15, self.units >> 4)).view(2, pairs, at, 2, 4, 8, 2)
+            rows = codes.permute(1, 3, 4, 6, 0, 2, 5)
+        elif self.in_words:
+            rows = self.units.view(pairs, at, 2, 2, 4, 8, 2).permute(0, 2, 4, 3, 6, 1, 5)
+        else:   # tile, four rows, row, unit, half, pair, column
+            rows = self.units.view(pairs, at, 2, 2, 4, 2, 4, 2).permute(0, 2, 4, 6, 1, 3, 5, 7)
+        return rows.reshape(pairs * 2 * TILE_ROWS, self.columns)
+
+
+def _coded_units(codes: torch.Tensor, bits: int, *, in_words: bool) -> torch.Tensor:
+    """uint8 [rows of whole pairs of tiles, columns] -> units, as csrc/coded_numbers.inl has them."""
+    pairs, at = codes.shape[0] // (2 * TILE_ROWS), codes.shape[1] // UNIT_COLUMNS
+    if bits == 4:
+        both = codes.view(pairs, 2, 4, 2, 2, at, 8).permute(4, 0, 5, 1, 2, 6, 3)
+        units = both[0] | both[1] << 4
+    elif in_words:
+        units = codes.view(pairs, 2, 4, 2, 2, at, 8).permute(0, 5, 1, 3, 2, 6, 4)
+    else:
+        units = codes.view(pairs, 2, 4, 4, at, 2, 2, 2).permute(0, 4, 1, 5, 2, 6, 3, 7)
+    return units.reshape(pairs, at, 2, 16 * bits)
+
+
+def _small_units(codes: torch.Tensor) -> torch.Tensor:
+    """e4m3 [rows of whole tiles, columns] -> ``CodedTiles.small``."""
+    units = codes.shape[1] // UNIT_COLUMNS
+    small = ((codes & 0x78) == 0).view(-1, TILE_ROWS, units, UNIT_COLUMNS).any(3).any(1)
+    bits = F.pad(small, (0, -units % 64)).view(small.shape[0], -1, 8, 8)
+    return (bits * torch.tensor([1 << bit for bit in range(8)])).sum(3).to(torch.uint8)
 
 
 def has_float_table(codes: Codes) -> bool:
@@ -343,14 +391,8 @@ def coded_tiles(codes: Codes) -> CodedTiles | None:
         units = codes.codes.new_empty((tiles // 2, columns // UNIT_COLUMNS, 2, 16 * codes.bits))
         by_tile = scales.new_empty((tiles, scales.shape[1], TILE_ROWS))
         return CodedTiles(units, by_tile, codes.table, group, rows, columns, form)
-    padded = F.pad(codes.codes, (0, 0, 0, tiles * TILE_ROWS - rows))
-    pairs, at = (tiles // 2, 2, 4), columns // UNIT_COLUMNS    # tiles, and their rows by four
-    if codes.bits == 8:
-        units = padded.view(*pairs, 4, at, 2, 2, 2).permute(0, 4, 1, 5, 2, 6, 3, 7)
-    else:
-        both = padded.view(*pairs, 2, 2, at, 4, 2).permute(4, 0, 5, 1, 2, 6, 3, 7)
-        units = both[0] | both[1] << 4
-    units = units.reshape(tiles // 2, at, 2, 16 * codes.bits)
+    # No row of padding has codes without an exponent.
+    padded = F.pad(codes.codes, (0, 0, 0, tiles * TILE_ROWS - rows), value=0 if codes.bits == 4 else 0x38)
     bits = scales.view(torch.uint8) if scales.dtype == torch.float8_e8m0fnu else scales.float()
     # Rows of padding have the last row's scale, so that a tile may have one.
     whole = torch.cat((bits, bits[-1:].expand(tiles * TILE_ROWS - rows, -1)))
@@ -358,9 +400,17 @@ def coded_tiles(codes: Codes) -> CodedTiles | None:
     if bits.dtype == torch.float32 and bool((by_tile == by_tile[:, :, :1]).all()):
         by_tile = by_tile[:, :, :1]
     by_tile = by_tile.contiguous()
-    return CodedTiles(large_pages.copied(units.contiguous()),
-                      by_tile if bits.dtype == torch.float32 else by_tile.view(torch.float8_e8m0fnu),
-                      codes.table, group, rows, columns, form)
+    if bits.dtype == torch.uint8:
+        by_tile = by_tile.view(torch.float8_e8m0fnu)
+    words = codes.bits == 4 or _have_words(by_tile)
+    units = large_pages.copied(_coded_units(padded, codes.bits, in_words=words))
+    small = _small_units(padded) if words and codes.bits == 8 else None
+    return CodedTiles(units, by_tile, codes.table, group, rows, columns, form, small)
+
+
+def _have_words(scales: torch.Tensor) -> bool:
+    """Whether codes of fp8 with ``scales`` [tiles, groups, 16 or 1] are in words."""
+    return scales.dtype == torch.float32 and scales.shape[2] > 1
 
 
 def serves_coded(device: torch.device, dtype: torch.dtype) -> bool:
@@ -423,8 +473,7 @@ class ExpertTiles:
         assert len({(one.rows, one.columns, one.dtype) for one in experts}) == 1
         shared = {one.scales.shape[2] for one in experts if isinstance(one, CodedTiles)}
         if len(shared) > 1:     # the kernel takes them in one form
-            experts = [replace(one, scales=one.scales.expand(-1, -1, TILE_ROWS).contiguous())
-                       if isinstance(one, CodedTiles) else one for one in experts]
+            experts = [one.with_scales_of_rows() if isinstance(one, CodedTiles) else one for one in experts]
         table = []
         for one in experts:
             address, form, _, _, highs, _, _, _, odd, _ = one.native()
