@@ -173,7 +173,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes, int64_t 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 25;
+  m.attr("INTERFACE") = 26;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -355,12 +355,12 @@ NB_MODULE(_native, m) {
     pack_tiles(at<const uint16_t* const>(rows), tiles, in, at<uint16_t>(out));
   });
   // False: a row is beyond the table, and nothing was done.
-  m.def("twelve_bit_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
+  m.def("table_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
     for (int64_t i = 0; i < count; ++i)
       if (at<const int64_t>(rows)[i] < 0 || at<const int64_t>(rows)[i] >= std::get<3>(weight))
         return false;
     nb::gil_scoped_release unlocked;
-    twelve_bit_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
+    table_rows(weight_of(weight), at<const int64_t>(rows), count, at(out));
     return true;
   });
   m.def("take_columns", [](const ProjectedTuple& x, Address order, int64_t columns, Address out) {

@@ -228,23 +228,41 @@ void pack_tiles(const uint16_t* const* rows, int64_t tiles, int64_t in, uint16_t
   });
 }
 
-void twelve_bit_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out) {
+namespace {
+
+void twelve_bit_row(const Weight& weight, int64_t tile, int64_t row, uint16_t* to) {
   const int64_t units = weight.in / (2 * kPairs), size = weight.in * kRows;
+  const uint8_t* from = static_cast<const uint8_t*>(weight.data) + begin_of(tile, weight.in);
+  const uint8_t* highs = static_cast<const uint8_t*>(weight.scales) + tile * kCodes;
+  for (int64_t unit = 0; unit < units; ++unit, from += 2 * kUnitBytes)
+    for (int64_t pair = 0; pair < kPairs; ++pair)
+      for (int64_t word = 0; word < 2; ++word) {
+        const int64_t i = byte_of(pair, row, word), half = pair / 2;
+        const int code = from[2 * kHalfBytes + i] >> (4 * half) & 15;
+        to[(unit * kPairs + pair) * 2 + word] = static_cast<uint16_t>(highs[code] << 8 | from[half * kHalfBytes + i]);
+      }
+  for (const int64_t* odd = weight.odd + weight.odd[tile]; *odd >> 16 < size; ++odd) {
+    const int64_t place = *odd >> 16;
+    if (place % kPairWords / 2 == row) to[place / kPairWords * 2 + place % 2] = static_cast<uint16_t>(*odd);
+  }
+}
+
+}  // namespace
+
+void table_rows(const Weight& weight, const int64_t* rows, int64_t count, void* out) {
+  const bool wide = weight.form == WeightForm::float32 || weight.form == WeightForm::float32_tiles;
+  const bool tiled = weight.form == WeightForm::float32_tiles || weight.form == WeightForm::bfloat16_tiles;
+  const int64_t bytes = weight.in * (wide ? 4 : 2), words = bytes / 4;
   Pool::instance().for_each(count, static_cast<double>(weight.in), [&](int64_t at) {
     const int64_t tile = rows[at] / kRows, row = rows[at] % kRows;
-    const uint8_t* from = static_cast<const uint8_t*>(weight.data) + begin_of(tile, weight.in);
-    const uint8_t* highs = static_cast<const uint8_t*>(weight.scales) + tile * kCodes;
-    uint16_t* const to = out + at * weight.in;
-    for (int64_t unit = 0; unit < units; ++unit, from += 2 * kUnitBytes)
-      for (int64_t pair = 0; pair < kPairs; ++pair)
-        for (int64_t word = 0; word < 2; ++word) {
-          const int64_t i = byte_of(pair, row, word), half = pair / 2;
-          const int code = from[2 * kHalfBytes + i] >> (4 * half) & 15;
-          to[(unit * kPairs + pair) * 2 + word] = static_cast<uint16_t>(highs[code] << 8 | from[half * kHalfBytes + i]);
-        }
-    for (const int64_t* odd = weight.odd + weight.odd[tile]; *odd >> 16 < size; ++odd) {
-      const int64_t place = *odd >> 16;
-      if (place % kPairWords / 2 == row) to[place / kPairWords * 2 + place % 2] = static_cast<uint16_t>(*odd);
+    uint8_t* const to = static_cast<uint8_t*>(out) + at * bytes;
+    if (weight.form == WeightForm::bfloat16_twelve_bit) {
+      twelve_bit_row(weight, tile, row, reinterpret_cast<uint16_t*>(to));
+    } else if (tiled) {  // a float32, or two of bfloat16, are a word
+      const uint8_t* from = static_cast<const uint8_t*>(weight.data) + (tile * words * kRows + row) * 4;
+      for (int64_t word = 0; word < words; ++word) std::memcpy(to + word * 4, from + word * kRows * 4, 4);
+    } else {
+      std::memcpy(to, static_cast<const uint8_t*>(weight.data) + rows[at] * bytes, static_cast<size_t>(bytes));
     }
   });
 }

@@ -36,7 +36,7 @@ std::optional<OddWords> pack_twelve_bit(const uint16_t* const* rows, int64_t til
 // Plain tiles [tiles][in / 2][16][2], of an even ``in``.
 void pack_tiles(const uint16_t* const* rows, int64_t tiles, int64_t in, uint16_t* out);
 
-// ``rows`` [count] of a 12-bit weight -> out [count][in].
-void twelve_bit_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out);
+// ``rows`` [count] of a weight -> out [count][in]: of dense rows, of tiles, and of tiles in 12 bits.
+void table_rows(const Weight& weight, const int64_t* rows, int64_t count, void* out);
 
 }  // namespace weft

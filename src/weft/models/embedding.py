@@ -1,5 +1,6 @@
-"""The rows of an embedding that a step asks for: a gather of torch, or of the kernel of a 12-bit table. Of a
-table in codes the rows alone are dequantised."""
+"""The rows of an embedding that a step asks for: one call of a kernel on a CPU, else a gather of torch. Of a
+table in codes the rows alone are dequantised. A step of decodes that go on asks with the same tensor, and
+gets the same memory: new memory costs it more than the rows do."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from weft.tensor import native
 from weft.tensor.weights.quantized import QuantizedWeight
-from weft.tensor.weights.tiles import InTiles
+from weft.tensor.weights.tiles import CodedTiles, InTiles, native_rows, table_rows
 
 
 class Lookup(Protocol):
@@ -36,14 +38,27 @@ class CodedTable:
 Table = torch.Tensor | InTiles | CodedTable
 
 
-@dataclass(frozen=True, slots=True)
 class Embedding:
     """``table``: [vocab, D], or the same in tiles or codes."""
 
-    table: Table
+    __slots__ = ("_asked", "_room", "table")
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._asked: torch.Tensor | None = None
+        self._room: torch.Tensor | None = None
 
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D]. Raises IndexError for a token beyond the table."""
-        if isinstance(self.table, torch.Tensor):
-            return F.embedding(tokens_T, self.table)
-        return self.table.rows_at(tokens_T)
+        """int64 [T] -> [T, D], valid until the same tensor asks again. Raises IndexError for a token beyond
+        the table."""
+        table, room = self.table, self._room if tokens_T is self._asked else None
+        if isinstance(table, CodedTable | CodedTiles):
+            return table.rows_at(tokens_T)
+        if not isinstance(table, torch.Tensor):
+            rows_TD = table.rows_at(tokens_T, room)
+        elif native.fits(table):
+            rows_TD = table_rows(native_rows(table), table.dtype, tokens_T, room)
+        else:
+            return F.embedding(tokens_T, table)
+        self._asked, self._room = tokens_T, rows_TD
+        return rows_TD

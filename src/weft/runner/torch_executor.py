@@ -21,8 +21,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -232,7 +232,8 @@ class TorchExecutor:
         if plan.verify_count:
             return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(plan, batch, hidden)
-        scores += pool(self.model, batch.pooled_spans, hidden)
+        if batch.pooled_spans:
+            scores += pool(self.model, batch.pooled_spans, hidden)
         choice = None
         if batch.sample_runs.size:
             room = self._logits_room(len(batch.sample_runs))
@@ -504,7 +505,8 @@ def _step_inputs(batch: StepBatch) -> StepInputs:
     return inputs
 
 
-class LogitsRoom(NamedTuple):
+@dataclass(slots=True)
+class LogitsRoom:
     """float32 [rows, vocab] for the logits of a step, written again and again on a CPU: new memory comes page
     by page, and the faults take longer than the writing. A GPU's allocator reuses blocks.
     ``host_XV``: the same memory."""
@@ -512,6 +514,8 @@ class LogitsRoom(NamedTuple):
     rows: int
     logits_XV: torch.Tensor
     host_XV: npt.NDArray[np.float32]
+    _first: LogitsRoom | None = None
+    """The last one of fewer rows: steps ask for as many again and again, and views cost them 40 us."""
 
     @staticmethod
     def of(rows: int, vocab_size: int) -> LogitsRoom:
@@ -519,4 +523,8 @@ class LogitsRoom(NamedTuple):
         return LogitsRoom(rows, logits_XV, logits_XV.numpy())
 
     def first(self, rows: int) -> LogitsRoom:
-        return self if rows == self.rows else LogitsRoom(rows, self.logits_XV[:rows], self.host_XV[:rows])
+        if rows == self.rows:
+            return self
+        if self._first is None or self._first.rows != rows:
+            self._first = LogitsRoom(rows, self.logits_XV[:rows], self.host_XV[:rows])
+        return self._first

@@ -82,9 +82,33 @@ class TiledWeight:
         """[rows, columns], a copy."""
         return self.tiles.transpose(1, 2).reshape(-1, self.columns)[:self.rows].contiguous()
 
-    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]."""
-        return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
+    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]; see ``table_rows``."""
+        if not native.in_use():
+            return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
+        return table_rows(self.native(), self.dtype, rows_T, out_TD)
+
+
+def table_rows(weight: NativeWeight, dtype: torch.dtype, rows_T: torch.Tensor,
+               out_TD: torch.Tensor | None) -> torch.Tensor:
+    """int64 [T] -> those rows of ``weight``, [T, columns] of ``dtype``, in ``out_TD`` if it is given. Raises
+    IndexError for a row beyond the table. In one call: torch takes four operators for tiles, and the first
+    of them alone costs a small step more than the rows do."""
+    rows_T = rows_T.contiguous()
+    assert rows_T.dtype == torch.int64
+    if out_TD is None:
+        out_TD = torch.empty((rows_T.shape[0], weight[2]), dtype=dtype)
+    if not native.extension().table_rows(weight, rows_T.data_ptr(), rows_T.shape[0], out_TD.data_ptr()):
+        raise IndexError(f"rows {rows_T.tolist()} of a table of {weight[3]}")
+    return out_TD
+
+
+def native_rows(weight: torch.Tensor) -> NativeWeight:
+    """Dense rows [rows, columns] as the extension takes a weight."""
+    assert weight.is_contiguous()
+    rows, columns = weight.shape
+    return (weight.data_ptr(), native.DTYPES[weight.dtype], columns, rows, 0, 0, 0, columns, 0,
+            native.NO_MINIMUMS)
 
 
 def tiled(weight: torch.Tensor) -> TiledWeight | None:
@@ -235,17 +259,11 @@ class TwelveBitWeight:
         """[rows, columns], a copy."""
         return self.tiled().dense()
 
-    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]. Raises IndexError for a row beyond the table."""
+    def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]; see ``table_rows``."""
         if not native.in_use():
             return self.dense()[rows_T]
-        rows_T = rows_T.contiguous()
-        assert rows_T.dtype == torch.int64
-        out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
-        if not native.extension().twelve_bit_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
-                                                  out.data_ptr()):
-            raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
-        return out
+        return table_rows(self.native(), torch.bfloat16, rows_T, out_TD)
 
 
 _CODED_FORMS = {8: 9, 4: 10}
