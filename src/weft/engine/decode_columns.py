@@ -17,20 +17,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from weft.engine.streams import Stream, StreamTable
 from weft.request import TokenEvent
 from weft.units import PAD, SeqId
 
 
 class DecodeColumns:
-    """Of the decodes ``seqs``, in the order of runs. The columns count what is left of each answer, so
+    """Of the decodes ``seqs``, in the order of runs. The columns count the steps since they were made, so
     ``rare`` is called once for each step, and no step is left out."""
 
-    __slots__ = ("_answers", "_cached_tokens", "_ended_count", "_indexes", "_left", "_preemptions",
-                 "_rare_runs", "_rare_tokens", "_recomputed_tokens", "_request_ids", "_streams", "_table",
-                 "seqs")
+    __slots__ = ("_answers", "_cached_tokens", "_ended_count", "_indexes", "_least_left", "_left",
+                 "_preemptions", "_rare_runs", "_rare_tokens", "_recomputed_tokens", "_request_ids", "_steps",
+                 "_streams", "_table", "seqs")
 
     def __init__(self, seqs: tuple[SeqId, ...], table: StreamTable) -> None:
         self.seqs = seqs
@@ -43,9 +41,8 @@ class DecodeColumns:
         some = next((stream for stream in self._streams if stream is not None), None)
         filled = [] if some is None else [stream if stream is not None else some for stream in self._streams]
         self._answers = [stream.generated for stream in filled]
-        self._left = np.asarray(
-            [stream.new_tokens_max - len(stream.generated) for stream in filled], np.int64
-        )
+        self._left = [stream.new_tokens_max - len(stream.generated) for stream in filled]
+        self._least_left, self._steps = min(self._left, default=0), 0
         self._rare_tokens = frozenset((PAD,)).union(*{stream.stop_ids for stream in filled})
         self._request_ids = [stream.request_id for stream in filled]
         self._indexes = [stream.index for stream in filled]
@@ -70,9 +67,9 @@ class DecodeColumns:
         runs = self._rare_runs.union(failures)
         if not self._rare_tokens.isdisjoint(tokens):
             runs.update([run for run, token in enumerate(tokens) if token in self._rare_tokens])
-        [last_tokens] = (self._left <= 1).nonzero()
-        runs.update(last_tokens.tolist())
-        self._left -= 1
+        if self._least_left - self._steps <= 1:
+            runs.update([run for run, left in enumerate(self._left) if left - self._steps <= 1])
+        self._steps += 1
         return sorted(runs)
 
     def settle(self, tokens: list[int], first: int, end: int, outbox: list[TokenEvent]) -> None:
