@@ -230,7 +230,8 @@ struct Weight {
   ScaleForm scale_form;    // of scales and minimums
   const uint8_t* zeros;    // [tiles][groups][16], or null: 128, 32 or 8; int8 and int4 alone
   int64_t group;           // columns that share a scale: 16, or a multiple of 32
-  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
+  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those. fp8 by rows:
+                           // [tiles][units / 64 rounded up], a bit for each unit with codes without an exponent
   const void* minimums;    // as scales, or null. Subtracted: value = code scale - minimum
   const uint16_t *block_scales, *block_minimums;  // float16 [tiles][blocks][16], of bytes
   const float* row_scales; // [tiles][16], of e4m3 and e8m0
