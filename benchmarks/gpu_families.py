@@ -81,7 +81,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "topk_group": 2, "kv_lora_rank": 128, "q_lora_rank": 64, "qk_nope_head_dim": 64, "v_head_dim": 64,
             "mlp_layer_types": ["dense", "sparse"], "index_topk": 64, "index_head_dim": 64,
             "index_n_heads": 8, "index_kpool": 8, "swiglu_limit": 7.0, "linear_head_dim": 128,
-            "linear_num_heads": 4, "linear_lower_bound": -1.0, "hc_mult": 4, "hc_sinkhorn_iters": 5}}}
+            "linear_num_heads": 4, "linear_lower_bound": -1.0, "hc_mult": 4, "hc_sinkhorn_iters": 5}},
+}  # fmt: skip
 
 
 @dataclass

@@ -36,7 +36,7 @@ _LFM2: dict[Size, dict[str, Any]] = {
               "num_attention_heads": 8, "num_key_value_heads": 4, "full_attn_idxs": [2, 5, 7]},
     "tiny": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "vocab_size": 512,
              "num_attention_heads": 4, "num_key_value_heads": 2, "full_attn_idxs": [1]},
-}
+}  # fmt: skip
 _GRANITE: dict[Size, dict[str, Any]] = {
     "350m": {"hidden_size": 768, "shared_intermediate_size": 2048, "num_hidden_layers": 32,
              "vocab_size": 100352, "num_attention_heads": 12, "num_key_value_heads": 4,
@@ -47,7 +47,7 @@ _GRANITE: dict[Size, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "shared_intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 512,
              "num_attention_heads": 4, "num_key_value_heads": 2, "attention_at": [1],
              "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16},
-}
+}  # fmt: skip
 _QWEN: dict[Size, dict[str, Any]] = {
     "350m": {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 16, "vocab_size": 65536,
              "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
@@ -59,7 +59,7 @@ _QWEN: dict[Size, dict[str, Any]] = {
              "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "linear_num_key_heads": 2,
              "linear_num_value_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
              "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

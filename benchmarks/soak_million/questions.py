@@ -177,7 +177,7 @@ _KINDS: dict[str, tuple[float, Any]] = {
     "schema": (2, _chat(temperature=0.7, response_format=_SCHEMA)),
     "prediction": (1, _predicted),
     "messages": (1.5, _anthropic), "ollama": (1, _ollama), "responses": (2, _response),
-    "tokenize": (1, _tokenize), "wrong": (1, _wrong)}
+    "tokenize": (1, _tokenize), "wrong": (1, _wrong)}  # fmt: skip
 
 
 # ---------------------------------------------------------------------- what an answer says

@@ -56,7 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "fleet": BELOW_EDGES | {"rpc"},
     "cli": BELOW_EDGES | EDGES,
     "__main__": {"cli"},
-}
+}  # fmt: skip
 """Group -> groups it may import besides itself."""
 
 EXTRA_MODULES: dict[str, set[str]] = {

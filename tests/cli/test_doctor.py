@@ -29,7 +29,7 @@ GOOD: dict[str, Any] = {
     "hub": {"cache": "cache/hub", "cached_models": 2, "writable": True, "disk_free_bytes": 90 << 30,
             "disk_total_bytes": 100 << 30, "endpoint": "https://example.com", "offline": False,
             "reachable": True, "variables": {}},
-}
+}  # fmt: skip
 
 A_GPU = {"name": "A GPU", "capability": [9, 0], "free_bytes": 70 << 30, "total_bytes": 80 << 30}
 

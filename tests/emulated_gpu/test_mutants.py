@@ -326,7 +326,7 @@ MUTANTS: dict[str, Mutant] = {
     "also: pages are handed over before their load has ended": Mutant(
         transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", store,
         "^order: |^early: "),
-}
+}  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ BODIES = [json.dumps(body) for body in (
      "tool_choice": "required", "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
     {"input": ["a", [1, 2]], "dimensions": 2, "encoding_format": "base64", "truncate_prompt_tokens": -1},
     {"query": "q", "documents": ["a", {"text": "b"}], "top_n": 1, "max_tokens_per_doc": 3},
-    {"text_1": "q", "text_2": ["a", "b"], "model": None})]
+    {"text_1": "q", "text_2": ["a", "b"], "model": None})]  # fmt: skip
 
 
 OLLAMA = [json.dumps(body) for body in (
@@ -100,7 +100,7 @@ OLLAMA = [json.dumps(body) for body in (
     {"model": "a/b:q4", "from": "m", "system": "s", "template": "{{ messages }}", "license": ["a", "b"],
      "parameters": {"num_predict": 3, "stop": ["a", "b"], "seed": 1, "repeat_penalty": 1.1},
      "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "é"}]},
-    {"source": "m", "destination": "a/b"}, {"name": "a/b", "model": None, "insecure": True})]
+    {"source": "m", "destination": "a/b"}, {"name": "a/b", "model": None, "insecure": True})]  # fmt: skip
 
 
 def mutations(corpus: list[str]) -> Iterator[tuple[int, str]]:

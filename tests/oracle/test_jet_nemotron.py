@@ -20,7 +20,7 @@ CONFIG = {
     "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "efficient_attention_config": {
         "swa": {"window_size": 9}, "jet": {
             "conv_size": 4, "dconv_generator_reduction": 8, "expand_v": 2.6666666667, "head_dim": 24,
-            "num_heads": 2, "norm_eps": "1e-3"}}}
+            "num_heads": 2, "norm_eps": "1e-3"}}}  # fmt: skip
 TOKENS = [(7 * place * place + 3 * place + 1) % 40 for place in range(24)]
 
 

@@ -70,7 +70,7 @@ CASES = {
     "KV in int8": Case(engine={"kv_dtype": "int8"}),
     "KV in fp8, states in bfloat16": Case(engine={"kv_dtype": "fp8", "state_dtype": "bfloat16"}),
     "states in float16": Case(engine={"state_dtype": "float16"}),
-}
+}  # fmt: skip
 
 
 def run(case: Case, serving: Any, kind: Kind | None, truth: list[list[Answer]]) -> list[list[Answer]]:

@@ -377,7 +377,7 @@ BROKEN: list[Break] = [
     what_is_read_by_others_is_patched_for_one, what_a_transaction_publishes_may_move,
     what_a_transaction_opens_on_may_move, nothing_is_ever_moved,
     a_snapshot_is_kept_at_the_wrong_place,
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=[b.__name__ for b in BROKEN])

@@ -35,7 +35,7 @@ ARCHITECTURES = {
     "kimi_linear": "kimi-linear", "bailing_hybrid": "bailingmoe3", "gemma3_text": "gemma3",
     "gemma4_text": "gemma4", "gigachat3_5": "gigachat35", "rwkv7": "rwkv7",
     "qwen4_exp_text": "qwen4exp", "glm5_next_text": "glm5-next"
-}
+}  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
 _SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q4_1": (0, 2),
@@ -75,7 +75,7 @@ _INDEXED = {
     **{f"{ours}_hyper_connection.{part}": f"hc_{theirs}_{short}"
        for ours, theirs in (("attn", "attn"), ("mlp", "ffn"))
        for part, short in (("hc_norm", "norm"), ("input_mix_weight_down", "down"),
-                           ("input_mix_weight_up", "up"), ("block_inject_weight", "inject"))}}
+                           ("input_mix_weight_up", "up"), ("block_inject_weight", "inject"))}}  # fmt: skip
 """The same of Qwen4-Exp and GLM-5-next, as its ``tensor_mapping.py`` has them."""
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
 

@@ -124,7 +124,7 @@ VIDEOS: tuple[dict[str, Any], ...] = (
     {"frames": 30, "size": (320, 200), "fps": 15.0, "settings": {
         "size": {"shortest_edge": 4096, "longest_edge": 65_536}, "min_frames": 2, "resample": 2}},
     {"frames": 30, "size": (64, 64), "fps": 15.0, "settings": {
-        "size": {"shortest_edge": 4_000_000, "longest_edge": 8_000_000}, "fps": 4}})
+        "size": {"shortest_edge": 4_000_000, "longest_edge": 8_000_000}, "fps": 4}})  # fmt: skip
 """Frames and their rate in the file; what is asked for, and settings that are not the defaults."""
 
 

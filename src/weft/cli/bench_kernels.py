@@ -41,7 +41,7 @@ _PARAMS: list[click.Parameter] = [
     click.Option(["--instructions"], help="Set of CPU instructions, such as portable; default: the best."),
     click.Option(["--output-json"], type=click.Path(path_type=Path, dir_okay=False),
                  help="Write facts and results to this file."),
-]
+]  # fmt: skip
 
 
 def _kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], dtype: str,

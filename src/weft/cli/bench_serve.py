@@ -65,7 +65,7 @@ DATASET_FLAGS: list[click.Parameter] = [
                  help="Tokens to make; default: as many as the file's answer has."),
     click.Option(["--custom-output-len"], type=_AT_LEAST_1,
                  help='Tokens to make; default: the line\'s "output_tokens".'),
-]
+]  # fmt: skip
 
 
 def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:

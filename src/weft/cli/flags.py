@@ -48,7 +48,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "media_domains",
                  "tenant_by_key"),
     "Device": ("device", "threads", "tp", "ep"),
-}
+}  # fmt: skip
 FREQUENT = frozenset({
     "model", "dtype", "quantize", "served_model_name", "lora", "memory", "max_model_len", "kv_dtype",
     "state_dtype", "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "speculate",

@@ -44,7 +44,8 @@ _TOWERS: dict[TowerKind, _TowerNames] = {
         "patch_embed.proj", ("merger.linear_fc1", "merger.linear_fc2"), ("model.visual", "visual"),
         "merger.norm", ("attn.qkv",), "attn.proj", ("mlp.linear_fc1", "mlp.linear_fc2"), ("norm1", "norm2"),
         "pos_embed"),
-    "lfm3": _TowerNames("patchifier", ("linear_1", "linear_2"), ("model.vision_tower", "vision_tower"))}
+    "lfm3": _TowerNames("patchifier", ("linear_1", "linear_2"), ("model.vision_tower", "vision_tower")),
+}  # fmt: skip
 
 
 def tower_prefix(names: Container[str], tower: VisionTower) -> str | None:

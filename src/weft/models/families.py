@@ -467,5 +467,5 @@ NAMES: dict[str, Names] = {
                    spelled={shapes.Dense: {"names": ("proj_up_gate", "proj_up", "proj_down")}}),
     "rwkv7": Names(layers=_rwkv_layers, embeddings=("embeddings",)),
     "mamba": _ONLY_MAMBA, "mamba2": _ONLY_MAMBA, "falcon_mamba": _ONLY_MAMBA,
-}
+}  # fmt: skip
 """By the name of the family in ``weft.families``."""

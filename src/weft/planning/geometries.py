@@ -133,7 +133,7 @@ GEOMETRIES: tuple[Geometry, ...] = (
         "full_attention_layers": list(range(3, 40, 4)), "num_nextn_predict_layers": 2}),
     Geometry("ai21labs/AI21-Jamba-1.5-Mini", 52, _jamba(4096, 14336, 32, 32)),
     Geometry("tiiuae/Falcon-H1-7B-Base", 7.6, _falcon_h1(44, 3072, 12288, 12, 24, 128, 130048)),
-)
+)  # fmt: skip
 
 
 def find_geometry(name: str) -> Geometry | None:

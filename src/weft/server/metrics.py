@@ -378,7 +378,7 @@ MODEL = (
     Row[Resident]("model_loads", "counter", "How often this model was loaded.", lambda model: model.loads),
     Row[Resident]("model_unloads", "counter", "How often this model was unloaded, or its engines ended.",
                   lambda model: model.unloads),
-)
+)  # fmt: skip
 E = Row[EngineStats]
 ENGINE = (
     E("engine_sleep_state", "gauge", "1 for the one that it is in.",
@@ -488,7 +488,7 @@ ENGINE = (
       "expert"),
     E("admission_rejections", "counter", "Requests turned away.",
       lambda s: {"queue_full": s.requests_refused}, "reason"),
-)
+)  # fmt: skip
 ROUTER = (
     Row[RouterCounts]("router_predicted_tokens", "counter", "Cached tokens that the router expected of "
                       "requests.", lambda counts: counts.predicted_tokens),
@@ -500,7 +500,7 @@ ROUTER = (
                       lambda counts: counts.is_stale),
     Row[RouterCounts]("router_report_gaps", "counter", "How often reports of snapshots were lost.",
                       lambda counts: counts.gaps),
-)
+)  # fmt: skip
 
 _TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
          2560)

@@ -46,7 +46,7 @@ _COLUMNS: dict[str, tuple[Any, int]] = {
     "volume": (np.uint32, 0), "block": (np.uint32, 0), "payload": (np.uint32, 0), "line": (np.uint32, 0),
     "seconds": (np.float32, 0), "uses": (np.uint32, 0), "last_use": (np.uint32, 0),
     "users": (np.int32, 0), "sibling": (np.int32, NO_ENTRY), "snapshot": (np.int32, NO_ENTRY),
-}
+}  # fmt: skip
 """Column -> (dtype, value of an entry that is not filled). ``space``: number of the (namespace, salt) pair.
 ``sibling``: the next entry of a list of children or of
 snapshots. ``snapshot``: the first snapshot at the end of a KV record."""

@@ -48,7 +48,7 @@ ROW = np.dtype([
     ("checksum", "V16"), ("tokens_at", "<u8"), ("chain", "<u8"), ("head", "<u8"), ("namespace", "V16"),
     ("salt", "V16"), ("seconds", "<f4"), ("written", "<u4"), ("uses", "<u4"), ("reserved", "<u4"),
     ("row_hash", "<u8"),
-])
+])  # fmt: skip
 ROW_BYTES = 144
 assert ROW.itemsize == ROW_BYTES
 

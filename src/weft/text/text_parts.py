@@ -39,7 +39,7 @@ _ALTERNATIVES = frozenset({
     r" ?\p{N}+", r"\p{N}", r"\p{N}+", r"\p{N}{1,3}", r"\p{N}{1,3}+",
     r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*",
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
-    r"\s*[\r\n]", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"})
+    r"\s*[\r\n]", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"})  # fmt: skip
 _ANY_SPACE = r"\s+"
 
 

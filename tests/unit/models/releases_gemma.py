@@ -30,7 +30,7 @@ GEMMA_4_E2B: Config = {
         "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20,
         "rms_norm_eps": 1e-06, "rope_parameters": _ROPES, "sliding_window": 512,
         "tie_word_embeddings": True, "use_double_wide_mlp": True, "vocab_size": 262144,
-        "vocab_size_per_layer_input": 262144}}
+        "vocab_size_per_layer_input": 262144}}  # fmt: skip
 
 GEMMA_4_26B_A4B: Config = {
     "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
@@ -41,7 +41,7 @@ GEMMA_4_26B_A4B: Config = {
         "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
         "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
         "num_kv_shared_layers": 0, "rope_parameters": _ROPES, "sliding_window": 1024, "top_k_experts": 8,
-        "vocab_size": 262144}}
+        "vocab_size": 262144}}  # fmt: skip
 
 RECURRENT_GEMMA_2B: Config = {
     "architectures": ["RecurrentGemmaForCausalLM"], "attention_bias": False, "attention_window_size": 2048,
@@ -49,7 +49,7 @@ RECURRENT_GEMMA_2B: Config = {
     "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2560, "intermediate_size": 15360,
     "logits_soft_cap": 30.0, "lru_width": 2560, "model_type": "recurrent_gemma", "num_attention_heads": 10,
     "num_hidden_layers": 26, "num_key_value_heads": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-06,
-    "rope_theta": 10000.0, "torch_dtype": "float32", "vocab_size": 256000}
+    "rope_theta": 10000.0, "torch_dtype": "float32", "vocab_size": 256000}  # fmt: skip
 
 
 def with_text(config: Config, **changes: Any) -> Config:

@@ -14,7 +14,7 @@ MAMBA_2_8B: Config = {
     "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1,
     "time_step_min": 0.001, "time_step_rank": 160, "time_step_scale": 1.0, "torch_dtype": "float32",
     "transformers_version": "4.39.0.dev0", "use_bias": False, "use_cache": True, "use_conv_bias": True,
-    "vocab_size": 50280}
+    "vocab_size": 50280}  # fmt: skip
 
 FALCON_MAMBA_7B: Config = {
     "architectures": ["FalconMambaForCausalLM"], "bos_token_id": 0, "conv_kernel": 4, "eos_token_id": 11,
@@ -24,7 +24,7 @@ FALCON_MAMBA_7B: Config = {
     "state_size": 16, "tie_word_embeddings": False, "time_step_floor": 0.0001,
     "time_step_init_scheme": "random", "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256,
     "time_step_scale": 1.0, "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0",
-    "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": 65024}
+    "use_bias": False, "use_cache": True, "use_conv_bias": True, "vocab_size": 65024}  # fmt: skip
 
 MAMBA_CODESTRAL_7B: Config = {
     "architectures": ["Mamba2ForCausalLM"], "bos_token_id": 0, "chunk_size": 256, "conv_kernel": 4,
@@ -33,7 +33,7 @@ MAMBA_CODESTRAL_7B: Config = {
     "num_heads": 128, "num_hidden_layers": 64, "pad_token_id": 0, "residual_in_fp32": True, "rms_norm": True,
     "state_size": 128, "tie_word_embeddings": False, "time_step_limit": [0.0, float("inf")],
     "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256, "torch_dtype": "bfloat16",
-    "use_bias": False, "use_conv_bias": True, "vocab_size": 32768}
+    "use_bias": False, "use_conv_bias": True, "vocab_size": 32768}  # fmt: skip
 
 BAMBA_9B: Config = {
     "architectures": ["BambaForCausalLM"], "attention_bias": False, "attn_layer_indices": [9, 18, 27],
@@ -43,7 +43,8 @@ BAMBA_9B: Config = {
     "mamba_n_heads": 128, "mamba_proj_bias": False, "max_position_embeddings": 262144, "mlp_bias": False,
     "model_type": "bamba", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
     "num_logits_to_keep": 1, "pad_token_id": 0, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 128256}
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
 
 FALCON_H1_0_5B: Config = {
     "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "attention_in_multiplier": 1.0,
@@ -59,7 +60,7 @@ FALCON_H1_0_5B: Config = {
     "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5,
                                                    0.3535533905932738],
     "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "use_cache": True, "vocab_size": 32784}
+    "use_cache": True, "vocab_size": 32784}  # fmt: skip
 
 NEMOTRON_H_8B: Config = {
     "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "attention_head_dim": 128,
@@ -71,7 +72,7 @@ NEMOTRON_H_8B: Config = {
     "num_hidden_layers": 52, "num_key_value_heads": 8, "residual_in_fp32": False, "sliding_window": None,
     "ssm_state_size": 128, "tie_word_embeddings": False, "time_step_floor": 0.0001,
     "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001,
-    "torch_dtype": "bfloat16", "use_bias": False, "use_conv_bias": True, "vocab_size": 131072}
+    "torch_dtype": "bfloat16", "use_bias": False, "use_conv_bias": True, "vocab_size": 131072}  # fmt: skip
 
 NEMOTRON_3_NANO_30B: Config = {
     "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "chunk_size": 128, "conv_kernel": 4,
@@ -86,7 +87,7 @@ NEMOTRON_3_NANO_30B: Config = {
     "routed_scaling_factor": 2.5, "sliding_window": None, "ssm_state_size": 128, "tie_word_embeddings": False,
     "time_step_floor": 0.0001, "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1,
     "time_step_min": 0.001, "topk_group": 1, "torch_dtype": "bfloat16", "use_bias": False,
-    "use_conv_bias": True, "vocab_size": 131072}
+    "use_conv_bias": True, "vocab_size": 131072}  # fmt: skip
 
 JAMBA_1_5_MINI: Config = {
     "architectures": ["JambaForCausalLM"], "attn_layer_offset": 4, "attn_layer_period": 8, "bos_token_id": 1,
@@ -96,7 +97,7 @@ JAMBA_1_5_MINI: Config = {
     "max_position_embeddings": 262144, "model_type": "jamba", "num_attention_heads": 32, "num_experts": 16,
     "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_logits_to_keep": 1,
     "pad_token_id": 0, "rms_norm_eps": 1e-06, "sliding_window": None, "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True, "vocab_size": 65536}
+    "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True, "vocab_size": 65536}  # fmt: skip
 
 ZAMBA_7B: Config = {
     "architectures": ["ZambaForCausalLM"], "attention_dropout": 0.0, "attention_head_dim": 464,
@@ -109,7 +110,7 @@ ZAMBA_7B: Config = {
     "num_attention_heads": 16, "num_hidden_layers": 76, "num_key_value_heads": 16, "num_logits_to_keep": 1,
     "pad_token_id": 0, "rms_norm_eps": 1e-05, "time_step_floor": 0.0001, "time_step_max": 0.1,
     "time_step_min": 0.001, "torch_dtype": "bfloat16", "use_cache": True, "use_mamba_kernels": True,
-    "vocab_size": 32000}
+    "vocab_size": 32000}  # fmt: skip
 
 ZAMBA2_2_7B: Config = {
     "adapter_rank": 128, "add_bias_linear": False, "architectures": ["Zamba2ForCausalLM"],
@@ -123,7 +124,7 @@ ZAMBA2_2_7B: Config = {
     "num_hidden_layers": 54, "num_key_value_heads": 32, "num_mem_blocks": 2, "num_query_groups": 32,
     "rms_norm_eps": 1e-05, "time_step_floor": 0.0001, "time_step_max": 0.1, "time_step_min": 0.001,
     "torch_dtype": "bfloat16", "use_conv_bias": True, "use_long_context": False, "use_mem_rope": False,
-    "use_shared_attention_adapter": False, "vocab_size": 32000}
+    "use_shared_attention_adapter": False, "vocab_size": 32000}  # fmt: skip
 
 RWKV7_2_9B: Config = {
     "a_low_rank_dim": 96, "architectures": ["RWKV7ForCausalLM"], "attn": None, "attn_mode": "chunk",
@@ -132,7 +133,7 @@ RWKV7_2_9B: Config = {
     "initializer_range": 0.02, "intermediate_size": 10240, "max_position_embeddings": 2048,
     "model_type": "rwkv7", "norm_bias": True, "norm_eps": 1e-05, "norm_first": True, "num_heads": None,
     "num_hidden_layers": 32, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
-    "v_low_rank_dim": 64, "value_dim": [2560] * 32, "vocab_size": 65536}
+    "v_low_rank_dim": 64, "value_dim": [2560] * 32, "vocab_size": 65536}  # fmt: skip
 
 XLSTM_7B: Config = {
     "add_out_norm": True, "architectures": ["xLSTMForCausalLM"], "autocast_kernel_dtype": "bfloat16",
@@ -143,7 +144,7 @@ XLSTM_7B: Config = {
     "norm_reduction_force_float32": True, "num_blocks": 32, "num_heads": 8, "output_logit_soft_cap": 30.0,
     "qk_dim_factor": 0.5, "sequence_kernel": "native_sequence__triton", "step_kernel": "triton",
     "tie_word_embeddings": False, "torch_dtype": "float32", "use_bias": False, "v_dim_factor": 1.0,
-    "vocab_size": 50304, "weight_mode": "single"}
+    "vocab_size": 50304, "weight_mode": "single"}  # fmt: skip
 
 MAMBA_RELEASES: dict[str, Config] = {
     "mamba": MAMBA_2_8B, "falcon_mamba": FALCON_MAMBA_7B, "mamba2": MAMBA_CODESTRAL_7B, "bamba": BAMBA_9B,

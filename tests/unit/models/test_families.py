@@ -26,7 +26,7 @@ QWEN3_NEXT_80B: Config = {
     "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
     "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "transformers_version": "4.57.0.dev0", "use_cache": True, "use_sliding_window": False,
-    "vocab_size": 151936}
+    "vocab_size": 151936}  # fmt: skip
 
 QWEN3_5_27B: Config = {
     "architectures": ["Qwen3_5ForConditionalGeneration"], "image_token_id": 248056, "model_type": "qwen3_5",
@@ -45,7 +45,7 @@ QWEN3_5_27B: Config = {
                             "rope_theta": 10000000, "partial_rotary_factor": 0.25}},
     "tie_word_embeddings": False, "transformers_version": "4.57.0.dev0", "video_token_id": 248057,
     "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5"},
-    "vision_end_token_id": 248054, "vision_start_token_id": 248053}
+    "vision_end_token_id": 248054, "vision_start_token_id": 248053}  # fmt: skip
 
 LFM2_1_2B: Config = {
     "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,
@@ -57,7 +57,7 @@ LFM2_1_2B: Config = {
     "max_position_embeddings": 128000, "model_type": "lfm2", "norm_eps": 1e-05, "num_attention_heads": 32,
     "num_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pad_token_id": 0,
     "rope_theta": 1000000.0, "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0",
-    "use_cache": True, "use_pos_enc": True, "vocab_size": 65536}
+    "use_cache": True, "use_pos_enc": True, "vocab_size": 65536}  # fmt: skip
 
 GRANITE_4_H_SMALL: Config = {
     "architectures": ["GraniteMoeHybridForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -73,7 +73,7 @@ GRANITE_4_H_SMALL: Config = {
     "pad_token_id": 100256, "position_embedding_type": "nope", "residual_multiplier": 0.22,
     "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000, "router_aux_loss_coef": 0.0001,
     "shared_intermediate_size": 1536, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    "transformers_version": "4.56.0", "use_cache": True, "vocab_size": 100352}
+    "transformers_version": "4.56.0", "use_cache": True, "vocab_size": 100352}  # fmt: skip
 
 QWEN3_8B: Config = {
     "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -82,7 +82,8 @@ QWEN3_8B: Config = {
     "max_window_layers": 36, "model_type": "qwen3", "num_attention_heads": 32, "num_hidden_layers": 36,
     "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000,
     "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936}
+    "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
 
 RELEASES = {"qwen3_next": QWEN3_NEXT_80B, "qwen3_5": QWEN3_5_27B, "lfm2": LFM2_1_2B,
             "granite_hybrid": GRANITE_4_H_SMALL, "qwen3": QWEN3_8B}

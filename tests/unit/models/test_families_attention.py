@@ -42,7 +42,8 @@ LLAMA_3_1_8B: Config = {
     "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
     "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
                      "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256}
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
 
 MISTRAL_7B: Config = {
     "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
@@ -59,7 +60,7 @@ QWEN3_30B_A3B: Config = {
     "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
     "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
     "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "use_sliding_window": False, "vocab_size": 151936}
+    "use_sliding_window": False, "vocab_size": 151936}  # fmt: skip
 
 QWEN3_5_35B_A3B: Config = {
     "architectures": ["Qwen3_5MoeForConditionalGeneration"], "image_token_id": 248056,
@@ -76,7 +77,7 @@ QWEN3_5_35B_A3B: Config = {
         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default",
                             "rope_theta": 10000000, "partial_rotary_factor": 0.25}},
     "tie_word_embeddings": False, "video_token_id": 248057,
-    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"}}
+    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"}}  # fmt: skip
 
 OLMO_3_7B: Config = {
     "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
@@ -86,7 +87,7 @@ OLMO_3_7B: Config = {
     "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
                      "original_max_position_embeddings": 8192, "rope_type": "yarn"},
     "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "vocab_size": 100278}
+    "vocab_size": 100278}  # fmt: skip
 
 OLMO_HYBRID_7B: Config = {
     "architectures": ["OlmoHybridForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
@@ -97,7 +98,7 @@ OLMO_HYBRID_7B: Config = {
     "model_type": "olmo_hybrid", "num_attention_heads": 30, "num_hidden_layers": 32,
     "num_key_value_heads": 30, "rms_norm_eps": 1e-06,
     "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "tie_word_embeddings": False,
-    "vocab_size": 100352}
+    "vocab_size": 100352}  # fmt: skip
 
 KIMI_LINEAR_48B: Config = {
     "architectures": ["KimiLinearForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 1,
@@ -114,7 +115,7 @@ KIMI_LINEAR_48B: Config = {
     "num_nextn_predict_layers": 0, "num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
     "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_grouped_topk": True,
-    "v_head_dim": 128, "vocab_size": 163840}
+    "v_head_dim": 128, "vocab_size": 163840}  # fmt: skip
 
 LING_3_FLASH: Config = {
     "architectures": ["BailingHybridForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 2,
@@ -125,7 +126,7 @@ LING_3_FLASH: Config = {
     "num_experts_per_tok": 8, "num_hidden_layers": 42, "num_key_value_heads": 32, "num_shared_experts": 1,
     "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
     "rope_theta": 6000000.0, "routed_scaling_factor": 2.5, "short_conv_kernel_size": 4,
-    "tie_word_embeddings": False, "topk_group": 4, "v_head_dim": 128, "vocab_size": 157184}
+    "tie_word_embeddings": False, "topk_group": 4, "v_head_dim": 128, "vocab_size": 157184}  # fmt: skip
 
 GPT_OSS_20B: Config = {
     "architectures": ["GptOssForCausalLM"], "attention_bias": True, "dtype": "bfloat16",
@@ -138,7 +139,7 @@ GPT_OSS_20B: Config = {
     "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
                      "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False},
     "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
-    "vocab_size": 201088}
+    "vocab_size": 201088}  # fmt: skip
 
 LFM2_8B_A1B: Config = {
     "architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "dtype": "bfloat16",
@@ -148,7 +149,7 @@ LFM2_8B_A1B: Config = {
     "norm_eps": 1e-05, "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2,
     "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
     "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "tie_embedding": True, "use_expert_bias": True,
-    "vocab_size": 65536}
+    "vocab_size": 65536}  # fmt: skip
 
 LFM3_1_7B: Config = {
     "architectures": ["Lfm3ForCausalLM"], "conv_L_cache": 7, "conv_bias": False, "dtype": "bfloat16",
@@ -160,7 +161,7 @@ LFM3_1_7B: Config = {
                            "rope_type": "proportional"},
         "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
     "sliding_window": 256, "tie_word_embeddings": True, "use_attention_gate": True,
-    "use_sandwich_norm": True, "vocab_size": 128000}
+    "use_sandwich_norm": True, "vocab_size": 128000}  # fmt: skip
 
 MINIMAX_TEXT_01: Config = {
     "architectures": ["MiniMaxForCausalLM"], "dtype": "bfloat16",
@@ -172,7 +173,7 @@ MINIMAX_TEXT_01: Config = {
     "max_position_embeddings": 10240000, "mlp_alpha_factor": 3.5565588200778455, "mlp_beta_factor": 1.0,
     "model_type": "minimax", "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80,
     "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_theta": 10000000,
-    "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 200064}
+    "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 200064}  # fmt: skip
 
 QWEN4_EXP: Config = {
     "architectures": ["Qwen4ExpForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
@@ -190,7 +191,7 @@ QWEN4_EXP: Config = {
         "mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
         "rope_theta": 10000000, "rope_type": "default"},
     "seed": 1234, "shared_expert_intermediate_size": 640, "split_ngram_parts": 128,
-    "tie_word_embeddings": False, "vocab_size": 248320}
+    "tie_word_embeddings": False, "vocab_size": 248320}  # fmt: skip
 
 GLM_5_NEXT: Config = {
     "architectures": ["Glm5NextForConditionalGeneration"], "model_type": "glm5_next",
@@ -205,7 +206,7 @@ GLM_5_NEXT: Config = {
     "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 45,
     "num_key_value_heads": 64, "q_lora_rank": 1536, "qk_nope_head_dim": 256, "qk_rope_head_dim": 0,
     "rms_norm_eps": 1e-05, "routed_scaling_factor": 2.5, "swiglu_limit": 10.0, "topk_group": 1,
-    "v_head_dim": 256, "vocab_size": 154880}
+    "v_head_dim": 256, "vocab_size": 154880}  # fmt: skip
 
 ZAYA1_8B: Config = {
     "architectures": ["ZayaForCausalLM"], "attention_bias": False, "cca_time0": 2, "cca_time1": 2,
@@ -215,7 +216,8 @@ ZAYA1_8B: Config = {
     "num_experts_per_tok": 1, "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-05,
     "rope_parameters": {"rope_type": "default", "hybrid": {
         "partial_rotary_factor": 0.5, "rope_theta": 5000000.0, "rope_type": "default"}},
-    "router_hidden_size": 256, "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 262272}
+    "router_hidden_size": 256, "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 262272,
+}  # fmt: skip
 
 LING_2_5: Config = {   # as inclusionAI's class of the configuration has it
     "architectures": ["BailingMoeV2_5ForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 1,
@@ -227,7 +229,7 @@ LING_2_5: Config = {   # as inclusionAI's class of the configuration has it
     "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
     "rope_interleave": True, "rope_scaling": None, "rope_theta": 600000.0, "routed_scaling_factor": 1.0,
     "score_function": "sigmoid", "tie_word_embeddings": False, "topk_group": 4, "use_bias": False,
-    "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "vocab_size": 157184}
+    "use_qk_norm": True, "use_qkv_bias": False, "v_head_dim": 128, "vocab_size": 157184}  # fmt: skip
 
 GIGACHAT_3_5: Config = {   # as vLLM's class of the configuration has it, with the release's long context
     "architectures": ["GigaChat35ForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
@@ -247,7 +249,7 @@ GIGACHAT_3_5: Config = {   # as vLLM's class of the configuration has it, with t
         "original_max_position_embeddings": 32768, "rope_type": "yarn"},
     "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "swiglu_limit": 10.0,
     "tie_word_embeddings": False, "topk_group": 1, "use_mla_scaling_factor": True, "v_head_dim": 128,
-    "vocab_size": 128256}
+    "vocab_size": 128256}  # fmt: skip
 
 JET_NEMOTRON_2B: Config = {
     "architectures": ["JetNemotronForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
@@ -261,7 +263,7 @@ JET_NEMOTRON_2B: Config = {
     "max_position_embeddings": 131072, "max_window_layers": 28, "model_type": "jet_nemotron",
     "num_attention_heads": 12, "num_hidden_layers": 28, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
     "rope_scaling": None, "rope_theta": 1000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    "use_cache": True, "use_mrope": False, "vocab_size": 151936}
+    "use_cache": True, "use_mrope": False, "vocab_size": 151936}  # fmt: skip
 JET_NEMOTRON_4B: Config = JET_NEMOTRON_2B | {
     "efficient_attention_config": {
         "jet": {"conv_size": 4, "dconv_generator_reduction": 8, "dconv_implementation": "triton",
@@ -270,7 +272,7 @@ JET_NEMOTRON_4B: Config = JET_NEMOTRON_2B | {
     "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 32768,
     "layer_types": ["attn" if i in (17, 20, 32) else "swa" if i in (5, 16, 19, 21, 22, 25, 27) else "jet"
                     for i in range(36)],
-    "max_window_layers": 36, "num_attention_heads": 16, "num_hidden_layers": 36}
+    "max_window_layers": 36, "num_attention_heads": 16, "num_hidden_layers": 36}  # fmt: skip
 
 INKLING: Config = {   # transformers' defaults
     "architectures": ["InklingForCausalLM"], "conv_kernel_size": 4, "d_rel": 16, "dtype": "bfloat16",
@@ -282,7 +284,7 @@ INKLING: Config = {   # transformers' defaults
     "num_hidden_layers": 66, "num_key_value_heads": 8, "rel_extent": 1024, "rms_norm_eps": 1e-06,
     "route_scale": 8.0, "shared_expert_sink": True, "sliding_window_size": 512, "swa_head_dim": 128,
     "swa_num_attention_heads": 64, "swa_num_key_value_heads": 16, "unpadded_vocab_size": 200058,
-    "vocab_size": 201024}
+    "vocab_size": 201024}  # fmt: skip
 
 MINICPM_SALA: Config = {
     "architectures": ["MiniCPMSALAForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -297,7 +299,8 @@ MINICPM_SALA: Config = {
     "rope_scaling": None, "rope_theta": 10000.0, "scale_depth": 1.4, "scale_emb": 12, "sparse_config": {
         "block_size": 64, "dense_len": 8192, "init_blocks": 1, "kernel_size": 32, "kernel_stride": 16,
         "topk": 64, "use_nope": False, "window_size": 2048},
-    "tie_word_embeddings": False, "use_output_gate": True, "use_output_norm": True, "vocab_size": 73448}
+    "tie_word_embeddings": False, "use_output_gate": True, "use_output_norm": True, "vocab_size": 73448,
+}  # fmt: skip
 
 RELEASES_MORE = {
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
@@ -307,7 +310,7 @@ RELEASES_MORE = {
     "jet_nemotron": JET_NEMOTRON_2B, "jet_nemotron_4b": JET_NEMOTRON_4B,
     "inkling": INKLING,
     "qwen4_exp": QWEN4_EXP, "glm5_next": GLM_5_NEXT,
-    "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
+    "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}  # fmt: skip
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
@@ -328,7 +331,7 @@ SMALLER_MORE: dict[str, Config] = {
     "minimax": {"num_hidden_layers": 8, "num_local_experts": 4,
                 "layer_types": MINIMAX_TEXT_01["layer_types"][:8]},
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 8,
-                "layer_types": GPT_OSS_20B["layer_types"][:2]}}
+                "layer_types": GPT_OSS_20B["layer_types"][:2]}}  # fmt: skip
 """As many layers as show each kind: names repeat after that."""
 
 

@@ -41,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "rwkv7": {}, "rwkv7_wide": {"tie_word_embeddings": False}, "glm5_next": {
         "text_config": CHECKPOINTS["glm5_next"][1]["text_config"] | {"index_topk": 12}},
     "qwen4_exp": {"ple_layer_ids": [3], "indexer_budget": 16}
-}
+}  # fmt: skip
 """Checkpoints, and what of them a file has no key for, or the converter refuses."""
 FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), ("qwen3_5_moe", "tiled"),
              ("qwen3_next", "ungrouped"), ("qwen3_next", "plus_one"), ("granite", "log"),
@@ -51,7 +51,7 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
              ("kimi_linear", "turned"), ("ling", "log"), ("ling", "turned"), ("gemma3", "plus_one"),
              ("gigachat3_5", "plus_one"), ("gigachat3_5", "ungrouped"), ("gemma4", "rope_freqs"),
              ("rwkv7", "mixes"), ("glm5_next", "turned"), ("qwen4_exp", "plus_one"),
-             ("qwen4_exp", "tiled")]
+             ("qwen4_exp", "tiled")]  # fmt: skip
 
 
 @functools.cache

@@ -140,7 +140,7 @@ DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "drafts": ("qwen3_5", {"drafter": AnswerDrafter("random", Zeros(), 512)}, {"causal_conv._tokens"}),
     "windows, w8a8": ("mistral", {"kv_dtype": "int8", "quantize": "w8a8"}, {
         "window_attention._attend", "byte_inputs._product"}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAYS)

@@ -29,7 +29,7 @@ CORPUS = [
     "Привет, как дела?", "🙂👩‍👩‍👧 ok", "def f(x):\n    return x ** 2  # note",
     "https://example.org/a?b=c&d=%20", "<|im_start|>user\nhi<|im_end|>\n", "a<|endoftext|>b", "कखग हिन्दी",
     "", " ", "\n", "x" * 70, "CamelCase snake_case", "说Hello你好World 中Ab文", "\u00a0nbsp\u2003em"
-]
+]  # fmt: skip
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+")

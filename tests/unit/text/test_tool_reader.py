@@ -113,7 +113,7 @@ CALLED = [
      '<|tool_call_argument_begin|>{"city": "Paris", "days": 3}<|tool_call_end|>'
      "<|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
      "<|tool_calls_section_end|>", "", BOTH),
-]
+]  # fmt: skip
 
 CONTENT = [
     ("hermes", "No call. 1 < 2, <tool, <tool_cal"),

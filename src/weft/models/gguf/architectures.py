@@ -313,4 +313,4 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
     "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35, "gemma3": gemma3,
     "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next
-}
+}  # fmt: skip

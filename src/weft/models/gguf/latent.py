@@ -39,7 +39,7 @@ _NAMES: Names = (
         "ssm_conv1d_v": "self_attn.v_conv1d", "ssm_beta": "self_attn.b_proj", "ssm_a": "self_attn.A_log",
         "ssm_dt.bias": "self_attn.dt_bias", "ssm_norm": "self_attn.o_norm",
         "exp_probs_b.bias": "mlp.gate.e_score_correction_bias", "layer_output_norm": "mtp.norm"
-    })
+    })  # fmt: skip
 
 
 def kimi_linear(keys: GgufKeys) -> FileLayout:

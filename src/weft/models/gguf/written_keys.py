@@ -38,8 +38,9 @@ _INTEGERS = {
     "expert_count": "num_experts num_local_experts n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length":
-        "shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size",
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size"
+    ),
     "expert_shared_count": "n_shared_experts", "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group", "leading_dense_block_count": "num_dense_layers",
     "moe_latent_size": "moe_latent_size", "shortconv.l_cache": "conv_L_cache",

@@ -464,4 +464,4 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer),
     Endpoint(operation="openapi", method="GET", path="/openapi.json", group="Server", access="open",
              text="This description."),
-)
+)  # fmt: skip

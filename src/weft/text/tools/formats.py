@@ -162,7 +162,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         "harmony", (), Writing("headed"), signs=(("<|channel|>", "<|message|>"),),
         head=Head("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
         new_id=lambda random_hex, name, number: name),
-)
+)  # fmt: skip
 NAMES = tuple(row.name for row in FORMATS)
 
 
