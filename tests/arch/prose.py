@@ -1,8 +1,8 @@
 """Rules of prose that a program can check: docstrings, comments and Markdown.
 
-A subject is a thing (the sequence, the request, the cache), never a person. A sentence has at most 25 words;
-a colon or semicolon ends one. Pictures and code are not prose. Lines of Markdown have at most 120 characters
-and cells of tables at most 200, code blocks excepted: they show what programs print.
+A subject is a thing (the sequence, the request, the cache), never a person. Pictures and code are not prose.
+Lines of Markdown have at most 120 characters and cells of tables at most 200, code blocks excepted: they show
+what programs print.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 from tests.arch.rules import Source
 
-SENTENCE_WORDS_MAX = 25
 MARKDOWN_LINE_MAX = 120
 TABLE_CELL_MAX = 200
 
@@ -97,12 +96,8 @@ def _c_texts(text: str) -> Iterator[tuple[int, str]]:
     return _joined_comments(comments, "\n")
 
 
-def sentences_of(paragraph: str) -> list[str]:
-    return re.split(r"(?<=[.!?;:])\s+", _LINK_TARGET.sub("]", _CODE.sub("X", paragraph)))
-
-
 def prose_complaints(source: Source) -> list[str]:
-    """Persons as subjects and long sentences in a file of Python, C++ or Markdown."""
+    """Return a complaint for each person as a subject in a file of Python, C++ or Markdown."""
     if source.path.endswith(".py"):
         texts = _python_texts(source.text)
     elif source.path.endswith(".md"):
@@ -116,9 +111,6 @@ def prose_complaints(source: Source) -> list[str]:
             complaints += [f"{source.path}:{line}: the word {match.group(0)!r} in: "
                            f"{plain[max(0, match.start() - 30):match.end() + 30]}"
                            for match in PERSONS.finditer(plain)]
-            complaints += [f"{source.path}:{line}: {words} words: {sentence[:90]}"
-                           for sentence in sentences_of(paragraph)
-                           if (words := len(sentence.split())) > SENTENCE_WORDS_MAX]
     return complaints
 
 

@@ -88,8 +88,8 @@ LONGER: dict[str, str] = {
 }
 """Files and functions over these habits of size, each with its reason."""
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
-FORBIDDEN_WORDS = ("TO" "DO", "FIX" "ME", "NotImplemented" "Error", "pytest." "skip", "mark." "skip",
-                   "x" "fail")
+FORBIDDEN_WORDS = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error", "pytest." + "skip", "mark." + "skip",
+                   "x" + "fail")
 
 _MACHINE_PATH = re.compile(r"(?<![\w.$~}-])/(?:home/[a-z_][\w.-]*|root|Users/[A-Za-z][\w.-]*|work|tmp/w)/")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")

@@ -8,37 +8,31 @@ from tests.arch.not_yet_clean import NOT_YET_CLEAN
 from tests.arch.prose import prose_complaints, width_complaints
 from tests.arch.rules import ROOT, Source, beyond_the_ratchet, tracked_files, weft_sources
 
-TWENTY_SIX = " ".join(["word"] * 26)
-
 
 def _files(*suffixes: str) -> list[Source]:
     return [Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
             for path in tracked_files() if path.suffix in suffixes]
 
 
-def test_sentences_are_short_and_things_are_their_subjects() -> None:
+def test_things_are_the_subjects_of_sentences() -> None:
     sources = [*weft_sources(), *_files(".md", ".cpp", ".hpp", ".inl")]
     complaints = [complaint for source in sources for complaint in prose_complaints(source)]
     assert beyond_the_ratchet(complaints, NOT_YET_CLEAN["prose"]) == []
 
 
 @pytest.mark.parametrize(("path", "text"), [
-    ("a.py", '"""A request whoever sends it."""\n'), ("a.py", "# Nobody waits.\n"),
-    ("a.py", f'"""{TWENTY_SIX}."""\n'), ("a.py", f"# {TWENTY_SIX[:50]}\n# {TWENTY_SIX[50:]}\n"),
-    ("a.md", "Someone waits.\n"), ("a.md", f"- {TWENTY_SIX[:50]}\n  {TWENTY_SIX[50:]}\n"),
-    ("a.md", "| page | held by whom |\n"), ("a.md", f"| page | {TWENTY_SIX} |\n"),
-    ("a.cpp", "int x;  // he waits\n"), ("a.hpp", f"// {TWENTY_SIX[:50]}\n// {TWENTY_SIX[50:]}\n"),
+    ("a.py", '"""A request whoever sends it."""\n'), ("a.py", "# Nobody waits.\n"), ("a.md", "Someone waits.\n"),
+    ("a.md", "| page | held by whom |\n"), ("a.cpp", "int x;  // he waits\n"),
 ])
-def test_a_person_and_a_long_sentence_are_noticed(path: str, text: str) -> None:
+def test_a_person_as_a_subject_is_noticed(path: str, text: str) -> None:
     assert len(prose_complaints(Source(path, text))) == 1
 
 
 @pytest.mark.parametrize(("path", "text"), [
-    ("a.py", f'"""Short. {TWENTY_SIX[:60]}; {TWENTY_SIX[60:]}."""\nx = "who"\n'),
-    ("a.py", f'"""A picture:\n\n    {TWENTY_SIX} who\n"""\n'), ("a.md", f"```\n{TWENTY_SIX} who\n```\n"),
-    ("a.md", f"`who` is code. {TWENTY_SIX[:40]}\n\n{TWENTY_SIX[40:]}\n"),
+    ("a.py", '"""Short."""\nx = "who"\n'), ("a.py", '"""A picture:\n\n    words who\n"""\n'),
+    ("a.md", "```\nwords who\n```\n"), ("a.md", "`who` is code.\n"),
 ])
-def test_pictures_code_and_pauses_are_no_complaint(path: str, text: str) -> None:
+def test_pictures_and_code_are_no_complaint(path: str, text: str) -> None:
     assert prose_complaints(Source(path, text)) == []
 
 

@@ -55,7 +55,7 @@ def test_nothing_is_left_for_later_and_every_test_runs() -> None:
 
 
 def test_work_left_for_later_is_noticed() -> None:
-    left = Source("src/weft/a.py", "# TO" "DO: later\nraise NotImplemented" "Error\n")
+    left = Source("src/weft/a.py", "# TO" + "DO: later\nraise NotImplemented" + "Error\n")
     assert len(word_complaints([left])) == 2
 
 
