@@ -19,9 +19,28 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-WANTED = ("PIL", "click", "gguf", "httpcore", "httptools", "httpx", "huggingface_hub", "jinja2", "llguidance",
-          "msgspec", "prometheus_client", "psutil", "python_multipart", "rich", "starlette", "tokenizers",
-          "uvicorn", "uvloop", "xxhash", "zmq")
+WANTED = (
+    "PIL",
+    "click",
+    "gguf",
+    "httpcore",
+    "httptools",
+    "httpx",
+    "huggingface_hub",
+    "jinja2",
+    "llguidance",
+    "msgspec",
+    "prometheus_client",
+    "psutil",
+    "python_multipart",
+    "rich",
+    "starlette",
+    "tokenizers",
+    "uvicorn",
+    "uvloop",
+    "xxhash",
+    "zmq",
+)
 """By the names they are imported by: weft's dependencies without torch and numpy."""
 
 

@@ -28,8 +28,24 @@ from weft.config import EngineConfig
 from weft.server.batches.answering import run_file
 from weft.server.config import ServerConfig
 
-WORDS = ("river", "mill", "stone", "key", "red", "lamp", "horse", "field", "bread", "winter", "song", "boat",
-         "house", "green", "paper", "story")
+WORDS = (
+    "river",
+    "mill",
+    "stone",
+    "key",
+    "red",
+    "lamp",
+    "horse",
+    "field",
+    "bread",
+    "winter",
+    "song",
+    "boat",
+    "house",
+    "green",
+    "paper",
+    "story",
+)
 
 
 def write_requests(directory: Path, count: int, seed: int) -> tuple[Path, Path]:
@@ -56,8 +72,9 @@ def batch_seconds(source: Path, model: str | None) -> float:
     output = source.with_name("out.jsonl")
     output.unlink(missing_ok=True)
     server = ServerConfig(file_store="off", response_store="off")
-    counts = run_file(source, output, EngineConfig(model=model), server, on_progress=lambda text: None,
-                      on_answer=lambda counts: None)
+    counts = run_file(
+        source, output, EngineConfig(model=model), server, on_progress=lambda text: None, on_answer=lambda counts: None
+    )
     assert counts.complete
     assert not counts.failed
     return counts.seconds
@@ -65,9 +82,22 @@ def batch_seconds(source: Path, model: str | None) -> float:
 
 def bench_seconds(dataset: Path, count: int, model: str | None) -> float:
     result = dataset.with_name("bench.json")
-    command = [sys.executable, "-m", "weft", "bench", "throughput", "--dataset-name", "custom",
-               "--dataset-path", str(dataset), "--num-prompts", str(count), "--output-json", str(result),
-               *([model] if model else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "bench",
+        "throughput",
+        "--dataset-name",
+        "custom",
+        "--dataset-path",
+        str(dataset),
+        "--num-prompts",
+        str(count),
+        "--output-json",
+        str(result),
+        *([model] if model else []),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return float(json.loads(result.read_text())["elapsed_time"])
 
@@ -89,8 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pairs.append((batch, bench))
             print(f"round {number + 1}: batch {batch:.2f} s, bench throughput {bench:.2f} s", flush=True)
     batch, bench = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"{args.lines} requests: batch {args.lines / batch:.1f} a second, bench throughput "
-          f"{args.lines / bench:.1f}; batch is {bench / batch:.2f} times as fast")
+    print(
+        f"{args.lines} requests: batch {args.lines / batch:.1f} a second, bench throughput "
+        f"{args.lines / bench:.1f}; batch is {bench / batch:.2f} times as fast"
+    )
     if args.json is not None:
         args.json.write_text(json.dumps({"lines": args.lines, "pairs": pairs}, indent=2) + "\n")
 

@@ -59,9 +59,11 @@ class Window:
 
     def row(self) -> str:
         gaps, pings = sorted(self.gaps_s), sorted(self.pings_s)
-        return (f"{self.kind:10} {len(self.takes_s):2} x {max(self.takes_s):5.1f} s   tokens {len(gaps):5}: "
-                f"longest gap {gaps[-1] * 1e3:5.0f} ms, p99 {gaps[len(gaps) * 99 // 100] * 1e3:5.0f} ms   "
-                f"server {len(pings):5}: longest {pings[-1] * 1e3:5.0f} ms")
+        return (
+            f"{self.kind:10} {len(self.takes_s):2} x {max(self.takes_s):5.1f} s   tokens {len(gaps):5}: "
+            f"longest gap {gaps[-1] * 1e3:5.0f} ms, p99 {gaps[len(gaps) * 99 // 100] * 1e3:5.0f} ms   "
+            f"server {len(pings):5}: longest {pings[-1] * 1e3:5.0f} ms"
+        )
 
 
 def make_models(size: Size, vocabulary: int, under: Path) -> tuple[Path, Path]:
@@ -70,9 +72,8 @@ def make_models(size: Size, vocabulary: int, under: Path) -> tuple[Path, Path]:
     from transformers import AutoModelForCausalLM
 
     directories = []
-    for family, its_size, tokens in (("lfm2", "tiny" if size == "tiny" else "small", None),
-                                     ("qwen", size, vocabulary)):
-        config = config_of(family, its_size)   # type: ignore[arg-type]
+    for family, its_size, tokens in (("lfm2", "tiny" if size == "tiny" else "small", None), ("qwen", size, vocabulary)):
+        config = config_of(family, its_size)  # type: ignore[arg-type]
         config.vocab_size = tokens or config.vocab_size
         config.max_position_embeddings = 1 << 17
         torch.manual_seed(0)
@@ -107,10 +108,21 @@ def _merge(file: Path, vocabulary: int) -> None:
 def serving(*arguments: str) -> Iterator[str]:
     """The address of a server with these arguments."""
     port = free_port()
-    child = subprocess.Popen([sys.executable, "-m", "weft", "serve", "--host=127.0.0.1", f"--port={port}",
-                              "--log-level=warning", *arguments],
-                             stdin=subprocess.DEVNULL, process_group=0,
-                             env=os.environ | {"WEFT_FILE_STORE": "off", "WEFT_RESPONSE_STORE": "off"})
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "weft",
+            "serve",
+            "--host=127.0.0.1",
+            f"--port={port}",
+            "--log-level=warning",
+            *arguments,
+        ],
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        env=os.environ | {"WEFT_FILE_STORE": "off", "WEFT_RESPONSE_STORE": "off"},
+    )
     try:
         end_s = time.monotonic() + _START_S
         while not _is_healthy(port):
@@ -148,8 +160,15 @@ class Watch:
         await asyncio.sleep(0.05)
 
     async def stream(self) -> None:
-        body = {"model": "bystander", "prompt": [5, 6, 7], "max_tokens": _ANSWER_TOKENS, "temperature": 1,
-                "seed": 1, "stream": True, "ignore_eos": True}
+        body = {
+            "model": "bystander",
+            "prompt": [5, 6, 7],
+            "max_tokens": _ANSWER_TOKENS,
+            "temperature": 1,
+            "seed": 1,
+            "stream": True,
+            "ignore_eos": True,
+        }
         async with self._client.stream("POST", "/v1/completions", json=body) as answer:
             assert answer.is_success, await answer.aread()
             last_s = None

@@ -35,9 +35,18 @@ from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 from weft.units import PAGE_TOKENS, PageId, SeqId, ceil_div
 
-CASES = [("auto", "float32"), ("compressed int8", "float32"), ("compressed int4", "float32"),
-         ("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"),
-         ("fp8", "float32"), ("auto", "float16"), ("auto", "bfloat16"), ("fp8", "float16")]
+CASES = [
+    ("auto", "float32"),
+    ("compressed int8", "float32"),
+    ("compressed int4", "float32"),
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+    ("int8", "float32"),
+    ("fp8", "float32"),
+    ("auto", "float16"),
+    ("auto", "bfloat16"),
+    ("fp8", "float16"),
+]
 STEP_TOKENS = 128
 ASKED = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
 
@@ -67,7 +76,7 @@ class ParksAfterEachStep:
         made: StepResult = self._inner.execute(plan)
         for seq, start, length in zip(plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), strict=True):
             pages = self._core.memory.lease(SeqId(seq)).pages
-            self._compress(tuple(pages[start // PAGE_TOKENS:(start + length) // PAGE_TOKENS]))
+            self._compress(tuple(pages[start // PAGE_TOKENS : (start + length) // PAGE_TOKENS]))
         return made
 
     def _compress(self, pages: tuple[PageId, ...]) -> None:
@@ -102,8 +111,7 @@ def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> 
             return len(engine.tokenizer.encode(text, add_special_tokens=False))
 
         episodes = make_episodes(1, length, texts, count_tokens)
-        prompts = [engine.render_chat(episode.messages_before(len(episode.turns) - 1))
-                   for episode in episodes]
+        prompts = [engine.render_chat(episode.messages_before(len(episode.turns) - 1)) for episode in episodes]
         started = time.perf_counter()
         made = engine.generate(prompts, ASKED)
         took_s = time.perf_counter() - started
@@ -114,14 +122,15 @@ def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--texts", type=int, default=8)
     asked = parser.parse_args()
-    print(f"{'KV':12} {'states':9} {'B/token':>8} {'B/state':>10} {'mean':>9} {'largest':>9} "
-          f"{'perplexity':>11} {'same':>7} {'tokens/s':>9}")
+    print(
+        f"{'KV':12} {'states':9} {'B/token':>8} {'B/state':>10} {'mean':>9} {'largest':>9} "
+        f"{'perplexity':>11} {'same':>7} {'tokens/s':>9}"
+    )
     exact: list[TokenLogprobs] = []
     for kv, state in CASES:
         made = measure(asked.model, kv, state, asked.length, asked.texts)
@@ -131,8 +140,10 @@ def main() -> None:
         gaps = [abs(one.logprob - other.logprob) for one, other in zip(made.logprobs, exact, strict=True)]
         same = sum(one.top[0][0] == other.top[0][0] for one, other in zip(made.logprobs, exact, strict=True))
         perplexity = math.exp(-sum(one.logprob for one in made.logprobs) / len(gaps))
-        print(f"{kv:12} {state:9} {made.token_bytes:8,} {made.state_bytes:10,} {sum(gaps) / len(gaps):9.1e} "
-              f"{max(gaps):9.1e} {perplexity:11.4f} {same / len(gaps):7.2%} {made.tokens_per_s:9,.0f}")
+        print(
+            f"{kv:12} {state:9} {made.token_bytes:8,} {made.state_bytes:10,} {sum(gaps) / len(gaps):9.1e} "
+            f"{max(gaps):9.1e} {perplexity:11.4f} {same / len(gaps):7.2%} {made.tokens_per_s:9,.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -50,21 +50,25 @@ from weft.units import PAGE_TOKENS, parse_bytes
 MODEL, TP, DEVICE = "Qwen3.5-397B-A17B", 8, "H200"
 POLICIES = "value,lru,marconi,every:2048,prompt"
 SIZES = "20GB,40GB,80GB,160GB"
-HOOKS = ("recall", "opened", "published", "kept", "again", "evicted", "left", "narrowed", "committed",
-         "order")
+HOOKS = ("recall", "opened", "published", "kept", "again", "evicted", "left", "narrowed", "committed", "order")
 
 
 def traffics(trace: str, limit: int, start: int = 0) -> Iterator[tuple[str, Callable[[], Traffic]]]:
     """Names, and how to make what they stand for."""
+
     def part(first: int, count: int | None) -> Traffic:
         whole, _ = read_trace(trace)
         end = len(whole) if count is None else min(len(whole), first + count)
         began_s = whole.requests[start].at_s if start else 0.0
-        kept = [replace(one, at_s=one.at_s - began_s, next_turn=one.next_turn - first
-                        if one.next_turn is not None and one.next_turn < end else None)
-                for one in whole.requests[first:end]]
-        return Traffic(kept, block_tokens=whole.block_tokens, fronts=whole.fronts,
-                       block_count=whole.block_count)
+        kept = [
+            replace(
+                one,
+                at_s=one.at_s - began_s,
+                next_turn=one.next_turn - first if one.next_turn is not None and one.next_turn < end else None,
+            )
+            for one in whole.requests[first:end]
+        ]
+        return Traffic(kept, block_tokens=whole.block_tokens, fronts=whole.fronts, block_count=whole.block_count)
 
     yield "conversation", lambda: part(start, limit)
     if len(read_trace(trace)[0]) > start + limit:
@@ -80,8 +84,14 @@ def hardware(sizes: list[int]) -> tuple[list[ArenaPlan], CostModel]:
     assert geometry is not None
     options = PlanOptions(arena_bytes=max(sizes), tp=TP, quantize="fp8")
     plan = make_plan(geometry.name, geometry.config, options)
-    load = model_load(plan.architecture, parameters=plan.weights.parameters, eight_bit=True, weight_bytes=1.0,
-                      kv_bytes=plan.kv_token_bytes * TP, state_bytes=plan.state_bytes * TP)
+    load = model_load(
+        plan.architecture,
+        parameters=plan.weights.parameters,
+        eight_bit=True,
+        weight_bytes=1.0,
+        kv_bytes=plan.kv_token_bytes * TP,
+        state_bytes=plan.state_bytes * TP,
+    )
     return [plan_arena(plan.spec, size, compress=True) for size in sizes], roofline(load, DEVICE, count=TP)
 
 
@@ -107,6 +117,7 @@ class Stopwatch:
                 for name in HOOKS:
                     setattr(policy, name, self._around(getattr(policy, name)))
             return memory
+
         return replace(arm, make_memory=make)
 
     def _around(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,6 +127,7 @@ class Stopwatch:
             found = hook(*args, **more)
             self.seconds += time.thread_time() - began - self._read_s
             return self._each(found) if isinstance(found, Iterator) else found
+
         return timed
 
     def _each(self, items: Iterator[Any]) -> Iterator[Any]:
@@ -167,11 +179,14 @@ def main() -> None:
             continue
         traffic, watch = make(), Stopwatch()
         arms = [find_arm(policy) for policy in asked.policy.split(",")]
-        study = run_study(traffic, plans, cost, [watch.timed(arm) for arm in arms], asked_bytes=sizes,
-                          oracle=not asked.no_oracle)
+        study = run_study(
+            traffic, plans, cost, [watch.timed(arm) for arm in arms], asked_bytes=sizes, oracle=not asked.no_oracle
+        )
         results[name] = merged(results.get(name), study.to_json())
-        print(f"\n{name}: {study.requests:,} requests, {study.prompt_tokens:,} prompt tokens, "
-              f"infinite cache {study.bound.state_rate:.1%}")
+        print(
+            f"\n{name}: {study.requests:,} requests, {study.prompt_tokens:,} prompt tokens, "
+            f"infinite cache {study.bound.state_rate:.1%}"
+        )
         print(f"{'hit rate, saved':20}" + "".join(f"{text:>18}" for text in asked.memory.split(",")))
         for at, arm in enumerate(arms):
             cells = [size.reports[at] for size in study.sizes]
@@ -181,8 +196,7 @@ def main() -> None:
         if watch.seconds:
             each = watch.seconds / len(sizes) / study.requests
             pages = study.prompt_tokens / study.requests / PAGE_TOKENS
-            print(f"cost of the policy: {each * 1e6:.0f} us a request, {each / pages * 1e6:.2f} us a page",
-                  flush=True)
+            print(f"cost of the policy: {each * 1e6:.0f} us a request, {each / pages * 1e6:.2f} us a page", flush=True)
         if asked.json is not None:
             asked.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

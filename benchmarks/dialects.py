@@ -35,8 +35,10 @@ from weft.server.config import ServerConfig
 from weft.server.service import Service, load_served_model
 
 VOCAB_SIZE = 2000
-TEMPLATE = ("{% for message in messages %}<s>{{ message.role }}\n{{ message.content }}</s>\n{% endfor %}"
-            "{% if add_generation_prompt %}<s>assistant\n{% endif %}")
+TEMPLATE = (
+    "{% for message in messages %}<s>{{ message.role }}\n{{ message.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
 TEXT = "What turns the mill by the river, and which key is red? " * 8
 TOKEN = 300
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/responses stored")
@@ -55,8 +57,14 @@ class ReadyStream:
 
     async def events(self) -> list[TokenEvent]:
         self._left -= 1
-        return [TokenEvent(request_id=self._request.request_id, index=0, tokens=[TOKEN],
-                           finish_reason=None if self._left else "length")]
+        return [
+            TokenEvent(
+                request_id=self._request.request_id,
+                index=0,
+                tokens=[TOKEN],
+                finish_reason=None if self._left else "length",
+            )
+        ]
 
 
 class ReadyEngine:
@@ -97,10 +105,23 @@ def body_of(path: str, tokens: int, *, stream: bool) -> dict[str, Any]:
 
 async def ask(app: Any, path: str, raw: bytes) -> None:
     scope: dict[str, Any] = {
-        "type": "http", "method": "POST", "path": path.partition(" ")[0], "raw_path": b"",
-        "query_string": b"", "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
-                    (b"content-length", str(len(raw)).encode())], "http_version": "1.1", "scheme": "http",
-        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "root_path": "", "state": {}}
+        "type": "http",
+        "method": "POST",
+        "path": path.partition(" ")[0],
+        "raw_path": b"",
+        "query_string": b"",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(raw)).encode()),
+        ],
+        "http_version": "1.1",
+        "scheme": "http",
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+        "root_path": "",
+        "state": {},
+    }
     parts = [{"type": "http.request", "body": raw, "more_body": False}]
     sent, status = b"", 0
 
@@ -133,31 +154,45 @@ async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[s
     service = Service(config, engine)
     sizes = Sizes(max_model_len=4096, rows_max=64, step_tokens_max=2048, queue_max=1024, memory_bytes=1 << 30)
     info = ModelInfo(
-        name="m", directory=str(directory), family="", layers="", vocab_size=VOCAB_SIZE, dtype="float32",
-        weights_bytes=0, load_s=0.0, device="cpu", threads=1, kernels="", sizes=sizes, memory=[], notes=[],
-        eos_ids=[2], generation_defaults={})
+        name="m",
+        directory=str(directory),
+        family="",
+        layers="",
+        vocab_size=VOCAB_SIZE,
+        dtype="float32",
+        weights_bytes=0,
+        load_s=0.0,
+        device="cpu",
+        threads=1,
+        kernels="",
+        sizes=sizes,
+        memory=[],
+        notes=[],
+        eos_ids=[2],
+        generation_defaults={},
+    )
     service.open(load_served_model(info, config))
     app = build_app(service)
     rounds: dict[str, list[dict[str, float]]] = {path: [] for path in PATHS}
     for number in range(args.rounds + 1):
         for path in PATHS:
             wall_s, cpu_s = await timed(app, path, args.requests, 1, stream=False)
-            many_s, one_s = [(await timed(app, path, 2, tokens, stream=True))[1]
-                             for tokens in (args.tokens, 1)]
+            many_s, one_s = [(await timed(app, path, 2, tokens, stream=True))[1] for tokens in (args.tokens, 1)]
             if number:  # the first round warms up
-                rounds[path].append({"request": cpu_s * 1e6, "wall": wall_s * 1e6,
-                                     "token": (many_s - one_s) / (args.tokens - 1) * 1e6})
+                rounds[path].append(
+                    {"request": cpu_s * 1e6, "wall": wall_s * 1e6, "token": (many_s - one_s) / (args.tokens - 1) * 1e6}
+                )
     await service.close()
-    return {path: {name: min(one[name] for one in results) for name in results[0]}
-            for path, results in rounds.items()}
+    return {path: {name: min(one[name] for one in results) for name in results[0]} for path, results in rounds.items()}
 
 
 def show(table: dict[str, dict[str, float]]) -> None:
     base, chat = table["/v1/completions"], table["/v1/chat/completions"]
     print(f"{'':24}{'wall':>8}{'request':>9}{'token':>7}{'over completions':>20}{'over chat':>20}")
     for path, row in table.items():
-        over = "".join(f"{row['request'] - other['request']:+12.0f}{row['token'] - other['token']:+8.1f}"
-                       for other in (base, chat))
+        over = "".join(
+            f"{row['request'] - other['request']:+12.0f}{row['token'] - other['token']:+8.1f}" for other in (base, chat)
+        )
         print(f"{path:24}{row['wall']:8.0f}{row['request']:9.0f}{row['token']:7.1f}{over}")
 
 

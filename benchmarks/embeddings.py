@@ -62,11 +62,16 @@ class Row:
 
     def line(self) -> str:
         def rates(side: Side) -> str:
-            return (f"{self.texts / statistics.median(side.cpu_s):7.1f} a CPU second, "
-                    f"{self.texts / statistics.median(side.wall_s):6.1f} a second")
+            return (
+                f"{self.texts / statistics.median(side.cpu_s):7.1f} a CPU second, "
+                f"{self.texts / statistics.median(side.wall_s):6.1f} a second"
+            )
+
         ratio = statistics.median(self.transformers.cpu_s) / statistics.median(self.weft.cpu_s)
-        return (f"{self.load:7} weft {rates(self.weft)}   transformers {rates(self.transformers)}   "
-                f"ratio {ratio:.2f}   equal to {self.difference:.0e}")
+        return (
+            f"{self.load:7} weft {rates(self.weft)}   transformers {rates(self.transformers)}   "
+            f"ratio {ratio:.2f}   equal to {self.difference:.0e}"
+        )
 
 
 def prompts_of(load: str, vocabulary: int) -> list[list[int]]:
@@ -87,8 +92,9 @@ def compare(checkpoint: Checkpoint, rounds: int, threads: int) -> list[Row]:
     dtype = getattr(torch, checkpoint.dtype)
     model = transformers.AutoModel.from_pretrained(checkpoint.directory, dtype=dtype)
     rows = [Row(load, LOADS[load][0]) for load in LOADS]
-    with Engine(str(checkpoint.directory), dtype=checkpoint.dtype, memory="512MB", threads=threads,
-                max_model_len=1024) as engine:
+    with Engine(
+        str(checkpoint.directory), dtype=checkpoint.dtype, memory="512MB", threads=threads, max_model_len=1024
+    ) as engine:
         for warm in (True, *[False] * rounds):
             for row in rows:
                 prompts = prompts_of(row.load, checkpoint.vocab_size)

@@ -33,8 +33,10 @@ HIDDEN, WIDTH, CHOICES = 2048, 512, 8
 
 
 def forms_of(experts: int) -> dict[str, tuple[ExpertWeights, ExpertWeights]]:
-    values = [(torch.randn(experts, rows, columns) * 0.02).bfloat16()
-              for rows, columns in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
+    values = [
+        (torch.randn(experts, rows, columns) * 0.02).bfloat16()
+        for rows, columns in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
+    ]
     forms: dict[str, tuple[ExpertWeights, ExpertWeights]] = {"rows": (values[0], values[1])}
     for name, in_tiles in (("tiled", tiled), ("twelve_bit", in_best_tiles)):
         pair = [[tiles for one in value if (tiles := in_tiles(one)) is not None] for value in values]
@@ -44,8 +46,7 @@ def forms_of(experts: int) -> dict[str, tuple[ExpertWeights, ExpertWeights]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32, 512])
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
@@ -57,8 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(threads)
     native.set_threads(threads)
     torch.manual_seed(0)
-    facts = {"processor": cpu_name_and_flags()[0], "threads": threads, "kernels": native.describe(),
-             "torch": torch.__version__, "rounds": args.rounds, "experts": args.experts}
+    facts = {
+        "processor": cpu_name_and_flags()[0],
+        "threads": threads,
+        "kernels": native.describe(),
+        "torch": torch.__version__,
+        "rounds": args.rounds,
+        "experts": args.experts,
+    }
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     clock = time.thread_time if args.busy else time.perf_counter
     table = []
@@ -81,9 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             best = min(seconds.values())
             rate = chosen * 3 * WIDTH * HIDDEN * 2 / best / 1e9
             table.append({"tokens": tokens, "seconds": seconds, "bfloat16_gb_s_of_the_fastest": rate})
-            print(f"{tokens:>8}{seconds['rows'] * 1e3:>10.2f}"
-                  + "".join(f"{seconds['rows'] / seconds[name]:>12.2f}" for name in others) + f"{rate:>8.1f}",
-                  flush=True)
+            print(
+                f"{tokens:>8}{seconds['rows'] * 1e3:>10.2f}"
+                + "".join(f"{seconds['rows'] / seconds[name]:>12.2f}" for name in others)
+                + f"{rate:>8.1f}",
+                flush=True,
+            )
     if args.json is not None:
         args.json.write_text(json.dumps({"facts": facts, "results": table}, indent=1))
     return 0

@@ -29,8 +29,7 @@ from tests.support.virtual_fleet import LawBroken, World
 def one_seed(seed: int, requests: int, replicas: int) -> tuple[int, float, dict[str, int], str]:
     """The seed, its CPU seconds, what happened, the law that it broke or ""."""
     began_s = time.process_time()
-    world = World(seed=seed, requests=requests, replicas=replicas, own=replicas * 6 // 10,
-                  roles=seed % 2 == 1)
+    world = World(seed=seed, requests=requests, replicas=replicas, own=replicas * 6 // 10, roles=seed % 2 == 1)
     try:
         counts, broken = world.run(), ""
     except LawBroken as error:
@@ -43,25 +42,32 @@ def simulate(requests: int, replicas: int, seeds: list[int], processes: int) -> 
     each = -(-requests // len(seeds))
     total, cpu_s, broken = Counter[str](), {}, []
     with ProcessPoolExecutor(processes) as pool:
-        for seed, seconds, counts, law in pool.map(one_seed, seeds, [each] * len(seeds),
-                                                   [replicas] * len(seeds)):
+        for seed, seconds, counts, law in pool.map(one_seed, seeds, [each] * len(seeds), [replicas] * len(seeds)):
             total.update(counts)
             cpu_s[seed] = seconds
             if law:
                 broken.append(law)
                 print(law, file=sys.stderr, flush=True)
     slowest = max(cpu_s, key=lambda seed: cpu_s[seed])
-    return {"requests": total["requests"], "replicas": replicas, "seeds": len(seeds),
-            "requests_per_seed": each, "laws_broken": broken, "processes": processes,
-            "wall_s": round(time.monotonic() - began_s),
-            "cpu_s": round(sum(cpu_s.values())), "slowest_seed": slowest,
-            "slowest_seed_cpu_s": round(cpu_s[slowest], 1), "machine": machine(),
-            "load_1min": round(os.getloadavg()[0], 1), "counts": dict(sorted(total.items()))}
+    return {
+        "requests": total["requests"],
+        "replicas": replicas,
+        "seeds": len(seeds),
+        "requests_per_seed": each,
+        "laws_broken": broken,
+        "processes": processes,
+        "wall_s": round(time.monotonic() - began_s),
+        "cpu_s": round(sum(cpu_s.values())),
+        "slowest_seed": slowest,
+        "slowest_seed_cpu_s": round(cpu_s[slowest], 1),
+        "machine": machine(),
+        "load_1min": round(os.getloadavg()[0], 1),
+        "counts": dict(sorted(total.items())),
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--replicas", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=50)

@@ -81,9 +81,11 @@ def start(stack: ExitStack, name: str, bench: Bench) -> Running:
 def ask_all(running: Running, vocab_size: int, seed: int) -> None:
     """One round. Of the stream and the burst, prompts are taken off by a round of one token. Of later turns,
     the opening is taken off by a conversation without them."""
+
     def load(plan: LoadPlan, more: int = 0, output_tokens: int | None = None) -> float:
-        asked = replace(plan, vocab_size=vocab_size, seed=seed + more,
-                        output_tokens=output_tokens or plan.output_tokens)
+        asked = replace(
+            plan, vocab_size=vocab_size, seed=seed + more, output_tokens=output_tokens or plan.output_tokens
+        )
         return running.timed(lambda: answered(running.side, asked))
 
     running.add("prompt, ms a token", 1000 * load(PROMPT) / PROMPT.prompt_tokens)
@@ -105,14 +107,18 @@ def table(runs: Sequence[Running]) -> list[str]:
     rows = [f"{'':<30}" + "".join(f"{one.name:>16}" for one in runs) + f"{'ratio':>8}"]
     for name in runs[0].figures:
         medians = [statistics.median(one.figures[name]) for one in runs]
-        rows.append(f"{name:<30}" + "".join(f"{value:>16,.3f}" for value in medians)
-                    + f"{medians[0] / max(medians[1], 1e-9):>8.2f}")
+        rows.append(
+            f"{name:<30}"
+            + "".join(f"{value:>16,.3f}" for value in medians)
+            + f"{medians[0] / max(medians[1], 1e-9):>8.2f}"
+        )
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gguf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--types", type=lambda text: text.split(","), default=list(SETTING))
     parser.add_argument("--checkpoint", choices=FAMILIES, default="lfm2")
     parser.add_argument("--size", choices=SIZES, default="350m")
@@ -129,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for running in runs if number % 2 else reversed(runs):
                     kept = {name: list(values) for name, values in running.figures.items()}
                     ask_all(running, checkpoint.vocab_size, 1000 * number + 17)
-                    if number == 0:   # warms up
+                    if number == 0:  # warms up
                         running.figures = kept
                         running.add_memory()
             print(f"\n{checkpoint.name}, {kind}, {asked.threads} threads, medians of {asked.rounds} rounds")

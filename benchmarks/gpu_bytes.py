@@ -98,8 +98,12 @@ class StepBytes:
     @property
     def total(self) -> Moved:
         every = self.kernels.values()
-        return Moved(sum(one.launches for one in every), sum(one.read for one in every),
-                     sum(one.written for one in every), sum(one.least for one in every))
+        return Moved(
+            sum(one.launches for one in every),
+            sum(one.read for one in every),
+            sum(one.written for one in every),
+            sum(one.least for one in every),
+        )
 
     @property
     def quotient(self) -> float:
@@ -116,7 +120,7 @@ class _Source(ast.NodeVisitor):
         self._scope = function.__globals__
         self._of: dict[str, frozenset[str]] = dict(zip(names, roots, strict=True))
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        for _ in range(2):   # a loop assigns behind its use
+        for _ in range(2):  # a loop assigns behind its use
             self.visit(tree)
 
     def roots(self, node: ast.AST) -> frozenset[str]:
@@ -197,8 +201,9 @@ def bytes_of(model: Any, batch: int, *, prompt: int = 0) -> StepBytes:
     """A step of ``batch`` decodes behind CONTEXT tokens; with ``prompt`` of one new sequence instead."""
     step, made = StepBytes(), set[int]()
     spec = model.spec
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, batch + 1, max(CONTEXT, prompt))[0],
-                      kv_dtype=spec.dtype, kv_layout="rows")
+    plan = plan_arena(
+        spec, memory_for(spec, spec.dtype, batch + 1, max(CONTEXT, prompt))[0], kv_dtype=spec.dtype, kv_layout="rows"
+    )
     buffer = DeviceArena(plan, META)
     inputs = step_inputs(batch, prompt, padded=True)
     arena = _Arena(buffer.buffer, plan, inputs)
@@ -215,7 +220,7 @@ def bytes_of(model: Any, batch: int, *, prompt: int = 0) -> StepBytes:
             size, needed = float(bytes_in(tensor)), False
             if storage_of(tensor) == arena.storage:
                 size, needed = arena.bytes_of(tensor, stores=name in stores and name not in loads), True
-            elif launch.kernel == "causal_conv._rows":   # those that a window begins or ends in
+            elif launch.kernel == "causal_conv._rows":  # those that a window begins or ends in
                 size *= min(1.0, inputs.runs.run_count * WINDOW_ROWS / len(inputs.tokens_T))
             elif (share := hit_share(launch, name, tensor)) < 1:
                 size, needed = size * share, True
@@ -227,12 +232,19 @@ def bytes_of(model: Any, batch: int, *, prompt: int = 0) -> StepBytes:
         step.of(launch.kernel).add(read, written, least)
 
     def launched(operator: Operator) -> None:
-        sources = operator.written if operator.by_row else {
-            at: one for at, one in operator.read.items() if at not in operator.written}
-        weights = 0 if operator.by_row else sum(
-            bytes_in(one) for at, one in sources.items() if at not in made and one.dim() > 1)
+        sources = (
+            operator.written
+            if operator.by_row
+            else {at: one for at, one in operator.read.items() if at not in operator.written}
+        )
+        weights = (
+            0
+            if operator.by_row
+            else sum(bytes_in(one) for at, one in sources.items() if at not in made and one.dim() > 1)
+        )
         step.of(f"torch.{operator.name.split('.')[1]}").add(
-            sum(map(bytes_in, sources.values())), sum(map(bytes_in, operator.written.values())), weights)
+            sum(map(bytes_in, sources.values())), sum(map(bytes_in, operator.written.values())), weights
+        )
 
     with recorded(note, zeros=False), Operators(launched, made.update):
         hidden_TD = model.forward(inputs, buffer.layer_caches(len(spec.layers)))
@@ -248,10 +260,13 @@ def _function(kernel: str) -> Any:
     """The Python source of ``module.name``."""
     if kernel not in _FUNCTIONS:
         module, name = kernel.rsplit(".", 1)
-        [found] = {id(one): one for path, held in list(sys.modules.items())
-                   if path.startswith("weft.") and path.removesuffix(".triton").endswith(f".{module}")
-                   for one in [getattr(held, name, None)] if isinstance(one, InterpretedFunction)
-                   and one.fn.__module__ == path}.values()
+        [found] = {
+            id(one): one
+            for path, held in list(sys.modules.items())
+            if path.startswith("weft.") and path.removesuffix(".triton").endswith(f".{module}")
+            for one in [getattr(held, name, None)]
+            if isinstance(one, InterpretedFunction) and one.fn.__module__ == path
+        }.values()
         _FUNCTIONS[kernel] = found.fn
     return _FUNCTIONS[kernel]
 
@@ -269,8 +284,10 @@ def rows_of(name: str, batches: Sequence[int] = BATCHES) -> Iterator[tuple[str, 
 def line_of(model: str, step: str, counted: StepBytes) -> str:
     """Of the table in docs/gpu.md."""
     total = counted.total
-    return (f"| {model} | {step} | {total.launches} | {total.read / 1e9:.3g} | {total.written / 1e9:.3g} | "
-            f"{total.least / 1e9:.3g} | {counted.quotient:.2f} |")
+    return (
+        f"| {model} | {step} | {total.launches} | {total.read / 1e9:.3g} | {total.written / 1e9:.3g} | "
+        f"{total.least / 1e9:.3g} | {counted.quotient:.2f} |"
+    )
 
 
 def kernel_lines(model: str, steps: Sequence[StepBytes]) -> list[str]:
@@ -278,22 +295,24 @@ def kernel_lines(model: str, steps: Sequence[StepBytes]) -> list[str]:
     totals = [step.total.moved for step in steps]
 
     def shares(kernel: str) -> list[float]:
-        return [step.kernels.get(kernel, Moved()).moved / total
-                for step, total in zip(steps, totals, strict=True)]
+        return [step.kernels.get(kernel, Moved()).moved / total for step, total in zip(steps, totals, strict=True)]
 
     lines = []
     every = {name for step in steps for name in step.kernels}
     for kernel in sorted(every, key=lambda name: (-sum(shares(name)), name)):
         if max(shares(kernel)) >= SHOWN_SHARE:
-            cells = [f"{one.launches} | {one.moved / 1e9:.3g} | {one.least / 1e9:.3g}"
-                     if (one := step.kernels.get(kernel)) else " | | " for step in steps]
+            cells = [
+                f"{one.launches} | {one.moved / 1e9:.3g} | {one.least / 1e9:.3g}"
+                if (one := step.kernels.get(kernel))
+                else " | | "
+                for step in steps
+            ]
             lines.append(f"| {model} | `{kernel}` | {' | '.join(cells)} |")
     return lines
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--kernels", action="store_true", help="each kernel of each step")
@@ -313,10 +332,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             written.setdefault(name, {})[called] = {kernel: vars(one) for kernel, one in kernels}
             every = sorted(kernels, key=lambda one: one[1].least - one[1].read - one[1].written)
             for kernel, one in every if asked.kernels else ():
-                print(f"    {kernel:36} {one.launches:5} launches {one.read / 1e6:10,.1f} MB read "
-                      f"{one.written / 1e6:10,.1f} written {one.least / 1e6:10,.1f} at least")
-    print("\n".join(("", "| model | kernel | launches | GB | at least | launches | GB | at least |",
-                     "|---|---|---|---|---|---|---|---|", *by_kernel)))
+                print(
+                    f"    {kernel:36} {one.launches:5} launches {one.read / 1e6:10,.1f} MB read "
+                    f"{one.written / 1e6:10,.1f} written {one.least / 1e6:10,.1f} at least"
+                )
+    print(
+        "\n".join(
+            (
+                "",
+                "| model | kernel | launches | GB | at least | launches | GB | at least |",
+                "|---|---|---|---|---|---|---|---|",
+                *by_kernel,
+            )
+        )
+    )
     if asked.output is not None:
         asked.output.write_text(json.dumps(written, indent=1) + "\n")
 

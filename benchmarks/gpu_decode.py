@@ -45,8 +45,14 @@ def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dic
     model = random_model(args.geometry, args.layers, device)
     weights = sum(storage.nbytes() for storage in storages_of(model))
     rate = copy_rate(device)
-    yield {"device": describe(device), "geometry": args.geometry, "layers": len(model.spec.layers),
-           "context": args.context, "weights_bytes": weights, "copy_bytes_per_s": rate}
+    yield {
+        "device": describe(device),
+        "geometry": args.geometry,
+        "layers": len(model.spec.layers),
+        "context": args.context,
+        "weights_bytes": weights,
+        "copy_bytes_per_s": rate,
+    }
     on_gpu = device.type == "cuda"
     for batch in args.batch:
         ways = [(True, False), (True, True)] if on_gpu else []
@@ -61,8 +67,11 @@ def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dic
                 continue
             moved = weights + took.pop("kv_bytes") + took.pop("state_bytes")
             least_ms = moved / rate * 1e3
-            yield found | took | {"moved_bytes": moved, "least_ms": least_ms,
-                                  "times_the_least": took["step_ms"] / least_ms}
+            yield (
+                found
+                | took
+                | {"moved_bytes": moved, "least_ms": least_ms, "times_the_least": took["step_ms"] / least_ms}
+            )
 
 
 def prompt_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -97,14 +106,18 @@ def profiled(model: Any, device: torch.device, batch: int, prompt: int, context:
     if batch:
         core, _, _, _ = engine(model, device, batch, context, device.type == "cuda", False)
     else:
-        core, _, _, _ = small_engine(model, device, 2, prompt + 8, device.type == "cuda", False,
-                                     mixed_tokens_max=2048)
+        core, _, _, _ = small_engine(model, device, 2, prompt + 8, device.type == "cuda", False, mixed_tokens_max=2048)
 
     def step(number: int) -> None:
         if prompt:
             tokens = torch.randint(5, model.spec.vocab_size, (prompt,)).tolist()
-            core.submit(Request(request_id=f"p{number}", prompt_tokens=tokens, sampling=SamplingParams(
-                temperature=0.0, max_tokens=1, ignore_eos=True)))
+            core.submit(
+                Request(
+                    request_id=f"p{number}",
+                    prompt_tokens=tokens,
+                    sampling=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
+                )
+            )
         core.step()
 
     for number in range(3):
@@ -118,16 +131,18 @@ def profiled(model: Any, device: torch.device, batch: int, prompt: int, context:
             step(3 + WATCHED + number)
         now(device)
     core.close()
-    rows = [(one.key[:60], one.count / WATCHED, one.self_device_time_total / WATCHED)
-            for one in watch.key_averages() if one.self_device_time_total > 0]
+    rows = [
+        (one.key[:60], one.count / WATCHED, one.self_device_time_total / WATCHED)
+        for one in watch.key_averages()
+        if one.self_device_time_total > 0
+    ]
     rows.sort(key=lambda row: -row[2])
     kernels = {name: [launches, round(us, 1)] for name, launches, us in rows[:NAMED]}
     kernels["others"] = [sum(row[at] for row in rows[NAMED:]) for at in (1, 2)]
     return {"step_ms": step_ms, "busy_us": round(sum(row[2] for row in rows), 1), "kernels": kernels}
 
 
-def timed_prompts(model: Any, device: torch.device, tokens: int, context: int,
-                  graphs: bool) -> dict[str, Any]:
+def timed_prompts(model: Any, device: torch.device, tokens: int, context: int, graphs: bool) -> dict[str, Any]:
     """Medians over steps in which a new prompt of ``tokens`` is computed beside UNRECORDED_MAX decodes."""
     from weft.request import Request, SamplingParams
 
@@ -148,15 +163,24 @@ def timed_prompts(model: Any, device: torch.device, tokens: int, context: int,
     took = []
     for number in range(BEGINNING + 2):
         prompt = torch.randint(5, model.spec.vocab_size, (tokens,)).tolist()
-        core.submit(Request(request_id=f"p{number}", prompt_tokens=prompt, sampling=SamplingParams(
-            temperature=0.0, max_tokens=1, ignore_eos=True)))
+        core.submit(
+            Request(
+                request_id=f"p{number}",
+                prompt_tokens=prompt,
+                sampling=SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
+            )
+        )
         began = now(device)
         core.step()
         took.append(now(device) - began)
     core.close()
     launch_ms = statistics.median(launches) * 1e3
-    return {"step_ms": statistics.median(took) * 1e3, "launch_ms": launch_ms,
-            "launch_us_per_layer": launch_ms * 1e3 / len(model.spec.layers), "graphs_refused": why_not}
+    return {
+        "step_ms": statistics.median(took) * 1e3,
+        "launch_ms": launch_ms,
+        "launch_us_per_layer": launch_ms * 1e3 / len(model.spec.layers),
+        "graphs_refused": why_not,
+    }
 
 
 def random_model(name: str, layers: int | None, device: torch.device) -> Any:
@@ -168,8 +192,7 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     return noise_model(geometry.config | ({"num_hidden_layers": layers} if layers else {}), device)
 
 
-def noise_model(config: Mapping[str, Any], device: torch.device,
-                stored: dict[str, torch.Tensor] | None = None) -> Any:
+def noise_model(config: Mapping[str, Any], device: torch.device, stored: dict[str, torch.Tensor] | None = None) -> Any:
     """A model whose matrices are noise of a size that keeps activations finite, its tower too. ``stored``
     receives its tensors by name, in the model's dtype on the host."""
     from weft.families import read_architecture
@@ -184,7 +207,7 @@ def noise_model(config: Mapping[str, Any], device: torch.device,
             return device
 
         def _known(self, name: str) -> bool:
-            return "shard_" not in name or "shard_0." in name   # a table of n-grams is in one piece
+            return "shard_" not in name or "shard_0." in name  # a table of n-grams is in one piece
 
         def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
             noise = torch.ones(shape, device=device)
@@ -215,8 +238,9 @@ def tower_of(architecture: Any, source: Any) -> Any:
 
     tower = architecture.vision
     settings = read_settings(source.checkpoint.directory, tower)
-    return read_tower(tower, architecture.hidden_size, settings, source, vision="model.visual",
-                      projector="model.visual")
+    return read_tower(
+        tower, architecture.hidden_size, settings, source, vision="model.visual", projector="model.visual"
+    )
 
 
 def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
@@ -237,8 +261,9 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def timed_steps(model: Any, device: torch.device, batch: int, context: int, graphs: bool,
-                overlap: bool) -> dict[str, Any]:
+def timed_steps(
+    model: Any, device: torch.device, batch: int, context: int, graphs: bool, overlap: bool
+) -> dict[str, Any]:
     """Medians over DECODED steps of ``batch`` sequences of about ``context`` tokens, greedy."""
     core, executor, plan, why_not = engine(model, device, batch, context, graphs, overlap)
     device_s = []
@@ -255,7 +280,7 @@ def timed_steps(model: Any, device: torch.device, batch: int, context: int, grap
         core.step()
     began, took = now(device), []
     for _ in range(DECODED):
-        core.step()      # in the overlapped loop this is when the step before came home
+        core.step()  # in the overlapped loop this is when the step before came home
         took.append(time.perf_counter())
     steps = [after - before for before, after in zip([began, *took], took, strict=False)]
     launches = device_s[-DECODED:]
@@ -266,16 +291,23 @@ def timed_steps(model: Any, device: torch.device, batch: int, context: int, grap
     zeroing_s = (now(device) - began) / 10
     spec = model.spec
     core.close()
-    return {"step_ms": statistics.median(steps) * 1e3, "launch_ms": statistics.median(launches) * 1e3,
-            "waits_per_step": waits, "graphs_refused": why_not,
-            "recorded_s": executor.graphs.recorded_s if executor.graphs else None,
-            "zero_a_frame_ms": zeroing_s * 1e3, "frame_bytes": plan.frame_bytes, "frames": plan.frame_count,
-            "kv_bytes": batch * context * spec.kv_bytes_per_token(plan.kv_dtype),
-            "state_bytes": 2 * batch * plan.slot_bytes}
+    return {
+        "step_ms": statistics.median(steps) * 1e3,
+        "launch_ms": statistics.median(launches) * 1e3,
+        "waits_per_step": waits,
+        "graphs_refused": why_not,
+        "recorded_s": executor.graphs.recorded_s if executor.graphs else None,
+        "zero_a_frame_ms": zeroing_s * 1e3,
+        "frame_bytes": plan.frame_bytes,
+        "frames": plan.frame_count,
+        "kv_bytes": batch * context * spec.kv_bytes_per_token(plan.kv_dtype),
+        "state_bytes": 2 * batch * plan.slot_bytes,
+    }
 
 
-def engine(model: Any, device: torch.device, batch: int, context: int, graphs: bool,
-           overlap: bool, beside: int = 0) -> tuple[Any, Any, Any, str | None]:
+def engine(
+    model: Any, device: torch.device, batch: int, context: int, graphs: bool, overlap: bool, beside: int = 0
+) -> tuple[Any, Any, Any, str | None]:
     """An engine all of whose ``batch`` sequences decode, its executor, the arena's plan, and why there are no
     graphs. ``beside``: further sequences that have room; with them, steps with prompts are recorded."""
     import numpy as np
@@ -285,13 +317,25 @@ def engine(model: Any, device: torch.device, batch: int, context: int, graphs: b
 
     made_max = DECODED + BEGINNING + WATCHED + 16
     core, executor, plan, why_not = small_engine(
-        model, device, batch + beside, context + made_max, graphs, overlap, one_width=True,
-        mixed_tokens_max=TOKENS_MAX if beside else 0)
+        model,
+        device,
+        batch + beside,
+        context + made_max,
+        graphs,
+        overlap,
+        one_width=True,
+        mixed_tokens_max=TOKENS_MAX if beside else 0,
+    )
     random = np.random.default_rng(0)
     for number in range(batch):
         prompt = random.integers(5, model.spec.vocab_size, context).tolist()
-        core.submit(Request(request_id=f"r{number}", prompt_tokens=prompt, sampling=SamplingParams(
-            temperature=0.0, max_tokens=made_max, ignore_eos=True)))
+        core.submit(
+            Request(
+                request_id=f"r{number}",
+                prompt_tokens=prompt,
+                sampling=SamplingParams(temperature=0.0, max_tokens=made_max, ignore_eos=True),
+            )
+        )
     while len(core.scheduler.waiting) or core.computed_tokens < batch * context:
         core.step()
         if core.failure is not None:
@@ -299,9 +343,18 @@ def engine(model: Any, device: torch.device, batch: int, context: int, graphs: b
     return core, executor, plan, why_not
 
 
-def small_engine(model: Any, device: torch.device, rows: int, length: int, graphs: bool, overlap: bool, *,
-                 mixed_tokens_max: int, one_width: bool = False, observer: Any = None,
-                 ) -> tuple[Any, Any, Any, str | None]:
+def small_engine(
+    model: Any,
+    device: torch.device,
+    rows: int,
+    length: int,
+    graphs: bool,
+    overlap: bool,
+    *,
+    mixed_tokens_max: int,
+    one_width: bool = False,
+    observer: Any = None,
+) -> tuple[Any, Any, Any, str | None]:
     """Room for ``rows`` sequences of ``length`` tokens, and no more. ``one_width``: decodes of all rows are
     recorded alone."""
     from weft.config import EngineConfig
@@ -315,19 +368,34 @@ def small_engine(model: Any, device: torch.device, rows: int, length: int, graph
 
     spec = model.spec
     config = EngineConfig(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=8192)
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0],
-                      kv_layout=page_layout(device))
+    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0], kv_layout=page_layout(device))
     sizes = fit_sizes(config, spec, plan)
-    executor = TorchExecutor(model, plan, sizes, device=device,
-                             capture=CudaCapture(device) if graphs else None,
-                             mixed_tokens_max=mixed_tokens_max, observer=observer)
+    executor = TorchExecutor(
+        model,
+        plan,
+        sizes,
+        device=device,
+        capture=CudaCapture(device) if graphs else None,
+        mixed_tokens_max=mixed_tokens_max,
+        observer=observer,
+    )
     if executor.graphs is not None and one_width:
-        executor.graphs.widths = (rows,)   # the others would take their time to record and not be used
+        executor.graphs.widths = (rows,)  # the others would take their time to record and not be used
     why_not = executor.record_graphs()
     adapters = AdapterPool(executor, budget_bytes=ADAPTERS_BYTES, rank_max=64)
-    core = EngineCore(vocab_size=spec.vocab_size, sizes=sizes, memory=Memory(plan, cache=False),
-                      executor=executor, clock=time.monotonic, seed=0, eos_ids=(), overlap=overlap,
-                      adapters=adapters, encoder=executor.pictures, pictures_bytes=PICTURES_BYTES)
+    core = EngineCore(
+        vocab_size=spec.vocab_size,
+        sizes=sizes,
+        memory=Memory(plan, cache=False),
+        executor=executor,
+        clock=time.monotonic,
+        seed=0,
+        eos_ids=(),
+        overlap=overlap,
+        adapters=adapters,
+        encoder=executor.pictures,
+        pictures_bytes=PICTURES_BYTES,
+    )
     return core, executor, plan, why_not
 
 

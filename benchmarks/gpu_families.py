@@ -32,18 +32,40 @@ VOCAB = 1024
 RANKS = (4, 16)
 """Of the adapters."""
 _TEXT: dict[str, Any] = {
-    "torch_dtype": "bfloat16", "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False, "rms_norm_eps": 1e-5}
-_LINEAR: dict[str, Any] = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 128,
-                           "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+    "torch_dtype": "bfloat16",
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+}
+_LINEAR: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25}
-_QWEN: dict[str, Any] = _TEXT | _LINEAR | {
-    "model_type": "qwen3_5_text", "head_dim": 128, "layer_types": ["linear_attention", "full_attention"],
-    "rope_parameters": _ROPE}
+_QWEN: dict[str, Any] = (
+    _TEXT
+    | _LINEAR
+    | {
+        "model_type": "qwen3_5_text",
+        "head_dim": 128,
+        "layer_types": ["linear_attention", "full_attention"],
+        "rope_parameters": _ROPE,
+    }
+)
 _CHOSEN: dict[str, Any] = {
-    "num_experts_per_tok": 2, "moe_intermediate_size": 128,
-    "layer_types": ["linear_attention", "indexed_attention"]}
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "layer_types": ["linear_attention", "indexed_attention"],
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "sinks": _TEXT | {
@@ -131,8 +153,10 @@ def run(name: str, device: torch.device, dtype: str = "bfloat16") -> dict[str, A
     own = said["python"]
     found: dict[str, Any] = compared(own, torch_said)
     if on_gpu:
-        found |= {"graphs_refused": said["graphs"].why_not,
-                  "tokens_with_graphs_are_equal": said["graphs"].tokens == own.tokens}
+        found |= {
+            "graphs_refused": said["graphs"].why_not,
+            "tokens_with_graphs_are_equal": said["graphs"].tokens == own.tokens,
+        }
     return found
 
 
@@ -146,8 +170,12 @@ def compared(own: Said, other: Said) -> dict[str, Any]:
         for a, b in zip(mine[: equal + 1], theirs[: equal + 1], strict=True):
             gaps.append(float((a - b).abs().max()))
             sizes.append(float(b.abs().max()))
-    return {"largest_gap": max(gaps), "largest_number": max(sizes), "equal_tokens": same,
-            "tokens": sum(map(len, own.tokens))}
+    return {
+        "largest_gap": max(gaps),
+        "largest_number": max(sizes),
+        "equal_tokens": same,
+        "tokens": sum(map(len, own.tokens)),
+    }
 
 
 def answers(name: str, model: Any, device: torch.device, graphs: bool, home: Path) -> Said:
@@ -157,15 +185,28 @@ def answers(name: str, model: Any, device: torch.device, graphs: bool, home: Pat
 
     said = Said([[] for _ in LENGTHS], [[] for _ in LENGTHS])
     core, _, _, said.why_not = small_engine(
-        model, device, len(LENGTHS), max(LENGTHS) + TOKENS + 128, graphs, False, mixed_tokens_max=64,
-        observer=lambda plan, logits_XV: seen.append((plan, logits_XV.float().cpu().clone())))
+        model,
+        device,
+        len(LENGTHS),
+        max(LENGTHS) + TOKENS + 128,
+        graphs,
+        False,
+        mixed_tokens_max=64,
+        observer=lambda plan, logits_XV: seen.append((plan, logits_XV.float().cpu().clone())),
+    )
     seen: list[tuple[Any, torch.Tensor]] = []
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(16, VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
     extras = EXTRAS.get(name, lambda *_: [{}] * len(LENGTHS))(core, model, prompts, home)
     for at, (prompt, extra) in enumerate(zip(prompts, extras, strict=True)):
-        core.submit(Request(request_id=str(at), prompt_tokens=prompt, sampling=SamplingParams(
-            temperature=0.0, max_tokens=TOKENS, ignore_eos=True), **extra))
+        core.submit(
+            Request(
+                request_id=str(at),
+                prompt_tokens=prompt,
+                sampling=SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True),
+                **extra,
+            )
+        )
     rows: dict[int, int] = {}
     while core.has_work:
         for event in core.step():
@@ -208,15 +249,14 @@ def write_adapter(directory: Path, model: Any, rank: int) -> None:
         if target.kind == "product" and name.startswith("layers."):
             rows, columns = target.whole_shape
             for factor, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-                tensors[f"base_model.model.model.{name}.lora_{factor}.weight"] = torch.randn(
-                    shape, generator=generator) * shape[1] ** -0.5
+                tensors[f"base_model.model.model.{name}.lora_{factor}.weight"] = (
+                    torch.randn(shape, generator=generator) * shape[1] ** -0.5
+                )
     directory.mkdir()
-    (directory / "adapter_config.json").write_text(json.dumps(
-        {"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
     header, begin = {}, 0
     for name, tensor in tensors.items():
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape),
-                        "data_offsets": [begin, begin + tensor.nbytes]}
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, begin + tensor.nbytes]}
         begin += tensor.nbytes
     head = json.dumps(header).encode()
     with (directory / "adapter_model.safetensors").open("wb") as file:
@@ -233,18 +273,20 @@ def of_pictures(core: Any, model: Any, prompts: Sequence[list[int]], home: Path)
     tower = model.architecture.vision
     rows, columns, merge = 4, 6, tower.projector.downsample_factor
     generator = torch.Generator().manual_seed(2)
-    patches = torch.randint(256, (rows * columns, tower.patch_values * tower.frames), generator=generator,
-                            dtype=torch.uint8).numpy()
+    patches = torch.randint(
+        256, (rows * columns, tower.patch_values * tower.frames), generator=generator, dtype=torch.uint8
+    ).numpy()
     count = rows * columns // merge**2
     height, width = (side * tower.patch_size for side in (rows, columns))
     picture = Picture(b"\1" * 32, (Tile(patches, rows, columns),), (count,), width, height)
     extras: Extras = [{} for _ in prompts]
     for at in (-1, -2):
         prompts[at][3 : 3 + count] = [tower.picture_tokens[0]] * count
-        extras[at] = {"pictures": [PlacedPicture(digest=picture.digest, places=[(3, count)],
-                                                 data=picture.to_bytes())]}
+        extras[at] = {"pictures": [PlacedPicture(digest=picture.digest, places=[(3, count)], data=picture.to_bytes())]}
     return extras
 
 
 EXTRAS: dict[str, Callable[[Any, Any, Sequence[list[int]], Path], Extras]] = {
-    "adapters": of_adapters, "pictures": of_pictures}
+    "adapters": of_adapters,
+    "pictures": of_pictures,
+}

@@ -39,8 +39,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SHARES_S = {"machine": 30, "tests": 130, "profile": 80, "decode": 100, "server": 150, "tune": 100,
-            "check": 140, "kernels": 150, "families": 120, "compile": 300}
+SHARES_S = {
+    "machine": 30,
+    "tests": 130,
+    "profile": 80,
+    "decode": 100,
+    "server": 150,
+    "tune": 100,
+    "check": 140,
+    "kernels": 150,
+    "families": 120,
+    "compile": 300,
+}
 """The most that a part may take; what the parts before it left is less. What was verified once comes last."""
 SILENT_S = 90
 """A part that says nothing for so long hangs. Compiling a kernel takes seconds, loading a model some tens."""
@@ -80,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command_of(part: str, more: Sequence[str], after: int) -> list[str]:
-    if part == "tests":   # -v: a run that is cut off has the names of what failed until then
+    if part == "tests":  # -v: a run that is cut off has the names of what failed until then
         return ["make", "test-gpu", f"GPU_PYTHON={sys.executable}", "ARGS=-v"]
     if part == "tune":
         return [sys.executable, "-m", "benchmarks.gpu_tune"]
@@ -106,7 +116,7 @@ def run_part(part: str, more: Sequence[str], said: dict[str, Any], ends_s: float
                 if begun is None:
                     said["results"].append(result)
                     keep()
-            said["last_lines"] = [*said["last_lines"][-(2000 if part in WHOLE else 29):], line]
+            said["last_lines"] = [*said["last_lines"][-(2000 if part in WHOLE else 29) :], line]
             if FAILED.search(line):
                 said.setdefault("failed", []).append(line)
                 keep()
@@ -121,8 +131,8 @@ def run_part(part: str, more: Sequence[str], said: dict[str, Any], ends_s: float
             said.setdefault("lost", []).append(begun["begins"])
         reached = [result["number"] for result in (*said["results"], begun or {}) if "number" in result]
         if not reached:
-            return   # it cannot even begin
-        after = max(max(reached), after) + 1   # one more where it got nowhere
+            return  # it cannot even begin
+        after = max(max(reached), after) + 1  # one more where it got nowhere
 
 
 class Process:
@@ -133,8 +143,14 @@ class Process:
         paths = [str(Path("src").resolve()), os.environ.get("PYTHONPATH", "")]
         self.hung = False
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            start_new_session=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -61,18 +61,27 @@ def machine(args: argparse.Namespace) -> Iterator[Found]:
 
     from weft.tensor import gpu, native
 
-    found: Found = {"python": platform.python_version(), "torch": torch.__version__,
-                    "cuda_of_torch": torch.version.cuda, "triton": None, "absent": args.absent,
-                    "cpp_kernels": native.in_use()}
+    found: Found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda_of_torch": torch.version.cuda,
+        "triton": None,
+        "absent": args.absent,
+        "cpp_kernels": native.in_use(),
+    }
     if gpu.INSTALLED:
         import triton
 
         found["triton"] = triton.__version__
     if torch.cuda.is_available():
         of = torch.cuda.get_device_properties(args.device)
-        found |= {"gpu": of.name, "capability": [of.major, of.minor], "memory_bytes": of.total_memory,
-                  "multiprocessors": of.multi_processor_count,
-                  "free_bytes": torch.cuda.mem_get_info(args.device)[0]}
+        found |= {
+            "gpu": of.name,
+            "capability": [of.major, of.minor],
+            "memory_bytes": of.total_memory,
+            "multiprocessors": of.multi_processor_count,
+            "free_bytes": torch.cuda.mem_get_info(args.device)[0],
+        }
     yield found
 
 
@@ -89,11 +98,15 @@ def check(args: argparse.Namespace) -> Iterator[Found]:
         mine = tensors_of(own())
         choose_side(device, "torch")
         theirs = tensors_of(twin())
-        gaps = [float((a.float() - b.float()).abs().max()) if a.numel() else 0.0
-                for a, b in zip(mine, theirs, strict=True)]
+        gaps = [
+            float((a.float() - b.float()).abs().max()) if a.numel() else 0.0 for a, b in zip(mine, theirs, strict=True)
+        ]
         sizes = [float(b.float().abs().max()) if b.numel() else 0.0 for b in theirs]
-        return {"largest_gap": max(gaps, default=0.0), "largest_number": max(sizes, default=0.0),
-                "finite": all(math.isfinite(gap) for gap in gaps)}
+        return {
+            "largest_gap": max(gaps, default=0.0),
+            "largest_number": max(sizes, default=0.0),
+            "finite": all(math.isfinite(gap) for gap in gaps),
+        }
 
     # The same seed twice, so that each side has states of its own to write into.
     for number, name, own, twin in pairs(bench, args.after):
@@ -116,12 +129,22 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
 
     def measured(geometry: str, case: Any) -> Found:
         result = measure(geometry, case, bench, sides, ceiling, 3 if on_gpu else 1)
-        return {"seconds": result.seconds, "bytes": result.bytes_moved, "flops": result.flops,
-                "of_ceiling": result.ceiling_share, "refusals": result.refusals}
+        return {
+            "seconds": result.seconds,
+            "bytes": result.bytes_moved,
+            "flops": result.flops,
+            "of_ceiling": result.ceiling_share,
+            "refusals": result.refusals,
+        }
+
     with torch.inference_mode():
         for number, geometry, case in cases(bench, args.after):
-            yield from guarded(number, f"{geometry}: {case.name}", device,
-                               lambda geometry=geometry, case=case: measured(geometry, case))
+            yield from guarded(
+                number,
+                f"{geometry}: {case.name}",
+                device,
+                lambda geometry=geometry, case=case: measured(geometry, case),
+            )
 
 
 def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
@@ -137,6 +160,7 @@ def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
 
         def call() -> object:
             raise RuntimeError(said)
+
         return call
 
     def all_of_them() -> Iterator[tuple[str, Any]]:
@@ -148,6 +172,7 @@ def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
                     yield name, case
             except Exception as error:  # whatever it is, the others have their turn
                 yield name, Case(group, refused(error))
+
     for number, (name, case) in islice(enumerate(all_of_them()), after, None):
         yield number, name, case
 
@@ -233,8 +258,13 @@ def families(args: argparse.Namespace) -> Iterator[Found]:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
-    "machine": machine, "check": check, "kernels": kernels, "decode": decode,
-    "profile": profile, "families": families}
+    "machine": machine,
+    "check": check,
+    "kernels": kernels,
+    "decode": decode,
+    "profile": profile,
+    "families": families,
+}
 
 
 if __name__ == "__main__":

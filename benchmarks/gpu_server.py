@@ -28,11 +28,24 @@ from typing import Any
 
 START_S, LOAD_S = 150, 60
 READY = "weft serves"
-KEPT = ("completed", "failed", "duration", "output_throughput", "total_token_throughput", "median_ttft_ms",
-        "median_tpot_ms", "median_itl_ms", "p99_itl_ms")
-LOADS = {"one stream": (2, 1, 512, 256), "64 at once": (192, 64, 512, 128),
-         "256 at once": (512, 256, 512, 256), "30,000 tokens": (1, 1, 30_000, 8),
-         "the same again": (1, 1, 30_000, 8)}
+KEPT = (
+    "completed",
+    "failed",
+    "duration",
+    "output_throughput",
+    "total_token_throughput",
+    "median_ttft_ms",
+    "median_tpot_ms",
+    "median_itl_ms",
+    "p99_itl_ms",
+)
+LOADS = {
+    "one stream": (2, 1, 512, 256),
+    "64 at once": (192, 64, 512, 128),
+    "256 at once": (512, 256, 512, 256),
+    "30,000 tokens": (1, 1, 30_000, 8),
+    "the same again": (1, 1, 30_000, 8),
+}
 """Prompts, at once, tokens of each, tokens of each answer."""
 SMALL = {"one stream": (2, 1, 16, 4), "4 at once": (8, 4, 16, 4)}
 
@@ -42,26 +55,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--geometry", default="Qwen3.5-4B", help="of `weft plan`'s table")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--device", default="cuda")
-    args, _ = parser.parse_known_args(argv)   # the rest is for other parts of the first run
+    args, _ = parser.parse_known_args(argv)  # the rest is for other parts of the first run
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
         layers = ["--layers", str(args.layers)] if args.layers else []
-        subprocess.run([sys.executable, "-m", "benchmarks.gpu_checkpoint", args.geometry, str(model),
-                        *layers], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu_checkpoint", args.geometry, str(model), *layers], check=True
+        )
         for result in served(model, SMALL if args.layers else LOADS, ["--device", args.device]):
             print("@" + json.dumps(result), flush=True)
     return 0
 
 
-def served(model: Path, loads: dict[str, tuple[int, int, int, int]], flags: Sequence[str],
-           ) -> Iterator[dict[str, Any]]:
+def served(model: Path, loads: dict[str, tuple[int, int, int, int]], flags: Sequence[str]) -> Iterator[dict[str, Any]]:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     began = time.monotonic()
-    server = subprocess.Popen([sys.executable, "-m", "weft", "serve", str(model), "--port", str(port),
-                               *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "weft", "serve", str(model), "--port", str(port), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     try:
         said = lines_until_ready(server, began + START_S)
         ready = any(READY in line for line in said)
@@ -103,9 +120,28 @@ def lines_until_ready(server: subprocess.Popen[str], ends_s: float) -> list[str]
 
 def measured(port: int, load: tuple[int, int, int, int], path: Path) -> dict[str, Any]:
     prompts, at_once, read, answered = load
-    asked = [sys.executable, "-m", "weft", "bench", "serve", "--port", str(port), "--num-prompts",
-             str(prompts), "--max-concurrency", str(at_once), "--input-len", str(read), "--output-len",
-             str(answered), "--save-result", "--result-dir", str(path.parent), "--result-filename", path.name]
+    asked = [
+        sys.executable,
+        "-m",
+        "weft",
+        "bench",
+        "serve",
+        "--port",
+        str(port),
+        "--num-prompts",
+        str(prompts),
+        "--max-concurrency",
+        str(at_once),
+        "--input-len",
+        str(read),
+        "--output-len",
+        str(answered),
+        "--save-result",
+        "--result-dir",
+        str(path.parent),
+        "--result-filename",
+        path.name,
+    ]
     try:
         ran = subprocess.run(asked, capture_output=True, text=True, timeout=LOAD_S, check=False)
     except subprocess.TimeoutExpired:

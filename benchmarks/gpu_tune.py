@@ -70,23 +70,49 @@ def groups() -> Iterator[Group]:
 
     one_row = sizes((32, 4, 1), (16, 1, 1), (16, 2, 1), (32, 2, 1), (64, 4, 1), (64, 8, 1))
     for rows in (16, 64, 256):
-        yield Group(f"delta recurrent {rows}", QWEN, "delta", (rows,), (), blocks(delta_rule, "RECURRENT"),
-                    one_row)
-        yield Group(f"mamba2 recurrent {rows}", NEMOTRON, "mamba2", (rows,), (), blocks(mamba2, "RECURRENT"),
-                    one_row)
+        yield Group(f"delta recurrent {rows}", QWEN, "delta", (rows,), (), blocks(delta_rule, "RECURRENT"), one_row)
+        yield Group(f"mamba2 recurrent {rows}", NEMOTRON, "mamba2", (rows,), (), blocks(mamba2, "RECURRENT"), one_row)
         yield from _attention_decodes(paged_attention, rows)
     for tokens in LONG:
-        yield Group(f"delta chunks {tokens}", QWEN, "delta", (), (tokens,), blocks(delta_rule, "CHUNKS"),
-                    sizes((16, 4, 1), (16, 4, 3), (32, 4, 1), (32, 4, 2)))
-        yield Group(f"delta prepare {tokens}", QWEN, "delta", (), (tokens,),
-                    blocks(delta_rule, "PREPARE_HEADS"), sizes((64, 2, 1), (64, 8, 1)))
-        yield Group(f"conv {tokens}", QWEN, "conv", (), (tokens,), blocks(causal_conv, "TOKENS"),
-                    sizes((64, 8, 1), (128, 8, 1), (32, 4, 1), (32, 2, 1)))
+        yield Group(
+            f"delta chunks {tokens}",
+            QWEN,
+            "delta",
+            (),
+            (tokens,),
+            blocks(delta_rule, "CHUNKS"),
+            sizes((16, 4, 1), (16, 4, 3), (32, 4, 1), (32, 4, 2)),
+        )
+        yield Group(
+            f"delta prepare {tokens}",
+            QWEN,
+            "delta",
+            (),
+            (tokens,),
+            blocks(delta_rule, "PREPARE_HEADS"),
+            sizes((64, 2, 1), (64, 8, 1)),
+        )
+        yield Group(
+            f"conv {tokens}",
+            QWEN,
+            "conv",
+            (),
+            (tokens,),
+            blocks(causal_conv, "TOKENS"),
+            sizes((64, 8, 1), (128, 8, 1), (32, 4, 1), (32, 2, 1)),
+        )
         for name, own in (("states", mamba2.states_blocks), ("outputs", mamba2.outputs_blocks)):
-            yield Group(f"mamba2 {name} {tokens}", NEMOTRON, "mamba2", (), (tokens,),
-                        partial(_function, mamba2, f"{name}_blocks", own),
-                        sizes((32, 4, 1), (32, 4, 2), (64, 4, 1), (64, 8, 1)) if name == "states" else
-                        sizes((64, 4, 2), (64, 8, 1)))
+            yield Group(
+                f"mamba2 {name} {tokens}",
+                NEMOTRON,
+                "mamba2",
+                (),
+                (tokens,),
+                partial(_function, mamba2, f"{name}_blocks", own),
+                sizes((32, 4, 1), (32, 4, 2), (64, 4, 1), (64, 8, 1))
+                if name == "states"
+                else sizes((64, 4, 2), (64, 8, 1)),
+            )
         yield from _attention_prompts(paged_attention, tokens)
 
 
@@ -104,14 +130,17 @@ def _attention_decodes(paged: Any, rows: int) -> Iterator[Group]:
         if variant is not None:
             pages, warps, stages, split = variant
             paged.split_tokens = lambda *of: split
-            paged.decode_blocks = lambda *of: {"PAGES": pages, "ROWS": 16, "num_warps": warps,
-                                               "num_stages": stages}
+            paged.decode_blocks = lambda *of: {"PAGES": pages, "ROWS": 16, "num_warps": warps, "num_stages": stages}
 
     for geometry, dim in ((QWEN, 256), (NEMOTRON, 128), (LFM2, 64)):
-        each = [(pages, 4, stages, split) for pages in (2, 4, 8) for stages in (2, 3)
-                for split in (128, 256, 512) if pages * dim <= 1024]
-        yield Group(f"attention decode {dim} {rows}", geometry, "attention", (rows,), (), apply,
-                    (None, *each))
+        each = [
+            (pages, 4, stages, split)
+            for pages in (2, 4, 8)
+            for stages in (2, 3)
+            for split in (128, 256, 512)
+            if pages * dim <= 1024
+        ]
+        yield Group(f"attention decode {dim} {rows}", geometry, "attention", (rows,), (), apply, (None, *each))
 
 
 def _attention_prompts(paged: Any, tokens: int) -> Iterator[Group]:
@@ -122,13 +151,17 @@ def _attention_prompts(paged: Any, tokens: int) -> Iterator[Group]:
         paged.prefill_blocks = own
         if variant is not None:
             heads, pages, warps, stages = variant
-            paged.prefill_blocks = lambda *of: {"TOKENS": 64, "TILE_HEADS": heads, "PAGES": pages,
-                                                "num_warps": warps, "num_stages": stages}
+            paged.prefill_blocks = lambda *of: {
+                "TOKENS": 64,
+                "TILE_HEADS": heads,
+                "PAGES": pages,
+                "num_warps": warps,
+                "num_stages": stages,
+            }
 
     for geometry, dim in ((QWEN, 256), (NEMOTRON, 128), (LFM2, 64)):
         each = [(1, 4, 4, 2), (1, 4, 8, 2), (2, 2, 8, 2), (2, 2, 8, 3), (2, 4, 8, 2), (2, 4, 8, 3)]
-        yield Group(f"attention prompt {dim} {tokens}", geometry, "attention", (), (tokens,), apply,
-                    (None, *each))
+        yield Group(f"attention prompt {dim} {tokens}", geometry, "attention", (), (tokens,), apply, (None, *each))
 
 
 def timed(group: Group) -> list[tuple[float, str, float]]:
@@ -148,7 +181,7 @@ def timed(group: Group) -> list[tuple[float, str, float]]:
             gap = float((output - first).abs().max() / first.abs().max())
             time_us = do_bench_cudagraph(case.call, rep=8, return_mode="median") * 1e3
             rows.append((time_us, str(variant), gap))
-        except Exception as error:   # it does not fit, say
+        except Exception as error:  # it does not fit, say
             print(f"   {group.name} {variant}: {str(error)[:90]}", flush=True)
             if "illegal" in str(error):
                 sys.exit(f"{group.name} {variant} ended the GPU's context")
@@ -162,7 +195,7 @@ def compile_part(chosen: Sequence[Group], part: int, parts: int) -> None:
         group.apply(variant)
         try:
             group.case().call()
-        except Exception as error:   # the timing says so again
+        except Exception as error:  # the timing says so again
             print(f"{group.name} {variant}: {str(error)[:90]}", flush=True)
         group.apply(None)
 

@@ -20,14 +20,15 @@ import psutil
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 
-_REQUEST = ("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            "Content-Length: {size}\r\nConnection: close\r\n\r\n{body}")
+_REQUEST = (
+    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    "Content-Length: {size}\r\nConnection: close\r\n\r\n{body}"
+)
 
 
 async def stream(port: int, tokens: int) -> int:
     """Chunks of one stream, by a client that costs little."""
-    body = json.dumps({"prompt": "sing", "max_tokens": tokens, "stream": True, "ignore_eos": True,
-                       "temperature": 0})
+    body = json.dumps({"prompt": "sing", "max_tokens": tokens, "stream": True, "ignore_eos": True, "temperature": 0})
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(_REQUEST.format(size=len(body), body=body).encode())
     chunks = 0
@@ -43,8 +44,15 @@ def cpu_seconds(server: RunningServer) -> dict[str, float]:
     main = psutil.Process(server.process.pid)
     for process in (main, *main.children()):
         command = " ".join(process.cmdline())
-        kind = ("worker" if "workers.process" in command else "engine" if "engine_process" in command
-                else "supervisor" if process == main else "")
+        kind = (
+            "worker"
+            if "workers.process" in command
+            else "engine"
+            if "engine_process" in command
+            else "supervisor"
+            if process == main
+            else ""
+        )
         if kind:
             total[kind] += time.clock_gettime(_cpu_clock(process.pid))
     return total
@@ -62,24 +70,30 @@ async def load(port: int, streams: int, tokens: int) -> tuple[int, float]:
 
 
 def measure(directory: Path, factory: str, workers: int, streams: int, tokens: int) -> None:
-    with running_server(factory, engine={"model": str(directory)},
-                        server={"http_workers": workers, "log_level": "warning"}) as server:
+    with running_server(
+        factory, engine={"model": str(directory)}, server={"http_workers": workers, "log_level": "warning"}
+    ) as server:
         port = int(server.url.rpartition(":")[2])
         asyncio.run(load(port, streams, 20))
         before = cpu_seconds(server)
         chunks, took_s = asyncio.run(load(port, streams, tokens))
         after = cpu_seconds(server)
-    costs = "  ".join(f"{kind} {1e6 * (after[kind] - before[kind]) / (streams * tokens):5.1f} us"
-                      for kind in after)
-    print(f"{workers} HTTP processes: {streams * tokens / took_s:7.0f} tokens/s in {chunks} chunks; "
-          f"CPU time a token: {costs}")
+    costs = "  ".join(f"{kind} {1e6 * (after[kind] - before[kind]) / (streams * tokens):5.1f} us" for kind in after)
+    print(
+        f"{workers} HTTP processes: {streams * tokens / took_s:7.0f} tokens/s in {chunks} chunks; "
+        f"CPU time a token: {costs}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--engine", choices=("build", "build_paced", "build_slow"), default="build_slow",
-                        help="Steps of no time, 1 ms or 5 ms.")
+    parser.add_argument(
+        "--engine",
+        choices=("build", "build_paced", "build_slow"),
+        default="build_slow",
+        help="Steps of no time, 1 ms or 5 ms.",
+    )
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400)
     asked = parser.parse_args()

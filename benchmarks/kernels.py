@@ -60,8 +60,9 @@ def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) 
 def _small(architecture: Architecture, bench: Bench) -> Iterator[Case]:
     hidden = architecture.hidden_size
     width = next((getattr(feed, "width", 0) for feed in architecture.feed_forwards if feed), 0)
-    attention = next((part for mixer in architecture.mixers for part in parts_of(mixer)
-                      if isinstance(part, Attention)), None)
+    attention = next(
+        (part for mixer in architecture.mixers for part in parts_of(mixer) if isinstance(part, Attention)), None
+    )
     for _, rows, tokens, before in bench.sizes():
         count = rows * tokens
         x, y, weight = bench.noise(count, hidden), bench.noise(count, hidden), bench.noise(hidden)
@@ -84,8 +85,7 @@ def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, befor
         yield Case(f"rotary {count}", lambda: rotary(q, k, cos, sin), 2 * size_of(q, k))
     k_pages, v_pages = pages_of(bench, runs, of.kv_heads, of.head_dim)
     positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
-    yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
-               4 * size_of(k))
+    yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs), 4 * size_of(k))
 
 
 def _products(architecture: Architecture, bench: Bench) -> Iterator[Case]:
@@ -102,8 +102,12 @@ def _products(architecture: Architecture, bench: Bench) -> Iterator[Case]:
     for count in dict.fromkeys((*(rows * tokens for _, rows, tokens, _ in bench.sizes()), LIBRARY_ROWS)):
         x = bench.noise(count, width)
         for form, weight in weights.items():
-            yield Case(f"product {form} {count}", partial(quantized_linear, x, weight),
-                       2 * size_of(x) + size_of(weight.codes, weight.scales), 2 * count * width**2)
+            yield Case(
+                f"product {form} {count}",
+                partial(quantized_linear, x, weight),
+                2 * size_of(x) + size_of(weight.codes, weight.scales),
+                2 * count * width**2,
+            )
 
 
 def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
@@ -112,19 +116,24 @@ def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
     arena = DeviceArena(plan, bench.device)
     arena.fill(range(plan.frame_count), plan.frame_bytes, 0)
     for count in dict.fromkeys((1, min(ITEMS_MAX, plan.frame_count))):
-        yield Case(f"zero {count} x {plan.frame_bytes >> 10} KiB",
-                   partial(arena.fill, range(count), plan.frame_bytes, 0), count * plan.frame_bytes)
-    for what, copy, items, size in (("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
-                                    ("page", arena.copy_pages, plan.page_count, plan.page_bytes)):
+        yield Case(
+            f"zero {count} x {plan.frame_bytes >> 10} KiB",
+            partial(arena.fill, range(count), plan.frame_bytes, 0),
+            count * plan.frame_bytes,
+        )
+    for what, copy, items, size in (
+        ("state", arena.copy_slots, plan.slot_count, plan.slot_stride_bytes),
+        ("page", arena.copy_pages, plan.page_count, plan.page_bytes),
+    ):
         count = min(ITEMS_MAX, items // 2)
         if count:
             first = np.arange(count, dtype=np.int32)
-            yield Case(f"copy {count} x {what} of {size >> 10} KiB", partial(copy, first, first + count),
-                       2 * count * size)
+            yield Case(
+                f"copy {count} x {what} of {size >> 10} KiB", partial(copy, first, first + count), 2 * count * size
+            )
 
 
-def rivals_of(bench: Bench, of: object, rows: int, tokens: int, before: int,
-              *tensors: torch.Tensor) -> dict[str, Call]:
+def rivals_of(bench: Bench, of: object, rows: int, tokens: int, before: int, *tensors: torch.Tensor) -> dict[str, Call]:
     """For ``Bench.rivals``."""
     if isinstance(of, Attention):
         return attention_rivals(bench, of, rows, tokens, before)
@@ -135,8 +144,17 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-                 state: torch.Tensor, *, rows: int, tokens: int) -> dict[str, Call]:
+def delta_rivals(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+    *,
+    rows: int,
+    tokens: int,
+) -> dict[str, Call]:
     """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
     key heads as value heads; they are repeated before the clock runs."""
     if not (q.is_cuda and installed("fla")):
@@ -149,8 +167,13 @@ def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Ten
     own_state = state.clone()
 
     def call() -> object:
-        return op(*shaped, scale=q.shape[-1] ** -0.5, initial_state=own_state, output_final_state=True,
-                  use_qk_l2norm_in_kernel=True)
+        return op(
+            *shaped,
+            scale=q.shape[-1] ** -0.5,
+            initial_state=own_state,
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
 
     return {"fla": call}
 
@@ -163,8 +186,7 @@ def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before
     if tokens > 1:
         q = bench.noise(tokens, of.heads, of.head_dim)
         k, v = (bench.noise(before + tokens, of.kv_heads, of.head_dim) for _ in range(2))
-        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True,
-                                                                           sm_scale=of.scale)}
+        return {"flashinfer": lambda: library.single_prefill_with_kv_cache(q, k, v, causal=True, sm_scale=of.scale)}
     width = pages_for(before + 1)
     cache = bench.noise(rows * width, 2, PAGE_TOKENS, of.kv_heads, of.head_dim)
     workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=bench.device)
@@ -172,8 +194,18 @@ def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before
     first_pages = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * width
     pages = torch.randperm(rows * width).to(bench.device, torch.int32)
     in_last_page = torch.full((rows,), before % PAGE_TOKENS + 1, dtype=torch.int32, device=bench.device)
-    wrapper.plan(first_pages, pages, in_last_page, of.heads, of.kv_heads, of.head_dim, PAGE_TOKENS,
-                 q_data_type=bench.dtype, kv_data_type=bench.dtype, sm_scale=of.scale)
+    wrapper.plan(
+        first_pages,
+        pages,
+        in_last_page,
+        of.heads,
+        of.kv_heads,
+        of.head_dim,
+        PAGE_TOKENS,
+        q_data_type=bench.dtype,
+        kv_data_type=bench.dtype,
+        sm_scale=of.scale,
+    )
     q = bench.noise(rows, of.heads, of.head_dim)
     return {"flashinfer": lambda: wrapper.run(q, cache)}
 

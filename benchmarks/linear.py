@@ -41,7 +41,7 @@ from weft.tensor.weights.tiles import rows_of, tiled, to_twelve_bit
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)
 _COPIES_BYTES = 1 << 27
-_ROWS_EXPECTED = 16   # for which oneDNN chooses its order
+_ROWS_EXPECTED = 16  # for which oneDNN chooses its order
 Product = Callable[[torch.Tensor], object]
 
 
@@ -62,11 +62,14 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
     copies = max(2, _COPIES_BYTES // (2 * out * columns))
     plain = [base.bfloat16() for _ in range(copies)]
     found: dict[str, tuple[int, list[Product]]] = {
-        "plain": (2 * out * columns, [lambda x, w=w: F.linear(x, w) for w in plain])}
+        "plain": (2 * out * columns, [lambda x, w=w: F.linear(x, w) for w in plain])
+    }
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         ordered = [torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_EXPECTED) for weight in plain]
-        found["packed"] = (2 * out * columns, [
-            lambda x, w=w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "") for w in ordered])
+        found["packed"] = (
+            2 * out * columns,
+            [lambda x, w=w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], "") for w in ordered],
+        )
     tiles = [made for weight in plain if (made := tiled(weight)) is not None]
     if tiles:
         found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])
@@ -88,11 +91,13 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
 
 def forms_of_files(out: int, columns: int) -> dict[str, Codes]:
     """As checkpoints of other tools come, with codes at random."""
+
     def codes(least: int, most: int) -> torch.Tensor:
         return torch.randint(least, most, (out, columns), dtype=torch.uint8)
 
     def scales(group: int) -> torch.Tensor:
         return torch.rand(out, columns // group) / columns
+
     zeros = torch.randint(6, 10, (out, columns // 128), dtype=torch.uint8)
     table = torch.tensor([value + 128 for value in E2M1], dtype=torch.uint8)
     powers = torch.randint(115, 121, (out, columns // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
@@ -101,30 +106,46 @@ def forms_of_files(out: int, columns: int) -> dict[str, Codes]:
     def float4(numbers: torch.Tensor, group: int) -> Codes:
         shared = torch.full((out, 1), 0.5 if group == 32 else 1e-4)
         return Codes(4, codes(0, 16), BlockNumbers(numbers, shared), None, group, table=table)
-    return {"gptq": Codes(4, codes(0, 16), scales(128).half().float(), zeros, 128),
-            "mxfp4": float4(powers, 32), "nvfp4": float4(small, 16),
-            "torchao": Codes(4, codes(0, 16), scales(128).half().float(), None, 128,
-                             minimums=scales(128).half().float() * 8, signed=True),
-            "int8 rows": Codes(8, codes(0, 255), scales(columns), None, columns)}
+
+    return {
+        "gptq": Codes(4, codes(0, 16), scales(128).half().float(), zeros, 128),
+        "mxfp4": float4(powers, 32),
+        "nvfp4": float4(small, 16),
+        "torchao": Codes(
+            4, codes(0, 16), scales(128).half().float(), None, 128, minimums=scales(128).half().float() * 8, signed=True
+        ),
+        "int8 rows": Codes(8, codes(0, 255), scales(columns), None, columns),
+    }
 
 
-def measure(out: int, columns: int, rows: int, forms: dict[str, tuple[int, list[Product]]],
-            rounds: int, clock: Callable[[], float]) -> Result:
+def measure(
+    out: int,
+    columns: int,
+    rows: int,
+    forms: dict[str, tuple[int, list[Product]]],
+    rounds: int,
+    clock: Callable[[], float],
+) -> Result:
     x = torch.randn(rows, columns).bfloat16()
     taken: dict[str, list[float]] = {name: [] for name in forms}
     for number in range(rounds + 1):
         names = list(forms)
-        for name in names[number % len(names):] + names[:number % len(names)]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             products = forms[name][1] if rows <= 32 else forms[name][1][:1]
             begin = clock()
             for product in products:
                 product(x)
             seconds = (clock() - begin) / len(products)
-            if number:      # the first round warms up
+            if number:  # the first round warms up
                 taken[name].append(seconds)
     middle = {name: median(seconds) for name, seconds in taken.items()}
-    return Result(out, columns, rows, {name: seconds * 1e3 for name, seconds in middle.items()},
-                  {name: forms[name][0] / seconds / 1e9 for name, seconds in middle.items()})
+    return Result(
+        out,
+        columns,
+        rows,
+        {name: seconds * 1e3 for name, seconds in middle.items()},
+        {name: forms[name][0] / seconds / 1e9 for name, seconds in middle.items()},
+    )
 
 
 def print_errors() -> None:
@@ -134,8 +155,7 @@ def print_errors() -> None:
     values = rounded(weight, 8).dense()
     x = torch.randn(64, columns)
     wide = torch.where(torch.arange(columns) % 512 == 7, 30.0, 1.0)
-    kinds = {"normal": x, "silu(gate) x up": F.silu(2 * x) * torch.randn_like(x),
-             "one of 512 columns x 30": x * wide}
+    kinds = {"normal": x, "silu(gate) x up": F.silu(2 * x) * torch.randn_like(x), "one of 512 columns x 30": x * wide}
     print(f"{'inputs':<26}" + "".join(f"{name:>12}" for name in ("as they are", "32", "128", "rows")))
     for name, values_TC in kinds.items():
         truth = values_TC @ weight.T
@@ -149,8 +169,7 @@ def print_errors() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--forms", nargs="+", help="these alone; the first is what others are compared with")
     parser.add_argument("--rounds", type=int, default=9)
@@ -167,8 +186,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.errors:
         print_errors()
         return 0
-    facts = {"processor": cpu_name_and_flags()[0], "threads": args.threads, "kernels": native.describe(),
-             "torch": torch.__version__, "rounds": args.rounds}
+    facts = {
+        "processor": cpu_name_and_flags()[0],
+        "threads": args.threads,
+        "kernels": native.describe(),
+        "torch": torch.__version__,
+        "rounds": args.rounds,
+    }
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     clock = time.thread_time if args.busy else time.perf_counter
     results = []
@@ -181,15 +205,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 base = next(iter(forms))
             last = next(reversed(forms))
             print(f"\n{out} x {columns}, times as fast as {base}")
-            print(f"{'rows':>6}{base + ' ms':>12}" + "".join(f"{name:>12}" for name in forms if name != base)
-                  + f"{last + ' GB/s':>16}")
+            print(
+                f"{'rows':>6}{base + ' ms':>12}"
+                + "".join(f"{name:>12}" for name in forms if name != base)
+                + f"{last + ' GB/s':>16}"
+            )
             for rows in args.rows:
                 found = measure(out, columns, rows, forms, args.rounds, clock)
                 results.append(found)
                 took = found.milliseconds
-                print(f"{rows:>6}{took[base]:>12.3f}"
-                      + "".join(f"{took[base] / took[name]:>12.2f}" for name in forms if name != base)
-                      + f"{found.weight_gb_s[last]:>16.1f}", flush=True)
+                print(
+                    f"{rows:>6}{took[base]:>12.3f}"
+                    + "".join(f"{took[base] / took[name]:>12.2f}" for name in forms if name != base)
+                    + f"{found.weight_gb_s[last]:>16.1f}",
+                    flush=True,
+                )
     if args.json is not None:
         table = [asdict(found) for found in results]
         args.json.write_text(json.dumps({"facts": facts, "results": table}, indent=1))

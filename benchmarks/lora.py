@@ -43,7 +43,7 @@ PROMPT_TOKENS, STEPS, CONTEXT = 512, 16, 64
 
 def write_adapter(engine: Engine, directory: Path, rank: int, seed: int) -> Path:
     """Factors of every projection of the layers, as the model has them."""
-    model = engine._core.executor.model   # type: ignore[attr-defined]
+    model = engine._core.executor.model  # type: ignore[attr-defined]
     assert isinstance(model, CausalModel)
     directory.mkdir()
     generator, tensors = torch.Generator().manual_seed(seed), {}
@@ -58,9 +58,18 @@ def write_adapter(engine: Engine, directory: Path, rank: int, seed: int) -> Path
             tensors[f"base_model.model.model.{name}.lora_{side}.weight"] = values.bfloat16()
     save_file(tensors, directory / "adapter_model.safetensors")
     leaves = sorted({name.rpartition(".")[2] for name in stored if name.startswith("layers.")})
-    (directory / "adapter_config.json").write_text(json.dumps(
-        {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": leaves, "bias": "none",
-         "task_type": "CAUSAL_LM"}))
+    (directory / "adapter_config.json").write_text(
+        json.dumps(
+            {
+                "peft_type": "LORA",
+                "r": rank,
+                "lora_alpha": rank,
+                "target_modules": leaves,
+                "bias": "none",
+                "task_type": "CAUSAL_LM",
+            }
+        )
+    )
     return directory
 
 
@@ -70,8 +79,9 @@ def decode_seconds(engine: Engine, names: Sequence[str | None], seed: int) -> fl
     for row, name in enumerate(names):
         prompt = [(7 * at + 131 * row + seed) % 1000 + 3 for at in range(CONTEXT)]
         sampling = SamplingParams(max_tokens=STEPS + 64, temperature=0.0, ignore_eos=True)
-        core.submit(Request(request_id=f"row-{row}", prompt_tokens=prompt, sampling=sampling,
-                            adapter=engine._adapter(name)))
+        core.submit(
+            Request(request_id=f"row-{row}", prompt_tokens=prompt, sampling=sampling, adapter=engine._adapter(name))
+        )
     while core.stats().last_step_decodes < len(names):
         core.step()
     taken = []
@@ -116,8 +126,7 @@ def peft_seconds(checkpoint: Path, adapter: Path, rounds: int) -> dict[str, floa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", default="LFM2-350M")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rows", type=int, default=32)
@@ -134,29 +143,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = dict(geometry.config)
     for kinds in ("layer_types", "layers_block_type"):
         if kinds in config:
-            config[kinds] = config[kinds][:args.layers]
+            config[kinds] = config[kinds][: args.layers]
     config["num_hidden_layers"] = min(config["num_hidden_layers"], args.layers)
     with tempfile.TemporaryDirectory(prefix="weft-lora-") as folder:
         home = Path(folder)
         (home / "base").mkdir()
         write_checkpoint(home / "base", config)
-        with Engine(str(home / "base"), dtype="bfloat16", memory="1GB", max_model_len=1024, threads=1,
-                    prefix_cache=False, speculate="off") as engine:
+        with Engine(
+            str(home / "base"),
+            dtype="bfloat16",
+            memory="1GB",
+            max_model_len=1024,
+            threads=1,
+            prefix_cache=False,
+            speculate="off",
+        ) as engine:
             names = [f"a{number}" for number in range(args.adapters)]
             for number, name in enumerate(names):
                 engine.load_lora(name, write_adapter(engine, home / name, args.rank, number))
             table, ratios = measure(engine, names, args)
         if args.peft:
             table |= peft_seconds(home / "base", home / "a0", args.rounds)
-    print(f"{cpu_name_and_flags()[0]}, {native.describe()}; {args.geometry}, {args.layers} layers, "
-          f"{args.adapters} adapters of rank {args.rank}; CPU time, one thread")
+    print(
+        f"{cpu_name_and_flags()[0]}, {native.describe()}; {args.geometry}, {args.layers} layers, "
+        f"{args.adapters} adapters of rank {args.rank}; CPU time, one thread"
+    )
     for arm, seconds in table.items():
         base = table["transformers"] if arm == "peft" else table[arm.removesuffix(" adapted")]
         ratio = f"  {ratios.get(arm, base / seconds):.2f}x" if base != seconds else ""
         print(f"{arm:<22} {1e3 * seconds:>9.2f} ms{ratio}")
     if args.json is not None:
-        args.json.write_text(json.dumps({"processor": cpu_name_and_flags()[0], "seconds": table,
-                                         "ratios": ratios}, indent=1))
+        args.json.write_text(
+            json.dumps({"processor": cpu_name_and_flags()[0], "seconds": table, "ratios": ratios}, indent=1)
+        )
     return 0
 
 
@@ -168,16 +187,21 @@ def measure(engine: Engine, names: Sequence[str], args: Any) -> tuple[dict[str, 
         "one stream": lambda seed: decode_seconds(engine, [None], seed),
         "one stream adapted": lambda seed: decode_seconds(engine, [names[0]], seed),
         "prompt": lambda seed: prompt_seconds(engine, None, seed),
-        "prompt adapted": lambda seed: prompt_seconds(engine, names[0], seed)}
+        "prompt adapted": lambda seed: prompt_seconds(engine, names[0], seed),
+    }
     taken: dict[str, list[float]] = {arm: [] for arm in arms}
     for number in range(args.rounds + 1):
         for arm, run in arms.items():
             seconds = run(number)
-            if number:   # the first round warms up
+            if number:  # the first round warms up
                 taken[arm].append(seconds)
-    ratios = {arm: statistics.median(
-        base / own for base, own in zip(taken[arm.removesuffix(" adapted")], seconds, strict=True))
-        for arm, seconds in taken.items() if arm.endswith(" adapted")}
+    ratios = {
+        arm: statistics.median(
+            base / own for base, own in zip(taken[arm.removesuffix(" adapted")], seconds, strict=True)
+        )
+        for arm, seconds in taken.items()
+        if arm.endswith(" adapted")
+    }
     return {arm: statistics.median(seconds) for arm, seconds in taken.items()}, ratios
 
 

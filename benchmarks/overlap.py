@@ -32,8 +32,17 @@ PROMPT_TOKENS = 32
 
 
 def engine(model: str | None, overlap: Literal["on", "off"], running: int, threads: int | None) -> EngineCore:
-    return assemble(EngineConfig(model=model, memory="512MiB", max_model_len=1024, max_num_seqs=running,
-                                 threads=threads, overlap=overlap, prefix_cache=False)).core
+    return assemble(
+        EngineConfig(
+            model=model,
+            memory="512MiB",
+            max_model_len=1024,
+            max_num_seqs=running,
+            threads=threads,
+            overlap=overlap,
+            prefix_cache=False,
+        )
+    ).core
 
 
 def one_round(core: EngineCore, number: int, running: int, tokens: int) -> float:
@@ -72,8 +81,7 @@ def compare(model: str | None, running: int, tokens: int, rounds: int, threads: 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a checkpoint; default: the embedded model")
     parser.add_argument("--python", action="store_true", help="24 tiny layers")
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64])

@@ -46,8 +46,9 @@ def measure(config: dict[str, Any], tokens: int) -> Counter[str]:
     """Seconds by part, of the second of two prompts."""
     with tempfile.TemporaryDirectory(prefix="weft-parts-") as directory:
         write_checkpoint(Path(directory), config)
-        with Engine(directory, dtype="bfloat16", memory="512MB", max_model_len=2 * tokens + 64, threads=1,
-                    prefix_cache=False) as engine:
+        with Engine(
+            directory, dtype="bfloat16", memory="512MB", max_model_len=2 * tokens + 64, threads=1, prefix_cache=False
+        ) as engine:
             profile = cProfile.Profile(time.thread_time)
             for number in range(2):
                 prompt = [(7 * at + number) % 1000 + 3 for at in range(tokens)]
@@ -62,8 +63,7 @@ def measure(config: dict[str, Any], tokens: int) -> Counter[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", nargs="+", default=list(GEOMETRIES))
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512)
@@ -80,13 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config["num_hidden_layers"] > args.layers:
             for kinds in ("layer_types", "layers_block_type"):
                 if kinds in config:
-                    config[kinds] = config[kinds][:args.layers]
+                    config[kinds] = config[kinds][: args.layers]
             config["num_hidden_layers"] = args.layers
         parts = measure(config, args.tokens)
         whole = sum(parts.values())
         table[name] = dict(parts.most_common(args.top))
-        print(f"{cpu_name_and_flags()[0]}, {native.describe()}; {name}, {args.layers} layers, "
-              f"{args.tokens} tokens: {whole / args.tokens * 1e6:.0f} us a token")
+        print(
+            f"{cpu_name_and_flags()[0]}, {native.describe()}; {name}, {args.layers} layers, "
+            f"{args.tokens} tokens: {whole / args.tokens * 1e6:.0f} us a token"
+        )
         for part, seconds in parts.most_common(args.top):
             print(f"{seconds / args.tokens * 1e6:>10.1f} us {seconds / whole:>7.1%}  {part}")
     if args.json is not None:

@@ -63,9 +63,14 @@ class Driver:
             name = f"r{self._count}"
             self._count += 1
             answers[name] = []
-            core.submit(Request(
-                request_id=name, prompt_tokens=prompt, boundaries=list(boundaries),
-                sampling=SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True)))
+            core.submit(
+                Request(
+                    request_id=name,
+                    prompt_tokens=prompt,
+                    boundaries=list(boundaries),
+                    sampling=SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True),
+                )
+            )
         while core.has_work:
             for event in core.step():
                 run.first_token_s = run.first_token_s or time.perf_counter() - began
@@ -108,8 +113,11 @@ class Pair:
     @property
     def answers_equal(self) -> float:
         """Share of the answers in which both sides say the same."""
-        equal = [a == b for off, on in zip(self.off, self.on, strict=True)
-                 for a, b in zip(off.answers, on.answers, strict=True)]
+        equal = [
+            a == b
+            for off, on in zip(self.off, self.on, strict=True)
+            for a, b in zip(off.answers, on.answers, strict=True)
+        ]
         return sum(equal) / len(equal)
 
 
@@ -131,8 +139,11 @@ def alternating(rounds: int) -> list[tuple[str, str]]:
 
 def shared_prefix(drivers: dict[str, Driver], tokens: Tokens, args: argparse.Namespace) -> list[Pair]:
     pairs = []
-    for title, one_by_one, boundaries in (("all at once", False, ()), ("one after another", True, ()),
-                                          ("one after another, boundary known", True, (args.shared,))):
+    for title, one_by_one, boundaries in (
+        ("all at once", False, ()),
+        ("one after another", True, ()),
+        ("one after another, boundary known", True, (args.shared,)),
+    ):
         pair = Pair(title, args.requests * (args.shared + args.own))
         for order in alternating(args.rounds):
             common = tokens(args.shared)
@@ -170,28 +181,35 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def show_shared(pairs: Sequence[Pair], args: argparse.Namespace) -> None:
-    print(f"\n{args.requests} requests, {args.shared} tokens in common, {args.own} of their own, {args.out} "
-          f"out; medians of {args.rounds} rounds")
+    print(
+        f"\n{args.requests} requests, {args.shared} tokens in common, {args.own} of their own, {args.out} "
+        f"out; medians of {args.rounds} rounds"
+    )
     print(f"  {'':<34}{'off s':>20}{'on s':>20}{'x less time':>22}{'x fewer tokens':>16}  equal answers")
     for pair in pairs:
         fewer = median(pair.ratios(lambda run: run.computed_tokens))
         less = spread(pair.ratios(lambda run: run.seconds), ".1f")
-        print(f"  {pair.title:<34}{spread([run.seconds for run in pair.off]):>20}"
-              f"{spread([run.seconds for run in pair.on]):>20}"
-              f"{less:>22}{fewer:>16.1f}  {pair.answers_equal:.0%}")
+        print(
+            f"  {pair.title:<34}{spread([run.seconds for run in pair.off]):>20}"
+            f"{spread([run.seconds for run in pair.on]):>20}"
+            f"{less:>22}{fewer:>16.1f}  {pair.answers_equal:.0%}"
+        )
 
 
 def show_conversation(pairs: Sequence[Pair], args: argparse.Namespace) -> None:
-    print(f"\nconversation of {args.turns} turns: {args.shared} tokens, then {args.own} more in each turn, "
-          f"{args.out} out; medians of {args.rounds} rounds")
-    print(f"  {'':<8}{'prompt':>8}{'computed off':>14}{'on':>6}{'first token off ms':>22}{'on ms':>18}"
-          f"{'ratio':>18}")
+    print(
+        f"\nconversation of {args.turns} turns: {args.shared} tokens, then {args.own} more in each turn, "
+        f"{args.out} out; medians of {args.rounds} rounds"
+    )
+    print(f"  {'':<8}{'prompt':>8}{'computed off':>14}{'on':>6}{'first token off ms':>22}{'on ms':>18}{'ratio':>18}")
     for pair in pairs:
         off_ms, on_ms = ([run.first_token_s * 1e3 for run in runs] for runs in (pair.off, pair.on))
         off_tokens, on_tokens = (median(run.computed_tokens for run in runs) for runs in (pair.off, pair.on))
         ratio = spread(pair.ratios(lambda run: run.first_token_s), ".1f")
-        print(f"  {pair.title:<8}{pair.prompt_tokens:>8}{off_tokens:>14.0f}{on_tokens:>6.0f}"
-              f"{spread(off_ms, '.0f'):>22}{spread(on_ms, '.0f'):>18}{ratio:>18}")
+        print(
+            f"  {pair.title:<8}{pair.prompt_tokens:>8}{off_tokens:>14.0f}{on_tokens:>6.0f}"
+            f"{spread(off_ms, '.0f'):>22}{spread(on_ms, '.0f'):>18}{ratio:>18}"
+        )
 
 
 def random_checkpoint(size: str, under: Path) -> str:
@@ -204,10 +222,18 @@ def random_checkpoint(size: str, under: Path) -> str:
     shape = _QWEN[size]
     width = shape["hidden_size"]
     config = transformers.AutoConfig.for_model(
-        "qwen3_5_text", **shape, num_attention_heads=width // 64, num_key_value_heads=max(1, width // 256),
-        head_dim=64, linear_num_key_heads=width // 128, linear_num_value_heads=width // 64,
-        linear_key_head_dim=64, linear_value_head_dim=64, max_position_embeddings=16384,
-        tie_word_embeddings=True)
+        "qwen3_5_text",
+        **shape,
+        num_attention_heads=width // 64,
+        num_key_value_heads=max(1, width // 256),
+        head_dim=64,
+        linear_num_key_heads=width // 128,
+        linear_num_value_heads=width // 64,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+        max_position_embeddings=16384,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(0)
     auto: Any = transformers.AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.bfloat16)
@@ -221,8 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("model", nargs="?")
     parser.add_argument("--checkpoint", choices=list(_QWEN), help="random weights of this size, not MODEL")
-    for name, value in (("requests", 32), ("shared", 1000), ("own", 50), ("out", 16), ("turns", 6),
-                        ("rounds", 5)):
+    for name, value in (("requests", 32), ("shared", 1000), ("own", 50), ("out", 16), ("turns", 6), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--memory", default="1GiB")
     parser.add_argument("--snapshots", default="auto")
@@ -237,9 +262,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(model: str | None, args: argparse.Namespace) -> int:
-    drivers = {name: Driver(EngineConfig(
-        model=model, memory=args.memory, prefix_cache=name == "on", max_model_len=4096, threads=args.threads,
-        snapshots=args.snapshots)) for name in ("on", "off")}
+    drivers = {
+        name: Driver(
+            EngineConfig(
+                model=model,
+                memory=args.memory,
+                prefix_cache=name == "on",
+                max_model_len=4096,
+                threads=args.threads,
+                snapshots=args.snapshots,
+            )
+        )
+        for name in ("on", "off")
+    }
     info = drivers["on"].info
     tokens = Tokens(info.vocab_size)
     for driver in drivers.values():  # the first steps of a process are slower
@@ -250,11 +285,24 @@ def measure(model: str | None, args: argparse.Namespace) -> int:
     turns = conversation(drivers, tokens, args)
     show_conversation(turns, args)
     if args.json is not None:
-        facts = {"family": info.family, "layers": info.layers, "dtype": info.dtype, "threads": info.threads,
-                 "weights_bytes": info.weights_bytes, "arguments": {key: str(value) for key, value in
-                                                                    vars(args).items()}}
-        args.json.write_text(json.dumps({"facts": facts, "shared": [asdict(pair) for pair in shared],
-                                         "conversation": [asdict(pair) for pair in turns]}, indent=1))
+        facts = {
+            "family": info.family,
+            "layers": info.layers,
+            "dtype": info.dtype,
+            "threads": info.threads,
+            "weights_bytes": info.weights_bytes,
+            "arguments": {key: str(value) for key, value in vars(args).items()},
+        }
+        args.json.write_text(
+            json.dumps(
+                {
+                    "facts": facts,
+                    "shared": [asdict(pair) for pair in shared],
+                    "conversation": [asdict(pair) for pair in turns],
+                },
+                indent=1,
+            )
+        )
     return 0
 
 

@@ -50,7 +50,7 @@ def measure(name: str, tokens: np.ndarray, every: int, branches: int, repeats: i
     generator = np.random.default_rng(0)
     remember(memory, tokens, every)
     for _ in range(branches):
-        front = tokens[:generator.integers(0, len(tokens)) // every * every]
+        front = tokens[: generator.integers(0, len(tokens)) // every * every]
         own = generator.integers(0, VOCAB_SIZE, 40, dtype=np.int32)
         remember(memory, np.concatenate([front, own]), every)
     again = np.concatenate([tokens, tokens[:5]])
@@ -66,13 +66,14 @@ def measure(name: str, tokens: np.ndarray, every: int, branches: int, repeats: i
 
     opened, opened_worst = microseconds(open_on_it, repeats)
     miss, _ = microseconds(lambda: memory.match(again[1:], salt=""), repeats)
-    print(f"{name:<34} {nodes:>6} nodes   match {median:7.1f} us (p99 {worst:7.1f})   match + open + seal "
-          f"{opened:7.1f} (p99 {opened_worst:7.1f})   miss {miss:6.1f}")
+    print(
+        f"{name:<34} {nodes:>6} nodes   match {median:7.1f} us (p99 {worst:7.1f})   match + open + seal "
+        f"{opened:7.1f} (p99 {opened_worst:7.1f})   miss {miss:6.1f}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=200)
     asked = parser.parse_args()

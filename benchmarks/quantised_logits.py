@@ -28,20 +28,22 @@ FORMS: tuple[tuple[str, dict[str, object]], ...] = (
     ("int8, inputs exact", {"quantize": "int8", "quantize_inputs": False}),
     ("w8a8", {"quantize": "w8a8"}),
     ("int4", {"quantize": "int4"}),
-    ("int4, inputs exact", {"quantize": "int4", "quantize_inputs": False}))
+    ("int4, inputs exact", {"quantize": "int4", "quantize_inputs": False}),
+)
 _PIECE_TOKENS = 512
 
 
 def conversations(engine: Engine, tokens: int) -> list[list[int]]:
     """The recall task with its right answers, as the chat template writes it."""
-    episodes = make_episodes(0, _PIECE_TOKENS, -(-tokens // _PIECE_TOKENS),
-                             lambda text: len(engine.tokenizer.encode(text)))
+    episodes = make_episodes(
+        0, _PIECE_TOKENS, -(-tokens // _PIECE_TOKENS), lambda text: len(engine.tokenizer.encode(text))
+    )
     return [engine.render_chat(episode.messages_before(len(episode.turns) - 1)) for episode in episodes]
 
 
 def cut(engine: Engine, text: str, tokens: int) -> list[list[int]]:
     ids = engine.tokenizer.encode(text)[:tokens]
-    return [ids[first:first + _PIECE_TOKENS] for first in range(0, len(ids), _PIECE_TOKENS)]
+    return [ids[first : first + _PIECE_TOKENS] for first in range(0, len(ids), _PIECE_TOKENS)]
 
 
 def scores(engine: Engine, pieces: Sequence[Sequence[int]]) -> list[TokenLogprobs]:
@@ -50,8 +52,7 @@ def scores(engine: Engine, pieces: Sequence[Sequence[int]]) -> list[TokenLogprob
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint directory; default: the embedded model")
     parser.add_argument("--text", type=Path, help="a file of text; default: the recall task")
     parser.add_argument("--tokens", type=int, default=2000)
@@ -62,15 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, config in FORMS:
         with Engine(args.model, prefix_cache=False, **config) as engine:
             if not pieces:
-                pieces = (cut(engine, args.text.read_text(encoding="utf-8"), args.tokens) if args.text
-                          else conversations(engine, args.tokens))
+                pieces = (
+                    cut(engine, args.text.read_text(encoding="utf-8"), args.tokens)
+                    if args.text
+                    else conversations(engine, args.tokens)
+                )
             found = scores(engine, pieces)
             truth = truth or found
             moved = fmean(abs(one.logprob - other.logprob) for one, other in zip(found, truth, strict=True))
             same = fmean(one.top[0][0] == other.top[0][0] for one, other in zip(found, truth, strict=True))
             nats = fmean(-one.logprob for one in found)
-            print(f"{name:<20}{engine.info.weights_bytes / 1e6:>12.1f}{nats:>10.4f}"
-                  f"{moved:>10.4f}{same:>10.1%}", flush=True)
+            print(
+                f"{name:<20}{engine.info.weights_bytes / 1e6:>12.1f}{nats:>10.4f}{moved:>10.4f}{same:>10.1%}",
+                flush=True,
+            )
     return 0
 
 

@@ -28,10 +28,21 @@ from weft.request import Request, SamplingParams
 
 PROMPT_TOKENS = 256
 DECODE_STEPS = 40
-_CONFIG = {"model_type": "qwen3", "vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 8,
-           "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 3072,
-           "max_position_embeddings": 4096, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
-           "dtype": "float32", "eos_token_id": 1}
+_CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+    "eos_token_id": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -49,20 +60,31 @@ def random_model(directory: Path) -> Path:
         shutil.copy(embedded / name, directory / name)
     (directory / "config.json").write_text(json.dumps(_CONFIG))
     hidden, inner, q, kv = 1024, 3072, 1024, 512
-    shapes = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden),
-              "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, q),
-              "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-              "mlp.down_proj": (hidden, inner)}
+    shapes = {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
     rng = np.random.default_rng(0)
-    tensors = {"model.embed_tokens.weight": rng.standard_normal((8192, hidden), np.float32),
-               "lm_head.weight": rng.standard_normal((8192, hidden), np.float32) / 32,
-               "model.norm.weight": np.ones(hidden, np.float32)}
+    tensors = {
+        "model.embed_tokens.weight": rng.standard_normal((8192, hidden), np.float32),
+        "lm_head.weight": rng.standard_normal((8192, hidden), np.float32) / 32,
+        "model.norm.weight": np.ones(hidden, np.float32),
+    }
     for layer in range(8):
         name = f"model.layers.{layer}"
         for part, shape in shapes.items():
             tensors[f"{name}.{part}.weight"] = rng.standard_normal(shape, np.float32) / shape[1] ** 0.5
-        for norm, width in (("input_layernorm", hidden), ("post_attention_layernorm", hidden),
-                            ("self_attn.q_norm", 64), ("self_attn.k_norm", 64)):
+        for norm, width in (
+            ("input_layernorm", hidden),
+            ("post_attention_layernorm", hidden),
+            ("self_attn.q_norm", 64),
+            ("self_attn.k_norm", 64),
+        ):
             tensors[f"{name}.{norm}.weight"] = np.ones(width, np.float32)
     save_file(tensors, directory / "model.safetensors")
     return directory
@@ -87,8 +109,16 @@ def timed(assembled: Assembled, steps: int) -> Measured:
 
 def measure(model: Path, tp: int, rows: int) -> tuple[Measured, Measured]:
     """(a prompt of PROMPT_TOKENS, a step of ``rows`` decodes)."""
-    assembled = assemble(EngineConfig(model=str(model), tp=tp, memory="256MiB", max_model_len=1024,
-                                      prefix_cache=False, max_num_batched_tokens=PROMPT_TOKENS))
+    assembled = assemble(
+        EngineConfig(
+            model=str(model),
+            tp=tp,
+            memory="256MiB",
+            max_model_len=1024,
+            prefix_cache=False,
+            max_num_batched_tokens=PROMPT_TOKENS,
+        )
+    )
     core, vocab = assembled.core, assembled.info.vocab_size
     sampling = SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS + 20, ignore_eos=True)
     prompts = []
@@ -114,8 +144,11 @@ def main() -> None:
         for tp in asked.ranks:
             for rows in asked.rows:
                 prompt, decode = measure(model, tp, rows)
-                print(f"{tp:5} {rows:4}  {1e3 * decode.seconds:8.1f} ms {decode.share:7.0%}  "
-                      f"{1e3 * prompt.seconds:13.1f} ms {prompt.share:7.0%}", flush=True)
+                print(
+                    f"{tp:5} {rows:4}  {1e3 * decode.seconds:8.1f} ms {decode.share:7.0%}  "
+                    f"{1e3 * prompt.seconds:13.1f} ms {prompt.share:7.0%}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -39,14 +39,28 @@ def live(model: str, store: str, length: int, end: str, memory: str) -> dict[str
     from weft.config import EngineConfig
     from weft.request import Request, SamplingParams
 
-    core = assemble(EngineConfig(model=model, store=store, memory=memory, device="cpu", max_model_len=8192,
-                                 store_size="8GiB", store_reserve="1GiB")).core
+    core = assemble(
+        EngineConfig(
+            model=model,
+            store=store,
+            memory=memory,
+            device="cpu",
+            max_model_len=8192,
+            store_size="8GiB",
+            store_reserve="1GiB",
+        )
+    ).core
     vocab = core.vocab_size
 
     def answer(name: str, prompt: list[int], count: int) -> tuple[float, list[int], int]:
         began, first_s, tokens, cached = time.perf_counter(), 0.0, [], 0
-        core.submit(Request(request_id=name, prompt_tokens=prompt,
-                            sampling=SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)))
+        core.submit(
+            Request(
+                request_id=name,
+                prompt_tokens=prompt,
+                sampling=SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True),
+            )
+        )
         while core.has_work:
             for event in core.step():
                 first_s = first_s or time.perf_counter() - began
@@ -69,8 +83,21 @@ def live(model: str, store: str, length: int, end: str, memory: str) -> dict[str
 
 
 def run_life(model: str, store: Path, length: int, end: str, memory: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.restart", "--life", end, "--model", model,
-               "--store", str(store), "--lengths", str(length), "--memory", memory]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.restart",
+        "--life",
+        end,
+        "--model",
+        model,
+        "--store",
+        str(store),
+        "--lengths",
+        str(length),
+        "--memory",
+        memory,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, -signal.SIGKILL):
         raise SystemExit(done.stderr)
@@ -93,8 +120,10 @@ def measure(model: str, lengths: Sequence[int], memory: str, under: Path, report
     equal = True
     for length in lengths:
         store = under / f"store-{length}"
-        lives = {"cold": run_life(model, store, length, "close", memory),
-                 "restart": run_life(model, store, length, "close", memory)}
+        lives = {
+            "cold": run_life(model, store, length, "close", memory),
+            "restart": run_life(model, store, length, "close", memory),
+        }
         drop_from_page_cache(store)
         lives["dropped"] = run_life(model, store, length, "close", memory)
         shutil.rmtree(store)
@@ -104,11 +133,22 @@ def measure(model: str, lengths: Sequence[int], memory: str, under: Path, report
         for name, life in lives.items():
             same = life["tokens"] == lives["cold"]["tokens"]
             equal &= same
-            report.append({"tokens": length, "life": name, "first_s": life["first_s"],
-                           "of_cold": life["first_s"] / cold_s, "cached": life["cached"], "equal": same})
-            print(f"{length:6d} tokens  {name:8s} first token {1000 * life['first_s']:8.1f} ms  "
-                  f"{life['first_s'] / cold_s:5.2f} x cold  cached {life['cached']:5d}  "
-                  f"tokens {'equal' if same else 'DIFFER'}", flush=True)
+            report.append(
+                {
+                    "tokens": length,
+                    "life": name,
+                    "first_s": life["first_s"],
+                    "of_cold": life["first_s"] / cold_s,
+                    "cached": life["cached"],
+                    "equal": same,
+                }
+            )
+            print(
+                f"{length:6d} tokens  {name:8s} first token {1000 * life['first_s']:8.1f} ms  "
+                f"{life['first_s'] / cold_s:5.2f} x cold  cached {life['cached']:5d}  "
+                f"tokens {'equal' if same else 'DIFFER'}",
+                flush=True,
+            )
         shutil.rmtree(store)
     return 0 if equal else 1
 

@@ -36,7 +36,8 @@ ROLES: dict[str, str] = {
     "routers": r"(router|mlp\.gate|shared_expert_gate|feed_forward\.gate)\.\w*\.?weight",
     "convolutions": r"conv1d\.weight|conv\.conv\.weight",
     "feed-forward": r"(mlp|feed_forward|shared_mlp|experts)\..*(proj|linear|w[123])\.?.*",
-    "head": r"lm_head\.weight|embed_tokens\.weight"}
+    "head": r"lm_head\.weight|embed_tokens\.weight",
+}
 
 
 def role_of(name: str) -> str | None:
@@ -60,18 +61,24 @@ def written(source: Path, to: Path, roles: set[str]) -> float:
     return counted / max(total, 1)
 
 
-
 def measure(name: str, source: Path, tokens: int, *, random_tokens: bool) -> None:
     with Engine(str(source), prefix_cache=False) as engine:
         generator = random.Random(7)
-        pieces = ([[generator.randrange(5, 500) for _ in range(128)] for _ in range(tokens // 128)]
-                  if random_tokens else conversations(engine, tokens))
+        pieces = (
+            [[generator.randrange(5, 500) for _ in range(128)] for _ in range(tokens // 128)]
+            if random_tokens
+            else conversations(engine, tokens)
+        )
         truth = scores(engine, pieces)
-    roles = sorted({role for file in source.glob("*.safetensors") for key in load_file(file)
-                    if (role := role_of(key)) is not None})
+    roles = sorted(
+        {role for file in source.glob("*.safetensors") for key in load_file(file) if (role := role_of(key)) is not None}
+    )
     print(f"{name:<28}{'share':>8}{'nats':>9}{'moved':>9}{'same':>8}")
-    for label, chosen in [("all", set(roles)), *((role, {role}) for role in roles),
-                          *((f"all but {role}", set(roles) - {role}) for role in roles)]:
+    for label, chosen in [
+        ("all", set(roles)),
+        *((role, {role}) for role in roles),
+        *((f"all but {role}", set(roles) - {role}) for role in roles),
+    ]:
         with tempfile.TemporaryDirectory() as directory:
             share = written(source, Path(directory), chosen)
             with Engine(directory, prefix_cache=False) as engine:
@@ -83,8 +90,7 @@ def measure(name: str, source: Path, tokens: int, *, random_tokens: bool) -> Non
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint directory; default: the embedded model")
     parser.add_argument("--families", nargs="*", default=[], help="tiny checkpoints of tests/fixtures")
     parser.add_argument("--tokens", type=int, default=2000)
@@ -99,8 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         import weft
 
         embedded = Path(weft.__file__).parent / "embedded" / "weft-recall"
-        measure(args.model or "embedded", resolve_model(args.model) if args.model else embedded, args.tokens,
-                random_tokens=False)
+        measure(
+            args.model or "embedded",
+            resolve_model(args.model) if args.model else embedded,
+            args.tokens,
+            random_tokens=False,
+        )
     return 0
 
 

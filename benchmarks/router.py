@@ -43,8 +43,7 @@ def filled_router(snapshots: int, replicas: int) -> tuple[Seconds, int]:
     for number in range(count):
         digests = prefix_digests(conversation(number, CONVERSATION_TOKENS), "")
         for position in range(STATE_EVERY, CONVERSATION_TOKENS + 1, STATE_EVERY):
-            added[number % replicas].append(
-                ReportedSnapshot(int(digests[position // PAGE_TOKENS - 1]), position))
+            added[number % replicas].append(ReportedSnapshot(int(digests[position // PAGE_TOKENS - 1]), position))
     for replica, one in enumerate(added):
         router.joined(replica)
         router.reported(replica, SnapshotReport(number=1, added=one, is_full=True))
@@ -73,8 +72,7 @@ def measured(router: Seconds, known: int, length: int, replicas: int, repeats: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--snapshots", type=int, default=100_000)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=200)

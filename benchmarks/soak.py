@@ -54,8 +54,14 @@ def scenarios(seed: int, requests: int) -> Iterator[Scenario]:
         yield scenario
 
 
-def soak(seed: int, requests: int, *, only: int | None = None, quiet: bool = False,
-         trace: Callable[[str], None] = lambda digest: None) -> Counter[str]:
+def soak(
+    seed: int,
+    requests: int,
+    *,
+    only: int | None = None,
+    quiet: bool = False,
+    trace: Callable[[str], None] = lambda digest: None,
+) -> Counter[str]:
     """What happened, added up. ``trace`` is told the digest of each engine's run. Raises SimulationFailed."""
     total = Counter[str]()
     began = said = time.monotonic()
@@ -70,9 +76,12 @@ def soak(seed: int, requests: int, *, only: int | None = None, quiet: bool = Fal
         total.update({f"ended by {reason}": count for reason, count in outcome.ended.items()})
         if not quiet and (total["engines"] == 1 or time.monotonic() - said > 10):
             said = time.monotonic()
-            print(f"{said - began:6.0f} s  {total['requests']:>7} requests  {total['steps']:>9} steps  "
-                  f"{total['hits']:>6} hits  {total['preemptions']:>6} preemptions  "
-                  f"{total['evicted_pages']:>8} pages evicted", flush=True)
+            print(
+                f"{said - began:6.0f} s  {total['requests']:>7} requests  {total['steps']:>9} steps  "
+                f"{total['hits']:>6} hits  {total['preemptions']:>6} preemptions  "
+                f"{total['evicted_pages']:>8} pages evicted",
+                flush=True,
+            )
     return total
 
 
@@ -88,17 +97,31 @@ def main() -> int:
     try:
         total = soak(args.seed, args.requests, only=args.only, trace=digests.append)
     except SimulationFailed as failure:
-        print(f"{failure}\n\nagain: python -m benchmarks.soak --requests {args.requests} --seed {args.seed} "
-              f"--only {str(failure).split(':')[0].removeprefix('seed ')}", file=sys.stderr)
+        print(
+            f"{failure}\n\nagain: python -m benchmarks.soak --requests {args.requests} --seed {args.seed} "
+            f"--only {str(failure).split(':')[0].removeprefix('seed ')}",
+            file=sys.stderr,
+        )
         return 1
     for name, count in sorted(total.items()):
         print(f"{name.replace('_', ' '):<26}{count:>12,}")
     digest = blake2b("".join(digests).encode(), digest_size=16).hexdigest()
     print(f"{'digest':<26}{digest}")
     if args.json is not None:
-        args.json.write_text(json.dumps(
-            {"requests": args.requests, "seed": args.seed, "seconds": round(time.monotonic() - began),
-             "laws_broken": 0, "digest": digest, "sums": dict(sorted(total.items()))}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {
+                    "requests": args.requests,
+                    "seed": args.seed,
+                    "seconds": round(time.monotonic() - began),
+                    "laws_broken": 0,
+                    "digest": digest,
+                    "sums": dict(sorted(total.items())),
+                },
+                indent=1,
+            )
+            + "\n"
+        )
     return 0
 
 

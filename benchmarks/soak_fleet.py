@@ -37,16 +37,27 @@ WORDS = ("river", "lantern", "copper", "orchard", "signal", "harbour", "meadow",
 def body(number: int, tokens: int, *, seed_shift: int = 0) -> dict[str, Any]:
     """Stream ``number``: prompts share a beginning, as conversations do."""
     rng = random.Random(number)
-    shared = "Remember this list. " + " ".join(f"{word} {(7919 * (number % 8 + i)) % 90000 + 10000}"
-                                             for i, word in enumerate(WORDS))
+    shared = "Remember this list. " + " ".join(
+        f"{word} {(7919 * (number % 8 + i)) % 90000 + 10000}" for i, word in enumerate(WORDS)
+    )
     prompt = f"{shared} And {rng.choice(WORDS)} {rng.randrange(10**6)}:"
     kinds: tuple[dict[str, Any], ...] = (
-        {"temperature": 0}, {"temperature": 0.9, "top_p": 0.95}, {"temperature": 1.0, "n": 2},
+        {"temperature": 0},
+        {"temperature": 0.9, "top_p": 0.95},
+        {"temperature": 1.0, "n": 2},
         {"temperature": 0.8, "logprobs": 2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
         {"temperature": 1.0, "guided_regex": "([0-9]{4}-){12}end", "ignore_eos": False},
-        {"temperature": 1.0, "stop": ["7 7", "zz", "end"]})
-    return {"prompt": prompt, "stream": True, "max_tokens": tokens, "seed": number + seed_shift,
-            "return_token_ids": True, "ignore_eos": True, **kinds[number % len(kinds)]}
+        {"temperature": 1.0, "stop": ["7 7", "zz", "end"]},
+    )
+    return {
+        "prompt": prompt,
+        "stream": True,
+        "max_tokens": tokens,
+        "seed": number + seed_shift,
+        "return_token_ids": True,
+        "ignore_eos": True,
+        **kinds[number % len(kinds)],
+    }
 
 
 async def stream(client: httpx.AsyncClient, asked: dict[str, Any]) -> tuple[dict[int, Any], str]:
@@ -81,9 +92,11 @@ async def all_streams(url: str, args: argparse.Namespace, *, seed_shift: int = 0
     gate = asyncio.Semaphore(args.concurrency)
     limits = httpx.Limits(max_connections=args.concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as client:
+
         async def one(number: int) -> tuple[Any, str]:
             async with gate:
                 return await stream(client, body(number, args.tokens, seed_shift=seed_shift))
+
         return await asyncio.gather(*map(one, range(args.streams)))
 
 
@@ -92,11 +105,13 @@ async def kill_engines(server: int, url: str, every_s: float, kills: Counter[str
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
         while True:
             await asyncio.sleep(every_s)
-            ready = [row for row in (await client.get("/v1/replicas")).json()["data"]
-                     if row["state"] == "ready"]
-            engines = {engine.pid: engine for engine in psutil.Process(server).children()
-                       if "engine_process" in " ".join(engine.cmdline())}
-            serving = sorted(engines)[-len(ready):] if ready else []
+            ready = [row for row in (await client.get("/v1/replicas")).json()["data"] if row["state"] == "ready"]
+            engines = {
+                engine.pid: engine
+                for engine in psutil.Process(server).children()
+                if "engine_process" in " ".join(engine.cmdline())
+            }
+            serving = sorted(engines)[-len(ready) :] if ready else []
             if not serving:
                 kills["none served"] += 1
                 continue
@@ -105,8 +120,7 @@ async def kill_engines(server: int, url: str, every_s: float, kills: Counter[str
 
 
 def metric(text: str, name: str) -> int:
-    return int(sum(float(line.rpartition(" ")[2]) for line in text.splitlines()
-                   if line.startswith(f"weft:{name}{{")))
+    return int(sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"weft:{name}{{")))
 
 
 async def soak(args: argparse.Namespace, url: str, server: int) -> dict[str, Any]:
@@ -125,19 +139,25 @@ async def soak(args: argparse.Namespace, url: str, server: int) -> dict[str, Any
         metrics = (await client.get("/metrics")).text
     errors = Counter(error for _, error in [*expected, *answers] if error)
     return {
-        "streams": args.streams, "tokens": args.tokens, "replicas": args.replicas, "every_s": args.every,
-        "concurrency": args.concurrency, "undisturbed_s": round(undisturbed_s, 1),
-        "disturbed_s": round(disturbed_s, 1), "kills": kills["killed"],
+        "streams": args.streams,
+        "tokens": args.tokens,
+        "replicas": args.replicas,
+        "every_s": args.every,
+        "concurrency": args.concurrency,
+        "undisturbed_s": round(undisturbed_s, 1),
+        "disturbed_s": round(disturbed_s, 1),
+        "kills": kills["killed"],
         "restarts": metric(metrics, "engine_restarts_total"),
         "resumes": metric(metrics, "request_resumes_total"),
-        "errors": sum(errors.values()), "error_messages": dict(errors.most_common(3)),
+        "errors": sum(errors.values()),
+        "error_messages": dict(errors.most_common(3)),
         "differing": sum(one != other for (one, _), (other, _) in zip(expected, answers, strict=True)),
-        "left": load["server_load"] + load["running"] + load["waiting"]}
+        "left": load["server_load"] + load["running"] + load["waiting"],
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=2)
@@ -149,9 +169,23 @@ def main() -> int:
     parser.add_argument("serve", nargs="*", help="Further arguments of weft serve.")
     args = parser.parse_args()
     url = f"http://127.0.0.1:{args.port}"
-    server = subprocess.Popen([sys.executable, "-m", "weft", "serve", *args.serve, "--port", str(args.port),
-                               "--replicas", str(args.replicas), "--log-level", "error"],
-                              env=os.environ | {"WEFT_RESTARTS": "1000000"}, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "weft",
+            "serve",
+            *args.serve,
+            "--port",
+            str(args.port),
+            "--replicas",
+            str(args.replicas),
+            "--log-level",
+            "error",
+        ],
+        env=os.environ | {"WEFT_RESTARTS": "1000000"},
+        stdout=subprocess.DEVNULL,
+    )
     try:
         limit_s = time.monotonic() + START_S
         while not _healthy(url):

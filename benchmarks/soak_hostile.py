@@ -8,7 +8,7 @@ hosts and bodies that are no JSON. Every fiftieth request is well-behaved: greed
 be the same. The run fails on a 5xx, on a wrong answer, or if the process has grown by more than
 ``--growth`` after its first tenth. The seed decides every byte that is sent.
 
-Without an operator key any client may put the server to sleep, and so would a hostile one. """
+Without an operator key any client may put the server to sleep, and so would a hostile one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,27 @@ from urllib.parse import urlsplit
 
 HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"
 WELL_BEHAVED = b'{"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}'
-BODIES = (WELL_BEHAVED, b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', b"{}", b"[",
-          b"\xff", b'{"prompt": ' + b"[" * 3000, b'{"prompt": "a", "max_tokens": -1}', b'{"prompt": [1e9]}')
-PATHS = (b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize", b"/nowhere",
-         b"/sleep?level=1")
-EXTRA = (b"", b"Origin: http://evil.example\r\n", b"Host: evil.example\r\n", b"A: b\r\n" * 200,
-         b"Content-Length: 1\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n",
-         b"X: " + b"y" * 40_000 + b"\r\n")
+BODIES = (
+    WELL_BEHAVED,
+    b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}',
+    b"{}",
+    b"[",
+    b"\xff",
+    b'{"prompt": ' + b"[" * 3000,
+    b'{"prompt": "a", "max_tokens": -1}',
+    b'{"prompt": [1e9]}',
+)
+PATHS = (b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize", b"/nowhere", b"/sleep?level=1")
+EXTRA = (
+    b"",
+    b"Origin: http://evil.example\r\n",
+    b"Host: evil.example\r\n",
+    b"A: b\r\n" * 200,
+    b"Content-Length: 1\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Connection: close\r\n",
+    b"X: " + b"y" * 40_000 + b"\r\n",
+)
 
 
 def post(path: bytes, body: bytes, extra: bytes = b"") -> bytes:
@@ -42,12 +56,11 @@ def hostile(source: random.Random) -> bytes:
     data = bytearray(post(source.choice(PATHS), source.choice(BODIES), source.choice(EXTRA)))
     for _ in range(source.randrange(3)):
         at = source.randrange(len(data))
-        data[at:at + source.randrange(1, 9)] = source.randbytes(source.randrange(4))
-    return bytes(data[:source.randrange(len(data))] if source.random() < 0.2 else data)
+        data[at : at + source.randrange(1, 9)] = source.randbytes(source.randrange(4))
+    return bytes(data[: source.randrange(len(data))] if source.random() < 0.2 else data)
 
 
-def status_and_body(address: tuple[str, int], data: bytes, *, leaves: bool,
-                    wait_s: float) -> tuple[int, bytes]:
+def status_and_body(address: tuple[str, int], data: bytes, *, leaves: bool, wait_s: float) -> tuple[int, bytes]:
     """The first answer on a new connection; (0, b"") if there was none."""
     answer = b""
     try:
@@ -60,8 +73,14 @@ def status_and_body(address: tuple[str, int], data: bytes, *, leaves: bool,
                     return 0, b""
                 answer += piece
             head, body = answer.split(b"\r\n\r\n", 1)
-            size = next((int(line.split(b":")[1]) for line in head.lower().split(b"\r\n")
-                         if line.startswith(b"content-length:")), 0)
+            size = next(
+                (
+                    int(line.split(b":")[1])
+                    for line in head.lower().split(b"\r\n")
+                    if line.startswith(b"content-length:")
+                ),
+                0,
+            )
             while len(body) < size and (piece := client.recv(65536)):
                 body += piece
             return int(head.split(b" ", 2)[1]), body
@@ -113,10 +132,19 @@ def main() -> int:
     print(f"{sent} requests, statuses {dict(sorted(statuses.items()))} (0: no answer)")
     print(f"well-behaved answers: {dict(texts)}; memory {grown:+.1%} since the first tenth")
     if args.json is not None:
-        args.json.write_text(json.dumps({
-            "seed": args.seed, "requests": sent,
-            "statuses": {str(code): statuses[code] for code in sorted(statuses)},
-            "well_behaved_answers": dict(texts), "memory_growth": round(grown, 4)}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps(
+                {
+                    "seed": args.seed,
+                    "requests": sent,
+                    "statuses": {str(code): statuses[code] for code in sorted(statuses)},
+                    "well_behaved_answers": dict(texts),
+                    "memory_growth": round(grown, 4),
+                },
+                indent=1,
+            )
+            + "\n"
+        )
     is_right = len(texts) == 1 and not next(iter(texts)).startswith("status")
     return 0 if is_right and grown <= args.growth and not any(code >= 500 for code in statuses) else 1
 

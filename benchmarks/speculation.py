@@ -29,11 +29,19 @@ from weft.speculation.speculator import Speculator
 from weft.units import parse_bytes
 
 
-def answer(core: EngineCore, name: str, prompt: list[int], count: int,
-           prediction: list[int], clock: Callable[[], float]) -> tuple[list[int], int, float]:
+def answer(
+    core: EngineCore, name: str, prompt: list[int], count: int, prediction: list[int], clock: Callable[[], float]
+) -> tuple[list[int], int, float]:
     """Tokens, steps and seconds of the decodes."""
-    core.submit(Request(request_id=name, prompt_tokens=prompt, cache_salt=name, prediction=prediction,
-                        sampling=SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)))
+    core.submit(
+        Request(
+            request_id=name,
+            prompt_tokens=prompt,
+            cache_salt=name,
+            prediction=prediction,
+            sampling=SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True),
+        )
+    )
     tokens: list[int] = []
     steps, began_s = 0, 0.0
     while core.has_work:
@@ -61,10 +69,21 @@ def main() -> None:
     parse_bytes(asked.memory, flag="--memory")
     clock = time.process_time if asked.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as under:
-        model = asked.model if asked.family is None else str(
-            make_checkpoint(asked.family, "350m", "bfloat16", under=Path(under)).directory)
-        core = assemble(EngineConfig(model=model, memory=asked.memory, speculate="prediction",
-                                     dtype=asked.dtype, twelve_bit=asked.bits == 12, max_num_seqs=4)).core
+        model = (
+            asked.model
+            if asked.family is None
+            else str(make_checkpoint(asked.family, "350m", "bfloat16", under=Path(under)).directory)
+        )
+        core = assemble(
+            EngineConfig(
+                model=model,
+                memory=asked.memory,
+                speculate="prediction",
+                dtype=asked.dtype,
+                twelve_bit=asked.bits == 12,
+                max_num_seqs=4,
+            )
+        ).core
     prompt = [(7 * at * at + 3 * at) % min(500, core.vocab_size) for at in range(64)]
     truth, _, _ = answer(core, "first", prompt, asked.tokens, [], clock)
     guess = [token % core.vocab_size for token in edited(truth, asked.share, 8)]
@@ -72,8 +91,7 @@ def main() -> None:
     plain, drafted = [], []
     for round_number in range(asked.rounds):
         for name, prediction, results in (("plain", [], plain), ("predicted", guess, drafted)):
-            tokens, steps, seconds = answer(core, f"{name}-{round_number}", prompt, asked.tokens, prediction,
-                                            clock)
+            tokens, steps, seconds = answer(core, f"{name}-{round_number}", prompt, asked.tokens, prediction, clock)
             assert tokens == truth, "drafts changed the answer"
             results.append((seconds, steps))
     stats = core.stats().speculation
@@ -81,14 +99,19 @@ def main() -> None:
     plain_s, drafted_s = min(plain)[0], min(drafted)[0]
     print(f"{asked.tokens} tokens, {asked.share:.0%} of the places edited, best of {asked.rounds}")
     print(f"without a prediction   {asked.tokens / plain_s:8.1f} tokens/s   {plain[0][1]} steps")
-    print(f"with a prediction      {asked.tokens / drafted_s:8.1f} tokens/s   {drafted[-1][1]} steps, "
-          f"{accepted / max(verified, 1):.0%} of the drafts right")
+    print(
+        f"with a prediction      {asked.tokens / drafted_s:8.1f} tokens/s   {drafted[-1][1]} steps, "
+        f"{accepted / max(verified, 1):.0%} of the drafts right"
+    )
     print(f"ratio                  {plain_s / drafted_s:8.2f}")
     assert isinstance(core.drafter, Speculator)
     costs = core.drafter.costs
-    print(f"a step of one token    {costs.seconds(1) * 1e3:8.2f} ms; with a window of "
-          + ", ".join(f"{rows} rows {costs.verify_seconds(1, rows - 1) / costs.seconds(1):.2f}x"
-                      for rows in (2, 4, 8, 16)))
+    print(
+        f"a step of one token    {costs.seconds(1) * 1e3:8.2f} ms; with a window of "
+        + ", ".join(
+            f"{rows} rows {costs.verify_seconds(1, rows - 1) / costs.seconds(1):.2f}x" for rows in (2, 4, 8, 16)
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -73,8 +73,11 @@ class Windows(ProfileRun):
     def __init__(self, answer: Sequence[int], rounds: int, parts: Parts | None = None) -> None:
         super().__init__()
         self._answer = answer
-        self._due = [(count, right) for number in range(rounds) for right in (True, False)
-                     for count in DRAFTS] if answer else []
+        self._due = (
+            [(count, right) for number in range(rounds) for right in (True, False) for count in DRAFTS]
+            if answer
+            else []
+        )
         self._parts = parts
         self.seconds: Seconds = {}
         self.said: list[int] = []
@@ -85,11 +88,11 @@ class Windows(ProfileRun):
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         count, right = self._due[0] if self._due else (0, True)
-        place = len(self.said) + 1   # ``begin`` had the first token
-        tokens = self._answer[place:place + count]
+        place = len(self.said) + 1  # ``begin`` had the first token
+        tokens = self._answer[place : place + count]
         if not right:
             tokens = [max(0, token - 1) or 2 for token in tokens]
-        return {rows[0].key: tuple(tokens[:rows[0].limit])} if tokens else {}
+        return {rows[0].key: tuple(tokens[: rows[0].limit])} if tokens else {}
 
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
         self.said += tokens
@@ -98,7 +101,7 @@ class Windows(ProfileRun):
         if prefills or not self._due:
             return
         at = self._due.pop(0)
-        counts = drafted == at[0] and (drafted or (self._due and self._due[0][0]))   # of plain steps the last
+        counts = drafted == at[0] and (drafted or (self._due and self._due[0][0]))  # of plain steps the last
         if counts:
             self.seconds[at] = min(seconds, self.seconds.get(at, seconds))
         if self._parts is not None:
@@ -107,11 +110,23 @@ class Windows(ProfileRun):
 
 def write(core: EngineCore, drafter: Windows, tokens: int, clock: Callable[[], float]) -> list[int]:
     """The answer of ``tokens`` tokens, over a memory of its own."""
-    engine = EngineCore(vocab_size=core.vocab_size, sizes=core.sizes,
-                        memory=Memory(core.memory.plan), executor=core.executor, clock=clock, seed=0,
-                        eos_ids=(), drafter=drafter)
-    engine.submit(Request(request_id="rows", prompt_tokens=_PROMPT, sampling=SamplingParams(
-        temperature=0.0, max_tokens=tokens, ignore_eos=True)))
+    engine = EngineCore(
+        vocab_size=core.vocab_size,
+        sizes=core.sizes,
+        memory=Memory(core.memory.plan),
+        executor=core.executor,
+        clock=clock,
+        seed=0,
+        eos_ids=(),
+        drafter=drafter,
+    )
+    engine.submit(
+        Request(
+            request_id="rows",
+            prompt_tokens=_PROMPT,
+            sampling=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True),
+        )
+    )
     said: list[int] = []
     while engine.has_work:
         for event in engine.step():
@@ -123,10 +138,12 @@ def write(core: EngineCore, drafter: Windows, tokens: int, clock: Callable[[], f
     return said
 
 
-def measured(checkpoint: str, bits: int, rounds: int, clock: Callable[[], float],
-             parts: Parts | None = None) -> Seconds:
-    core = assemble(EngineConfig(model=checkpoint, memory="256MiB", speculate="off", max_num_seqs=4,
-                                 twelve_bit=bits == 12)).core
+def measured(
+    checkpoint: str, bits: int, rounds: int, clock: Callable[[], float], parts: Parts | None = None
+) -> Seconds:
+    core = assemble(
+        EngineConfig(model=checkpoint, memory="256MiB", speculate="off", max_num_seqs=4, twelve_bit=bits == 12)
+    ).core
     tokens = 2 + rounds * (2 * len(DRAFTS) + sum(DRAFTS))
     answer = write(core, Windows((), rounds), tokens, clock)
     drafter = Windows(answer, rounds, parts)
@@ -136,7 +153,7 @@ def measured(checkpoint: str, bits: int, rounds: int, clock: Callable[[], float]
         parts.watch(executor.model, "logits", "head")
         parts.watch(torch_executor, "replay", "replay")
     again = write(core, drafter, tokens, clock)
-    assert again == answer[:len(again)], "drafts changed the answer: are these weights too small for tiles?"
+    assert again == answer[: len(again)], "drafts changed the answer: are these weights too small for tiles?"
     core.close()
     return drafter.seconds
 
@@ -158,8 +175,11 @@ def main() -> None:
                 parts = Parts(clock) if asked.parts else None
                 seconds = measured(str(checkpoint.directory), bits, asked.rounds, clock, parts)
                 one = min(seconds[0, True], seconds[0, False])
-                cells = "   ".join(f"{1 + drafts} rows {'right' if right else 'wrong'} {value / one:5.2f}x"
-                                   for (drafts, right), value in sorted(seconds.items()) if drafts)
+                cells = "   ".join(
+                    f"{1 + drafts} rows {'right' if right else 'wrong'} {value / one:5.2f}x"
+                    for (drafts, right), value in sorted(seconds.items())
+                    if drafts
+                )
                 print(f"{family:8} {bits} bits   one row {one * 1e3:7.2f} ms   {cells}", flush=True)
                 for (drafts, right), least in sorted(parts.least.items() if parts else ()):
                     said = "   ".join(f"{part} {value * 1e3:6.2f}" for part, value in sorted(least.items()))

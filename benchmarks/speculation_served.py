@@ -28,12 +28,21 @@ from weft.text.grammars import json_grammar
 
 NAMES = ("Bemo", "Tarlik", "Venta", "Kolu", "Sadi", "Morfan", "Helka", "Juno")
 ANIMALS = ("cat", "dog", "horse", "bird", "fish", "fox", "bear", "mouse")
-PERSON = {"type": "object", "properties": {"name": {"type": "string"}, "city": {"type": "string"},
-                                           "code": {"type": "integer"}},
-          "required": ["name", "city", "code"], "additionalProperties": False}
-PEOPLE = json_grammar({"type": "object", "required": ["people"], "additionalProperties": False,
-                       "properties": {"people": {"type": "array", "items": PERSON, "minItems": len(NAMES),
-                                                 "maxItems": len(NAMES)}}}, field="schema")
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "city": {"type": "string"}, "code": {"type": "integer"}},
+    "required": ["name", "city", "code"],
+    "additionalProperties": False,
+}
+PEOPLE = json_grammar(
+    {
+        "type": "object",
+        "required": ["people"],
+        "additionalProperties": False,
+        "properties": {"people": {"type": "array", "items": PERSON, "minItems": len(NAMES), "maxItems": len(NAMES)}},
+    },
+    field="schema",
+)
 Ask = Callable[[Engine], list[str]]
 
 
@@ -45,8 +54,10 @@ def _said(engine: Engine, turns: list[tuple[str, str]], tokens: int) -> str:
 def recall(engine: Engine) -> list[str]:
     chance = random.Random(1)
     facts = ", ".join(f"{name}: {chance.randrange(10_000, 99_999)}" for name in NAMES)
-    return [_said(engine, [("user", facts), ("assistant", "Noted."), ("user", f"What is {name}'s number?")],
-                  32) for name in NAMES]
+    return [
+        _said(engine, [("user", facts), ("assistant", "Noted."), ("user", f"What is {name}'s number?")], 32)
+        for name in NAMES
+    ]
 
 
 def story(engine: Engine) -> list[str]:
@@ -102,8 +113,7 @@ def main() -> None:
     parser.add_argument("--memory", default="512MiB")
     parser.add_argument("--only", choices=tuple(WORKLOADS))
     asked = parser.parse_args()
-    engines = [Engine(asked.model, memory=asked.memory, speculate=speculate)
-               for speculate in ("off", asked.speculate)]
+    engines = [Engine(asked.model, memory=asked.memory, speculate=speculate) for speculate in ("off", asked.speculate)]
     for name, ask in WORKLOADS.items():
         if asked.only not in (None, name):
             continue
@@ -124,9 +134,12 @@ def main() -> None:
         tokens = after.generation_tokens - before.generation_tokens
         off_s, on_s = (statistics.median(own[1:]) for own in seconds)
         off_cpu_s, on_cpu_s = (statistics.median(own[1:]) for own in cpu)
-        print(f"{name:7} {off_s * 1e3:8.1f} ms off  {on_s * 1e3:8.1f} ms {asked.speculate}  "
-              f"ratio {off_s / on_s:5.2f}  of CPU time {off_cpu_s / on_cpu_s:5.2f}  "
-              f"{tokens / max(1, tokens - accepted):5.2f} a step", flush=True)
+        print(
+            f"{name:7} {off_s * 1e3:8.1f} ms off  {on_s * 1e3:8.1f} ms {asked.speculate}  "
+            f"ratio {off_s / on_s:5.2f}  of CPU time {off_cpu_s / on_cpu_s:5.2f}  "
+            f"{tokens / max(1, tokens - accepted):5.2f} a step",
+            flush=True,
+        )
     for engine in engines:
         engine.close()
 

@@ -80,8 +80,9 @@ class TimedCalls:
         return timed
 
 
-def replayed(sources: tuple[SourceName, ...], texts: Sequence[KnownText],
-             repeats: int) -> tuple[ReplayedSpeculation, float]:
+def replayed(
+    sources: tuple[SourceName, ...], texts: Sequence[KnownText], repeats: int
+) -> tuple[ReplayedSpeculation, float]:
     """What drafts bring, and microseconds of the drafter in a step."""
     least: list[int] = []
     for _ in range(repeats):
@@ -102,25 +103,30 @@ def main() -> None:
     file = prose(7, 1000)
     edit = edited(file, 0.05, 8)
     cases: list[tuple[str, tuple[SourceName, ...], list[KnownText]]] = [
-        ("1,000 tokens, 5 % edited, prediction", ("prediction",),
-         [KnownText(prose(9, 300), edit, prediction=file)]),
+        ("1,000 tokens, 5 % edited, prediction", ("prediction",), [KnownText(prose(9, 300), edit, prediction=file)]),
         ("the same, all sources", SOURCES, [KnownText(prose(9, 300), edit, prediction=file)]),
         ("the same, file in the prompt", ("suffix",), [KnownText([*prose(9, 300), *file], edit)]),
         ("the same question again", ("tree",), [KnownText(prose(9, 300), file)] * 2),
         ("agent, 8 turns, 1,000 to 9,000 tokens", SOURCES, agent(8)),
-        ("text without repetition", SOURCES,
-         [KnownText(prose(seed, 300), prose(50 + seed, 500)) for seed in range(6)]),
-        ("the same behind 4,000 tokens", SOURCES,
-         [KnownText(prose(seed, 4000), prose(50 + seed, 300)) for seed in range(4)]),
+        ("text without repetition", SOURCES, [KnownText(prose(seed, 300), prose(50 + seed, 500)) for seed in range(6)]),
+        (
+            "the same behind 4,000 tokens",
+            SOURCES,
+            [KnownText(prose(seed, 4000), prose(50 + seed, 300)) for seed in range(4)],
+        ),
         ("the same behind 100,000 tokens", SOURCES, [KnownText(prose(3, 100_000), prose(4, 300))]),
     ]
-    print(f"{'text':<40} {'tokens/step':>11} {'accepted':>9} {'tokens/s':>9} {'us/step':>8}"
-          f"   (the clock: {overhead:.1f} us a call, in these figures)")
+    print(
+        f"{'text':<40} {'tokens/step':>11} {'accepted':>9} {'tokens/s':>9} {'us/step':>8}"
+        f"   (the clock: {overhead:.1f} us a call, in these figures)"
+    )
     for name, sources, texts in cases:
         result, micros = replayed(sources, texts, repeats)
         accepted = f"{result.accepted / result.drafted:.0%}" if result.drafted else "-"
-        print(f"{name:<40} {result.tokens_per_step:>11.2f} {accepted:>9} {result.speedup:>8.2f}x "
-              f"{micros:>8.0f}", flush=True)
+        print(
+            f"{name:<40} {result.tokens_per_step:>11.2f} {accepted:>9} {result.speedup:>8.2f}x {micros:>8.0f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

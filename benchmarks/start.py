@@ -128,11 +128,10 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
         held += size
         whole += size
     for number, part in enumerate(files):
-        header, begin = {"__metadata__": {"format": "pt"}}, 0   # transformers reads nothing without it
+        header, begin = {"__metadata__": {"format": "pt"}}, 0  # transformers reads nothing without it
         for name in part:
             size = 2 * int(np.prod(shapes.shapes[name], dtype=np.int64))
-            header[name] = {"dtype": "BF16", "shape": shapes.shapes[name],
-                            "data_offsets": [begin, begin + size]}
+            header[name] = {"dtype": "BF16", "shape": shapes.shapes[name], "data_offsets": [begin, begin + size]}
             begin += size
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
@@ -141,14 +140,15 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
             for at, name in enumerate(part):
                 left, offset = int(np.prod(shapes.shapes[name], dtype=np.int64)), at * 7919 % 65536
                 while left:
-                    piece = numbers[offset:offset + left]
+                    piece = numbers[offset : offset + left]
                     file.write(memoryview(piece).cast("B"))
                     left, offset = left - len(piece), 0
             file.flush()
             os.fsync(file.fileno())
     places = {name: _file_name(number) for number, part in enumerate(files) for name in part}
     (directory / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": whole}, "weight_map": places}))
+        json.dumps({"metadata": {"total_size": whole}, "weight_map": places})
+    )
     return whole
 
 
@@ -161,15 +161,15 @@ def start(run: str, directory: Path, cache: Path) -> Start:
                 while opened.read(1 << 24):
                     pass
     argv = [sys.executable, "-m", "benchmarks.start_child", str(directory), str(time.time())]
-    done = subprocess.run([*argv, *([str(cache)] if run.startswith("cache-") else [])], check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [*argv, *([str(cache)] if run.startswith("cache-") else [])], check=True, capture_output=True, text=True
+    )
     return Start(run, **json.loads(done.stdout.splitlines()[-1]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", default="Qwen/Qwen3.5-4B")
     parser.add_argument("--layers", type=int, help="of the geometry's, from the first; default: all")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
@@ -189,19 +189,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         directory, cache = Path(temporary) / "model", Path(temporary) / "cache"
         directory.mkdir()
         whole = write_checkpoint(directory, config)
-        print(f"{cpu_name_and_flags()[0]}; {args.geometry}, {config['num_hidden_layers']} layers: "
-              f"{whole / 1e9:.1f} GB of bfloat16", flush=True)
-        print(f"{'run':>8}{'ready s':>9}{'load s':>8}{'weights GB':>12}{'anon peak':>11}{'stays':>8}"
-              f"{'peak/stays':>12}")
+        print(
+            f"{cpu_name_and_flags()[0]}; {args.geometry}, {config['num_hidden_layers']} layers: "
+            f"{whole / 1e9:.1f} GB of bfloat16",
+            flush=True,
+        )
+        print(f"{'run':>8}{'ready s':>9}{'load s':>8}{'weights GB':>12}{'anon peak':>11}{'stays':>8}{'peak/stays':>12}")
         for run in args.runs:
             one = start(run, directory, cache)
             starts.append(one)
-            print(f"{run:>8}{one.ready_s:>9.1f}{one.load_s:>8.1f}{one.weights_bytes / 1e9:>12.2f}"
-                  f"{one.anonymous_peak_bytes / 1e9:>11.2f}{one.anonymous_stays_bytes / 1e9:>8.2f}"
-                  f"{one.anonymous_peak_bytes / one.anonymous_stays_bytes:>12.2f}  {one.form}", flush=True)
+            print(
+                f"{run:>8}{one.ready_s:>9.1f}{one.load_s:>8.1f}{one.weights_bytes / 1e9:>12.2f}"
+                f"{one.anonymous_peak_bytes / 1e9:>11.2f}{one.anonymous_stays_bytes / 1e9:>8.2f}"
+                f"{one.anonymous_peak_bytes / one.anonymous_stays_bytes:>12.2f}  {one.form}",
+                flush=True,
+            )
     if args.json is not None:
-        facts = {"processor": cpu_name_and_flags()[0], "geometry": args.geometry,
-                 "layers": config["num_hidden_layers"]}
+        facts = {"processor": cpu_name_and_flags()[0], "geometry": args.geometry, "layers": config["num_hidden_layers"]}
         table = [asdict(one) for one in starts]
         args.json.write_text(json.dumps({"facts": facts, "starts": table}, indent=1))
     return 0

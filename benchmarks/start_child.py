@@ -1,6 +1,6 @@
 """One start of ``benchmarks.start``, in a process that begins as an engine process of ``weft serve`` does.
 
-    python -m benchmarks.start_child DIRECTORY SECONDS [CACHE]      SECONDS: the time before Python began
+python -m benchmarks.start_child DIRECTORY SECONDS [CACHE]      SECONDS: the time before Python began
 """
 
 from __future__ import annotations
@@ -35,18 +35,25 @@ def measure(directory: str, weights_cache: str | None, began: float) -> None:
     watcher.start()
     from weft.api import Engine
 
-    with Engine(directory, dtype="bfloat16", memory="256MB", max_model_len=1024,
-                weights_cache=weights_cache) as engine:
+    with Engine(directory, dtype="bfloat16", memory="256MB", max_model_len=1024, weights_cache=weights_cache) as engine:
         ready_s = time.time() - began
         stays = _anonymous_bytes()
         stop.set()
         watcher.join()
         engine.generate([[5, 6, 7]], progress=False, max_tokens=1, temperature=0.0)
         weights = next(row for row in engine.info.memory if row.name == "weights")
-        print(json.dumps({"ready_s": ready_s, "load_s": engine.info.load_s,
-                          "weights_bytes": engine.info.weights_bytes,
-                          "anonymous_peak_bytes": max(peak[0], stays), "anonymous_stays_bytes": stays,
-                          "form": weights.remark}))
+        print(
+            json.dumps(
+                {
+                    "ready_s": ready_s,
+                    "load_s": engine.info.load_s,
+                    "weights_bytes": engine.info.weights_bytes,
+                    "anonymous_peak_bytes": max(peak[0], stays),
+                    "anonymous_stays_bytes": stays,
+                    "form": weights.remark,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ class InstantExecutor(LateExecutor):
     """Chooses token 1 for every run."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return StepResult(tokens=np.where(plan.samples, 1, -1).astype(np.int32), logprobs={},
-                          prompt_logprobs={})
+        return StepResult(tokens=np.where(plan.samples, 1, -1).astype(np.int32), logprobs={}, prompt_logprobs={})
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         return PARTS
@@ -46,23 +45,40 @@ class InstantExecutor(LateExecutor):
         pass
 
 
-def measure(running: int, steps: int, spread: bool, cache: bool,
-            arena: ArenaPlan | None = None,
-            clock: Callable[[], float] = time.thread_time) -> dict[str, np.ndarray]:
+def measure(
+    running: int,
+    steps: int,
+    spread: bool,
+    cache: bool,
+    arena: ArenaPlan | None = None,
+    clock: Callable[[], float] = time.thread_time,
+) -> dict[str, np.ndarray]:
     """Microseconds of each verb by ``clock``, one entry a step. ``arena`` None: a made-up one in which all of
     them fit."""
     length = 64 + 64 * (steps // 64 + 2)
     if arena is None:
-        arena = small_arena(pages_per_frame=5, slots_per_frame=12,
-                            frame_count=running * (length // 80 + 2) + 8)
-    sizes = Sizes(max_model_len=length, rows_max=running, step_tokens_max=running + 4096, queue_max=running,
-                  memory_bytes=arena.arena_bytes)
-    core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena, cache=cache),
-                      executor=InstantExecutor(), clock=time.perf_counter, seed=0, eos_ids=(2,))
+        arena = small_arena(pages_per_frame=5, slots_per_frame=12, frame_count=running * (length // 80 + 2) + 8)
+    sizes = Sizes(
+        max_model_len=length,
+        rows_max=running,
+        step_tokens_max=running + 4096,
+        queue_max=running,
+        memory_bytes=arena.arena_bytes,
+    )
+    core = EngineCore(
+        vocab_size=VOCAB_SIZE,
+        sizes=sizes,
+        memory=Memory(arena, cache=cache),
+        executor=InstantExecutor(),
+        clock=time.perf_counter,
+        seed=0,
+        eos_ids=(2,),
+    )
     for number in range(running):
         prompt = 20 + (number % 16 if spread else 0)
-        core.submit(Request(request_id=f"r{number}", prompt_tokens=[5] * prompt,
-                            sampling=SamplingParams(temperature=0.0)))
+        core.submit(
+            Request(request_id=f"r{number}", prompt_tokens=[5] * prompt, sampling=SamplingParams(temperature=0.0))
+        )
     while len(core.scheduler.waiting):
         core.step()
     scheduler = core.scheduler
@@ -97,8 +113,10 @@ def main() -> None:
     print(f"{'running':>8}  {'verb':<12}{'least us':>11}{'median us':>11}{'p99 us':>11}")
     for running in args.running:
         for name, values in measure(running, args.steps, args.spread, not args.no_cache).items():
-            print(f"{running:>8}  {name:<12}{values.min():>11.1f}{np.median(values):>11.1f}"
-                  f"{np.percentile(values, 99):>11.1f}")
+            print(
+                f"{running:>8}  {name:<12}{values.min():>11.1f}{np.median(values):>11.1f}"
+                f"{np.percentile(values, 99):>11.1f}"
+            )
 
 
 if __name__ == "__main__":

@@ -40,8 +40,13 @@ from weft.request import Request, SamplingParams
 from weft.runner.torch_executor import TorchExecutor
 from weft.tensor import native
 
-_WIDTHS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
-           "max_position_embeddings": 4096}
+_WIDTHS = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
 PARTS = ("plan, commit, settle", "rows, batch", "forward", "logits, sampling")
 
 
@@ -50,16 +55,31 @@ def config_of(family: str, layers: int) -> tuple[str, dict[str, Any]]:
     kinds = ["full_attention" if layer % 4 == 3 else "" for layer in range(layers)]
     if family == "qwen":
         return "qwen3_5_text", _WIDTHS | {
-            "num_hidden_layers": layers, "intermediate_size": 128, "head_dim": 32, "linear_num_key_heads": 4,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+            "num_hidden_layers": layers,
+            "intermediate_size": 128,
+            "head_dim": 32,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 32,
+        }
     if family == "lfm2":
         return "lfm2", _WIDTHS | {
-            "num_hidden_layers": layers, "intermediate_size": 128, "block_auto_adjust_ff_dim": False,
-            "layer_types": [kind or "conv" for kind in kinds]}
+            "num_hidden_layers": layers,
+            "intermediate_size": 128,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": [kind or "conv" for kind in kinds],
+        }
     return "granitemoehybrid", _WIDTHS | {
-        "num_hidden_layers": layers, "shared_intermediate_size": 128, "num_local_experts": 0,
-        "layer_types": ["attention" if kind else "mamba" for kind in kinds], "mamba_n_heads": 4,
-        "mamba_d_head": 64, "mamba_d_state": 16, "mamba_n_groups": 1}
+        "num_hidden_layers": layers,
+        "shared_intermediate_size": 128,
+        "num_local_experts": 0,
+        "layer_types": ["attention" if kind else "mamba" for kind in kinds],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 64,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+    }
 
 
 def make_checkpoint(family: str, layers: int, under: Path) -> str:
@@ -91,6 +111,7 @@ class Stopwatch:
             finally:
                 self.seconds += time.thread_time() - began
                 self.calls += 1
+
         return timed
 
 
@@ -121,13 +142,18 @@ class CountOps(TorchDispatchMode):
 
 
 def started(directory: str, running: int, steps: int, temperature: float) -> EngineCore:
-    core = assemble(EngineConfig(model=directory, memory="256MiB", max_model_len=2048, threads=1,
-                                 max_num_seqs=running)).core
+    core = assemble(
+        EngineConfig(model=directory, memory="256MiB", max_model_len=2048, threads=1, max_num_seqs=running)
+    ).core
     random = np.random.default_rng(0)
     for number in range(running):
-        core.submit(Request(
-            request_id=f"r{number}", prompt_tokens=random.integers(5, 500, 100 + number).tolist(),
-            sampling=SamplingParams(temperature=temperature, max_tokens=steps, ignore_eos=True)))
+        core.submit(
+            Request(
+                request_id=f"r{number}",
+                prompt_tokens=random.integers(5, 500, 100 + number).tolist(),
+                sampling=SamplingParams(temperature=temperature, max_tokens=steps, ignore_eos=True),
+            )
+        )
     while len(core.scheduler.waiting):
         core.step()
     for _ in range(20):
@@ -140,10 +166,14 @@ def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
     executor: Any = core.executor
     batches, forward, rest, step = (Stopwatch() for _ in range(4))
     executor.batches.apply, executor.batches.build = (
-        batches.around(executor.batches.apply), batches.around(executor.batches.build))
+        batches.around(executor.batches.apply),
+        batches.around(executor.batches.build),
+    )
     executor.model.forward = forward.around(executor.model.forward)
     executor.model.logits, executor.sampler.launch = (
-        rest.around(executor.model.logits), rest.around(executor.sampler.launch))
+        rest.around(executor.model.logits),
+        rest.around(executor.sampler.launch),
+    )
     run = step.around(core.step)
     execute = Stopwatch()
     executor.execute = execute.around(executor.execute)
@@ -153,8 +183,7 @@ def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
             watch.seconds, watch.calls = 0.0, 0
         run()
         assert core.failure is None, core.failure
-        taken.append((step.seconds - execute.seconds, batches.seconds, forward.seconds, rest.seconds,
-                      step.seconds))
+        taken.append((step.seconds - execute.seconds, batches.seconds, forward.seconds, rest.seconds, step.seconds))
     medians = dict(zip((*PARTS, "step"), np.median(np.asarray(taken) * 1e6, axis=0).tolist(), strict=True))
     return medians | in_kernels(core, max(1, steps // 2))
 
@@ -169,8 +198,7 @@ def in_kernels(core: EngineCore, steps: int) -> dict[str, float]:
     taken = []
     if extension is not None:
         native._extension = TimedExtension(extension, kernels)
-        middles = [layer.mixer.middle for layer in model.layers
-                   if hasattr(layer.mixer, "middle")]
+        middles = [layer.mixer.middle for layer in model.layers if hasattr(layer.mixer, "middle")]
         for middle in middles:
             middle.bound = TimedExtension(middle.bound, kernels)
         fused = model._fused
@@ -183,42 +211,43 @@ def in_kernels(core: EngineCore, steps: int) -> dict[str, float]:
             for watch in (kernels, products, whole):
                 watch.seconds, watch.calls = 0.0, 0
             step()
-            taken.append((kernels.seconds, products.seconds,
-                          whole.seconds - kernels.seconds - products.seconds))
+            taken.append((kernels.seconds, products.seconds, whole.seconds - kernels.seconds - products.seconds))
     finally:
         native._extension, functional.linear = extension, linear
     kernels_us, products_us, host_us = (np.median(np.asarray(taken), axis=0) * 1e6).tolist()
-    return {"kernels": kernels_us, "products": products_us, "calls": kernels.calls + products.calls,
-            "host": host_us}
+    return {"kernels": kernels_us, "products": products_us, "calls": kernels.calls + products.calls, "host": host_us}
 
 
 def show_ops(core: EngineCore) -> None:
     with CountOps() as counted:
         core.step()
-    print(f"  {sum(counted.ops.values())} operations of torch in a step, which made "
-          f"{sum(counted.made_bytes.values()) / 1024:.0f} KiB")
+    print(
+        f"  {sum(counted.ops.values())} operations of torch in a step, which made "
+        f"{sum(counted.made_bytes.values()) / 1024:.0f} KiB"
+    )
     for name, count in counted.ops.most_common():
         print(f"    {count:>5}  {name:<40}{counted.made_bytes[name] / 1024:>10.1f} KiB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", nargs="+", choices=["qwen", "lfm2", "granite"],
-                        default=["qwen", "lfm2", "granite"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", nargs="+", choices=["qwen", "lfm2", "granite"], default=["qwen", "lfm2", "granite"])
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ops", action="store_true", help="count torch's operations in a step")
     args = parser.parse_args(argv)
-    print(f"{args.running} running, {args.layers} layers, kernels: {native.describe()}; us of CPU time, "
-          f"medians of {args.steps} steps")
+    print(
+        f"{args.running} running, {args.layers} layers, kernels: {native.describe()}; us of CPU time, "
+        f"medians of {args.steps} steps"
+    )
     for family in args.family:
         folder = Path(tempfile.mkdtemp(prefix="weft-step-"))
         try:
-            core = started(make_checkpoint(family, args.layers, folder), args.running,
-                           2 * args.steps + 200, args.temperature)
+            core = started(
+                make_checkpoint(family, args.layers, folder), args.running, 2 * args.steps + 200, args.temperature
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if args.ops:

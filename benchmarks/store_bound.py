@@ -58,14 +58,22 @@ class Requests:
         for index, one in enumerate(traffic.requests):
             seen = forest.add(index, computed_tokens(traffic, index))[0]
             self.forks.append(on_grid(min(seen, one.prompt_tokens - 1), CHUNK_TOKENS))
-            positions.append(wanted_positions(
-                AUTO, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
-                kv_tokens=seen, insurance_first=first))
-        inside = [[forest.place_at(index, position) for position in wanted]
-                  for index, wanted in enumerate(positions)]
+            positions.append(
+                wanted_positions(
+                    AUTO,
+                    known_tokens=one.prompt_tokens,
+                    start=0,
+                    boundaries=one.boundaries,
+                    marks=one.marks,
+                    kv_tokens=seen,
+                    insurance_first=first,
+                )
+            )
+        inside = [[forest.place_at(index, position) for position in wanted] for index, wanted in enumerate(positions)]
         paths = [forest.path(index) for index in range(len(traffic))]
-        number = {id(place): at for at, place in
-                  enumerate({id(place): place for path in paths for place in path}.values())}
+        number = {
+            id(place): at for at, place in enumerate({id(place): place for path in paths for place in path}.values())
+        }
         places = {number[id(place)]: place for path in paths for place in path}
         self.paths = [[number[id(place)] for place in path] for path in paths]
         self.inside = [[number[id(place)] for place in wanted] for wanted in inside]
@@ -80,7 +88,6 @@ class Requests:
                 if self.ends[place] < self.prompts[index]:
                     self.uses.setdefault(place, []).append(index)
 
-
     def drop_insurance(self) -> None:
         """Of the states inside a prompt only the last one and the fork stay."""
         for index, places in enumerate(self.inside):
@@ -92,8 +99,7 @@ class LightStore:
     """Columns by place. ``second_touch``: a store that is 94 % full takes no state inside a prompt but
     forks."""
 
-    def __init__(self, requests: Requests, capacity_bytes: float, rule: Rule, *,
-                 second_touch: bool = False) -> None:
+    def __init__(self, requests: Requests, capacity_bytes: float, rule: Rule, *, second_touch: bool = False) -> None:
         self.requests, self.rule, self.capacity_bytes = requests, rule, capacity_bytes
         self.second_touch = second_touch
         count = len(requests.ends)
@@ -112,8 +118,10 @@ class LightStore:
     def play(self) -> float:
         """The share of prompt tokens that are found."""
         requests, hit_tokens = self.requests, 0
-        moments = sorted([(at_s, 0, index) for index, at_s in enumerate(requests.at_s)]
-                         + [(at_s, 1, index) for index, at_s in enumerate(requests.ended_s)])
+        moments = sorted(
+            [(at_s, 0, index) for index, at_s in enumerate(requests.at_s)]
+            + [(at_s, 1, index) for index, at_s in enumerate(requests.ended_s)]
+        )
         ends, turns = dict[int, int](), dict[int, int]()
         for self.now_s, is_end, index in moments:
             path = requests.paths[index]
@@ -123,8 +131,14 @@ class LightStore:
                 continue
             self.now = index
             turns[index] = next((ends[place] + 1 for place in reversed(path) if place in ends), 0)
-            hit = next((place for place in reversed(path) if self.stored[place]
-                        and requests.ends[place] < requests.prompts[index]), None)
+            hit = next(
+                (
+                    place
+                    for place in reversed(path)
+                    if self.stored[place] and requests.ends[place] < requests.prompts[index]
+                ),
+                None,
+            )
             start = 0 if hit is None else int(requests.ends[hit])
             if hit is not None:
                 hit_tokens += start
@@ -132,8 +146,7 @@ class LightStore:
                 self.last_use[hit], self.last_use_s[hit] = self.tick, self.now_s
             for place in requests.inside[index]:
                 full = self.second_touch and self.used_bytes >= 0.94 * self.capacity_bytes
-                if requests.ends[place] > start and not (
-                        full and requests.ends[place] != requests.forks[index]):
+                if requests.ends[place] > start and not (full and requests.ends[place] != requests.forks[index]):
                     self._add(index, place)
         return hit_tokens / sum(requests.prompts)
 
@@ -141,7 +154,7 @@ class LightStore:
         if self.stored[place]:
             return
         path = np.asarray(self.requests.paths[index])
-        path = path[:int(np.flatnonzero(path == place)[0]) + 1]
+        path = path[: int(np.flatnonzero(path == place)[0]) + 1]
         if self.used_bytes + self._bytes_without(path) > self.capacity_bytes:
             self._evict(self.used_bytes + self._bytes_without(path) - self.capacity_bytes)
         self.used_bytes += self._bytes_without(path)
@@ -176,7 +189,7 @@ class LightStore:
 
 
 def seconds(tokens: Floats) -> Floats:
-    cost: Floats = TOKEN_S * tokens + PAIR_S * tokens ** 2 / 2
+    cost: Floats = TOKEN_S * tokens + PAIR_S * tokens**2 / 2
     return cost
 
 
@@ -197,8 +210,16 @@ def fading(store: LightStore, places: Ints) -> Floats:
     return np.exp((store.last_use_s[places] - store.now_s) / 200.0)
 
 
-def ranked(store: LightStore, places: Ints, *, above: bool, weight: float, power: float = 1.0,
-           age: Rule = in_records, by_turn: bool = False) -> Floats:
+def ranked(
+    store: LightStore,
+    places: Ints,
+    *,
+    above: bool,
+    weight: float,
+    power: float = 1.0,
+    age: Rule = in_records,
+    by_turn: bool = False,
+) -> Floats:
     continued = store.needed_by[places] > 1
     first = TURN_USES[np.minimum(store.turn[places], len(TURN_USES) - 1)] if by_turn else 1.0
     hits = store.hits[places]
@@ -236,19 +257,28 @@ def main() -> None:
     rows: list[tuple[str, float, Rule, bool]] = [
         ("no limit", inf, least_recent, False),
         ("the future is known", capacity_bytes, future, False),
-        ("least recently used", capacity_bytes, least_recent, False)]
-    for name, above, touch in (("whole, second touch", False, True), ("whole", False, False),
-                               ("above, second touch", True, True)):
+        ("least recently used", capacity_bytes, least_recent, False),
+    ]
+    for name, above, touch in (
+        ("whole, second touch", False, True),
+        ("whole", False, False),
+        ("above, second touch", True, True),
+    ):
         rows.append((f"{name}, w 0.25", capacity_bytes, partial(ranked, above=above, weight=0.25), touch))
-    rows += [(f"above, w {weight:g}", capacity_bytes, partial(ranked, above=True, weight=weight), False)
-             for weight in (0.06, 0.12, 0.25, 0.5, 1.0)]
-    rows += [(f"above, w 0.25, p {power:g}", capacity_bytes,
-              partial(ranked, above=True, weight=0.25, power=power), False)
-             for power in (0.5, 0.75, 1.5, 2.0)]
+    rows += [
+        (f"above, w {weight:g}", capacity_bytes, partial(ranked, above=True, weight=weight), False)
+        for weight in (0.06, 0.12, 0.25, 0.5, 1.0)
+    ]
+    rows += [
+        (f"above, w 0.25, p {power:g}", capacity_bytes, partial(ranked, above=True, weight=0.25, power=power), False)
+        for power in (0.5, 0.75, 1.5, 2.0)
+    ]
     adopted = partial(ranked, above=True, weight=0.25)
-    rows += [("above, age in seconds", capacity_bytes, partial(adopted, age=in_seconds), False),
-             ("above, age exp(-s / 200)", capacity_bytes, partial(adopted, age=fading), False),
-             ("above, by turn", capacity_bytes, partial(adopted, by_turn=True), False)]
+    rows += [
+        ("above, age in seconds", capacity_bytes, partial(adopted, age=in_seconds), False),
+        ("above, age exp(-s / 200)", capacity_bytes, partial(adopted, age=fading), False),
+        ("above, by turn", capacity_bytes, partial(adopted, by_turn=True), False),
+    ]
     for name, size_bytes, rule, touch in rows:
         share = LightStore(requests, size_bytes, rule, second_touch=touch).play()
         print(f"{name:28s} {100 * share:5.2f} %", flush=True)

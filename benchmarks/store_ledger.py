@@ -51,11 +51,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         seconds, cpu, nbytes = measure(Path(folder) / "store", arguments.snapshots, arguments.records)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({
-            "snapshots": arguments.snapshots, "records": arguments.records, "ready_s": seconds,
-            "ready_cpu_s": cpu, "host_bytes_each": nbytes}, indent=1) + "\n", encoding="utf-8")
-    print(f"{arguments.snapshots:,} snapshots with {arguments.records} KV records each: ready in "
-          f"{seconds:.2f} s ({cpu:.2f} s of a core), {nbytes:.0f} bytes of host memory each")
+        arguments.json.write_text(
+            json.dumps(
+                {
+                    "snapshots": arguments.snapshots,
+                    "records": arguments.records,
+                    "ready_s": seconds,
+                    "ready_cpu_s": cpu,
+                    "host_bytes_each": nbytes,
+                },
+                indent=1,
+            )
+            + "\n",
+            encoding="utf-8",
+        )
+    print(
+        f"{arguments.snapshots:,} snapshots with {arguments.records} KV records each: ready in "
+        f"{seconds:.2f} s ({cpu:.2f} s of a core), {nbytes:.0f} bytes of host memory each"
+    )
 
 
 def measure(path: Path, snapshots: int, records: int) -> tuple[float, float, float]:
@@ -65,8 +78,9 @@ def measure(path: Path, snapshots: int, records: int) -> tuple[float, float, flo
     gc.collect()
     process = psutil.Process()
     before, began, cpu = process.memory_info().rss, time.perf_counter(), time.process_time()
-    store = DirectoryStore(open_directory(path, OsDisk()), IDENTITY,
-                           StoreOptions(capacity_bytes=1 << 30, reserve_bytes=0))
+    store = DirectoryStore(
+        open_directory(path, OsDisk()), IDENTITY, StoreOptions(capacity_bytes=1 << 30, reserve_bytes=0)
+    )
     prefix = store.match(None, tokens, 0)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     assert prefix is not None
@@ -95,17 +109,37 @@ def _fill(path: Path, snapshots: int, records: int) -> np.ndarray[tuple[int], np
         chain, parent = root, 0
         plain = {"namespace": namespace, "salt": bytes(16), "payload_bytes": BLOCK, "seconds": 1.0}
         for record in range(records):
-            piece = content[record * RECORD_TOKENS * 4:(record + 1) * RECORD_TOKENS * 4]
+            piece = content[record * RECORD_TOKENS * 4 : (record + 1) * RECORD_TOKENS * 4]
             number, block = number + 1, block + 1
             head, chain = head_of(chain, piece), chain_of(chain, piece)
-            rows.append(row_of(kind=KV, number=number, parent=parent, position=record * RECORD_TOKENS,
-                               tokens=RECORD_TOKENS, offset=block * BLOCK, head=head, chain=chain,
-                               tokens_at=len(pieces) * RECORD_TOKENS * 4, **plain))
+            rows.append(
+                row_of(
+                    kind=KV,
+                    number=number,
+                    parent=parent,
+                    position=record * RECORD_TOKENS,
+                    tokens=RECORD_TOKENS,
+                    offset=block * BLOCK,
+                    head=head,
+                    chain=chain,
+                    tokens_at=len(pieces) * RECORD_TOKENS * 4,
+                    **plain,
+                )
+            )
             pieces.append(piece)
             parent = number
         number, block = number + 1, block + 1
-        rows.append(row_of(kind=SNAPSHOT, number=number, parent=parent, offset=block * BLOCK, chain=chain,
-                           position=records * RECORD_TOKENS, **plain))
+        rows.append(
+            row_of(
+                kind=SNAPSHOT,
+                number=number,
+                parent=parent,
+                offset=block * BLOCK,
+                chain=chain,
+                position=records * RECORD_TOKENS,
+                **plain,
+            )
+        )
     volumes = Volumes(_SparseDisk(), path / VOLUMES_FOLDER, True)
     volumes.create(0, block + 1)
     volumes.close()

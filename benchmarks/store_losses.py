@@ -71,16 +71,17 @@ class Followed:
             self.event[self._of_record[record]] = "evicted"
 
     def admitted(self, prompt: Tokens, cached: int, now_s: float) -> None:
-        new = self.tokens[self._probes.shape[1]:]
+        new = self.tokens[self._probes.shape[1] :]
         more = [[len(one), int(one[-1]), int(one[len(one) // 2])] for one in new]
         self._probes = np.concatenate([self._probes, np.asarray(more, np.int64).reshape(-1, 3).T], axis=1)
         position, last, middle = self._probes
         may = np.flatnonzero((position < len(prompt)) & (position > cached))
         may = may[(prompt[position[may] - 1] == last[may]) & (prompt[position[may] // 2] == middle[may])]
         for number in may[np.argsort(-position[may])].tolist():
-            if np.array_equal(prompt[:len(self.tokens[number])], self.tokens[number]):
-                self.lost[self.event[number]].append((len(self.tokens[number]) - cached,
-                                                      now_s - self.computed_s[number]))
+            if np.array_equal(prompt[: len(self.tokens[number])], self.tokens[number]):
+                self.lost[self.event[number]].append(
+                    (len(self.tokens[number]) - cached, now_s - self.computed_s[number])
+                )
                 return
 
 
@@ -91,11 +92,10 @@ def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
     def added(writes: StoreWrites, node: NodeId) -> None:
         contents = writes._memory.snapshot_contents(node)
         if contents is not None:
-            followed.computed(np.asarray(contents.tokens, np.int32)[:contents.position], writes._clock())
+            followed.computed(np.asarray(contents.tokens, np.int32)[: contents.position], writes._clock())
         add(writes, node)
 
-    def was_put(store: VirtualStore, salt: str | None, tokens: Any, position: int, *rest: Any,
-                **more: Any) -> Any:
+    def was_put(store: VirtualStore, salt: str | None, tokens: Any, position: int, *rest: Any, **more: Any) -> Any:
         ticket = put(store, salt, tokens, position, *rest, **more)
         if ticket is not None:
             followed.put(np.asarray(tokens, np.int32)[:position], store._number)
@@ -113,8 +113,12 @@ def watched(followed: Followed) -> list[tuple[Any, str, Callable[..., Any]]]:
                 followed.admitted(np.asarray(one.tokens), int(plan.starts[run]), player.clock())
         began(player, plan)
 
-    return [(StoreWrites, "add", added), (VirtualStore, "put", was_put),
-            (store_tier, "evict", was_evicted), (Player, "_note_began", admitted)]
+    return [
+        (StoreWrites, "add", added),
+        (VirtualStore, "put", was_put),
+        (store_tier, "evict", was_evicted),
+        (Player, "_note_began", admitted),
+    ]
 
 
 def main() -> None:
@@ -127,9 +131,30 @@ def main() -> None:
     for owner, name, function in watched(followed):
         mock.patch.object(owner, name, function).start()
     with contextlib.redirect_stdout(written):
-        weft(["simulate", args.trace, "--limit", str(args.limit), "--model", "Qwen3.5-397B-A17B", "--tp", "8",
-              "--quantize", "fp8", "--no-oracle", "--memory", "20GB", "--store", args.store,
-              "--store-write", "24GB/s", "--policy", "value", "--json"])
+        weft(
+            [
+                "simulate",
+                args.trace,
+                "--limit",
+                str(args.limit),
+                "--model",
+                "Qwen3.5-397B-A17B",
+                "--tp",
+                "8",
+                "--quantize",
+                "fp8",
+                "--no-oracle",
+                "--memory",
+                "20GB",
+                "--store",
+                args.store,
+                "--store-write",
+                "24GB/s",
+                "--policy",
+                "value",
+                "--json",
+            ]
+        )
     report = json.loads(written.getvalue())
     prompts, row = report["prompt_tokens"], report["results"][0]
     total, limit = row["cached_tokens"] / prompts, report["infinite"]["pages"]
@@ -137,8 +162,10 @@ def main() -> None:
     for event, lost in sorted(followed.lost.items()):
         tokens, ages_s = np.asarray([one[0] for one in lost]), [one[1] for one in lost]
         total += tokens.sum() / prompts
-        print(f"{event:10s} {100 * tokens.sum() / prompts:5.2f} %  {len(lost)} requests, "
-              f"half of them after {np.median(ages_s):.0f} s")
+        print(
+            f"{event:10s} {100 * tokens.sum() / prompts:5.2f} %  {len(lost)} requests, "
+            f"half of them after {np.median(ages_s):.0f} s"
+        )
     print(f"{'none':10s} {100 * (limit - total):5.2f} %  no snapshot; {100 * limit:.2f} % without a limit")
 
 

@@ -42,9 +42,17 @@ def fill(model: str, store: Path, kv_dtype: str, prompts: int, tokens: int) -> N
     """``prompts`` prompts of ``tokens`` tokens go through ``model`` into ``store``."""
     import weft
 
-    engine = weft.Engine(model or None, store=str(store), store_pack="off", store_write="4GB/s",
-                         store_size="8GiB", store_reserve="1GiB", memory="2GiB", kv_dtype=kv_dtype,
-                         device="cpu")
+    engine = weft.Engine(
+        model or None,
+        store=str(store),
+        store_pack="off",
+        store_write="4GB/s",
+        store_size="8GiB",
+        store_reserve="1GiB",
+        memory="2GiB",
+        kv_dtype=kv_dtype,
+        device="cpu",
+    )
     try:
         words = (Path(__file__).parents[1] / "docs" / "words.md").read_text(encoding="utf-8").split()
         for prompt in range(prompts):
@@ -66,12 +74,16 @@ def measure(store: Path) -> dict[str, tuple[int, float, float, float]]:
         ended_s = time.thread_time()
         if into.tobytes() != payload:
             raise SystemExit(f"a {kind} record of {len(payload)} bytes came back with other bytes")
-        sizes[kind].append((len(payload), min(len(content), len(payload)), packed_s - began_s,
-                            ended_s - packed_s))
-    return {kind: (len(each), sum(one[1] for one in each) / sum(one[0] for one in each),
-                   statistics.median(one[0] / one[2] for one in each) / 1e9,
-                   statistics.median(one[0] / one[3] for one in each) / 1e9)
-            for kind, each in sizes.items()}
+        sizes[kind].append((len(payload), min(len(content), len(payload)), packed_s - began_s, ended_s - packed_s))
+    return {
+        kind: (
+            len(each),
+            sum(one[1] for one in each) / sum(one[0] for one in each),
+            statistics.median(one[0] / one[2] for one in each) / 1e9,
+            statistics.median(one[0] / one[3] for one in each) / 1e9,
+        )
+        for kind, each in sizes.items()
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,8 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             directory = Path(under) / str(number)
             fill(name, directory, args.kv_dtype, args.prompts, args.tokens)
             for kind, (count, share, pack, unpacked) in sorted(measure(directory).items()):
-                print(f"{model[-28:]:28s} {kind:6s} {count:5d} {share:6.3f} {pack:5.2f} GB/s "
-                      f"{unpacked:5.2f} GB/s", flush=True)
+                print(
+                    f"{model[-28:]:28s} {kind:6s} {count:5d} {share:6.3f} {pack:5.2f} GB/s {unpacked:5.2f} GB/s",
+                    flush=True,
+                )
     return 0
 
 

@@ -108,11 +108,16 @@ class Parts:
 
         self.seconds: dict[str, float] = defaultdict(float)
         for name, owner, function in (
-                ("write thread", writing.WriteThread, "_write"), ("its payloads", Volumes, "write"),
-                ("its checksums", writing, "payload_checksum"), ("its syncs", Volumes, "sync"),
-                ("its rows", LedgerFiles, "append"), ("copies", HostTransfers, "perform"),
-                ("polls", StoreTier, "poll"),
-                ("commits", StoreTier, "committed"), ("puts", StoreTier, "finished")):
+            ("write thread", writing.WriteThread, "_write"),
+            ("its payloads", Volumes, "write"),
+            ("its checksums", writing, "payload_checksum"),
+            ("its syncs", Volumes, "sync"),
+            ("its rows", LedgerFiles, "append"),
+            ("copies", HostTransfers, "perform"),
+            ("polls", StoreTier, "poll"),
+            ("commits", StoreTier, "committed"),
+            ("puts", StoreTier, "finished"),
+        ):
             self._time(name, owner, function)
 
     def _time(self, name: str, owner: Any, function: str) -> None:
@@ -130,8 +135,7 @@ class Parts:
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:
     low, median, high = np.percentile(ratios, (25, 50, 75))
-    return {"median": float(median), "quartile_low": float(low), "quartile_high": float(high),
-            "segments": len(ratios)}
+    return {"median": float(median), "quartile_low": float(low), "quartile_high": float(high), "segments": len(ratios)}
 
 
 def measure(model: str, seconds: float, under: Path) -> dict[str, Any]:
@@ -140,17 +144,23 @@ def measure(model: str, seconds: float, under: Path) -> dict[str, Any]:
     from weft.config import EngineConfig
 
     common: dict[str, Any] = {"model": model, "memory": "512MiB", "device": "cpu", "max_model_len": 2048}
-    arms = {"without": assemble(EngineConfig(**common)).core,
-            "with": assemble(EngineConfig(**common, store=str(under / "store"), store_size="4GiB",
-                                          store_reserve="1GiB")).core}
+    arms = {
+        "without": assemble(EngineConfig(**common)).core,
+        "with": assemble(
+            EngineConfig(**common, store=str(under / "store"), store_size="4GiB", store_reserve="1GiB")
+        ).core,
+    }
     parts, played = Parts(), dict[str, list[Segment]]({name: [] for name in arms})
     end = time.perf_counter() + seconds
     number = 0
     while number <= SEGMENTS_MIN or time.perf_counter() < end:
         for name in sorted(arms, reverse=bool(number % 2)):
             segment = play(arms[name], number)
-            print(f"segment {number}  {name:8s} {segment.tokens / segment.seconds:8.1f} tokens/s "
-                  f"{1e3 * segment.cpu_s / segment.tokens:8.3f} ms of CPU a token", file=sys.stderr)
+            print(
+                f"segment {number}  {name:8s} {segment.tokens / segment.seconds:8.1f} tokens/s "
+                f"{1e3 * segment.cpu_s / segment.tokens:8.3f} ms of CPU a token",
+                file=sys.stderr,
+            )
             if number:
                 played[name].append(segment)
         if not number:
@@ -163,27 +173,35 @@ def measure(model: str, seconds: float, under: Path) -> dict[str, Any]:
     return report_of(played, parts, stats.writes.written, stats.store.written_bytes)
 
 
-def report_of(played: dict[str, list[Segment]], parts: Parts, written: int,
-              written_bytes: int) -> dict[str, Any]:
+def report_of(played: dict[str, list[Segment]], parts: Parts, written: int, written_bytes: int) -> dict[str, Any]:
     pairs = list(zip(played["with"], played["without"], strict=True))
     assert all(one.tokens == other.tokens for one, other in pairs), "both engines compute the same tokens"
     cpu_s = sum(segment.cpu_s for segment in played["with"])
     report: dict[str, Any] = {
         "throughput": spread([other.seconds / one.seconds for one, other in pairs]),
-        "cpu": spread([other.cpu_s / one.cpu_s for one, other in pairs])}
+        "cpu": spread([other.cpu_s / one.cpu_s for one, other in pairs]),
+    }
     for at, name in enumerate(("step_p99", "step_p99_cpu")):
-        p99 = {arm: float(np.percentile([step[at] for segment in segments for step in segment.steps], 99))
-               for arm, segments in played.items()}
+        p99 = {
+            arm: float(np.percentile([step[at] for segment in segments for step in segment.steps], 99))
+            for arm, segments in played.items()
+        }
         report[name] = {**p99, "ratio": p99["with"] / p99["without"]}
     for arm, segments in played.items():
         tokens = sum(segment.tokens for segment in segments)
-        report[arm] = {"tokens": tokens,
-                       "tokens_per_second": tokens / sum(segment.seconds for segment in segments),
-                       "cpu_ms_a_token": 1e3 * sum(segment.cpu_s for segment in segments) / tokens,
-                       "steps": sum(len(segment.steps) for segment in segments)}
-    return {**report, "drain_s": sum(segment.drain_s for segment in played["with"]), "written": written,
-            "written_bytes": written_bytes,
-            "parts": {name: part_s / cpu_s for name, part_s in sorted(parts.seconds.items())}}
+        report[arm] = {
+            "tokens": tokens,
+            "tokens_per_second": tokens / sum(segment.seconds for segment in segments),
+            "cpu_ms_a_token": 1e3 * sum(segment.cpu_s for segment in segments) / tokens,
+            "steps": sum(len(segment.steps) for segment in segments),
+        }
+    return {
+        **report,
+        "drain_s": sum(segment.drain_s for segment in played["with"]),
+        "written": written,
+        "written_bytes": written_bytes,
+        "parts": {name: part_s / cpu_s for name, part_s in sorted(parts.seconds.items())},
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,13 +40,14 @@ from weft.tensor.weights.quantized import Codes
 from weft.tensor.weights.tiles import coded_tiles
 
 WIDER: dict[str, dict[str, int]] = {
-    "qwen3_5": {"hidden_size": 256, "intermediate_size": 512}, "lfm2": {"hidden_size": 256,
-                                                                        "intermediate_size": 768},
+    "qwen3_5": {"hidden_size": 256, "intermediate_size": 512},
+    "lfm2": {"hidden_size": 256, "intermediate_size": 768},
     "granite": {"hidden_size": 256, "shared_intermediate_size": 512, "mamba_n_heads": 32},
     "qwen3_next": {"hidden_size": 256, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
     "nemotron_h": {"hidden_size": 256, "intermediate_size": 512, "mamba_num_heads": 16},
     "falcon_h1": {"hidden_size": 256, "intermediate_size": 512},
-    "kimi_linear": {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64}}
+    "kimi_linear": {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64},
+}
 """Matrices of some size, so that scales and codes are most of a file, as in a real one."""
 _TRIED = (4096, 1024)
 ROWS = (1, 32, 256)
@@ -56,8 +57,11 @@ ROWS = (1, 32, 256)
 def more_forms() -> dict[str, Form]:
     """Forms in blocks of a real size, and bitsandbytes without double quantisation."""
     four = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    return FORMS | {"fp8": fp8(128, 128), "nf4_plain": Form(four, bitsandbytes_plain("nf4"), "absmax", "nf4"),
-                    "fp4": Form(four, bitsandbytes_plain("fp4"), "absmax", "fp4")}
+    return FORMS | {
+        "fp8": fp8(128, 128),
+        "nf4_plain": Form(four, bitsandbytes_plain("nf4"), "absmax", "nf4"),
+        "fp4": Form(four, bitsandbytes_plain("fp4"), "absmax", "fp4"),
+    }
 
 
 def pack(family: str, form: Form, directory: Path) -> tuple[Path, Path]:
@@ -102,8 +106,10 @@ class Cell(NamedTuple):
     held_as: str
 
     def line(self) -> str:
-        return (f"| {self.form} | {self.family} | {self.values:.0e} | {self.logits:.1e} | "
-                f"{self.memory:.2f} | {self.held_as} |")
+        return (
+            f"| {self.form} | {self.family} | {self.values:.0e} | {self.logits:.1e} | "
+            f"{self.memory:.2f} | {self.held_as} |"
+        )
 
 
 def cell_of(family: str, name: str, form: Form) -> Cell:
@@ -113,9 +119,14 @@ def cell_of(family: str, name: str, form: Form) -> Cell:
         half = [load_model(path, "bfloat16") for path in (quantised, plain)]
         found, truth = (logits(loaded) for loaded in half)
         size = (quantised / "model.safetensors").stat().st_size
-        return Cell(name, family, float((exact[0] - exact[1]).abs().max()),
-                    float((found - truth).abs().max() / truth.abs().max()), half[0].weights_bytes / size,
-                    half[0].weights_form)
+        return Cell(
+            name,
+            family,
+            float((exact[0] - exact[1]).abs().max()),
+            float((found - truth).abs().max() / truth.abs().max()),
+            half[0].weights_bytes / size,
+            half[0].weights_form,
+        )
 
 
 def tried_forms() -> dict[str, Codes]:
@@ -129,10 +140,12 @@ def tried_forms() -> dict[str, Codes]:
     blocks = torch.rand(1, columns // 128).expand(rows, -1) / columns
     powers = torch.randint(110, 121, (rows, columns // 32), dtype=torch.uint8).view(torch.float8_e8m0fnu)
     most = torch.rand(rows, columns // 64) / columns
-    return {"fp8": Codes(8, e4m3, blocks, None, 128, fp8=True),
-            "fp8_rows": Codes(8, e4m3, torch.rand(rows, 1) / columns, None, columns, fp8=True),
-            "mxfp8": Codes(8, e4m3, powers, None, 32, fp8=True),
-            "nf4": Codes(4, any_of(16), most, None, 64, table=torch.linspace(-1, 1, 16))}
+    return {
+        "fp8": Codes(8, e4m3, blocks, None, 128, fp8=True),
+        "fp8_rows": Codes(8, e4m3, torch.rand(rows, 1) / columns, None, columns, fp8=True),
+        "mxfp8": Codes(8, e4m3, powers, None, 32, fp8=True),
+        "nf4": Codes(4, any_of(16), most, None, 64, table=torch.linspace(-1, 1, 16)),
+    }
 
 
 def speeds(rounds: int) -> dict[str, dict[int, float]]:
@@ -142,15 +155,17 @@ def speeds(rounds: int) -> dict[str, dict[int, float]]:
     native.set_threads(1)
     rows, columns = _TRIED
     forms: dict[str, tuple[int, list[Product]]] = {
-        name: one for name, one in forms_of(rows, columns).items() if name in ("tiled", "int8", "int4")}
+        name: one for name, one in forms_of(rows, columns).items() if name in ("tiled", "int8", "int4")
+    }
     copies = len(forms["int8"][1])
     for name, codes in tried_forms().items():
         coded = [made for _ in range(copies) if (made := coded_tiles(codes)) is not None]
         forms[name] = (coded[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in coded])
-    seconds = {count: measure(rows, columns, count, forms, rounds, time.thread_time).milliseconds
-               for count in ROWS}
-    return {name: {count: seconds[count][own_form(name)] / seconds[count][name] for count in ROWS}
-            for name in (*tried_forms(), "tiled")}
+    seconds = {count: measure(rows, columns, count, forms, rounds, time.thread_time).milliseconds for count in ROWS}
+    return {
+        name: {count: seconds[count][own_form(name)] / seconds[count][name] for count in ROWS}
+        for name in (*tried_forms(), "tiled")
+    }
 
 
 def own_form(name: str) -> str:
@@ -158,8 +173,11 @@ def own_form(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stored_forms", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.stored_forms",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--families", nargs="+", default=list(WIDER))
     parser.add_argument("--forms", nargs="*", default=list(more_forms()))
     parser.add_argument("--speed", action="store_true")
@@ -167,8 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="Write the tables here too.")
     asked = parser.parse_args(argv)
     known = more_forms()
-    print(f"kernels {native.describe()}\n\n| form | family | values | logits | memory | held as |\n"
-          "|---|---|---|---|---|---|")
+    print(
+        f"kernels {native.describe()}\n\n| form | family | values | logits | memory | held as |\n"
+        "|---|---|---|---|---|---|"
+    )
     cells = []
     for name in asked.forms:
         for family in asked.families:
@@ -182,8 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, by_rows in ratios.items():
             print("|", " | ".join([name, own_form(name), *(f"{by_rows[count]:.2f}" for count in ROWS)]), "|")
     if asked.json is not None:
-        asked.json.write_text(json.dumps({"kernels": native.describe(), "speed": ratios,
-                                          "cells": [one._asdict() for one in cells]}, indent=1) + "\n")
+        asked.json.write_text(
+            json.dumps(
+                {"kernels": native.describe(), "speed": ratios, "cells": [one._asdict() for one in cells]}, indent=1
+            )
+            + "\n"
+        )
     return 0
 
 

@@ -23,19 +23,25 @@ from weft.server.app import tokenize_answer
 from weft.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
-PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-           r"\s*[\r\n]+|\s+(?!\S)|\s+")
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TICK_S = 0.005
 
 
 def trained(text: str, vocabulary: int) -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     backend.train_from_iterator([text], trainer)
     return Tokenizer(backend)
 
@@ -57,9 +63,11 @@ async def measure(tokenizer: Tokenizer, text: str) -> str:
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     ticking.cancel()
     ordered = sorted(late_s)
-    return (f"{len(text):,} characters, {len(tokens):,} tokens: {wall_s:.2f} s, {cpu_s:.2f} s of all cores "
-            f"together; the event loop was late by {ordered[-1] * 1e3:.0f} ms at most, "
-            f"{ordered[len(ordered) * 99 // 100] * 1e3:.0f} ms in 99 %")
+    return (
+        f"{len(text):,} characters, {len(tokens):,} tokens: {wall_s:.2f} s, {cpu_s:.2f} s of all cores "
+        f"together; the event loop was late by {ordered[-1] * 1e3:.0f} ms at most, "
+        f"{ordered[len(ordered) * 99 // 100] * 1e3:.0f} ms in 99 %"
+    )
 
 
 def main() -> None:
@@ -67,8 +75,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--vocabulary", type=int, default=30_000)
     args = parser.parse_args()
-    files = sorted(path for kind in ("py", "md") for folder in ("src", "tests", "docs")
-                   for path in (ROOT / folder).rglob(f"*.{kind}"))
+    files = sorted(
+        path
+        for kind in ("py", "md")
+        for folder in ("src", "tests", "docs")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    )
     source = "\n".join(path.read_text() for path in files)
     count = int(args.megabytes * 1e6)
     text = (source * (count // len(source) + 1))[:count]

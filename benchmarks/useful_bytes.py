@@ -47,8 +47,9 @@ ADMITTED_AT_ONCE = 64
 
 
 def model(layers: list[LayerSpec], max_positions: int = 262_144) -> ModelSpec:
-    return ModelSpec("row", vocab_size=1, hidden_size=1, max_positions=max_positions, dtype="bfloat16",
-                     layers=tuple(layers))
+    return ModelSpec(
+        "row", vocab_size=1, hidden_size=1, max_positions=max_positions, dtype="bfloat16", layers=tuple(layers)
+    )
 
 
 def mamba2_bfloat16(heads: int, head_dim: int, groups: int, state_dim: int, conv_kernel: int) -> LayerSpec:
@@ -58,12 +59,9 @@ def mamba2_bfloat16(heads: int, head_dim: int, groups: int, state_dim: int, conv
 
 
 MODELS: dict[str, tuple[ModelSpec, int]] = {
-    "Qwen3.5-397B-A17B": (model([attention(2, 256)] * 15 + [gated_delta(16, 64, 128, 128, 4)] * 45),
-                          64 * GIB),
-    "Qwen3-Next-80B-A3B": (model([attention(2, 256)] * 12 + [gated_delta(16, 32, 128, 128, 4)] * 36),
-                           40 * GIB),
-    "Granite-4.0-H-Small": (model([attention(8, 128)] * 4 + [mamba2_bfloat16(128, 64, 1, 128, 4)] * 36),
-                            40 * GIB),
+    "Qwen3.5-397B-A17B": (model([attention(2, 256)] * 15 + [gated_delta(16, 64, 128, 128, 4)] * 45), 64 * GIB),
+    "Qwen3-Next-80B-A3B": (model([attention(2, 256)] * 12 + [gated_delta(16, 32, 128, 128, 4)] * 36), 40 * GIB),
+    "Granite-4.0-H-Small": (model([attention(8, 128)] * 4 + [mamba2_bfloat16(128, 64, 1, 128, 4)] * 36), 40 * GIB),
     "Nemotron-H-8B": (model([attention(8, 128)] * 4 + [mamba2(128, 64, 8, 128, 4)] * 24), 40 * GIB),
     "LFM2-1.2B": (model([attention(8, 64)] * 6 + [short_conv(2048, 3)] * 10), 4 * GIB),
     "Jamba-1.5-mini": (model([attention(8, 128)] * 4 + [mamba1(8192, 16, 4)] * 28), 16 * GIB),
@@ -83,8 +81,7 @@ class Filling:
     next_seq: int = 0
 
     def exact_bytes(self, tokens: int) -> int:
-        return (tokens * self.spec.kv_bytes_per_token("bfloat16")
-                + self.spec.state_bytes_per_sequence(self.spec.dtype))
+        return tokens * self.spec.kv_bytes_per_token("bfloat16") + self.spec.state_bytes_per_sequence(self.spec.dtype)
 
     def fill(self, lengths: Iterator[int]) -> None:
         """Open sequences until nothing makes room for the next one."""
@@ -196,8 +193,9 @@ def served_from_cache(spec: ModelSpec, memory_bytes: int, requests: int) -> tupl
             if opened:
                 break
         running[seq] = tokens
-        computed += ((len(tokens) - match.cached_tokens) * spec.kv_bytes_per_token("bfloat16")
-                     + spec.state_bytes_per_sequence(spec.dtype))
+        computed += (len(tokens) - match.cached_tokens) * spec.kv_bytes_per_token(
+            "bfloat16"
+        ) + spec.state_bytes_per_sequence(spec.dtype)
     return memory, memory.usage().moves.bytes / computed
 
 
@@ -211,20 +209,24 @@ def cost_over_exact(spec: ModelSpec, memory_bytes: int, tokens: int) -> float:
 
 
 def print_small_arenas(name: str, spec: ModelSpec, frame_bytes: int, frames: list[int], rounds: int) -> None:
-    print(f"{name}\n  {'frames':>8}" + "".join(f" {what:>14}" for what in (
-        "churned mean %", "least %", "stuck mean %", "least %")))
+    print(
+        f"{name}\n  {'frames':>8}"
+        + "".join(f" {what:>14}" for what in ("churned mean %", "least %", "stuck mean %", "least %"))
+    )
     for frame_count in frames:
         row = []
         for made in (churned, stuck):
-            shares = [made(spec, frame_count * frame_bytes, tokens, rounds, seed).useful_share
-                      for tokens in (128, 512, 2048, 4096) for seed in range(6)]
+            shares = [
+                made(spec, frame_count * frame_bytes, tokens, rounds, seed).useful_share
+                for tokens in (128, 512, 2048, 4096)
+                for seed in range(6)
+            ]
             row += [sum(shares) / len(shares), min(shares)]
         print(f"  {frame_count:>8}" + "".join(f" {100 * share:>14.1f}" for share in row))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
@@ -238,17 +240,23 @@ def main() -> None:
         if asked.cached:
             memory, share = served_from_cache(spec, memory_bytes // 2, asked.cached)
             usage = memory.usage()
-            print(f"{name:<20} moved {100 * share:5.2f} % of what was computed; {usage.moves}, "
-                  f"{usage.cache.hit_tokens} tokens found, {usage.cache.evicted_pages} pages evicted")
+            print(
+                f"{name:<20} moved {100 * share:5.2f} % of what was computed; {usage.moves}, "
+                f"{usage.cache.hit_tokens} tokens found, {usage.cache.evicted_pages} pages evicted"
+            )
             continue
         if asked.frames:
             print_small_arenas(name, spec, plan.frame_bytes, asked.frames, asked.rounds)
             continue
-        print(f"{name}: {memory_bytes / GIB:.1f} GiB, {plan.frame_count} frames of {plan.pages_per_frame} "
-              f"pages or {plan.slots_per_frame} slots; 100 tokens cost "
-              f"{100 * cost_over_exact(spec, memory_bytes, 100):.2f} % over their exact bytes")
-        print(f"  {'tokens':>8} {'sequences':>10}" + "".join(
-            f" {name + ' %':>10}" for name in ("new", "full", "churned", "stuck", "moved")))
+        print(
+            f"{name}: {memory_bytes / GIB:.1f} GiB, {plan.frame_count} frames of {plan.pages_per_frame} "
+            f"pages or {plan.slots_per_frame} slots; 100 tokens cost "
+            f"{100 * cost_over_exact(spec, memory_bytes, 100):.2f} % over their exact bytes"
+        )
+        print(
+            f"  {'tokens':>8} {'sequences':>10}"
+            + "".join(f" {name + ' %':>10}" for name in ("new", "full", "churned", "stuck", "moved"))
+        )
         for tokens in asked.lengths:
             full = new(spec, memory_bytes, tokens)
             if not full.lengths:

@@ -20,22 +20,22 @@ os.environ["WEFT_MODEL_DIR"] = os.path.join(os.path.dirname(__file__), "no-model
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("WEFT_TEST_DEVICE") == "cuda" else "1")
 
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3   # malloc.h
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
 
 def keep_freed_memory() -> None:
     """A worker's heap grows and does not shrink. Otherwise glibc gives large matrices back to the system, and
     the kernel clears each page of the next one: a sixth to a third of what an oracle takes. Processes that a
     test starts keep their own malloc."""
-    with contextlib.suppress(OSError, AttributeError):   # no glibc
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)   # the most that glibc takes
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
         libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
         libc.mallopt(M_TOP_PAD, 16 << 20)
 
 
 keep_freed_memory()
-gc.disable()   # what imports make stays: looking through it costs each worker 1.7 CPU seconds
+gc.disable()  # what imports make stays: looking through it costs each worker 1.7 CPU seconds
 
 
 def pytest_collection_finish() -> None:

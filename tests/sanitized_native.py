@@ -42,6 +42,16 @@ def stand_in(name: str) -> None:
     setattr(naive_ops, name, run)
 
 
-for name in ("causal_conv", "delta_rule", "mamba1", "mamba2", "moe", "paged_attention", "rms_norm", "rotary",
-             "wkv7", "write_kv"):
+for name in (
+    "causal_conv",
+    "delta_rule",
+    "mamba1",
+    "mamba2",
+    "moe",
+    "paged_attention",
+    "rms_norm",
+    "rotary",
+    "wkv7",
+    "write_kv",
+):
     stand_in(name)

@@ -130,9 +130,7 @@ def skills_episode(rng: random.Random, length_tokens: int, count_tokens: CountTo
     if chance < 0.4:
         return in_second_words(wide_episode(rng, length_tokens, count_tokens))
     if chance < 0.74 and length_tokens >= 160:
-        episode = make_tools_episode(
-            rng, max(room, 160), count_tokens, split="training", talk=talk_beside_tools
-        )
+        episode = make_tools_episode(rng, max(room, 160), count_tokens, split="training", talk=talk_beside_tools)
         return in_second_words(episode)
     if chance < 0.92:
         return make_facts_episode(rng, room, count_tokens, split="training")

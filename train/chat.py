@@ -139,8 +139,7 @@ def unknown_turn(rng: random.Random) -> EpisodeTurn:
 def in_second_words(episode: Episode) -> Episode:
     """The same conversation with what the model says of itself after the second stage."""
     turns = [
-        replace(turn, reply=turn.reply.replace(WHO, SECOND_WHO).replace(HELP, SECOND_HELP))
-        for turn in episode.turns
+        replace(turn, reply=turn.reply.replace(WHO, SECOND_WHO).replace(HELP, SECOND_HELP)) for turn in episode.turns
     ]
     return replace(episode, turns=tuple(turns))
 

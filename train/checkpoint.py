@@ -69,9 +69,7 @@ def export(model: Model, tokenizer: Tokenizer, directory: Path, tokens_max: int)
     (directory / "model.safetensors").chmod(0o644)  # it is written readable by its owner only
     ends = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
     generation = {"eos_token_id": ends, "pad_token_id": ends[1], "do_sample": False}
-    (directory / "config.json").write_text(
-        json.dumps(_config(model.shape, tokens_max, tokenizer), indent=2) + "\n"
-    )
+    (directory / "config.json").write_text(json.dumps(_config(model.shape, tokens_max, tokenizer), indent=2) + "\n")
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     save_tokenizer(tokenizer, directory, tokens_max)
 
@@ -106,13 +104,7 @@ def read_shape(directory: Path) -> Shape:
 def load(directory: Path) -> tuple[Model, Tokenizer]:
     model = Model(read_shape(directory))
     tensors = load_file(directory / "model.safetensors")
-    values = {
-        name.removeprefix("model."): value.float()
-        for name, value in tensors.items()
-        if not name.startswith(MTP)
-    }
-    values = {
-        name: value.squeeze(1) if name.endswith("conv1d.weight") else value for name, value in values.items()
-    }
+    values = {name.removeprefix("model."): value.float() for name, value in tensors.items() if not name.startswith(MTP)}
+    values = {name: value.squeeze(1) if name.endswith("conv1d.weight") else value for name, value in values.items()}
     model.load_state_dict(values)
     return model.eval(), Tokenizer.from_file(str(directory / "tokenizer.json"))

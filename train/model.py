@@ -95,13 +95,7 @@ class Projection(nn.Module):
 
 
 def chunked_delta_rule(
-    q_BLHK: Tensor,
-    k_BLHK: Tensor,
-    v_BLHK: Tensor,
-    g_BLH: Tensor,
-    beta_BLH: Tensor,
-    hook: StateHook | None,
-    layer: int,
+    q_BLHK: Tensor, k_BLHK: Tensor, v_BLHK: Tensor, g_BLH: Tensor, beta_BLH: Tensor, hook: StateHook | None, layer: int
 ) -> Tensor:
     """S <- exp(g) S + beta k (v - S^T k exp(g))^T, out = S^T q, in batched matmuls over chunks.
 
@@ -129,9 +123,7 @@ def chunked_delta_rule(
 
     state = v.new_zeros(rows, k.shape[-1], v.shape[-1], dtype=torch.float32)
     states, news = [], []
-    pieces = zip(
-        written.split(rows), read_before.split(rows), k_left.split(rows), kept.split(rows), strict=True
-    )
+    pieces = zip(written.split(rows), read_before.split(rows), k_left.split(rows), kept.split(rows), strict=True)
     for index, (u, w, key, keep) in enumerate(pieces):
         if hook is not None:
             state = hook(layer, index * CHUNK, state)
@@ -257,9 +249,7 @@ class Layer(nn.Module):
             self.linear_attn = DeltaNet(shape, layer, 1.0 / math.sqrt(3 * inner) / depth)
         self.mlp = Mlp(shape, 1.0 / math.sqrt(3 * shape.intermediate_size) / depth)
 
-    def forward(
-        self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], dtype: torch.dtype, spoil: Corruption
-    ) -> Tensor:
+    def forward(self, x_BLD: Tensor, rotary: tuple[Tensor, Tensor], dtype: torch.dtype, spoil: Corruption) -> Tensor:
         normed = self.input_layernorm(x_BLD, dtype)
         mixed = self.self_attn(normed, rotary, spoil) if self.full else self.linear_attn(normed, spoil)
         x_BLD = x_BLD + mixed

@@ -142,9 +142,7 @@ def train(directory: Path, log: Path, steps: int) -> None:
 
 
 @torch.no_grad()
-def acceptance(
-    model: Model, head: MtpHead, chats: Chats, skill: str, length: int, rows: int = 24
-) -> list[float]:
+def acceptance(model: Model, head: MtpHead, chats: Chats, skill: str, length: int, rows: int = 24) -> list[float]:
     """The share of scored answers' tokens that draft 1, and draft 2 behind a right draft 1, has right."""
     make = {"recall": make_episodes, "tools": make_tools_episodes, "json": make_facts_episodes}[skill]
     right, asked = [0, 0], [0, 0]
@@ -184,8 +182,11 @@ def main() -> None:
     for skill, length in (("recall", 512), ("recall", 2048), ("tools", 512), ("json", 512)):
         first, second = acceptance(model, head, Chats(tokenizer), skill, length)
         tokens = 1 + first + first * second
-        print(f"{skill:7} {length:5} tokens  draft 1 {first:6.1%}  draft 2 {second:6.1%}  "
-              f"tokens per step {1 + first:.2f} with one draft, {tokens:.2f} with two", flush=True)
+        print(
+            f"{skill:7} {length:5} tokens  draft 1 {first:6.1%}  draft 2 {second:6.1%}  "
+            f"tokens per step {1 + first:.2f} with one draft, {tokens:.2f} with two",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

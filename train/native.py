@@ -89,9 +89,7 @@ class _ConvHeads(torch.autograd.Function):
         ctx.sizes = (*x_BLC.shape, normed, scaled, head)
         ctx.scale = scale
         ctx.save_for_backward(x_BLC, weight_4C)
-        native.conv_forward(
-            _address(x_BLC), _address(weight_4C), _address(out), *ctx.sizes, ctypes.c_float(scale)
-        )
+        native.conv_forward(_address(x_BLC), _address(weight_4C), _address(out), *ctx.sizes, ctypes.c_float(scale))
         return out
 
     @staticmethod
@@ -107,9 +105,7 @@ class _ConvHeads(torch.autograd.Function):
         return dx, dw, None, None, None, None
 
 
-def conv_heads_torch(
-    x_BLC: Tensor, weight_4C: Tensor, normed: int, scaled: int, head: int, scale: float
-) -> Tensor:
+def conv_heads_torch(x_BLC: Tensor, weight_4C: Tensor, normed: int, scaled: int, head: int, scale: float) -> Tensor:
     """The same as `conv_heads` in plain torch."""
     x, length = x_BLC.float(), x_BLC.shape[1]
     padded = F.pad(x, (0, 0, 3, 0))

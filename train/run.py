@@ -86,12 +86,7 @@ RECIPES = {
     "recall": Recipe(
         shape=Shape(VOCAB_SIZE, (LINEAR, FULL, LINEAR, FULL), 256, 512, 4, 4, 64, 64),
         episodes=wide_episode,
-        stages=(
-            Stage(128, 0.80, 4096),
-            Stage(256, 0.85, 4096),
-            Stage(512, 0.90, 4096),
-            Stage(1024, 2.0, 4096),
-        ),
+        stages=(Stage(128, 0.80, 4096), Stage(256, 0.85, 4096), Stage(512, 0.90, 4096), Stage(1024, 2.0, 4096)),
         final_length=2048,
         steps=1500,
         directory=FIRST_STAGE,
@@ -100,11 +95,7 @@ RECIPES = {
     "skills": Recipe(
         shape=Shape(SECOND_VOCAB_SIZE, (LINEAR, FULL, LINEAR, FULL), 256, 512, 4, 4, 64, 64),
         episodes=skills_episode,
-        stages=(
-            Stage(256, 0.55, 4096, 1.5e-3),
-            Stage(512, 0.70, 4096, 1.5e-3),
-            Stage(1024, 2.0, 4096, 1.5e-3),
-        ),
+        stages=(Stage(256, 0.55, 4096, 1.5e-3), Stage(512, 0.70, 4096, 1.5e-3), Stage(1024, 2.0, 4096, 1.5e-3)),
         final_length=2048,
         steps=1600,
         directory=SECOND_STAGE,
@@ -179,9 +170,7 @@ def make_optimisers(model: Model, rate: float, dtype: torch.dtype) -> list[torch
     others = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     if dtype == torch.float32:
         return [Float32Muon(matrices, rate, weight_decay=0.01, momentum=0.95), others]
-    muon = torch.optim.Muon(
-        matrices, lr=rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"
-    )
+    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     return [muon, others]
 
 
@@ -329,9 +318,7 @@ def train(recipe: Recipe, log: Path, save_steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.run", description=__doc__.splitlines()[0])
     parser.add_argument("recipe", choices=sorted(RECIPES))
-    parser.add_argument(
-        "--log", type=Path, default=Path("train_runs"), help="folder for the log and saves"
-    )
+    parser.add_argument("--log", type=Path, default=Path("train_runs"), help="folder for the log and saves")
     parser.add_argument("--save-steps", type=int, default=100)
     parser.add_argument("--steps", type=int, help="another length of the run than the recipe has")
     chosen = parser.parse_args()

@@ -148,13 +148,7 @@ def score_rows(
 
 
 def score(
-    model: Model,
-    chats: Chats,
-    skill: str,
-    length: int,
-    answers_wanted: int,
-    control: str,
-    seed: int = HELD_OUT_SEED,
+    model: Model, chats: Chats, skill: str, length: int, answers_wanted: int, control: str, seed: int = HELD_OUT_SEED
 ) -> Score:
     """Asks held-out conversations until `answers_wanted` answers are counted."""
     episodes = MAKERS[skill](seed, length, 4 * answers_wanted // ROWS * ROWS, chats.count)
@@ -192,9 +186,7 @@ def main() -> None:
     default = LENGTHS.get(chosen.skill, (128, 256, 512, 1024, 2048))
     for length in chosen.lengths or default:
         for control in controls:
-            result = score(
-                model, Chats(tokenizer), chosen.skill, length, chosen.answers, control, chosen.seed
-            )
+            result = score(model, Chats(tokenizer), chosen.skill, length, chosen.answers, control, chosen.seed)
             if chosen.json:
                 print(json.dumps(vars(result) | {"accuracy": result.accuracy}), flush=True)
                 continue

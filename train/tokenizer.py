@@ -20,14 +20,7 @@ from train.chat import small_talk, story_turn
 from train.codes import make_codes_episode
 from weft.eval.facts import make_facts_episode
 from weft.eval.recall import Episode, make_episode
-from weft.eval.tool_calls import (
-    CALL_CLOSE,
-    CALL_OPEN,
-    RESULT_CLOSE,
-    RESULT_OPEN,
-    make_tools_episode,
-    system_text,
-)
+from weft.eval.tool_calls import CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, make_tools_episode, system_text
 
 VOCAB_SIZE = 1024
 SECOND_VOCAB_SIZE = 1280
@@ -105,11 +98,7 @@ def _second_pieces(tokenizer: Tokenizer, seed: int) -> Counter[str]:
             pieces.update(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
     words = {piece: piece.strip("Ġ") for piece in pieces}
     return Counter(
-        {
-            piece: count
-            for piece, count in pieces.items()
-            if words[piece].islower() or not words[piece].isalnum()
-        }
+        {piece: count for piece, count in pieces.items() if words[piece].islower() or not words[piece].isalnum()}
     )
 
 

@@ -20,14 +20,18 @@ from weft.bench.serve import Timing
 
 PLAN = LoadPlan(requests=4, prompt_tokens=100, output_tokens=16, concurrency=1)
 REFERENCE = "transformers"
-KNOWN_TO_DIFFER: dict[tuple[str, Family], str] = {
-    ("vllm", "qwen"): "its gated delta net computes in bfloat16 only",
-}
+KNOWN_TO_DIFFER: dict[tuple[str, Family], str] = {("vllm", "qwen"): "its gated delta net computes in bfloat16 only"}
 """By engine and checkpoint; seen with vLLM 0.32.0 for CPUs."""
 
 
-def check(settings: Mapping[str, Setting], environment: Environment, families: Sequence[Family], threads: int,
-          keep: Path, say: Callable[[str], None]) -> int:
+def check(
+    settings: Mapping[str, Setting],
+    environment: Environment,
+    families: Sequence[Family],
+    threads: int,
+    keep: Path,
+    say: Callable[[str], None],
+) -> int:
     """Print what share of each answer agrees with transformers'; 1 when one differs that should not."""
     names = [name for name, setting in settings.items() if setting.weight_bits == 16 and name != REFERENCE]
     wrong = 0
@@ -45,8 +49,10 @@ def check(settings: Mapping[str, Setting], environment: Environment, families: S
                 continue
             known = KNOWN_TO_DIFFER.get((settings[name].engine, family), "")
             wrong += share < 1.0 and not known
-            print(f"{checkpoint.name}  {name:<12} {share:.0%} of each answer as {REFERENCE} has it"
-                  + (f" ({known})" if known else ""))
+            print(
+                f"{checkpoint.name}  {name:<12} {share:.0%} of each answer as {REFERENCE} has it"
+                + (f" ({known})" if known else "")
+            )
     return int(wrong > 0)
 
 

@@ -45,8 +45,15 @@ _VLLM_CHOICES = {"lfm2": ['--compilation-config={"custom_ops": ["-rotary_embeddi
 
 
 def _llama_body(model: str, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
-    return {"prompt": prompt, "n_predict": output_tokens, "temperature": 0.0, "stream": True,
-            "ignore_eos": True, "return_tokens": True, "cache_prompt": True}
+    return {
+        "prompt": prompt,
+        "n_predict": output_tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "ignore_eos": True,
+        "return_tokens": True,
+        "cache_prompt": True,
+    }
 
 
 def _llama_note(timing: Timing, chunk: dict[str, Any]) -> None:
@@ -82,6 +89,7 @@ class HttpSide:
 
     async def _talk(self, talk: Talk) -> list[list[Timing]]:
         async with httpx.AsyncClient(base_url=self.url, timeout=None) as client:
+
             async def converse(number: int) -> list[Timing]:
                 prompt: list[int] = []
                 turns: list[Timing] = []
@@ -123,8 +131,8 @@ class PipeSide:
             while waiting:
                 time.sleep(max(0.0, waiting[0][1] - time.perf_counter()))
                 now = time.perf_counter()
-                here = [one for one in waiting if one[1] <= now][:plan.concurrency]
-                del waiting[:len(here)]
+                here = [one for one in waiting if one[1] <= now][: plan.concurrency]
+                del waiting[: len(here)]
                 answers = self.peer.batch([prompt for prompt, _ in here], plan.output_tokens, begin)
                 for timing, (_, arrival) in zip(answers, here, strict=True):
                     timing.sent = arrival
@@ -186,9 +194,15 @@ def _weft(bench: Bench, gguf: str | None = None, **choices: Any) -> Iterator[Sid
     """``gguf``: the file that llama.cpp gets, with weights stored so, in place of the checkpoint. Nothing is
     guessed ahead: answers of random weights repeat themselves more than those of a model."""
     model = bench.checkpoint.directory if gguf is None else _as_gguf(bench, gguf)
-    config = EngineConfig(model=str(model), dtype=bench.checkpoint.dtype,
-                          threads=bench.threads, max_model_len=MAX_MODEL_LEN,
-                          memory=f"{MEMORY_GIB}GiB", speculate="off", **choices)
+    config = EngineConfig(
+        model=str(model),
+        dtype=bench.checkpoint.dtype,
+        threads=bench.threads,
+        max_model_len=MAX_MODEL_LEN,
+        memory=f"{MEMORY_GIB}GiB",
+        speculate="off",
+        **choices,
+    )
     try:
         with own_server(config) as url:
             yield HttpSide(url, OPENAI, bench.limit_s)
@@ -209,12 +223,20 @@ def _transformers(bench: Bench, how: How = "static") -> Iterator[Side]:
 @contextmanager
 def _vllm(bench: Bench, cache: bool) -> Iterator[Side]:
     port = free_port()
-    command = [str(bench.environment.python()), "-m", "vllm.entrypoints.openai.api_server",
-               f"--model={bench.checkpoint.directory}", f"--host={HOST}", f"--port={port}",
-               f"--dtype={bench.checkpoint.dtype}", f"--max-model-len={MAX_MODEL_LEN}",
-               "--max-num-seqs=64", "--disable-uvicorn-access-log",
-               "--enable-prefix-caching" if cache else "--no-enable-prefix-caching",
-               *_VLLM_CHOICES.get(bench.checkpoint.family, [])]
+    command = [
+        str(bench.environment.python()),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        f"--model={bench.checkpoint.directory}",
+        f"--host={HOST}",
+        f"--port={port}",
+        f"--dtype={bench.checkpoint.dtype}",
+        f"--max-model-len={MAX_MODEL_LEN}",
+        "--max-num-seqs=64",
+        "--disable-uvicorn-access-log",
+        "--enable-prefix-caching" if cache else "--no-enable-prefix-caching",
+        *_VLLM_CHOICES.get(bench.checkpoint.family, []),
+    ]
     variables = bench.environment.vllm_variables(bench.threads) | {"VLLM_CPU_KVCACHE_SPACE": str(MEMORY_GIB)}
     with _server(command, variables, port) as url:
         yield HttpSide(url, OPENAI, bench.limit_s)
@@ -228,9 +250,17 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
     slots = SHARED.concurrency
     each = 64 * -(-max(SHARED.prompt_tokens + SHARED.output_tokens, TALK.tokens_max) // 64)
     port = free_port()
-    command = [str(bench.environment.llama_server()), f"--model={model}", f"--host={HOST}", f"--port={port}",
-               f"--threads={bench.threads}", f"--threads-batch={bench.threads}", f"--parallel={slots}",
-               f"--ctx-size={slots * each}", "--no-ui"]
+    command = [
+        str(bench.environment.llama_server()),
+        f"--model={model}",
+        f"--host={HOST}",
+        f"--port={port}",
+        f"--threads={bench.threads}",
+        f"--threads-batch={bench.threads}",
+        f"--parallel={slots}",
+        f"--ctx-size={slots * each}",
+        "--no-ui",
+    ]
     command = [part for option in command for part in option.split("=", 1)]
     with _server(command, {}, port) as url:
         answering = httpx.get(f"{url}/props", timeout=10.0).json().get("model_path")
@@ -247,8 +277,7 @@ SETTINGS: dict[str, Setting] = {
     "vllm": Setting("vllm", lambda bench: _vllm(bench, cache=False)),
     "vllm-cache": Setting("vllm", lambda bench: _vllm(bench, cache=True), lines="cd"),
     "transformers": Setting("transformers", _transformers),
-    "transformers-continuous": Setting("transformers", lambda bench: _transformers(bench, "continuous"),
-                                       lines="a"),
+    "transformers-continuous": Setting("transformers", lambda bench: _transformers(bench, "continuous"), lines="a"),
     "llama": Setting("llama", _llama),
     "llama-q8": Setting("llama", lambda bench: _llama(bench, "q8_0"), lines="abd", weight_bits=8),
     "llama-q4": Setting("llama", lambda bench: _llama(bench, "q4_k_m"), lines="abd", weight_bits=5),
@@ -264,16 +293,30 @@ def _as_gguf(bench: Bench, kind: str) -> Path:
     made = checkpoint / f"{kind}.gguf"
     if not made.exists() and kind == "q4_k_m":
         building = made.with_suffix(".building")
-        done = subprocess.run([environment.llama_quantize(), _as_gguf(bench, "bf16"), building, kind.upper()],
-                              capture_output=True, text=True, env=clean_variables())
+        done = subprocess.run(
+            [environment.llama_quantize(), _as_gguf(bench, "bf16"), building, kind.upper()],
+            capture_output=True,
+            text=True,
+            env=clean_variables(),
+        )
         if done.returncode:
             raise Absent(f"llama-quantize failed: {done.stderr.strip().splitlines()[-1:]}")
         building.rename(made)
     elif not made.exists():
         building = made.with_suffix(".building")
         done = subprocess.run(
-            [environment.python(), Path(__file__).with_name("to_gguf.py"), environment.llama_sources(),
-             checkpoint, building, kind], capture_output=True, text=True, env=clean_variables())
+            [
+                environment.python(),
+                Path(__file__).with_name("to_gguf.py"),
+                environment.llama_sources(),
+                checkpoint,
+                building,
+                kind,
+            ],
+            capture_output=True,
+            text=True,
+            env=clean_variables(),
+        )
         if done.returncode:
             raise Absent(f"conversion for llama.cpp failed: {done.stderr.strip().splitlines()[-1:]}")
         building.rename(made)
@@ -285,8 +328,14 @@ def _server(command: list[str], variables: dict[str, str], port: int) -> Iterato
     """Run ``command`` until the block ends; the value is its URL, once its /health says yes."""
     url = f"http://{HOST}:{port}"
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                 env=clean_variables() | variables, start_new_session=True)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=clean_variables() | variables,
+            start_new_session=True,
+        )
         try:
             _wait_until_healthy(child, url, log)
             yield url
@@ -312,6 +361,9 @@ def last_error(log: IO[str]) -> str:
     """The first error that a log names, or its last line."""
     log.seek(0)
     lines = [line.strip() for line in log.read().splitlines() if line.strip()]
-    named = [found.group() for line in lines if "WARNING" not in line
-             and (found := re.search(r"\w*(?:Error|Exception|error): .*", line))]
+    named = [
+        found.group()
+        for line in lines
+        if "WARNING" not in line and (found := re.search(r"\w*(?:Error|Exception|error): .*", line))
+    ]
     return (named or lines[-1:] or ["it said nothing"])[0][:300]

@@ -46,9 +46,13 @@ class Environment:
     def vllm_variables(self, threads: int) -> dict[str, str]:
         """vLLM at its best: threads bound to the first ``threads`` usable cores, Intel's OpenMP preloaded."""
         cores = sorted(os.sched_getaffinity(0))[:threads]
-        found = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)), "VLLM_NO_USAGE_STATS": "1",
-                 "VLLM_CACHE_ROOT": str(self.directory.parent / "vllm-cache"), "HF_HUB_OFFLINE": "1",
-                 "VLLM_LOGGING_LEVEL": "WARNING"}
+        found = {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(self.directory.parent / "vllm-cache"),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
         openmp = self.directory / "lib" / "libiomp5.so"
         return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
 

@@ -62,8 +62,9 @@ class Promise:
         if timing.error is not None or not timing.chunks:
             return False
         gaps = timing.gaps_s
-        return (timing.first_token_s <= self.first_token_s
-                and (not gaps or statistics.fmean(gaps) <= self.between_tokens_s))
+        return timing.first_token_s <= self.first_token_s and (
+            not gaps or statistics.fmean(gaps) <= self.between_tokens_s
+        )
 
 
 class Side(Protocol):
@@ -118,8 +119,10 @@ def single(side: Side, vocab_size: int, seed: int) -> Figures:
     _, [timing] = answered(side, replace(SINGLE, vocab_size=vocab_size, seed=seed))
     decode_s = timing.chunks[-1][0] - timing.chunks[0][0]
     decoded = timing.output_tokens - timing.chunks[0][1]
-    return {"decode_tokens_per_s": decoded / decode_s,
-            "prefill_tokens_per_s": SINGLE.prompt_tokens / timing.first_token_s}
+    return {
+        "decode_tokens_per_s": decoded / decode_s,
+        "prefill_tokens_per_s": SINGLE.prompt_tokens / timing.first_token_s,
+    }
 
 
 def shared(side: Side, vocab_size: int, seed: int) -> Figures:
@@ -155,13 +158,12 @@ def goodput(side: Side, vocab_size: int, seed: int, *, rates: Sequence[float], p
 def lines(rates: Sequence[float], promise: Promise) -> dict[str, Line]:
     return {
         "a": Line("32 requests, 256 -> 64", burst, {"output_tokens_per_s": True}),
-        "b": Line("one stream, 512 -> 128", single,
-                  {"decode_tokens_per_s": True, "prefill_tokens_per_s": True}),
+        "b": Line("one stream, 512 -> 128", single, {"decode_tokens_per_s": True, "prefill_tokens_per_s": True}),
         "c": Line("32 requests share 1,000 of 1,050, 16 out", shared, {"seconds": False}),
-        "d": Line("8 conversations of 6 turns", conversations,
-                  {"seconds": False, "later_first_token_s": False}),
-        "e": Line(f"Poisson, 256 -> 64, first token {promise.first_token_s:g} s, "
-                  f"between {promise.between_tokens_s:g} s",
-                  partial(goodput, rates=rates, promise=promise),
-                  {"goodput_per_s": True}),
+        "d": Line("8 conversations of 6 turns", conversations, {"seconds": False, "later_first_token_s": False}),
+        "e": Line(
+            f"Poisson, 256 -> 64, first token {promise.first_token_s:g} s, between {promise.between_tokens_s:g} s",
+            partial(goodput, rates=rates, promise=promise),
+            {"goodput_per_s": True},
+        ),
     }

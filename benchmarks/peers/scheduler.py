@@ -57,20 +57,29 @@ class VllmScheduler:
     """The child that runs ``vllm_scheduler.py``. Use as a context manager."""
 
     def __init__(self, environment: Environment, model: str, running_max: int) -> None:
-        asked = {"model": model, "max_model_len": MAX_MODEL_LEN, "running_max": running_max,
-                 "step_tokens": PREFILL_TOKENS}
+        asked = {
+            "model": model,
+            "max_model_len": MAX_MODEL_LEN,
+            "running_max": running_max,
+            "step_tokens": PREFILL_TOKENS,
+        }
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - as long as the child
         self._child = subprocess.Popen(
             [environment.python(), Path(__file__).with_name("vllm_scheduler.py"), json.dumps(asked)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-            env=clean_variables() | environment.vllm_variables(1))
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=clean_variables() | environment.vllm_variables(1),
+        )
         self.facts: dict[str, Any] = self._read()
 
     def __enter__(self) -> VllmScheduler:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._child.stdin is not None
         self._child.stdin.close()
         try:
@@ -103,8 +112,9 @@ class WeftMemory:
         self.arena = arena
 
     def decode(self, running: int, steps: int) -> list[float]:
-        taken = step_overhead.measure(running, steps, spread=True, cache=True, arena=self.arena,
-                                      clock=time.thread_time)["whole step"]
+        taken = step_overhead.measure(
+            running, steps, spread=True, cache=True, arena=self.arena, clock=time.thread_time
+        )["whole step"]
         return [float(value) for value in taken]
 
     def prefix(self, tokens: int, repeats: int) -> dict[str, list[float]]:
@@ -113,9 +123,11 @@ class WeftMemory:
         remember(memory, prompt, STATE_EVERY)
         asked = np.concatenate([prompt, np.asarray([7] * 5, dtype=np.int32)])
         as_list: list[int] = asked.tolist()
-        return {"lookup": repeated(lambda: memory.match(asked, salt=""), repeats),
-                "arrival": repeated(lambda: memory.match(as_list, salt=""), repeats),
-                "hit": [memory.match(asked, salt="").cached_tokens / tokens]}
+        return {
+            "lookup": repeated(lambda: memory.match(asked, salt=""), repeats),
+            "arrival": repeated(lambda: memory.match(as_list, salt=""), repeats),
+            "hit": [memory.match(asked, salt="").cached_tokens / tokens],
+        }
 
     def allocate(self, tokens: int, repeats: int) -> list[float]:
         memory, taken = Memory(self.arena, cache=True), []
@@ -147,8 +159,7 @@ Rows = dict[str, dict[str, list[float]]]
 """Measure -> side -> the median of each round, in microseconds."""
 
 
-def in_turn(measures: dict[str, dict[str, Callable[[], float]]], rounds: int,
-            say: Callable[[str], None]) -> Rows:
+def in_turn(measures: dict[str, dict[str, Callable[[], float]]], rounds: int, say: Callable[[str], None]) -> Rows:
     """Every measure on both sides, round by round; the first side alternates."""
     rows: Rows = {name: {side: [] for side in sides} for name, sides in measures.items()}
     for number in range(rounds):
@@ -160,24 +171,30 @@ def in_turn(measures: dict[str, dict[str, Callable[[], float]]], rounds: int,
     return rows
 
 
-def measures_of(weft: WeftMemory, vllm: VllmScheduler, running: Sequence[int], steps: int,
-                repeats: int) -> dict[str, dict[str, Callable[[], float]]]:
+def measures_of(
+    weft: WeftMemory, vllm: VllmScheduler, running: Sequence[int], steps: int, repeats: int
+) -> dict[str, dict[str, Callable[[], float]]]:
     """Each measure as a call for each side, which takes it once and returns a median."""
 
     def decode(count: int) -> dict[str, Callable[[], float]]:
-        return {"weft": lambda: median(weft.decode(count, steps)),
-                "vllm": lambda: median(vllm.ask("decode", running=count, steps=steps))}
+        return {
+            "weft": lambda: median(weft.decode(count, steps)),
+            "vllm": lambda: median(vllm.ask("decode", running=count, steps=steps)),
+        }
 
     def prefix(key: str) -> dict[str, Callable[[], float]]:
-        return {"weft": lambda: median(weft.prefix(PREFIX_TOKENS, repeats)[key]),
-                "vllm": lambda: median(vllm.ask("prefix", tokens=PREFIX_TOKENS, repeats=repeats)[key])}
+        return {
+            "weft": lambda: median(weft.prefix(PREFIX_TOKENS, repeats)[key]),
+            "vllm": lambda: median(vllm.ask("prefix", tokens=PREFIX_TOKENS, repeats=repeats)[key]),
+        }
 
     found = {f"decode step, {count} running": decode(count) for count in running}
     found[f"lookup, {PREFIX_TOKENS:,} cached"] = prefix("lookup")
     found[f"lookup, from tokens, {PREFIX_TOKENS:,} cached"] = prefix("arrival")
     found[f"allocation, {PREFILL_TOKENS:,} tokens"] = {
         "weft": lambda: median(weft.allocate(PREFILL_TOKENS, repeats)),
-        "vllm": lambda: median(vllm.ask("allocate", tokens=PREFILL_TOKENS, repeats=repeats))}
+        "vllm": lambda: median(vllm.ask("allocate", tokens=PREFILL_TOKENS, repeats=repeats)),
+    }
     return found
 
 
@@ -186,14 +203,16 @@ def show(rows: Rows) -> None:
     for name, sides in rows.items():
         weft, vllm = (median(sides[side]) for side in ("weft", "vllm"))
         ratios = [theirs / own for own, theirs in zip(sides["weft"], sides["vllm"], strict=True)]
-        print(f"{name:<36}{weft:>11,.1f}{vllm:>11,.1f}{vllm / weft:>9.2f}  "
-              f"[{min(ratios):.2f}-{max(ratios):.2f}]")
+        print(f"{name:<36}{weft:>11,.1f}{vllm:>11,.1f}{vllm / weft:>9.2f}  [{min(ratios):.2f}-{max(ratios):.2f}]")
     print("ratio above 1: weft takes less")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.scheduler", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers.scheduler",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--running", type=int, nargs="+", default=[64, 256, 512])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=50)
@@ -218,12 +237,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     cpu = cpu_facts()
-    print(f"{cpu['model']}, {cpu['usable_cores']} cores, load {load[0]:.1f} at start and "
-          f"{os.getloadavg()[0]:.1f} at the end; vLLM {facts['version']}, groups {facts['groups']}")
+    print(
+        f"{cpu['model']}, {cpu['usable_cores']} cores, load {load[0]:.1f} at start and "
+        f"{os.getloadavg()[0]:.1f} at the end; vLLM {facts['version']}, groups {facts['groups']}"
+    )
     show(rows)
     if asked.json is not None:
-        asked.json.write_text(json.dumps(
-            {"cpu": cpu, "load_average": load, "vllm": facts, "rows": rows}, indent=1))
+        asked.json.write_text(json.dumps({"cpu": cpu, "load_average": load, "vllm": facts, "rows": rows}, indent=1))
     return 0
 
 

@@ -72,8 +72,7 @@ def ratio(weft: float, other: float, higher: bool) -> float | None:
     return weft / other if higher else other / weft
 
 
-def measure(bench: Bench, settings: Mapping[str, Setting], asked: Mapping[str, Line], rounds: int,
-            say: Say) -> Results:
+def measure(bench: Bench, settings: Mapping[str, Setting], asked: Mapping[str, Line], rounds: int, say: Say) -> Results:
     results = Results()
     for number in range(rounds):
         for name in order_of(list(settings), number):
@@ -85,8 +84,9 @@ def measure(bench: Bench, settings: Mapping[str, Setting], asked: Mapping[str, L
     return results
 
 
-def one_turn(bench: Bench, name: str, setting: Setting, asked: Mapping[str, Line], number: int,
-             results: Results, say: Say) -> None:
+def one_turn(
+    bench: Bench, name: str, setting: Setting, asked: Mapping[str, Line], number: int, results: Results, say: Say
+) -> None:
     """Start the engine, warm it up, run the lines, stop it."""
     begin, vocab_size = time.perf_counter(), bench.checkpoint.vocab_size
     left = list(asked)
@@ -116,8 +116,7 @@ def seed_of(line: str, number: int) -> int:
     return 1000 * (100 * number + ord(line) - ord("a") + 1)
 
 
-def table(results: Results, settings: Mapping[str, Setting], asked: Mapping[str, Line],
-          ours: str) -> list[str]:
+def table(results: Results, settings: Mapping[str, Setting], asked: Mapping[str, Line], ours: str) -> list[str]:
     """Rows of text: each line's figures by setting, and how many times better ``ours`` is."""
     names = list(settings)
     widths = [max(18, len(name)) + 2 for name in names]
@@ -173,19 +172,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench = Bench(checkpoint, environment, threads, asked.limit_s)
         results = measure(bench, settings, chosen, asked.rounds, say)
         _show(checkpoint, results, settings, chosen, machine, asked.rounds)
-        report[checkpoint.name] = {"parameters": checkpoint.parameters, "figures": results.figures,
-                                   "trouble": results.trouble}
+        report[checkpoint.name] = {
+            "parameters": checkpoint.parameters,
+            "figures": results.figures,
+            "trouble": results.trouble,
+        }
         machine["load_average_at_end"] = os.getloadavg()
         asked.json.write_text(json.dumps(report, indent=1))
     print(f"\n{os.path.relpath(asked.json)} has every round.")
     return 0
 
 
-def _show(checkpoint: Checkpoint, results: Results, settings: Mapping[str, Setting],
-          chosen: Mapping[str, Line], machine: Mapping[str, Any], rounds: int) -> None:
-    print(f"\n{checkpoint.name} ({checkpoint.parameters / 1e6:.0f}M weights), {machine['cpu']['model']}, "
-          f"{machine['threads']} threads, load {machine['load_average'][0]:.1f} at start, "
-          f"medians of {rounds} rounds")
+def _show(
+    checkpoint: Checkpoint,
+    results: Results,
+    settings: Mapping[str, Setting],
+    chosen: Mapping[str, Line],
+    machine: Mapping[str, Any],
+    rounds: int,
+) -> None:
+    print(
+        f"\n{checkpoint.name} ({checkpoint.parameters / 1e6:.0f}M weights), {machine['cpu']['model']}, "
+        f"{machine['threads']} threads, load {machine['load_average'][0]:.1f} at start, "
+        f"medians of {rounds} rounds"
+    )
     ours = "weft" if "weft" in settings else next(iter(settings))
     print("\n".join(table(results, settings, chosen, ours)))
     print(f"in brackets: how many times better {ours} is")
@@ -211,8 +221,11 @@ def _names(text: str) -> list[str]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.serve", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers.serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--only", type=_letters, default="abcde", help="lines, such as a,b")
     parser.add_argument("--engines", type=_names, default=list(SETTINGS), help=", ".join(SETTINGS))
     parser.add_argument("--checkpoint", choices=(*FAMILIES, "all"), default="all")
@@ -220,10 +233,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, help="default: all usable cores")
     parser.add_argument("--limit-s", type=float, default=300.0, help="longest that a line may take")
-    parser.add_argument("--rates", type=lambda text: [float(part) for part in text.split(",")],
-                        default=[0.5, 1.0, 2.0, 4.0], help="line e: arrivals per second, rising")
-    parser.add_argument("--promise", type=lambda text: Promise(*map(float, text.split(","))),
-                        default=Promise(), help="line e: seconds to the first token and between two: 2,0.2")
+    parser.add_argument(
+        "--rates",
+        type=lambda text: [float(part) for part in text.split(",")],
+        default=[0.5, 1.0, 2.0, 4.0],
+        help="line e: arrivals per second, rising",
+    )
+    parser.add_argument(
+        "--promise",
+        type=lambda text: Promise(*map(float, text.split(","))),
+        default=Promise(),
+        help="line e: seconds to the first token and between two: 2,0.2",
+    )
     parser.add_argument("--check", action="store_true", help="compare greedy tokens instead")
     parser.add_argument("--env", type=Path, default=DEFAULT_ENVIRONMENT)
     parser.add_argument("--keep", type=Path, default=KEEP, help="folder that keeps the checkpoints")

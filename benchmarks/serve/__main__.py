@@ -49,17 +49,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[title] = compare(checkpoint, plans, rounds=asked.rounds, threads=threads, say=say)
     show(results, machine)
     asked.json.parent.mkdir(parents=True, exist_ok=True)
-    asked.json.write_text(json.dumps(
-        {"machine": machine, "results": {k: [asdict(c) for c in v] for k, v in results.items()}}, indent=2))
+    asked.json.write_text(
+        json.dumps({"machine": machine, "results": {k: [asdict(c) for c in v] for k, v in results.items()}}, indent=2)
+    )
     print(f"\n{os.path.relpath(asked.json)} has every round.")
     return 0
 
 
 def machine_now(threads: int, dtype: str) -> dict[str, Any]:
     """What a figure must be read with."""
-    return {"cpu": cpu_facts(), "memory": memory_facts(), "load_average": os.getloadavg(), "threads": threads,
-            "dtype": dtype, "omp_wait_policy": "passive", "python": sys.version.split()[0],
-            **{name: metadata.version(name) for name in ("weft", "torch", "transformers")}}
+    return {
+        "cpu": cpu_facts(),
+        "memory": memory_facts(),
+        "load_average": os.getloadavg(),
+        "threads": threads,
+        "dtype": dtype,
+        "omp_wait_policy": "passive",
+        "python": sys.version.split()[0],
+        **{name: metadata.version(name) for name in ("weft", "torch", "transformers")},
+    }
 
 
 def show(results: dict[str, list[Comparison]], machine: dict[str, Any]) -> None:
@@ -68,25 +76,34 @@ def show(results: dict[str, list[Comparison]], machine: dict[str, Any]) -> None:
 
     cpu = machine["cpu"]
     features = ", ".join(name for name, there in (cpu["features"] or {}).items() if there)
-    print(f"{cpu['model']}, {cpu['usable_cores']} cores ({features})\n"
-          f"load {machine['load_average'][0]:.1f} at start, {machine['threads']} threads each, "
-          f"OMP_WAIT_POLICY={machine['omp_wait_policy']}, {machine['dtype']}\n"
-          f"weft {machine['weft']}, torch {machine['torch']}, transformers {machine['transformers']}")
+    print(
+        f"{cpu['model']}, {cpu['usable_cores']} cores ({features})\n"
+        f"load {machine['load_average'][0]:.1f} at start, {machine['threads']} threads each, "
+        f"OMP_WAIT_POLICY={machine['omp_wait_policy']}, {machine['dtype']}\n"
+        f"weft {machine['weft']}, torch {machine['torch']}, transformers {machine['transformers']}"
+    )
     for title, comparisons in results.items():
         for one in comparisons:
             plan = one.plan
-            table = Table(title=f"{title}\n{one.workload}: {plan.requests} x {plan.prompt_tokens} -> "
-                                f"{plan.output_tokens} tokens, medians of {len(one.rounds) // 2} rounds")
+            table = Table(
+                title=f"{title}\n{one.workload}: {plan.requests} x {plan.prompt_tokens} -> "
+                f"{plan.output_tokens} tokens, medians of {len(one.rounds) // 2} rounds"
+            )
             for column in ("", "weft", "transformers", "ratio"):
                 table.add_column(column, justify="left" if not column else "right")
             for measure in MEASURES:
                 unit, scale = ("", 1.0) if measure in HIGHER_IS_BETTER else (" (ms)", 1e3)
                 name = measure.replace("_per_s", " per s").removesuffix("_s").replace("_", " ") + unit
-                table.add_row(name, _number(one.weft[measure], scale),
-                              _number(one.transformers[measure], scale),
-                              _number(one.ratios[measure]))
-            table.caption = (f"ratio above 1: weft is better\nsame tokens for {one.same_prefix:.0%} of each "
-                             "answer's length (mean; bfloat16: near ties fall either way)")
+                table.add_row(
+                    name,
+                    _number(one.weft[measure], scale),
+                    _number(one.transformers[measure], scale),
+                    _number(one.ratios[measure]),
+                )
+            table.caption = (
+                f"ratio above 1: weft is better\nsame tokens for {one.same_prefix:.0%} of each "
+                "answer's length (mean; bfloat16: near ties fall either way)"
+            )
             Console(width=88).print(table)
 
 

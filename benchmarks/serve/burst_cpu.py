@@ -55,16 +55,30 @@ class BurstTimes:
 
 def engine_of(checkpoint: Checkpoint, max_step_ms: int, *, step_tokens: int | None = None) -> EngineCore:
     """One thread, and a clock that counts its CPU time."""
-    core = assemble(EngineConfig.of(model=str(checkpoint.directory), dtype=checkpoint.dtype, threads=1,
-                                    prefix_cache=False, memory="1GB", max_step_ms=max_step_ms,
-                                    max_num_batched_tokens=step_tokens, speculate="off")).core
+    core = assemble(
+        EngineConfig.of(
+            model=str(checkpoint.directory),
+            dtype=checkpoint.dtype,
+            threads=1,
+            prefix_cache=False,
+            memory="1GB",
+            max_step_ms=max_step_ms,
+            max_num_batched_tokens=step_tokens,
+            speculate="off",
+        )
+    ).core
     core.parts.clock = CLOCK
     return core
 
 
 def submit(core: EngineCore, name: str, prompt: list[int], answer_tokens: int) -> None:
-    core.submit(Request(request_id=name, prompt_tokens=prompt,
-                        sampling=SamplingParams(temperature=0.0, max_tokens=answer_tokens, ignore_eos=True)))
+    core.submit(
+        Request(
+            request_id=name,
+            prompt_tokens=prompt,
+            sampling=SamplingParams(temperature=0.0, max_tokens=answer_tokens, ignore_eos=True),
+        )
+    )
 
 
 def burst(core: EngineCore, plan: LoadPlan, name: str) -> BurstTimes:
@@ -86,17 +100,22 @@ def burst(core: EngineCore, plan: LoadPlan, name: str) -> BurstTimes:
     core.on_step.remove(stepped)
     assert core.failure is None, core.failure
     gaps = [later - earlier for each in times.values() for earlier, later in pairwise(each)]
-    return BurstTimes(CLOCK() - begin, sum(map(len, times.values())), gaps,
-                      max(each[0] for each in times.values()), mixed)
+    return BurstTimes(
+        CLOCK() - begin, sum(map(len, times.values())), gaps, max(each[0] for each in times.values()), mixed
+    )
 
 
-def bursts(checkpoint: Checkpoint, limits: Sequence[int], plan: LoadPlan,
-           rounds: int) -> Iterator[tuple[int, BurstTimes]]:
+def bursts(
+    checkpoint: Checkpoint, limits: Sequence[int], plan: LoadPlan, rounds: int
+) -> Iterator[tuple[int, BurstTimes]]:
     """Each limit's, in turn; each round begins with the next one. A first burst of each is not counted."""
     cores = {limit: engine_of(checkpoint, limit) for limit in limits}
     for core in cores.values():
-        burst(core, LoadPlan(requests=2, prompt_tokens=PROMPT_TOKENS, output_tokens=4,
-                             vocab_size=plan.vocab_size), "first")
+        burst(
+            core,
+            LoadPlan(requests=2, prompt_tokens=PROMPT_TOKENS, output_tokens=4, vocab_size=plan.vocab_size),
+            "first",
+        )
     for number in range(rounds):
         first = number % len(limits)
         for limit in [*limits[first:], *limits[:first]]:
@@ -104,10 +123,11 @@ def bursts(checkpoint: Checkpoint, limits: Sequence[int], plan: LoadPlan,
 
 
 def burst_table(results: dict[int, list[BurstTimes]]) -> str:
-    rates = {limit: statistics.median(one.tokens / one.seconds for one in each)
-             for limit, each in results.items()}
-    lines = [f"{'--max-step-ms':>14}{'tokens/cpu s':>14}{'of no limit':>13}{'gap p99 ms':>12}"
-             f"{'last first token s':>20}{'mixed steps':>13}{'their tokens':>14}{'their ms':>10}"]
+    rates = {limit: statistics.median(one.tokens / one.seconds for one in each) for limit, each in results.items()}
+    lines = [
+        f"{'--max-step-ms':>14}{'tokens/cpu s':>14}{'of no limit':>13}{'gap p99 ms':>12}"
+        f"{'last first token s':>20}{'mixed steps':>13}{'their tokens':>14}{'their ms':>10}"
+    ]
     for limit, each in sorted(results.items()):
         gaps = [percentile(one.gaps_s, 0.99) or 0.0 for one in each]
         mixed = [step for one in each for step in one.mixed]
@@ -116,7 +136,8 @@ def burst_table(results: dict[int, list[BurstTimes]]) -> str:
             f"{statistics.median(gaps) * 1e3:>12.0f}"
             f"{statistics.median(one.first_token_s for one in each):>20.1f}"
             f"{len(mixed) / len(each):>13.1f}{statistics.mean(tokens for tokens, _ in mixed):>14.0f}"
-            f"{statistics.mean(seconds for _, seconds in mixed) * 1e3:>10.0f}")
+            f"{statistics.mean(seconds for _, seconds in mixed) * 1e3:>10.0f}"
+        )
     return "\n".join(lines)
 
 
@@ -155,18 +176,21 @@ def grid(checkpoint: Checkpoint, rounds: int) -> dict[tuple[int, int], float]:
 
 
 def grid_table(best: dict[tuple[int, int], float]) -> str:
-    lines = [f"{'decodes':>8}{'alone':>8}" + "".join(f"{tokens:>8}" for tokens in GRID_TOKENS)
-             + "   prompt tokens; ms"]
+    lines = [f"{'decodes':>8}{'alone':>8}" + "".join(f"{tokens:>8}" for tokens in GRID_TOKENS) + "   prompt tokens; ms"]
     for decodes in GRID_DECODES:
         alone = f"{best[decodes, 0] * 1e3:.0f}" if decodes else "-"
-        lines.append(f"{decodes:>8}{alone:>8}"
-                     + "".join(f"{best[decodes, tokens] * 1e3:>8.0f}" for tokens in GRID_TOKENS))
+        lines.append(
+            f"{decodes:>8}{alone:>8}" + "".join(f"{best[decodes, tokens] * 1e3:>8.0f}" for tokens in GRID_TOKENS)
+        )
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.burst_cpu", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve.burst_cpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--max-step-ms", type=int, nargs="+", default=LIMITS)
     parser.add_argument("--family", choices=FAMILIES, default="lfm2")
     parser.add_argument("--size", choices=SIZES, default="350m")
@@ -183,8 +207,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.grid:
         print(grid_table(grid(checkpoint, asked.rounds)))
         return 0
-    plan = LoadPlan(requests=asked.requests, prompt_tokens=PROMPT_TOKENS, output_tokens=asked.output_tokens,
-                    vocab_size=checkpoint.vocab_size)
+    plan = LoadPlan(
+        requests=asked.requests,
+        prompt_tokens=PROMPT_TOKENS,
+        output_tokens=asked.output_tokens,
+        vocab_size=checkpoint.vocab_size,
+    )
     results = defaultdict[int, list[BurstTimes]](list)
     for limit, one in bursts(checkpoint, sorted({0, *asked.max_step_ms}), plan, asked.rounds):
         results[limit].append(one)

@@ -76,9 +76,7 @@ class Checkpoint:
         return f"{self.family}-{self.size}-{self.dtype}"
 
 
-def make_checkpoint(
-    family: Family, size: Size, dtype: DTypeName, *, under: Path, seed: int = 0
-) -> Checkpoint:
+def make_checkpoint(family: Family, size: Size, dtype: DTypeName, *, under: Path, seed: int = 0) -> Checkpoint:
     """The checkpoint directory, made when it is not there yet (needs transformers)."""
     directory = under / f"{family}-{size}-{dtype}-seed{seed}-recipe{RECIPE}"
     if not directory.exists():
@@ -114,8 +112,13 @@ def config_of(family: Family, size: Size) -> Any:
     import transformers
 
     shared: dict[str, Any] = {
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": True,
-        "max_position_embeddings": MAX_POSITIONS, "initializer_range": INITIALIZER_RANGE}
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": MAX_POSITIONS,
+        "initializer_range": INITIALIZER_RANGE,
+    }
     if family == "lfm2":
         # Transformers has no use for these two; published configs have them, and other engines read them.
         widths = dict.fromkeys(("conv_dim", "block_dim"), _LFM2[size]["hidden_size"])
@@ -127,10 +130,20 @@ def config_of(family: Family, size: Size) -> Any:
     kinds = ["attention" if i in attention_at else "mamba" for i in range(geometry["num_hidden_layers"])]
     head_dim = geometry["hidden_size"] // geometry["num_attention_heads"]
     return transformers.GraniteMoeHybridConfig(
-        **geometry, **shared, layer_types=kinds, mamba_n_groups=1, mamba_d_conv=4, mamba_expand=2,
-        intermediate_size=geometry["shared_intermediate_size"], num_local_experts=0, num_experts_per_tok=0,
-        embedding_multiplier=1.0, attention_multiplier=1 / head_dim, residual_multiplier=0.246,
-        logits_scaling=3.0)
+        **geometry,
+        **shared,
+        layer_types=kinds,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        intermediate_size=geometry["shared_intermediate_size"],
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        embedding_multiplier=1.0,
+        attention_multiplier=1 / head_dim,
+        residual_multiplier=0.246,
+        logits_scaling=3.0,
+    )
 
 
 def _name_layers_as_published(path: Path) -> None:
@@ -156,6 +169,10 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
-                "pad_token": "<pad>"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

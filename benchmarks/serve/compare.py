@@ -26,8 +26,14 @@ from weft.config import EngineConfig
 Side = Callable[[LoadPlan], tuple[Summary, list[Timing]]]
 Say = Callable[[str], None]
 
-MEASURES = ("requests_per_s", "output_tokens_per_s", "first_token_median_s", "first_token_p99_s",
-            "between_tokens_median_s", "between_tokens_p99_s")
+MEASURES = (
+    "requests_per_s",
+    "output_tokens_per_s",
+    "first_token_median_s",
+    "first_token_p99_s",
+    "between_tokens_median_s",
+    "between_tokens_p99_s",
+)
 HIGHER_IS_BETTER = {"requests_per_s", "output_tokens_per_s"}
 WARM_UP_TOKENS = 4
 
@@ -50,21 +56,21 @@ class Comparison:
     rounds: tuple[tuple[str, Summary], ...]
 
 
-def compare(checkpoint: Checkpoint, workloads: dict[str, LoadPlan], *, rounds: int, threads: int,
-            say: Say) -> list[Comparison]:
+def compare(
+    checkpoint: Checkpoint, workloads: dict[str, LoadPlan], *, rounds: int, threads: int, say: Say
+) -> list[Comparison]:
     """Run every workload ``rounds`` times on both sides."""
     # Rounds repeat their prompts, and the other side keeps nothing.
-    config = EngineConfig(model=str(checkpoint.directory), dtype=checkpoint.dtype, threads=threads,
-                          prefix_cache=False)
+    config = EngineConfig(model=str(checkpoint.directory), dtype=checkpoint.dtype, threads=threads, prefix_cache=False)
     say(f"{checkpoint.name}: starting both sides")
     with Peer(checkpoint.directory, checkpoint.dtype, threads) as peer, own_server(config) as url:
-        sides: dict[str, Side] = {"weft": lambda plan: asyncio.run(run_load(url, plan)),
-                                  "transformers": peer.run}
+        sides: dict[str, Side] = {"weft": lambda plan: asyncio.run(run_load(url, plan)), "transformers": peer.run}
         return [_compare_one(name, plan, sides, rounds, say) for name, plan in workloads.items()]
 
 
-def alternate(name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int,
-              say: Say) -> dict[str, list[tuple[Summary, list[Timing]]]]:
+def alternate(
+    name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int, say: Say
+) -> dict[str, list[tuple[Summary, list[Timing]]]]:
     """The rounds of each side, behind a small run of each that is not counted. With each round the next side
     begins."""
     for run in sides.values():
@@ -76,8 +82,10 @@ def alternate(name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int,
             summary, timings = sides[side](plan)
             assert summary.failed == 0, f"{side}: {summary.failed} requests failed: {summary.errors}"
             results[side].append((summary, timings))
-            say(f"{name}, round {number + 1} of {rounds}: {side} {summary.seconds:.1f} s, "
-                f"{summary.output_tokens_per_s:.1f} tokens/s")
+            say(
+                f"{name}, round {number + 1} of {rounds}: {side} {summary.seconds:.1f} s, "
+                f"{summary.output_tokens_per_s:.1f} tokens/s"
+            )
     return results
 
 
@@ -85,8 +93,15 @@ def _compare_one(name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int,
     results = alternate(name, plan, sides, rounds, say)
     log = [(side, each[number][0]) for number in range(rounds) for side, each in results.items()]
     weft, transformers = (medians([summary for summary, _ in results[side]]) for side in sides)
-    return Comparison(name, plan, weft, transformers, ratios(weft, transformers),
-                      same_prefix(results["weft"][0][1], results["transformers"][0][1]), tuple(log))
+    return Comparison(
+        name,
+        plan,
+        weft,
+        transformers,
+        ratios(weft, transformers),
+        same_prefix(results["weft"][0][1], results["transformers"][0][1]),
+        tuple(log),
+    )
 
 
 def medians(summaries: list[Summary]) -> dict[str, float | None]:

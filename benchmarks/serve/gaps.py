@@ -100,22 +100,42 @@ def rows_of(results: dict[str, list[Summary]], cpu_s: dict[str, list[float]]) ->
     rows = []
     for limit in sorted(int(side) for side in figures if side != PEER):
         own = {measure: value or 0.0 for measure, value in figures[str(limit)].items()}
-        rows.append(LimitRow(
-            limit, own["output_tokens_per_s"], own["between_tokens_median_s"], own["between_tokens_p99_s"],
-            own["first_token_p99_s"], own["between_tokens_p99_s"] / peer_p99,
-            own["output_tokens_per_s"] / unlimited,
-            statistics.median(cpu_s["0"]) / statistics.median(cpu_s[str(limit)])))
+        rows.append(
+            LimitRow(
+                limit,
+                own["output_tokens_per_s"],
+                own["between_tokens_median_s"],
+                own["between_tokens_p99_s"],
+                own["first_token_p99_s"],
+                own["between_tokens_p99_s"] / peer_p99,
+                own["output_tokens_per_s"] / unlimited,
+                statistics.median(cpu_s["0"]) / statistics.median(cpu_s[str(limit)]),
+            )
+        )
     return rows
 
 
-def measure(checkpoint: Checkpoint, plan: LoadPlan, limits: Sequence[int], *, rounds: int,
-            threads: int) -> tuple[dict[str, list[Summary]], dict[str, list[float]]]:
+def measure(
+    checkpoint: Checkpoint, plan: LoadPlan, limits: Sequence[int], *, rounds: int, threads: int
+) -> tuple[dict[str, list[Summary]], dict[str, list[float]]]:
     """The rounds of each side, and the CPU seconds of weft's."""
     say(f"{checkpoint.name}: starting {len(limits)} servers, and transformers")
     with ExitStack() as started:
-        servers = {str(limit): started.enter_context(measured_server(EngineConfig(
-            model=str(checkpoint.directory), dtype=checkpoint.dtype, threads=threads, prefix_cache=False,
-            memory=_MEMORY, max_step_ms=limit))) for limit in limits}
+        servers = {
+            str(limit): started.enter_context(
+                measured_server(
+                    EngineConfig(
+                        model=str(checkpoint.directory),
+                        dtype=checkpoint.dtype,
+                        threads=threads,
+                        prefix_cache=False,
+                        memory=_MEMORY,
+                        max_step_ms=limit,
+                    )
+                )
+            )
+            for limit in limits
+        }
         sides: dict[str, Side] = {limit: server.run for limit, server in servers.items()}
         sides[PEER] = started.enter_context(Peer(checkpoint.directory, checkpoint.dtype, threads)).run
         runs = alternate("burst", plan, sides, rounds, say)
@@ -124,25 +144,34 @@ def measure(checkpoint: Checkpoint, plan: LoadPlan, limits: Sequence[int], *, ro
 
 
 def table(rows: Sequence[LimitRow], peer: dict[str, float | None]) -> str:
-    lines = [f"{'--max-step-ms':>14}{'tokens/s':>10}{'of no limit':>13}{'by CPU':>8}{'gap ms':>8}"
-             f"{'p99 ms':>9}{'of ' + PEER:>17}{'first token p99 ms':>20}"]
+    lines = [
+        f"{'--max-step-ms':>14}{'tokens/s':>10}{'of no limit':>13}{'by CPU':>8}{'gap ms':>8}"
+        f"{'p99 ms':>9}{'of ' + PEER:>17}{'first token p99 ms':>20}"
+    ]
     for row in rows:
-        lines.append(f"{row.limit_ms or 'no limit':>14}{row.output_tokens_per_s:>10.1f}"
-                     f"{row.throughput_share:>13.2f}{row.cpu_share:>8.2f}"
-                     f"{row.between_tokens_median_s * 1e3:>8.0f}"
-                     f"{row.between_tokens_p99_s * 1e3:>9.0f}{row.gap_ratio:>17.2f}"
-                     f"{row.first_token_p99_s * 1e3:>20,.0f}{'  holds' if row.holds else ''}")
+        lines.append(
+            f"{row.limit_ms or 'no limit':>14}{row.output_tokens_per_s:>10.1f}"
+            f"{row.throughput_share:>13.2f}{row.cpu_share:>8.2f}"
+            f"{row.between_tokens_median_s * 1e3:>8.0f}"
+            f"{row.between_tokens_p99_s * 1e3:>9.0f}{row.gap_ratio:>17.2f}"
+            f"{row.first_token_p99_s * 1e3:>20,.0f}{'  holds' if row.holds else ''}"
+        )
     figures = {name: value or 0.0 for name, value in peer.items()}
-    lines.append(f"{PEER:>14}{figures['output_tokens_per_s']:>10.1f}{'':>21}"
-                 f"{figures['between_tokens_median_s'] * 1e3:>8.0f}"
-                 f"{figures['between_tokens_p99_s'] * 1e3:>9.0f}{1:>17.2f}"
-                 f"{figures['first_token_p99_s'] * 1e3:>20,.0f}")
+    lines.append(
+        f"{PEER:>14}{figures['output_tokens_per_s']:>10.1f}{'':>21}"
+        f"{figures['between_tokens_median_s'] * 1e3:>8.0f}"
+        f"{figures['between_tokens_p99_s'] * 1e3:>9.0f}{1:>17.2f}"
+        f"{figures['first_token_p99_s'] * 1e3:>20,.0f}"
+    )
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve.gaps", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serve.gaps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--max-step-ms", type=int, nargs="+", default=LIMITS)
     parser.add_argument("--family", choices=FAMILIES, default="lfm2")
     parser.add_argument("--size", choices=SIZES, default="350m")
@@ -157,19 +186,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = machine_now(threads, asked.dtype)
     checkpoint = make_checkpoint(asked.family, asked.size, asked.dtype, under=asked.keep)
     burst = WORKLOADS["burst"]
-    plan = LoadPlan(requests=asked.requests, prompt_tokens=burst.prompt_tokens,
-                    output_tokens=burst.output_tokens, concurrency=asked.requests,
-                    vocab_size=checkpoint.vocab_size)
+    plan = LoadPlan(
+        requests=asked.requests,
+        prompt_tokens=burst.prompt_tokens,
+        output_tokens=burst.output_tokens,
+        concurrency=asked.requests,
+        vocab_size=checkpoint.vocab_size,
+    )
     results, cpu_s = measure(checkpoint, plan, limits, rounds=asked.rounds, threads=threads)
     rows = rows_of(results, cpu_s)
-    print(f"{machine['cpu']['model']}, {threads} threads, load {machine['load_average'][0]:.1f} at start; "
-          f"{checkpoint.name}: {plan.requests} x {plan.prompt_tokens} -> {plan.output_tokens} tokens, "
-          f"medians of {asked.rounds} rounds")
+    print(
+        f"{machine['cpu']['model']}, {threads} threads, load {machine['load_average'][0]:.1f} at start; "
+        f"{checkpoint.name}: {plan.requests} x {plan.prompt_tokens} -> {plan.output_tokens} tokens, "
+        f"medians of {asked.rounds} rounds"
+    )
     print(table(rows, medians(results[PEER])))
     asked.json.parent.mkdir(parents=True, exist_ok=True)
-    asked.json.write_text(json.dumps(
-        {"machine": machine, "rows": [asdict(row) for row in rows], "cpu_s": cpu_s,
-         "rounds": {side: [asdict(one) for one in each] for side, each in results.items()}}, indent=2))
+    asked.json.write_text(
+        json.dumps(
+            {
+                "machine": machine,
+                "rows": [asdict(row) for row in rows],
+                "cpu_s": cpu_s,
+                "rounds": {side: [asdict(one) for one in each] for side, each in results.items()},
+            },
+            indent=2,
+        )
+    )
     print(f"\n{os.path.relpath(asked.json)} has every round.")
     return 0
 

@@ -46,8 +46,7 @@ class LoadPlan:
         low = min(ORDINARY_ID_MIN, self.vocab_size // 2)
         shared = [dice.randrange(low, self.vocab_size) for _ in range(self.shared_tokens)]
         own = self.prompt_tokens - self.shared_tokens
-        return [shared + [dice.randrange(low, self.vocab_size) for _ in range(own)]
-                for _ in range(self.requests)]
+        return [shared + [dice.randrange(low, self.vocab_size) for _ in range(own)] for _ in range(self.requests)]
 
     def arrivals(self) -> list[float]:
         """Seconds after the start at which each request comes."""
@@ -83,7 +82,9 @@ def summarise(timings: Sequence[Timing], seconds: float) -> Summary:
     first = [timing.first_token_s for timing in done]
     gaps = [gap for timing in done for gap in timing.gaps_s]
     return Summary(
-        requests=len(timings), failed=len(timings) - len(done), seconds=seconds,
+        requests=len(timings),
+        failed=len(timings) - len(done),
+        seconds=seconds,
         requests_per_s=len(done) / seconds,
         output_tokens_per_s=sum(timing.output_tokens for timing in done) / seconds,
         first_token_median_s=statistics.median(first) if first else None,
@@ -91,19 +92,28 @@ def summarise(timings: Sequence[Timing], seconds: float) -> Summary:
         between_tokens_median_s=statistics.median(gaps) if gaps else None,
         between_tokens_p99_s=percentile(gaps, 0.99),
         cached_tokens=sum(timing.cached_tokens for timing in done),
-        errors=tuple(sorted({timing.error for timing in timings if timing.error is not None}))[:5])
+        errors=tuple(sorted({timing.error for timing in timings if timing.error is not None}))[:5],
+    )
 
 
-async def run_load(url: str, plan: LoadPlan, *, model: str | None = None, api_key: str | None = None,
-                   extra: dict[str, Any] | None = None, endpoint_format: EndpointFormat | None = None,
-                   transport: httpx.AsyncBaseTransport | None = None) -> tuple[Summary, list[Timing]]:
+async def run_load(
+    url: str,
+    plan: LoadPlan,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    extra: dict[str, Any] | None = None,
+    endpoint_format: EndpointFormat | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> tuple[Summary, list[Timing]]:
     """Send the plan's requests to ``url`` (with or without /v1). A failed request is counted, not raised."""
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     speech = endpoint_format or OPENAI
     limits = httpx.Limits(max_connections=plan.concurrency, max_keepalive_connections=plan.concurrency)
-    async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=None,
-                                 transport=transport) as client:
+    async with httpx.AsyncClient(
+        base_url=base, headers=headers, limits=limits, timeout=None, transport=transport
+    ) as client:
         name = model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
         gate = asyncio.Semaphore(plan.concurrency)
         begin = time.perf_counter()

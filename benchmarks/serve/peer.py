@@ -33,19 +33,25 @@ class Peer:
     RuntimeError with its reason."""
 
     def __init__(self, directory: Path, dtype: str, threads: int, how: How = "static") -> None:
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "TRANSFORMERS_VERBOSITY": "error",
-                       "HF_HUB_OFFLINE": "1"}
+        environment = {
+            **os.environ,
+            "OMP_WAIT_POLICY": "passive",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_OFFLINE": "1",
+        }
         command = [sys.executable, "-m", "benchmarks.serve.peer", str(directory), dtype, str(threads), how]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                       env=environment)
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         answer = self._read()
         assert answer == READY, answer
 
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._child.stdin is not None
         self._child.stdin.close()
         self._child.wait()
@@ -56,7 +62,7 @@ class Peer:
         begin = time.perf_counter()
         prompts = plan.prompts()
         for first in range(0, len(prompts), plan.concurrency):
-            timings += self.batch(prompts[first:first + plan.concurrency], plan.output_tokens, begin)
+            timings += self.batch(prompts[first : first + plan.concurrency], plan.output_tokens, begin)
         return summarise(timings, time.perf_counter() - begin), timings
 
     def batch(self, prompts: list[list[int]], output_tokens: int, sent: float) -> list[Timing]:
@@ -134,9 +140,16 @@ def _serve_pipe(directory: str, dtype: str, threads: int, how: str) -> None:
         prompts, count = torch.tensor(asked["prompts"]), asked["output_tokens"]
         clock = _StepClock()
         with torch.inference_mode():
-            output = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=count,
-                                    min_new_tokens=count, do_sample=False, streamer=clock, pad_token_id=0)
-        tokens = output[:, prompts.shape[1]:].tolist()
+            output = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                streamer=clock,
+                pad_token_id=0,
+            )
+        tokens = output[:, prompts.shape[1] :].tolist()
         print(json.dumps({"token_times_s": clock.times_s, "tokens": tokens}), flush=True)
 
 

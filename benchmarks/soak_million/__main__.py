@@ -55,8 +55,7 @@ LEAKS = {"soak: descriptors", "soak: memory", "soak: threads", "server's tempora
 TRIES = 20
 LOOK_S, LATE_S = 0.2, 2.0
 CLOCK_JUMPS_S = (7200, -7200, 86_400, 0, -86_400, 3 * 365 * 86_400, 0)
-EVERY = {"engine": 1500, "worker": 2500, "disk": 5000, "clock": 1000, "server": 200_000, "audit": 2000,
-         "sample": 200}
+EVERY = {"engine": 1500, "worker": 2500, "disk": 5000, "clock": 1000, "server": 200_000, "audit": 2000, "sample": 200}
 """Requests between two faults of a kind, two audits, two looks at memory. A disk stays full for a tenth of
 that. The start of an engine costs as much as two hundred requests: more kills would be a test of starts."""
 _NAMESPACE = "SOAK_DISK"
@@ -70,16 +69,14 @@ class Answers:
         self._base = sqlite3.connect(file, isolation_level=None)
         self._base.execute("PRAGMA journal_mode=WAL")
         self._base.execute("PRAGMA synchronous=OFF")
-        self._base.execute("CREATE TABLE IF NOT EXISTS answers "
-                           "(question INTEGER PRIMARY KEY, said TEXT, lone INT)")
+        self._base.execute("CREATE TABLE IF NOT EXISTS answers (question INTEGER PRIMARY KEY, said TEXT, lone INT)")
 
     def of(self, question: int) -> Said | None:
         row = self._base.execute("SELECT said FROM answers WHERE question = ?", (question,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def add(self, question: int, said: Said, *, is_lone: bool) -> None:
-        self._base.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)",
-                           (question, json.dumps(said), is_lone))
+        self._base.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (question, json.dumps(said), is_lone))
 
     def count(self) -> tuple[int, int]:
         return tuple(self._base.execute("SELECT count(*), coalesce(sum(lone), 0) FROM answers").fetchone())
@@ -150,6 +147,7 @@ class Soak:
                 await pace.turn()
                 await self._faults(number)
                 await self._one(client, asking(self._args.seed, number))
+
         await asyncio.gather(*(ask(client) for client in self._clients))
         self._fleet.free_disk()
 
@@ -224,8 +222,7 @@ class Soak:
         if self.is_control and asked.number == CONTROL_AT:
             said = [[f"{text}.", end, calls] for text, end, calls in said]
         right = self.answers.of(question.number)
-        is_sample = (asked.number == CONTROL_AT if self.is_control
-                     else question.number % self._args.sample == 0)
+        is_sample = asked.number == CONTROL_AT if self.is_control else question.number % self._args.sample == 0
         if right is None and is_sample:
             right = await self._lone(asked)
             self.answers.add(question.number, right, is_lone=True)
@@ -236,8 +233,10 @@ class Soak:
         self.counts["compared"] += 1
         self.counts["compared with a lone engine"] += is_sample
         if not (begins(said, right) if has_left else said == right):
-            self.wrong.append(f"request {asked.number}, question {question.number} ({question.kind}, "
-                              f"{'stream' if asked.is_stream else 'whole'}): {said} is not {right}")
+            self.wrong.append(
+                f"request {asked.number}, question {question.number} ({question.kind}, "
+                f"{'stream' if asked.is_stream else 'whole'}): {said} is not {right}"
+            )
 
     async def _lone(self, asked: Asking) -> Said:
         async with self._lone_lock:
@@ -268,8 +267,10 @@ class Soak:
         self._look_at_times(of_starts=True)
 
     def _look_at_times(self, *, of_starts: bool = False) -> None:
-        self.cpu.look({"soak": os.getpid(), "supervisor": self._fleet.watched()["supervisor"],
-                       "lone engine": self.lone_pid}, of_starts=of_starts)
+        self.cpu.look(
+            {"soak": os.getpid(), "supervisor": self._fleet.watched()["supervisor"], "lone engine": self.lone_pid},
+            of_starts=of_starts,
+        )
 
     def finish(self) -> None:
         code = self._fleet.stop()
@@ -320,51 +321,75 @@ class Soak:
         lines = self._samples_file.read_text().splitlines() if self._samples_file.exists() else []
         for server, number, values in map(json.loads, lines):
             if number < self.next:  # those behind were taken in a spell that did not end
-                self.samples.append(Sample(server, number,
-                                           {sys.intern(name): value for name, value in values.items()}))
+                self.samples.append(Sample(server, number, {sys.intern(name): value for name, value in values.items()}))
 
     def _write(self) -> None:
-        state = {"seed": self._args.seed, "next": self.next, "seconds": self.seconds, "servers": self.servers,
-                 "counts": self.counts, "cpu_seconds": self.cpu.seconds, "faults": self._fleet.counts,
-                 "unexplained": self.unexplained[:1000],
-                 "wrong": self.wrong[:1000], "audits": self.audits[:1000]}
+        state = {
+            "seed": self._args.seed,
+            "next": self.next,
+            "seconds": self.seconds,
+            "servers": self.servers,
+            "counts": self.counts,
+            "cpu_seconds": self.cpu.seconds,
+            "faults": self._fleet.counts,
+            "unexplained": self.unexplained[:1000],
+            "wrong": self.wrong[:1000],
+            "audits": self.audits[:1000],
+        }
         part = self._folder / "state.part"
         part.write_text(json.dumps(state))
         part.replace(self._folder / "state.json")
 
     def _say(self) -> None:
-        print(f"{self.seconds:8.0f} s  {self.next:>8} requests  {self.counts['compared']:>8} compared  "
-              f"{len(self.wrong)} wrong  {len(self.unexplained)} unexplained  "
-              f"{len(self.audits)} audits failed  "
-              f"{self._fleet.counts['engines killed']} engines killed", flush=True)
+        print(
+            f"{self.seconds:8.0f} s  {self.next:>8} requests  {self.counts['compared']:>8} compared  "
+            f"{len(self.wrong)} wrong  {len(self.unexplained)} unexplained  "
+            f"{len(self.audits)} audits failed  "
+            f"{self._fleet.counts['engines killed']} engines killed",
+            flush=True,
+        )
 
     def report(self) -> dict[str, Any]:
         rows = slopes(self.samples)
         for row in rows:
             print(row.line())
-        for title, lines in (("wrong", self.wrong), ("unexplained", self.unexplained),
-                             ("audit", self.audits)):
+        for title, lines in (("wrong", self.wrong), ("unexplained", self.unexplained), ("audit", self.audits)):
             for line in lines[:5]:
                 print(f"{title}: {line}")
         asked, lone = self.answers.count()
         per_s = self.next / self.seconds if self.seconds else 0.0
         return {
-            "requests": self.next, "of": self._args.requests, "seed": self._args.seed,
-            "seconds": round(self.seconds), "requests_per_s": round(per_s, 2),
+            "requests": self.next,
+            "of": self._args.requests,
+            "seed": self._args.seed,
+            "seconds": round(self.seconds),
+            "requests_per_s": round(per_s, 2),
             "hours_for_a_million": round(1e6 / per_s / 3600, 1) if per_s else None,
-            "cpu_ms_per_request": {kind: round(1e3 * seconds / max(1, self.next), 2)
-                                   for kind, seconds in self.cpu.seconds.most_common()},
-            "machine": machine(), "wrong": len(self.wrong), "unexplained": len(self.unexplained),
-            "audits": self.counts["audits"], "audits_failed": len(self.audits),
-            "questions": asked, "questions_of_a_lone_engine": lone,
-            "counts": dict(sorted(self.counts.items())), "faults": dict(sorted(self._fleet.counts.items())),
-            f"slopes_per_{PER}": {row.name: {"slope": round(row.slope, 3), "low": round(row.low, 3),
-                                             "high": round(row.high, 3), "limit": row.limit,
-                                             "verdict": row.verdict,
-                                             "lives": [[[round(at), round(value, 2)] for at, value in one]
-                                                       for one in row.lives]} for row in rows},
-            "failures": {"wrong": self.wrong[:20], "unexplained": self.unexplained[:20],
-                         "audits": self.audits[:20]}}
+            "cpu_ms_per_request": {
+                kind: round(1e3 * seconds / max(1, self.next), 2) for kind, seconds in self.cpu.seconds.most_common()
+            },
+            "machine": machine(),
+            "wrong": len(self.wrong),
+            "unexplained": len(self.unexplained),
+            "audits": self.counts["audits"],
+            "audits_failed": len(self.audits),
+            "questions": asked,
+            "questions_of_a_lone_engine": lone,
+            "counts": dict(sorted(self.counts.items())),
+            "faults": dict(sorted(self._fleet.counts.items())),
+            f"slopes_per_{PER}": {
+                row.name: {
+                    "slope": round(row.slope, 3),
+                    "low": round(row.low, 3),
+                    "high": round(row.high, 3),
+                    "limit": row.limit,
+                    "verdict": row.verdict,
+                    "lives": [[[round(at), round(value, 2)] for at, value in one] for one in row.lives],
+                }
+                for row in rows
+            },
+            "failures": {"wrong": self.wrong[:20], "unexplained": self.unexplained[:20], "audits": self.audits[:20]},
+        }
 
 
 async def unnoticed(args: argparse.Namespace, fleet: Fleet, lone_url: str) -> list[str]:
@@ -373,13 +398,20 @@ async def unnoticed(args: argparse.Namespace, fleet: Fleet, lone_url: str) -> li
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     never = dict.fromkeys(EVERY, 10**9) | {"sample": 3, "audit": CONTROL_REQUESTS}
-    soak = Soak(argparse.Namespace(**vars(args) | {
-        "state": folder, "requests": CONTROL_REQUESTS, "hours": 1.0, "every": never}), fleet)
+    soak = Soak(
+        argparse.Namespace(
+            **vars(args) | {"state": folder, "requests": CONTROL_REQUESTS, "hours": 1.0, "every": never}
+        ),
+        fleet,
+    )
     soak.lone_url, soak.is_control = lone_url, True
     await soak.run()
     grows = {row.name for row in slopes(soak.samples) if row.verdict == "grows"}
-    checks = {"a wrong token": len(soak.wrong) == 1, "an error": len(soak.unexplained) == 1,
-              "a death": any("were killed" in line for line in soak.audits)}
+    checks = {
+        "a wrong token": len(soak.wrong) == 1,
+        "an error": len(soak.unexplained) == 1,
+        "a death": any("were killed" in line for line in soak.audits),
+    }
     return [name for name, is_noticed in checks.items() if not is_noticed] + sorted(LEAKS - grows)
 
 
@@ -405,8 +437,14 @@ def keep_buffers_off_the_heap() -> None:
 
 
 def machine() -> str:
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.machine())
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
@@ -421,20 +459,23 @@ def in_namespace() -> None:
         return
     if subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode == 0:
         os.environ[_NAMESPACE] = "1"
-        os.execvp("unshare", ["unshare", "-Urm", sys.executable, "-m", "benchmarks.soak_million",
-                              *sys.argv[1:]])
+        os.execvp("unshare", ["unshare", "-Urm", sys.executable, "-m", "benchmarks.soak_million", *sys.argv[1:]])
 
 
 def mounted(folder: Path) -> bool:
     """Whether ``folder`` is a disk of its own now."""
     folder.mkdir(exist_ok=True)
-    return _NAMESPACE in os.environ and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "soak", str(folder)], check=False).returncode == 0
+    return (
+        _NAMESPACE in os.environ
+        and subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "soak", str(folder)], check=False
+        ).returncode
+        == 0
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, required=True, help="Folder that the soak goes on from.")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -443,8 +484,13 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", help="Of both servers, as --dtype of `weft serve`.")
     parser.add_argument("--hours", type=float, default=24.0, help="Stop after so long.")
     parser.add_argument("--sample", type=int, default=20, help="One question in so many: a lone engine.")
-    parser.add_argument("--every", action="append", default=[], metavar="KIND=N",
-                        help=f"Requests between two of a kind: {', '.join(EVERY)}.")
+    parser.add_argument(
+        "--every",
+        action="append",
+        default=[],
+        metavar="KIND=N",
+        help=f"Requests between two of a kind: {', '.join(EVERY)}.",
+    )
     parser.add_argument("--controls", action="store_true", help="Show that each check can fail.")
     parser.add_argument("--json", type=Path, help="Write the result here.")
     args = parser.parse_args()
@@ -456,9 +502,12 @@ def main() -> int:
     assert args.every.keys() == EVERY.keys(), f"--every has {', '.join(EVERY)}"
     fleet = Fleet(args.state, is_bounded=mounted(args.state / "disk"), dtype=args.dtype)
     soak = Soak(args, fleet)
-    lone, soak.lone_url = serve(args.state / "lone.log", fleet.temporary, [
-        "--dtype", args.dtype, "--threads", "1", "--memory", "96MiB", "--no-prefix-cache",
-        "--speculate", "off"], responses="off")
+    lone, soak.lone_url = serve(
+        args.state / "lone.log",
+        fleet.temporary,
+        ["--dtype", args.dtype, "--threads", "1", "--memory", "96MiB", "--no-prefix-cache", "--speculate", "off"],
+        responses="off",
+    )
     soak.lone_pid = lone.pid
     try:
         fleet.start()

@@ -136,9 +136,14 @@ class Connection:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await self._opened()
-                answer.write((f"POST {path} HTTP/1.1\r\nhost: {urlsplit(self.url).netloc}\r\n"
-                              f"authorization: Bearer {key}\r\ncontent-type: application/json\r\n"
-                              f"content-length: {len(body)}\r\n\r\n").encode() + body)
+                answer.write(
+                    (
+                        f"POST {path} HTTP/1.1\r\nhost: {urlsplit(self.url).netloc}\r\n"
+                        f"authorization: Bearer {key}\r\ncontent-type: application/json\r\n"
+                        f"content-length: {len(body)}\r\n\r\n"
+                    ).encode()
+                    + body
+                )
                 await answer.head()
                 yield answer
         except TimeoutError:
@@ -151,8 +156,7 @@ class Connection:
         if self._answer is None or not self._answer.is_open:
             place = urlsplit(self.url)
             try:
-                _, self._answer = await asyncio.get_running_loop().create_connection(
-                    Answer, place.hostname, place.port)
+                _, self._answer = await asyncio.get_running_loop().create_connection(Answer, place.hostname, place.port)
             except OSError as error:
                 raise ConnectionFailed(repr(error)) from None
         self._answer.begin()

@@ -15,8 +15,11 @@ from collections.abc import Mapping
 
 import psutil
 
-KINDS = {"weft.rpc.engine_process": "engines", "weft.server.workers.process": "HTTP processes",
-         "weft.text.worker_main": "templates and grammars"}
+KINDS = {
+    "weft.rpc.engine_process": "engines",
+    "weft.server.workers.process": "HTTP processes",
+    "weft.text.worker_main": "templates and grammars",
+}
 
 
 class CpuTimes:

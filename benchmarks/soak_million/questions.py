@@ -25,14 +25,32 @@ HOT = 300
 TENANTS = 4
 KEYS = tuple(f"soak-key-{number}" for number in range(TENANTS))
 WORDS_MAX = 500
-_WORDS = ("river", "lantern", "copper", "orchard", "signal", "harbour", "meadow", "granite", "violet",
-          "falcon")
-_TOOL = {"type": "function", "function": {"name": "note", "parameters": {
-    "type": "object", "required": ["word"], "additionalProperties": False,
-    "properties": {"word": {"type": "string", "maxLength": 12}, "times": {"enum": [1, 2, 3]}}}}}
-_SCHEMA = {"type": "json_schema", "json_schema": {"name": "pair", "strict": True, "schema": {
-    "type": "object", "required": ["word", "found"], "additionalProperties": False,
-    "properties": {"word": {"enum": list(_WORDS)}, "found": {"type": "boolean"}}}}}
+_WORDS = ("river", "lantern", "copper", "orchard", "signal", "harbour", "meadow", "granite", "violet", "falcon")
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "note",
+        "parameters": {
+            "type": "object",
+            "required": ["word"],
+            "additionalProperties": False,
+            "properties": {"word": {"type": "string", "maxLength": 12}, "times": {"enum": [1, 2, 3]}},
+        },
+    },
+}
+_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "pair",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "required": ["word", "found"],
+            "additionalProperties": False,
+            "properties": {"word": {"enum": list(_WORDS)}, "found": {"type": "boolean"}},
+        },
+    },
+}
 
 Said = list[list[Any]]
 """Of each choice: its text, why it ended ("" while it has not), its calls."""
@@ -109,30 +127,48 @@ def _length(rng: random.Random) -> int:
 
 def _completion(**fields: Any) -> Any:
     def body(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-        return "/v1/completions", {"prompt": _text(rng, _length(rng)), "seed": number, "ignore_eos": True,
-                                   "max_tokens": rng.choice((1, 4, 8, 16, 32)), **fields}
+        return "/v1/completions", {
+            "prompt": _text(rng, _length(rng)),
+            "seed": number,
+            "ignore_eos": True,
+            "max_tokens": rng.choice((1, 4, 8, 16, 32)),
+            **fields,
+        }
+
     return body
 
 
 def _messages(rng: random.Random) -> list[dict[str, str]]:
     said = [{"role": "user", "content": _text(rng, _length(rng))}]
     for _ in range(rng.choice((0, 0, 1, 2))):
-        said += [{"role": "assistant", "content": rng.choice(_WORDS)},
-                 {"role": "user", "content": f"And {rng.choice(_WORDS)}?"}]
+        said += [
+            {"role": "assistant", "content": rng.choice(_WORDS)},
+            {"role": "user", "content": f"And {rng.choice(_WORDS)}?"},
+        ]
     return said
 
 
 def _chat(**fields: Any) -> Any:
     def body(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-        return "/v1/chat/completions", {"messages": _messages(rng), "seed": number,
-                                        "max_tokens": rng.choice((4, 12, 24)), **fields}
+        return "/v1/chat/completions", {
+            "messages": _messages(rng),
+            "seed": number,
+            "max_tokens": rng.choice((4, 12, 24)),
+            **fields,
+        }
+
     return body
 
 
 def _predicted(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
     guess = {"type": "content", "content": ", ".join(rng.choices(_WORDS, k=12))}
-    return "/v1/chat/completions", {"messages": _messages(rng), "seed": number, "max_tokens": 24,
-                                    "temperature": 0, "prediction": guess}
+    return "/v1/chat/completions", {
+        "messages": _messages(rng),
+        "seed": number,
+        "max_tokens": 24,
+        "temperature": 0,
+        "prediction": guess,
+    }
 
 
 def _anthropic(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
@@ -140,13 +176,20 @@ def _anthropic(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
 
 
 def _ollama(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-    return "/api/chat", {"model": "default", "messages": _messages(rng),
-                         "options": {"num_predict": 8, "temperature": 0.8, "seed": number}}
+    return "/api/chat", {
+        "model": "default",
+        "messages": _messages(rng),
+        "options": {"num_predict": 8, "temperature": 0.8, "seed": number},
+    }
 
 
 def _response(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-    return "/v1/responses", {"input": _text(rng, _length(rng)), "max_output_tokens": 6, "temperature": 0,
-                             "seed": number}
+    return "/v1/responses", {
+        "input": _text(rng, _length(rng)),
+        "max_output_tokens": 6,
+        "temperature": 0,
+        "seed": number,
+    }
 
 
 def _tokenize(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
@@ -154,8 +197,12 @@ def _tokenize(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
 
 
 def _wrong(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-    return "/v1/completions", {"prompt": "a", **rng.choice((
-        {"max_tokens": -1}, {"temperature": "hot"}, {"guided_regex": "("}, {"max_tokens": 10**6}, {"n": 0}))}
+    return "/v1/completions", {
+        "prompt": "a",
+        **rng.choice(
+            ({"max_tokens": -1}, {"temperature": "hot"}, {"guided_regex": "("}, {"max_tokens": 10**6}, {"n": 0})
+        ),
+    }
 
 
 _KINDS: dict[str, tuple[float, Any]] = {
@@ -187,17 +234,28 @@ def said_whole(path: str, answer: dict[str, Any]) -> Said:
     if path == "/tokenize":
         return [[json.dumps(answer["tokens"]), "", []]]
     if path == "/v1/responses":
-        return [["".join(part["text"] for item in answer["output"] for part in item.get("content", ())),
-                 _end_of_response(answer), []]]
+        return [
+            [
+                "".join(part["text"] for item in answer["output"] for part in item.get("content", ())),
+                _end_of_response(answer),
+                [],
+            ]
+        ]
     if path == "/v1/messages":
         return [["".join(part.get("text", "") for part in answer["content"]), answer["stop_reason"], []]]
     if path == "/api/chat":
         return [[answer["message"]["content"], answer["done_reason"], []]]
-    return [[choice["text"] if "text" in choice else choice["message"]["content"] or "",
-             choice["finish_reason"],
-             [[call["function"]["name"], call["function"]["arguments"]]
-              for call in choice.get("message", {}).get("tool_calls") or ()]]
-            for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+    return [
+        [
+            choice["text"] if "text" in choice else choice["message"]["content"] or "",
+            choice["finish_reason"],
+            [
+                [call["function"]["name"], call["function"]["arguments"]]
+                for call in choice.get("message", {}).get("tool_calls") or ()
+            ],
+        ]
+        for choice in sorted(answer["choices"], key=lambda choice: choice["index"])
+    ]
 
 
 def _end_of_response(answer: dict[str, Any]) -> str:
@@ -245,8 +303,7 @@ class Stream:
                     choice[2].append(["", ""])
                 choice[2][at][0] += name
                 choice[2][at][1] += arguments
-        if piece.get("done") or piece.get("type") in ("message_stop", "response.completed",
-                                                       "response.incomplete"):
+        if piece.get("done") or piece.get("type") in ("message_stop", "response.completed", "response.incomplete"):
             self.is_done = True
 
 
@@ -256,15 +313,21 @@ def _parts(path: str, piece: dict[str, Any]) -> Iterator[tuple[int, str, str, li
         yield 0, delta.get("text", ""), delta.get("stop_reason") or "", []
     elif path == "/v1/responses":
         ended = piece["type"] in ("response.completed", "response.incomplete")
-        yield (0, piece["delta"] if piece["type"] == "response.output_text.delta" else "",
-               _end_of_response(piece["response"]) if ended else "", [])
+        yield (
+            0,
+            piece["delta"] if piece["type"] == "response.output_text.delta" else "",
+            _end_of_response(piece["response"]) if ended else "",
+            [],
+        )
     elif path == "/api/chat":
         yield 0, piece["message"]["content"], piece.get("done_reason", ""), []
     else:
         for choice in piece["choices"]:
             delta = choice.get("delta", {})
-            calls = [(call["index"], call["function"].get("name") or "",
-                      call["function"].get("arguments") or "") for call in delta.get("tool_calls") or ()]
+            calls = [
+                (call["index"], call["function"].get("name") or "", call["function"].get("arguments") or "")
+                for call in delta.get("tool_calls") or ()
+            ]
             text = choice["text"] if "text" in choice else delta.get("content") or ""
             yield choice["index"], text, choice["finish_reason"] or "", calls
 

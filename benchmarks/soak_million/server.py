@@ -78,12 +78,31 @@ class Fleet:
         more = [word for key in KEYS for word in ("--api-key", key)]
         # 2 cores and three engines: with a thread each, none waits for the thread of another
         self._process, self.url = serve(
-            self._folder / "server.log", self.temporary, [
-                "--dtype", self._dtype, "--replicas", str(ENGINES), "--http-workers", str(WORKERS),
-                "--threads", "1", "--memory", "96MiB",
-                "--store", str(self.disk / "store"), "--store-size", f"{STORE_MB}MB",
-                "--operator-key", OPERATOR, "--tenant-by-key", *more],
-            responses=str(self.disk / "responses.sqlite"), clock=self._clock)
+            self._folder / "server.log",
+            self.temporary,
+            [
+                "--dtype",
+                self._dtype,
+                "--replicas",
+                str(ENGINES),
+                "--http-workers",
+                str(WORKERS),
+                "--threads",
+                "1",
+                "--memory",
+                "96MiB",
+                "--store",
+                str(self.disk / "store"),
+                "--store-size",
+                f"{STORE_MB}MB",
+                "--operator-key",
+                OPERATOR,
+                "--tenant-by-key",
+                *more,
+            ],
+            responses=str(self.disk / "responses.sqlite"),
+            clock=self._clock,
+        )
         wait_until(lambda: self.is_whole, "the engines are not ready")
         self._engine, self._worker = self._engines()[1], self._workers()[0]
 
@@ -163,8 +182,9 @@ class Fleet:
     def why(self, failure: str, began_s: float, ended_s: float) -> str:
         """What explains ``failure`` of a request that took this time; "" for nothing."""
         self._spans = [span for span in self._spans if span.ended_s > time.monotonic() - 600]
-        beside = Counter(span.kind for span in self._spans
-                         if span.began_s <= ended_s and began_s <= span.ended_s + _SEEN_LATE_S)
+        beside = Counter(
+            span.kind for span in self._spans if span.began_s <= ended_s and began_s <= span.ended_s + _SEEN_LATE_S
+        )
         if failure.startswith("connection") and (beside["worker"] or beside["restart"]):
             return "its HTTP process was killed" if beside["worker"] else "the server restarted"
         if failure.startswith("503") and beside["restart"]:
@@ -180,8 +200,7 @@ class Fleet:
     @property
     def is_whole(self) -> bool:
         rows = self.ask("/v1/replicas")["data"]
-        return (len(rows) == ENGINES and all(row["state"] == "ready" for row in rows)
-                and len(self._workers()) == WORKERS)
+        return len(rows) == ENGINES and all(row["state"] == "ready" for row in rows) and len(self._workers()) == WORKERS
 
     def ask(self, path: str) -> dict[str, Any]:
         """A look of the operator."""
@@ -199,8 +218,12 @@ class Fleet:
         raise RuntimeError(f"{path} does not answer: {failure}")
 
     def watched(self) -> dict[str, int]:
-        return {"supervisor": self._process.pid, "HTTP process": self._worker, "engine": self._engine,
-                "soak": os.getpid()}
+        return {
+            "supervisor": self._process.pid,
+            "HTTP process": self._worker,
+            "engine": self._engine,
+            "soak": os.getpid(),
+        }
 
     @property
     def fillers(self) -> tuple[Path, ...]:
@@ -218,8 +241,7 @@ class Fleet:
         rows = self.ask("/v1/replicas")["data"]
         deaths = sum(row["restarts"] for row in rows)
         if deaths != self._kills:
-            found.append(f"{deaths} engines died and {self._kills} were killed: "
-                         f"{[row['reason'] for row in rows]}")
+            found.append(f"{deaths} engines died and {self._kills} were killed: {[row['reason'] for row in rows]}")
         load = self.ask("/load")
         if any(load.values()):
             found.append(f"without a request the load is {load}")
@@ -238,7 +260,10 @@ class Fleet:
         their blocks to later records, so they overlap these; the later ones are the right ones."""
         done = subprocess.run(
             [sys.executable, "-m", "weft", "store", "verify", str(self.disk / "store"), "--json"],
-            capture_output=True, text=True, check=False)
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if not done.stdout.startswith("{"):
             return done.stdout + done.stderr
         found = json.loads(done.stdout)
@@ -263,21 +288,31 @@ class Fleet:
         return [pid for _, pid in sorted(found)]
 
 
-def serve(log: Path, temporary: Path, more: list[str], *, responses: str,
-          clock: Path | None = None) -> tuple[subprocess.Popen[bytes], str]:
+def serve(
+    log: Path, temporary: Path, more: list[str], *, responses: str, clock: Path | None = None
+) -> tuple[subprocess.Popen[bytes], str]:
     """A server on a port of its own, and its address. Raises RuntimeError where it does not start."""
-    environment = os.environ | {"TMPDIR": str(temporary), "WEFT_RESTARTS": "1000000", "OMP_NUM_THREADS": "1",
-                                "WEFT_STORE_RESERVE": "0", "WEFT_RESPONSE_STORE_SIZE": "4MB",
-                                "WEFT_RESPONSE_STORE": responses, "WEFT_FILE_STORE": "off",
-                                "PYTHONUNBUFFERED": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)   # engines are started by the hundred
+    environment = os.environ | {
+        "TMPDIR": str(temporary),
+        "WEFT_RESTARTS": "1000000",
+        "OMP_NUM_THREADS": "1",
+        "WEFT_STORE_RESERVE": "0",
+        "WEFT_RESPONSE_STORE_SIZE": "4MB",
+        "WEFT_RESPONSE_STORE": responses,
+        "WEFT_FILE_STORE": "off",
+        "PYTHONUNBUFFERED": "1",
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # engines are started by the hundred
     if clock is not None:
         environment |= {"LD_PRELOAD": str(clock.with_suffix(".so")), "SOAK_CLOCK": str(clock)}
     begin = log.stat().st_size if log.exists() else 0
     with log.open("ab") as lines:
         process = subprocess.Popen(
-            [sys.executable, "-m", "weft", "serve", "--port", "0", "--log-level", "warning",
-             *more], env=environment, stdout=lines, stderr=subprocess.STDOUT)
+            [sys.executable, "-m", "weft", "serve", "--port", "0", "--log-level", "warning", *more],
+            env=environment,
+            stdout=lines,
+            stderr=subprocess.STDOUT,
+        )
 
     def address() -> str:
         if process.poll() is not None:
@@ -313,6 +348,7 @@ def _clock_file(folder: Path) -> Path | None:
         return None
     file = folder / "clock"
     file.write_bytes(struct.pack("q", 0))
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(file.with_suffix(".so")), str(_CLOCK_C),
-                    "-ldl"], check=True)
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", "-o", str(file.with_suffix(".so")), str(_CLOCK_C), "-ldl"], check=True
+    )
     return file

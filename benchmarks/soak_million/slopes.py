@@ -63,8 +63,10 @@ class Slope:
         return "flat" if self.high <= self.limit else "open"
 
     def line(self) -> str:
-        return (f"{self.name:<28}{self.slope:>10.3f}  ({self.low:.3f} to {self.high:.3f})"
-                f"  limit {self.limit:g}  {self.verdict}")
+        return (
+            f"{self.name:<28}{self.slope:>10.3f}  ({self.low:.3f} to {self.high:.3f})"
+            f"  limit {self.limit:g}  {self.verdict}"
+        )
 
 
 def of_process(name: str, pid: int, port: int) -> dict[str, float]:
@@ -74,11 +76,15 @@ def of_process(name: str, pid: int, port: int) -> dict[str, float]:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         with process.oneshot():
-            clients = sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port
-                          for one in process.net_connections("tcp"))
-            return {f"{name}: memory": process.memory_full_info().uss / _MIB,
-                    f"{name}: descriptors": process.num_fds() - clients,
-                    f"{name}: threads": process.num_threads()}
+            clients = sum(
+                one.status == psutil.CONN_ESTABLISHED and one.laddr.port == port
+                for one in process.net_connections("tcp")
+            )
+            return {
+                f"{name}: memory": process.memory_full_info().uss / _MIB,
+                f"{name}: descriptors": process.num_fds() - clients,
+                f"{name}: threads": process.num_threads(),
+            }
     return {}
 
 
@@ -104,15 +110,28 @@ def slopes(samples: Sequence[Sample]) -> list[Slope]:
     rows = []
     names = sorted({name for sample in samples for name in sample.values})
     for name in names:
-        lives = [[(sample.requests, sample.values[name]) for sample in samples
-                  if sample.server == server and name in sample.values]
-                 for server in sorted({sample.server for sample in samples})]
-        by_life = [_steps(points[int(len(points) * WARM_UP):]) for points in lives]
+        lives = [
+            [
+                (sample.requests, sample.values[name])
+                for sample in samples
+                if sample.server == server and name in sample.values
+            ]
+            for server in sorted({sample.server for sample in samples})
+        ]
+        by_life = [_steps(points[int(len(points) * WARM_UP) :]) for points in lives]
         steps = sorted(step for one in by_life for step in one)
         if len(steps) > 1:
             low, high = _range(steps, sum(map(bool, by_life)))
-            rows.append(Slope(name, median(steps), low, high, LIMITS[name.rpartition(": ")[2]],
-                              tuple(tuple(_blocks(one)) for one in sorted(lives, key=len)[-2:])))
+            rows.append(
+                Slope(
+                    name,
+                    median(steps),
+                    low,
+                    high,
+                    LIMITS[name.rpartition(": ")[2]],
+                    tuple(tuple(_blocks(one)) for one in sorted(lives, key=len)[-2:]),
+                )
+            )
     return rows
 
 
@@ -129,11 +148,17 @@ def _steps(points: Sequence[tuple[int, float]]) -> list[float]:
     """Slopes between all pairs of blocks."""
     if len(points) < 2 * BLOCKS:
         return []
-    return [(later[1] - earlier[1]) / (later[0] - earlier[0]) * PER
-            for earlier, later in combinations(_blocks(points), 2) if later[0] > earlier[0]]
+    return [
+        (later[1] - earlier[1]) / (later[0] - earlier[0]) * PER
+        for earlier, later in combinations(_blocks(points), 2)
+        if later[0] > earlier[0]
+    ]
 
 
 def _blocks(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
     ends = [len(points) * block // BLOCKS for block in range(BLOCKS + 1)]
-    return [(median(at for at, _ in part), median(value for _, value in part))
-            for part in (points[begin:end] for begin, end in pairwise(ends)) if part]
+    return [
+        (median(at for at, _ in part), median(value for _, value in part))
+        for part in (points[begin:end] for begin, end in pairwise(ends))
+        if part
+    ]

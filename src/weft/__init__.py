@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatReply", "Completion", "Engine", "SamplingParams", "__version__"]
 
-_HOMES = {"ChatReply": "weft.api", "Completion": "weft.api", "Engine": "weft.api",
-          "SamplingParams": "weft.request"}
+_HOMES = {"ChatReply": "weft.api", "Completion": "weft.api", "Engine": "weft.api", "SamplingParams": "weft.request"}
 
 
 def __getattr__(name: str) -> Any:

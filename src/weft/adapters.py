@@ -44,9 +44,20 @@ Number = TypeVar("Number", int, float)
 
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin a training that change the base's weights too: the factors alone are not the model."""
-_VARIANTS = ("use_qalora", "alora_invocation_tokens", "trainable_token_indices", "layer_replication",
-             "megatron_config", "arrow_config", "use_bdlora", "velora_config", "kasa_config",
-             "fan_in_fan_out", "monteclora_config", "lora_ga_config")
+_VARIANTS = (
+    "use_qalora",
+    "alora_invocation_tokens",
+    "trainable_token_indices",
+    "layer_replication",
+    "megatron_config",
+    "arrow_config",
+    "use_bdlora",
+    "velora_config",
+    "kasa_config",
+    "fan_in_fan_out",
+    "monteclora_config",
+    "lora_ga_config",
+)
 """Settings of peft that compute something else than W x + scale B A x."""
 
 
@@ -101,12 +112,13 @@ def read_adapter(name: str, directory: Path, *, rank_max: int | None = None) -> 
     for a pickle, a missing file, a link out of the directory or a rank above ``rank_max``."""
     settings = read_settings(directory)
     if rank_max is not None and settings.rank_max > rank_max:
-        raise CheckpointError(f"adapter {name}: its rank is {settings.rank_max}; the limit is {rank_max} "
-                              "(limits.max_lora_rank)", param="limits.max_lora_rank")
+        raise CheckpointError(
+            f"adapter {name}: its rank is {settings.rank_max}; the limit is {rank_max} (limits.max_lora_rank)",
+            param="limits.max_lora_rank",
+        )
     if not (directory / WEIGHTS_FILE).exists():
         raise weights_missing(directory, [one.name for one in directory.iterdir()])
-    return Adapter(name=name, directory=str(directory), digest=files_digest(directory),
-                   rank=settings.rank_max)
+    return Adapter(name=name, directory=str(directory), digest=files_digest(directory), rank=settings.rank_max)
 
 
 def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointError:
@@ -114,39 +126,52 @@ def weights_missing(where: Path | str, files: Collection[str]) -> CheckpointErro
     pickle = next((one for one in _PICKLES if one in files), None)
     return CheckpointError(
         f"{where}: has its weights as a pickle, {pickle}, which can run any code when it is read; weft reads "
-        f"{WEIGHTS_FILE}, which peft's save_pretrained writes" if pickle else
-        f"{where}: {WEIGHTS_FILE} is missing", param="lora")
+        f"{WEIGHTS_FILE}, which peft's save_pretrained writes"
+        if pickle
+        else f"{where}: {WEIGHTS_FILE} is missing",
+        param="lora",
+    )
 
 
 def read_settings(directory: Path) -> AdapterSettings:
     """Raises CheckpointError that names the file and the setting: no directory, no peft config, another
     method than LoRA, a variant that weft does not compute, a number that is none."""
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: there is no such directory; an adapter is a directory in peft's "
-                              f"form, with {CONFIG_FILE} and {WEIGHTS_FILE}", param="lora")
+        raise CheckpointError(
+            f"{directory}: there is no such directory; an adapter is a directory in peft's "
+            f"form, with {CONFIG_FILE} and {WEIGHTS_FILE}",
+            param="lora",
+        )
     file = directory / CONFIG_FILE
     config = read_json(file)
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise CheckpointError(f"{file}: peft_type is {kind!r}; weft serves LORA (rsLoRA and DoRA are "
-                              "settings of it)", param="lora")
+        raise CheckpointError(
+            f"{file}: peft_type is {kind!r}; weft serves LORA (rsLoRA and DoRA are settings of it)", param="lora"
+        )
     for setting in _VARIANTS:
         if config.get(setting):
-            raise CheckpointError(f"{file}: {setting} is {str(config[setting])[:80]}, which weft does not "
-                                  "compute", param="lora")
+            raise CheckpointError(
+                f"{file}: {setting} is {str(config[setting])[:80]}, which weft does not compute", param="lora"
+            )
     begun = str(config.get("init_lora_weights", "")).lower()
     if begun.startswith(_CHANGED_BASE):
-        raise CheckpointError(f"{file}: init_lora_weights is {begun!r}, which changes the weights of the "
-                              "base; save it with path_initial_model_for_weight_conversion", param="lora")
+        raise CheckpointError(
+            f"{file}: init_lora_weights is {begun!r}, which changes the weights of the "
+            "base; save it with path_initial_model_for_weight_conversion",
+            param="lora",
+        )
     return AdapterSettings(
         rank=int(_number(file, "r", config.get("r", 8), whole=True)),
         alpha=_number(file, "lora_alpha", config.get("lora_alpha", 8)),
-        root_scale=bool(config.get("use_rslora")), dora=bool(config.get("use_dora")),
+        root_scale=bool(config.get("use_rslora")),
+        dora=bool(config.get("use_dora")),
         ranks={key: int(value) for key, value in _pattern(file, config, "rank_pattern", whole=True).items()},
         alphas=_pattern(file, config, "alpha_pattern"),
         saved_modules=_texts(file, config, "modules_to_save"),
         targets=_texts(file, config, "target_parameters"),
-        base=str(config.get("base_model_name_or_path") or ""))
+        base=str(config.get("base_model_name_or_path") or ""),
+    )
 
 
 def files_digest(directory: Path, weights: bytes | bytearray | None = None) -> str:
@@ -175,8 +200,7 @@ def named_paths(entries: Iterable[str], *, flag: str = "--lora") -> dict[str, st
                 listed = msgspec.json.decode(entry.encode())
                 name, path = str(listed["name"]), str(listed["path"])
             except (msgspec.DecodeError, KeyError, TypeError):
-                raise ConfigError(f"{flag} {entry} is no JSON object with a name and a path",
-                                  param=flag) from None
+                raise ConfigError(f"{flag} {entry} is no JSON object with a name and a path", param=flag) from None
         if not path:
             raise ConfigError(f"{flag} {entry} has no path; write it as name=path", param=flag)
         check_name(name, flag=flag)
@@ -189,8 +213,9 @@ def named_paths(entries: Iterable[str], *, flag: str = "--lora") -> dict[str, st
 def check_name(name: str, *, flag: str = "--lora") -> None:
     """Raises ConfigError for an empty name, one with spaces or control characters, and a very long one."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{flag}: {name[:80]!r} is no name of an adapter: 1 to 256 characters without "
-                          "spaces and =", param=flag)
+        raise ConfigError(
+            f"{flag}: {name[:80]!r} is no name of an adapter: 1 to 256 characters without spaces and =", param=flag
+        )
 
 
 def _matching(pattern: Mapping[str, Number], module: str, otherwise: Number) -> Number:
@@ -204,8 +229,10 @@ def _matching(pattern: Mapping[str, Number], module: str, otherwise: Number) -> 
 def _number(file: Path, setting: str, value: Any, *, whole: bool = False) -> float:
     good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not good or not math.isfinite(value) or (whole and value < 1):
-        raise CheckpointError(f"{file}: {setting} is {str(value)[:80]}; it must be a "
-                              f"{'whole number above 0' if whole else 'number'}", param="lora")
+        raise CheckpointError(
+            f"{file}: {setting} is {str(value)[:80]}; it must be a {'whole number above 0' if whole else 'number'}",
+            param="lora",
+        )
     return float(value)
 
 
@@ -217,8 +244,7 @@ def _pattern(file: Path, config: Mapping[str, Any], setting: str, *, whole: bool
         try:
             re.compile(key)
         except re.error:
-            raise CheckpointError(f"{file}: {setting} has {key[:80]!r}, which is no pattern",
-                                  param="lora") from None
+            raise CheckpointError(f"{file}: {setting} has {key[:80]!r}, which is no pattern", param="lora") from None
     return {key: _number(file, f"{setting}.{key}", value, whole=whole) for key, value in pattern.items()}
 
 

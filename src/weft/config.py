@@ -38,113 +38,177 @@ STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    model: str | None = flag(None, "Checkpoint directory or hub name; without one, the embedded model.",
-                             positional=True)
+    model: str | None = flag(
+        None, "Checkpoint directory or hub name; without one, the embedded model.", positional=True
+    )
     revision: str | None = flag(None, "Branch, tag or commit of a hub model.")
     dtype: DTypeChoice = flag("auto", "Dtype of weights and KV; auto takes the checkpoint's own.")
-    kv_dtype: KvDTypeChoice = flag("auto", "What keys and values are kept in; auto takes the dtype of the "
-                                           "weights. In fp8 or int8 twice the tokens of bfloat16 fit.")
-    state_dtype: StateDTypeChoice = flag("float32", "What recurrent states are kept in; in half the bytes "
-                                                    "they are rounded after every token.")
+    kv_dtype: KvDTypeChoice = flag(
+        "auto",
+        "What keys and values are kept in; auto takes the dtype of the "
+        "weights. In fp8 or int8 twice the tokens of bfloat16 fit.",
+    )
+    state_dtype: StateDTypeChoice = flag(
+        "float32", "What recurrent states are kept in; in half the bytes they are rounded after every token."
+    )
     quantize: QuantizeChoice = flag(
-        "none", "Round weights on loading: int8, int4, or w8a8 (int8, and so are inputs, on every "
-                "machine); none keeps what the checkpoint has.")
-    quantize_inputs: bool = debug(True, "Round the inputs of int8 and int4 layers to int8 where the CPU has "
-                                        "byte products: faster, see docs/quantization.md.")
-    twelve_bit: bool = debug(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight; every bit "
-                                "comes back: a quarter less to hold and to read, and the same answers.")
-    weights_cache: str | None = flag(None, "Directory of packed weights on a CPU: the second start maps "
-                                           "them and is faster, and replicas share their memory.")
-    allow_nonfinite: bool = debug(False, "Serve a checkpoint with NaN or infinite weights, which "
-                                         "is "
-                                         "otherwise refused.")
-    memory: str | None = flag(None, "Memory for KV pages and recurrent states, weights apart, such as 4GiB; "
-                                    "default: 40 % of the RAM that is free once weights are loaded; on a "
-                                    "GPU, see --gpu-memory-fraction.", size=True)
-    max_model_len: int | None = flag(None, "Longest prompt + answer in tokens; default: the model's own.",
-                                     least=1)
+        "none",
+        "Round weights on loading: int8, int4, or w8a8 (int8, and so are inputs, on every "
+        "machine); none keeps what the checkpoint has.",
+    )
+    quantize_inputs: bool = debug(
+        True,
+        "Round the inputs of int8 and int4 layers to int8 where the CPU has "
+        "byte products: faster, see docs/quantization.md.",
+    )
+    twelve_bit: bool = debug(
+        True,
+        "Keep bfloat16 matrices on a CPU in 12 bits a weight; every bit "
+        "comes back: a quarter less to hold and to read, and the same answers.",
+    )
+    weights_cache: str | None = flag(
+        None,
+        "Directory of packed weights on a CPU: the second start maps "
+        "them and is faster, and replicas share their memory.",
+    )
+    allow_nonfinite: bool = debug(False, "Serve a checkpoint with NaN or infinite weights, which is otherwise refused.")
+    memory: str | None = flag(
+        None,
+        "Memory for KV pages and recurrent states, weights apart, such as 4GiB; "
+        "default: 40 % of the RAM that is free once weights are loaded; on a "
+        "GPU, see --gpu-memory-fraction.",
+        size=True,
+    )
+    max_model_len: int | None = flag(None, "Longest prompt + answer in tokens; default: the model's own.", least=1)
     max_num_seqs: int = flag(256, "Most sequences that run at once.", least=1)
     max_num_batched_tokens: int | None = flag(
-        None, "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on "
-              "a GPU.", least=1)
-    max_step_ms: int | None = flag(None, "Milliseconds of a step in which answers are decoded: prefill "
-                                         "chunks shrink to fit, so that answers flow; 0: no limit; default: "
-                                         "1000 on a CPU, 100 on a GPU.", least=0)
-    max_queued_requests: int = limit(1024, "Most requests waiting to run; more are turned away with 503.",
-                                     least=1)
+        None,
+        "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a GPU.",
+        least=1,
+    )
+    max_step_ms: int | None = flag(
+        None,
+        "Milliseconds of a step in which answers are decoded: prefill "
+        "chunks shrink to fit, so that answers flow; 0: no limit; default: "
+        "1000 on a CPU, 100 on a GPU.",
+        least=0,
+    )
+    max_queued_requests: int = limit(1024, "Most requests waiting to run; more are turned away with 503.", least=1)
     prefix_cache: bool = flag(True, "Keep what was computed, and start later requests from it.")
-    snapshots: str = flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
-                                    "every:N tokens or none; or a list that adds and takes away sources, "
-                                    "such as auto,-insurance or boundaries,decode:4096.")
-    exact: bool = flag(True, "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
-                             "when memory is short: twice to four times as many, and what begins on them "
-                             "differs a little.")
+    snapshots: str = flag(
+        "auto",
+        "Where states are kept for later requests: auto, prompt (prompt ends), "
+        "every:N tokens or none; or a list that adds and takes away sources, "
+        "such as auto,-insurance or boundaries,decode:4096.",
+    )
+    exact: bool = flag(
+        True,
+        "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
+        "when memory is short: twice to four times as many, and what begins on them "
+        "differs a little.",
+    )
     compress_kv: CompressedKvChoice = flag(
-        "int8", "What cached KV goes into with --no-exact: int8, or int4: three times as much as in 16 bits, "
-                "and answers differ more.", table="cache")
-    cache_policy: str = debug("value", "What leaves the prefix cache first: value (what saves the fewest "
-                                       "seconds per byte), lru (least recently used) or marconi (compare).")
-    count_salt: bool = debug(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
-                                    "for operators, as it tells whoever reads it what other tenants sent.")
-    store: str | None = flag(None, "Directory or bucket (s3://bucket/prefix, gs://, az://) of a store: "
-                                   "cached prefixes, which outlive memory and restarts.")
-    store_cache: str | None = flag(None, "Directory in front of a bucket of --store; default: one under "
-                                         "~/.cache/weft/store.", table="cache")
-    store_required: bool = flag(False, "End with code 2 where the bucket of --store does not answer at the "
-                                       "start.", table="cache")
-    store_size: str | None = flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
-                                        "disk has free at the first start.", size=True)
+        "int8",
+        "What cached KV goes into with --no-exact: int8, or int4: three times as much as in 16 bits, "
+        "and answers differ more.",
+        table="cache",
+    )
+    cache_policy: str = debug(
+        "value",
+        "What leaves the prefix cache first: value (what saves the fewest "
+        "seconds per byte), lru (least recently used) or marconi (compare).",
+    )
+    count_salt: bool = debug(
+        False,
+        "Count in /metrics the prompt tokens that only another cache_salt holds: "
+        "for operators, as it tells whoever reads it what other tenants sent.",
+    )
+    store: str | None = flag(
+        None,
+        "Directory or bucket (s3://bucket/prefix, gs://, az://) of a store: "
+        "cached prefixes, which outlive memory and restarts.",
+    )
+    store_cache: str | None = flag(
+        None, "Directory in front of a bucket of --store; default: one under ~/.cache/weft/store.", table="cache"
+    )
+    store_required: bool = flag(
+        False, "End with code 2 where the bucket of --store does not answer at the start.", table="cache"
+    )
+    store_size: str | None = flag(
+        None,
+        "Most bytes of the store, such as 100GB; default: half of what the disk has free at the first start.",
+        size=True,
+    )
     store_write: str = limit("200MB/s", "Most bytes a second that are written to the store.", rate=True)
     store_pack: Literal["auto", "on", "off"] = debug(
-        "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU "
-                "computes.")
+        "auto", "Pack exact records of the store without rounding (needs weft[store]); auto: where a GPU computes."
+    )
     store_reserve: str = limit("8GiB", "Bytes of the disk that the store leaves free.", size=True)
-    handoffs: bool = debug(False, "Prompts may be computed by one engine and answered by another; --roles "
-                                  "turns it on.")
+    handoffs: bool = debug(False, "Prompts may be computed by one engine and answered by another; --roles turns it on.")
     picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
-    grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.",
-                                 least=1)
-    grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.",
-                                size=True)
-    grammar_cache: str = limit("512MiB", "Memory of compiled grammars that are kept for later requests; "
-                                         "running answers may hold as much again.", size=True)
-    lora: tuple[str, ...] = flag((), "Adapter of the model in peft's form, as name=path or name=owner/name "
-                                     "on the hub; requests pick it by its name. May be given several times.",
-                                 also=("--lora-modules",))
+    grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.", least=1)
+    grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.", size=True)
+    grammar_cache: str = limit(
+        "512MiB",
+        "Memory of compiled grammars that are kept for later requests; running answers may hold as much again.",
+        size=True,
+    )
+    lora: tuple[str, ...] = flag(
+        (),
+        "Adapter of the model in peft's form, as name=path or name=owner/name "
+        "on the hub; requests pick it by its name. May be given several times.",
+        also=("--lora-modules",),
+    )
     max_lora_rank: int = limit(64, "Largest rank of an adapter.", least=1, most=4096)
-    lora_memory: str = limit("1GiB", "Memory for adapters; the least recently used one gives way, never one "
-                                     "that a request runs with.", size=True)
+    lora_memory: str = limit(
+        "1GiB",
+        "Memory for adapters; the least recently used one gives way, never one that a request runs with.",
+        size=True,
+    )
     seed: int = flag(0, "Seed of the engine: of requests that bring none.")
-    threads: int | None = flag(None, "CPU threads of the model; default: all cores.", least=1,
-                               most=THREADS_MAX)
+    threads: int | None = flag(None, "CPU threads of the model; default: all cores.", least=1, most=THREADS_MAX)
     cpu_kernels: Literal["auto", "native", "torch"] = debug(
-        "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they "
-                "are there.")
+        "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they are there."
+    )
     device: str = flag("auto", "Where the model runs: cpu, cuda, cuda:N, or auto: a GPU if torch has one.")
-    tp: int = flag(1, "Ranks: processes that compute the model together, each with a share of its heads, "
-                      "widths and channels (tensor parallelism). --memory is that of each rank.",
-                   least=1, most=64)
-    ep: bool = flag(False, "With --tp: ranks divide experts by their number (expert parallelism), not by "
-                           "their width.")
-    rank_timeout: float = limit(60.0, "Seconds that a rank may be silent in a step before the engine "
-                                       "ends.",
-                                above=0, most=3600.0)
+    tp: int = flag(
+        1,
+        "Ranks: processes that compute the model together, each with a share of its heads, "
+        "widths and channels (tensor parallelism). --memory is that of each rank.",
+        least=1,
+        most=64,
+    )
+    ep: bool = flag(False, "With --tp: ranks divide experts by their number (expert parallelism), not by their width.")
+    rank_timeout: float = limit(
+        60.0, "Seconds that a rank may be silent in a step before the engine ends.", above=0, most=3600.0
+    )
     gpu_kernels: Literal["auto", "triton", "torch"] = debug(
-        "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed.")
+        "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed."
+    )
     attention_backend: Literal["weft", "flashinfer"] = debug(
-        "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer (capability 9.0) "
-                "where it fits.")
-    gpu_memory_fraction: float = flag(0.9, "What --memory is on a GPU by default: a share of what weights "
-                                           "and a step leave of its memory.", above=0, most=1)
-    speculate: str = flag("auto", "Guess next tokens and verify several in one step; the answers stay the "
-                                  "same. auto (every source while it pays), off, or a list of prediction, "
-                                  "grammar, tree, suffix and mtp.")
+        "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer (capability 9.0) where it fits."
+    )
+    gpu_memory_fraction: float = flag(
+        0.9,
+        "What --memory is on a GPU by default: a share of what weights and a step leave of its memory.",
+        above=0,
+        most=1,
+    )
+    speculate: str = flag(
+        "auto",
+        "Guess next tokens and verify several in one step; the answers stay the "
+        "same. auto (every source while it pays), off, or a list of prediction, "
+        "grammar, tree, suffix and mtp.",
+    )
     speculate_max: int = limit(15, "Most guessed tokens of one sequence in one step.", least=1, most=63)
     overlap: Literal["auto", "on", "off"] = debug(
-        "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU.")
+        "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU."
+    )
     cuda_graphs: Literal["auto", "decodes", "off"] = debug(
-        "auto", "Record steps on a GPU once and replay them: auto where the model allows it, decodes for "
-        "steps without prompts alone, or off.")
+        "auto",
+        "Record steps on a GPU once and replay them: auto where the model allows it, decodes for "
+        "steps without prompts alone, or off.",
+    )
 
     def __post_init__(self) -> None:
         # A config crosses to the engine's process, where a tuple arrives as a list.
@@ -170,22 +234,31 @@ class EngineConfig:
         that exclude each other."""
         check_fields(self)
         if self.exact and self.compress_kv != "int8":
-            raise ConfigError(f"cache.compress_kv {self.compress_kv} needs --no-exact: without it nothing "
-                              "is compressed", param="cache.compress_kv")
+            raise ConfigError(
+                f"cache.compress_kv {self.compress_kv} needs --no-exact: without it nothing is compressed",
+                param="cache.compress_kv",
+            )
         if self.store is not None and not self.prefix_cache:
-            raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
-                              "off", param="--store")
-        if self.handoffs and (not self.prefix_cache or self.snapshots == "none"
-                              or "-request-end" in self.snapshots):
-            raise ConfigError("--roles needs the prefix cache, and request-end among --snapshots: the state "
-                              "behind a prompt is what goes to another engine", param="--roles")
-        if (self.store_size is not None
-                and parse_bytes(self.store_size, flag="--store-size") < STORE_BYTES_MIN):
-            raise ConfigError(f"--store-size {self.store_size} is too small: a store has at least "
-                              f"{format_bytes(STORE_BYTES_MIN)}", param="--store-size")
+            raise ConfigError(
+                f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it off", param="--store"
+            )
+        if self.handoffs and (not self.prefix_cache or self.snapshots == "none" or "-request-end" in self.snapshots):
+            raise ConfigError(
+                "--roles needs the prefix cache, and request-end among --snapshots: the state "
+                "behind a prompt is what goes to another engine",
+                param="--roles",
+            )
+        if self.store_size is not None and parse_bytes(self.store_size, flag="--store-size") < STORE_BYTES_MIN:
+            raise ConfigError(
+                f"--store-size {self.store_size} is too small: a store has at least {format_bytes(STORE_BYTES_MIN)}",
+                param="--store-size",
+            )
         if self.store_cache is not None and "://" not in (self.store or ""):
-            raise ConfigError(f"cache.store_cache {self.store_cache} is the directory in front of a bucket, "
-                              f"and --store is {self.store or 'not given'}", param="cache.store_cache")
+            raise ConfigError(
+                f"cache.store_cache {self.store_cache} is the directory in front of a bucket, "
+                f"and --store is {self.store or 'not given'}",
+                param="cache.store_cache",
+            )
         if self.store_required and self.store is None:
             raise ConfigError("cache.store_required needs --store", param="cache.store_required")
         if self.lora:
@@ -193,12 +266,14 @@ class EngineConfig:
 
             named_paths(self.lora)
         if self.ep and self.tp == 1:
-            raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more",
-                              param="--ep")
+            raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more", param="--ep")
         if self.quantize == "w8a8" and not self.quantize_inputs:
-            raise ConfigError("--quantize is w8a8, which rounds inputs, and debug.quantize_inputs = "
-                              "false leaves them "
-                              "as they are; use --quantize int8 with it", param="debug.quantize_inputs")
+            raise ConfigError(
+                "--quantize is w8a8, which rounds inputs, and debug.quantize_inputs = "
+                "false leaves them "
+                "as they are; use --quantize int8 with it",
+                param="debug.quantize_inputs",
+            )
 
 
 @dataclass(frozen=True, slots=True)

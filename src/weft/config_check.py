@@ -98,8 +98,9 @@ def unknown_name(name: str, names: Iterable[str]) -> str:
     if foreign is not None:
         return foreign_sentence(flag_name(name), foreign)
     near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"there is no keyword {name}; " + (f"did you mean {near[0]}?" if near else
-                                              f"the keywords are {', '.join(names)}")
+    return f"there is no keyword {name}; " + (
+        f"did you mean {near[0]}?" if near else f"the keywords are {', '.join(names)}"
+    )
 
 
 def _wrong(value: object, hint: Any, declared: Field[Any]) -> str | None:
@@ -120,12 +121,18 @@ def _wrong(value: object, hint: Any, declared: Field[Any]) -> str | None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
         return f"it must be {kind}{_range_in_words(declared)}"
     metadata = declared.metadata
-    inside = (value >= metadata.get("least", -math.inf) and value <= metadata.get("most", math.inf)
-              and value > metadata.get("above", -math.inf))
+    inside = (
+        value >= metadata.get("least", -math.inf)
+        and value <= metadata.get("most", math.inf)
+        and value > metadata.get("above", -math.inf)
+    )
     return None if inside else "it must be" + _range_in_words(declared)
 
 
 def _range_in_words(declared: Field[Any]) -> str:
-    words = [f"{word} {declared.metadata[key]}" for key, word in
-             (("least", "at least"), ("above", "above"), ("most", "at most")) if key in declared.metadata]
+    words = [
+        f"{word} {declared.metadata[key]}"
+        for key, word in (("least", "at least"), ("above", "above"), ("most", "at most"))
+        if key in declared.metadata
+    ]
     return " " + " and ".join(words) if words else ""

@@ -40,8 +40,9 @@ def inside(path: Path) -> Path:
     if home.parent.name == "snapshots":  # the hub cache: models--owner--name/{snapshots/REVISION,blobs}
         homes.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(one) for one in homes):
-        raise CheckpointError(f"{path}: is a link out of the checkpoint's directory; put the file itself "
-                              "there", param="model")
+        raise CheckpointError(
+            f"{path}: is a link out of the checkpoint's directory; put the file itself there", param="model"
+        )
     if not real.is_file():
         raise CheckpointError(f"{path}: is no file", param="model")
     return path
@@ -60,8 +61,9 @@ def read_text(path: Path, *, bytes_max: int) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}",
-                              param="model") from None
+        raise CheckpointError(
+            f"{path}: is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}", param="model"
+        ) from None
 
 
 def read_json(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
@@ -82,8 +84,12 @@ def parse_json(text: str | bytes, origin: str) -> Any:
         raise CheckpointError(f"{origin}: is not JSON: {error}", param="model") from None
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(JSON_DEPTH_MAX):
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
-                 if isinstance(inner, (dict, list))]
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list))
+        ]
         if not level:
             return value
     raise _too_deep(origin)

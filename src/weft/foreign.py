@@ -38,8 +38,7 @@ _LEAVE_OUT = "leave it out"
 
 FOREIGN_FLAGS: dict[str, Foreign] = {
     # memory
-    "--gpu-memory-utilization": Foreign("its share is of all memory, weights included",
-                                        "--gpu-memory-fraction"),
+    "--gpu-memory-utilization": Foreign("its share is of all memory, weights included", "--gpu-memory-fraction"),
     "--kv-cache-memory-bytes": Foreign(_ONE_POOL, "--memory"),
     "--mem-fraction-static": Foreign(_OTHER_NAME, "--gpu-memory-fraction"),
     "--num-gpu-blocks-override": Foreign(_ONE_POOL, "--memory"),
@@ -56,15 +55,20 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--no-mmap": Foreign("weights are read into memory at start", _LEAVE_OUT),
     # states
     "--checkpoints": Foreign(_OTHER_NAME, "--snapshots"),
-    "--mamba-cache-mode": Foreign("states are kept one by one, where they are useful ('none' there is none "
-                                  "here, 'align' is prompt, or auto to find more, 'all' is every:N)",
-                                  "--snapshots"),
-    "--mamba-block-size": Foreign("there are no blocks of states (its N is the N of every:N, any multiple of "
-                                  "64)", "--snapshots"),
-    "--prefix-match-unit": Foreign("prefixes are compared token by token and go on from any state that was "
-                                   "kept; every:N says how far apart states are", "--snapshots"),
-    "--attn-pack-size": Foreign("a page is 16 tokens of all attention layers, whatever a state weighs",
-                                _LEAVE_OUT),
+    "--mamba-cache-mode": Foreign(
+        "states are kept one by one, where they are useful ('none' there is none "
+        "here, 'align' is prompt, or auto to find more, 'all' is every:N)",
+        "--snapshots",
+    ),
+    "--mamba-block-size": Foreign(
+        "there are no blocks of states (its N is the N of every:N, any multiple of 64)", "--snapshots"
+    ),
+    "--prefix-match-unit": Foreign(
+        "prefixes are compared token by token and go on from any state that was "
+        "kept; every:N says how far apart states are",
+        "--snapshots",
+    ),
+    "--attn-pack-size": Foreign("a page is 16 tokens of all attention layers, whatever a state weighs", _LEAVE_OUT),
     "--mamba-cache-dtype": Foreign(_OTHER_NAME, "--state-dtype"),
     "--mamba-ssm-cache-dtype": Foreign(_OTHER_NAME, "--state-dtype"),
     "--mamba-ssm-dtype": Foreign(_OTHER_NAME, "--state-dtype"),
@@ -90,10 +94,12 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-np": Foreign(_OTHER_NAME, "--max-num-seqs"),
     "--max-num-queued-reqs": Foreign(_OTHER_NAME, "limits.max_queued_requests of the --config file"),
     "--max-queued-reqs": Foreign(_OTHER_NAME, "limits.max_queued_requests of the --config file"),
-    "--scheduling-policy": Foreign("requests run by priority, then first come first served",
-                                   "send `priority` in the request"),
-    "--schedule-policy": Foreign("requests run by priority, then first come first served",
-                                 "send `priority` in the request"),
+    "--scheduling-policy": Foreign(
+        "requests run by priority, then first come first served", "send `priority` in the request"
+    ),
+    "--schedule-policy": Foreign(
+        "requests run by priority, then first come first served", "send `priority` in the request"
+    ),
     "--schedule-conservativeness": Foreign("a prompt is admitted when all of it fits", "--memory"),
     "--async-scheduling": Foreign(_OTHER_NAME, "debug.overlap of the --config file"),
     "--disable-overlap-schedule": Foreign(_OTHER_NAME, "debug.overlap = 'off' of the --config file"),
@@ -111,8 +117,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--data-parallel-size": Foreign(_OTHER_NAME, "--replicas"),
     "-dp": Foreign(_OTHER_NAME, "--replicas"),
     "--enable-expert-parallel": Foreign(_OTHER_NAME, "--ep"),
-    "--distributed-executor-backend": Foreign("ranks are processes that the engine starts itself",
-                                              _LEAVE_OUT),
+    "--distributed-executor-backend": Foreign("ranks are processes that the engine starts itself", _LEAVE_OUT),
     "--n-gpu-layers": Foreign(_WHOLE, "--device"),
     "-ngl": Foreign(_WHOLE, "--device"),
     "--flash-attn": Foreign(_KERNELS, _LEAVE_OUT),
@@ -131,26 +136,27 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--tokenizer": Foreign(_FROM_CHECKPOINT, "put tokenizer.json beside config.json"),
     "--tokenizer-mode": Foreign(_FROM_CHECKPOINT, _LEAVE_OUT),
     "--hf-overrides": Foreign(_FROM_CHECKPOINT, "edit config.json in the checkpoint"),
-    "--generation-config": Foreign("generation_config.json of the checkpoint gives the sampling defaults",
-                                   "send the sampling fields in the request"),
+    "--generation-config": Foreign(
+        "generation_config.json of the checkpoint gives the sampling defaults",
+        "send the sampling fields in the request",
+    ),
     "--trust-remote-code": Foreign(_OWN_CODE, _LEAVE_OUT),
     "--load-format": Foreign("safetensors and GGUF files are told apart by their content", "--model"),
     "--quantization": Foreign(_OTHER_NAME, "--quantize"),
     "-q": Foreign(_OTHER_NAME, "--quantize"),
     "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
     "--enable-lora": Foreign("adapters are served once --lora names one", _LEAVE_OUT),
-    "--max-loras": Foreign("as many adapters run at once as fit",
-                           "limits.lora_memory of the --config file"),
-    "--max-cpu-loras": Foreign("as many adapters stay in memory as fit",
-                               "limits.lora_memory of the --config file"),
+    "--max-loras": Foreign("as many adapters run at once as fit", "limits.lora_memory of the --config file"),
+    "--max-cpu-loras": Foreign("as many adapters stay in memory as fit", "limits.lora_memory of the --config file"),
     "--lora-paths": Foreign(_OTHER_NAME, "--lora"),
     "--mm-processor-kwargs": Foreign(_FROM_CHECKPOINT, "edit preprocessor_config.json in the checkpoint"),
     "--limit-mm-per-prompt": Foreign(_OTHER_NAME, "limits.images of the --config file"),
     "--allowed-local-media-path": Foreign("the server opens no files for its clients", _LEAVE_OUT),
     "--allowed-media-domains": Foreign(_OTHER_NAME, "--media-domains"),
     "--mm-processor-cache-gb": Foreign(_OTHER_NAME, "limits.picture_rows of the --config file"),
-    "--override-generation-config": Foreign("sampling defaults come from generation_config.json",
-                                            "send the sampling fields in the request"),
+    "--override-generation-config": Foreign(
+        "sampling defaults come from generation_config.json", "send the sampling fields in the request"
+    ),
     # speculation, structure, tools
     "--speculative-config": Foreign(_OWN_SOURCES, "--speculate"),
     "--spec-method": Foreign(_OTHER_NAME, "--speculate"),

@@ -34,9 +34,11 @@ def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
     ``flag``: another form, or a role without a partner."""
     parts = re.findall(r"(\d{1,4})([pdb])", text)
     if not parts or "".join(map("".join, parts)) != text:
-        raise ConfigError(f"{flag} {text}: it is a list of counts and roles without spaces, such as 1p2d: "
-                          "one replica for prompts (p), two that go on with the answers (d); b does both",
-                          param=flag)
+        raise ConfigError(
+            f"{flag} {text}: it is a list of counts and roles without spaces, such as 1p2d: "
+            "one replica for prompts (p), two that go on with the answers (d); b does both",
+            param=flag,
+        )
     check_replicas(f"{flag} {text}", sum(int(count) for count, _ in parts), flag=flag)
     return [ROLES[letter] for count, letter in parts for _ in range(int(count))]
 
@@ -101,16 +103,13 @@ class LinkStats(msgspec.Struct, frozen=True):
 
     def chunk_ends(self, start: int, end: int, compute_s: float) -> range:
         """Where the prefill of such a prompt saves a state for its records alone."""
-        return range(self.chunk_tokens, end if self.goes_beside(start, end, compute_s) else 0,
-                     self.chunk_tokens)
+        return range(self.chunk_tokens, end if self.goes_beside(start, end, compute_s) else 0, self.chunk_tokens)
 
-    def wait_s(self, start: int, computed_from: int, end: int, compute_s: float, *,
-               is_guess: bool = False) -> float:
+    def wait_s(self, start: int, computed_from: int, end: int, compute_s: float, *, is_guess: bool = False) -> float:
         """Seconds from the end of the prompt until all records of [``start``, ``end``) are there.
         ``computed_from``: where the prefill begins, which takes ``compute_s``. Chunks may go out beside
         it: then the last one is left, or what the link is behind."""
-        is_beside = end - computed_from > self.chunk_tokens and (
-            is_guess or self.goes_beside(start, end, compute_s))
+        is_beside = end - computed_from > self.chunk_tokens and (is_guess or self.goes_beside(start, end, compute_s))
         last_from = max(start, end - self.chunk_tokens) if is_beside else start
         last_s = self.nbytes(last_from, end) / self.bytes_s
         return self.latency_s + max(last_s, self.nbytes(start, end) / self.bytes_s - compute_s)

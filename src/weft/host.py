@@ -30,8 +30,9 @@ _memory_bytes: int | None = None
 BACKGROUND_NICE = 10
 
 
-def use_part_of_host(cores: Sequence[int], ram_share: int, memory_turn: int | None = None,
-                     memory_bytes: int | None = None) -> None:
+def use_part_of_host(
+    cores: Sequence[int], ram_share: int, memory_turn: int | None = None, memory_bytes: int | None = None
+) -> None:
     """This process is one of ``ram_share`` that divide the free RAM, and runs on ``cores`` alone (empty: on
     all). ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it
     until ``end_memory_turn``. ``memory_bytes``: for its weights and its arena together. To be called before
@@ -75,8 +76,10 @@ def free_ram_bytes() -> int:
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    for limit_file, used_file in (("memory.max", "memory.current"),
-                                  ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit_file, used_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
         limit, used = _number(limit_file), _number(used_file)
         if limit is not None and used is not None:
             free = min(free, max(0, limit - used))
@@ -91,6 +94,7 @@ def memory_share_bytes() -> int | None:
 def in_background(work: Callable[[], Result]) -> Result:
     """The result of ``work``, done by a thread that gives way to other processes. A process could not raise
     its priority again; on Linux a thread has one of its own, and those that it starts inherit it."""
+
     def run() -> Result:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICE)
         return work()
@@ -109,8 +113,9 @@ def end_memory_turn() -> None:
 
 def container_memory_limit_bytes() -> int | None:
     """The container's limit, None without one."""
-    return next((limit for limit in map(_number, ("memory.max", "memory/memory.limit_in_bytes"))
-                 if limit is not None), None)
+    return next(
+        (limit for limit in map(_number, ("memory.max", "memory/memory.limit_in_bytes")) if limit is not None), None
+    )
 
 
 TRIM_EVERY_S = 20.0

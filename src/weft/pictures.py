@@ -45,30 +45,38 @@ LEAD_TOKENS = 7
 _SIGN = np.int32(-(1 << 31))
 
 
-def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s,
-                   picture_tokens: Sequence[int]) -> None:
+def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, picture_tokens: Sequence[int]) -> None:
     """``picture_tokens``: what may stand at their rows in the prompt; none where the model has no encoder.
     Raises RequestError."""
     if not pictures:
         return
     if not picture_tokens:
-        raise RequestError("this model reads text only: its checkpoint has no vision encoder",
-                           param="messages", code="unsupported_parameter")
+        raise RequestError(
+            "this model reads text only: its checkpoint has no vision encoder",
+            param="messages",
+            code="unsupported_parameter",
+        )
     end = 0
     for number, picture in enumerate(pictures):
         if len(picture.digest) != DIGEST_BYTES or not picture.places:
-            raise RequestError(f"picture {number} has a digest of {len(picture.digest)} bytes and "
-                               f"{len(picture.places)} places; it needs {DIGEST_BYTES} and one",
-                               param="pictures")
+            raise RequestError(
+                f"picture {number} has a digest of {len(picture.digest)} bytes and "
+                f"{len(picture.places)} places; it needs {DIGEST_BYTES} and one",
+                param="pictures",
+            )
         for first, count in picture.places:
             if first < end or count < 1 or first + count > len(tokens):
-                raise RequestError(f"picture {number} has {count} rows from position {first} on; the prompt "
-                                   f"has {len(tokens)} tokens, and the rows before end at {end}",
-                                   param="pictures")
-            if tokens[first] not in picture_tokens or (tokens[first:first + count] != tokens[first]).any():
-                raise RequestError(f"picture {number}: the positions {first} to {first + count - 1} are not "
-                                   f"all one of the tokens {', '.join(map(str, picture_tokens))}",
-                                   param="pictures")
+                raise RequestError(
+                    f"picture {number} has {count} rows from position {first} on; the prompt "
+                    f"has {len(tokens)} tokens, and the rows before end at {end}",
+                    param="pictures",
+                )
+            if tokens[first] not in picture_tokens or (tokens[first : first + count] != tokens[first]).any():
+                raise RequestError(
+                    f"picture {number}: the positions {first} to {first + count - 1} are not "
+                    f"all one of the tokens {', '.join(map(str, picture_tokens))}",
+                    param="pictures",
+                )
             end = first + count
 
 
@@ -84,7 +92,7 @@ def prompt_keys(tokens: Int32s, pictures: Sequence[PlacedPicture]) -> Int32s:
         keys[lead] = _stream(picture.digest + tokens[lead].tobytes(), first - lead.start)
         rows = _stream(picture.digest, picture.row_count)
         for first, count in picture.places:
-            keys[first:first + count], rows = rows[:count], rows[count:]
+            keys[first : first + count], rows = rows[:count], rows[count:]
             end = first + count
     return keys
 
@@ -118,8 +126,7 @@ class Turns:
             text = np.arange(position, position + first - at)
             position += len(text)
             row, column = np.divmod(np.arange(rows * columns), columns)
-            parts += [np.stack((text, text, text)),
-                      position + np.stack((np.zeros_like(row), row, column))]
+            parts += [np.stack((text, text, text)), position + np.stack((np.zeros_like(row), row, column))]
             at, position = first + rows * columns, position + max(rows, columns)
         self._known_3P: Int64s = np.concatenate(parts, 1, dtype=np.int64)
         self.delta = position - at

@@ -32,8 +32,7 @@ _POWERS_STEP = 4096
 
 
 def _odd_words(count: int) -> Digests:
-    words = [int.from_bytes(blake2b(bytes([at]), digest_size=8).digest(), "little") | 1
-             for at in range(count)]
+    words = [int.from_bytes(blake2b(bytes([at]), digest_size=8).digest(), "little") | 1 for at in range(count)]
     return np.asarray(words, dtype=np.uint64)
 
 
@@ -62,7 +61,7 @@ def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
     """The digests behind ``digest``, which is that of ``first_page`` pages, for the whole pages of
     ``tokens``."""
     page_count = tokens.size // PAGE_TOKENS
-    pages = tokens[:page_count * PAGE_TOKENS].reshape(page_count, PAGE_TOKENS).astype(np.uint64)
+    pages = tokens[: page_count * PAGE_TOKENS].reshape(page_count, PAGE_TOKENS).astype(np.uint64)
     mixed = pages @ _LANES
     mixed ^= mixed >> _SHIFT_FIRST
     mixed *= _MIX

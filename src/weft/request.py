@@ -111,8 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def penalised(self) -> bool:
-        return (self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
-                or self.frequency_penalty != 0.0)
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError that names the first field that is out of its range."""
@@ -121,48 +120,63 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if value is not None or name not in _NULLABLE:
                 _within(name, value, low, high, open_low=open_low)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
-                               param="min_tokens")
+            raise RequestError(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}", param="min_tokens"
+            )
         if self.grammar is not None and self.ignore_eos:
-            raise RequestError(f"ignore_eos cannot be combined with {self.grammar.field}: an answer that "
-                               "follows a grammar ends where the grammar does", param="ignore_eos")
+            raise RequestError(
+                f"ignore_eos cannot be combined with {self.grammar.field}: an answer that "
+                "follows a grammar ends where the grammar does",
+                param="ignore_eos",
+            )
         if len(self.stop) > STOPS_MAX:
             raise RequestError(f"stop has {len(self.stop)} strings; the limit is {STOPS_MAX}", param="stop")
         if not all(isinstance(text, str) for text in self.stop):
             raise RequestError(f"stop is {self.stop!r}; it must be text, or a list of texts", param="stop")
         longest = max(map(len, self.stop), default=0)
         if longest > STOP_CHARS_MAX:
-            raise RequestError(f"stop has a string of {longest} characters; the limit is {STOP_CHARS_MAX}",
-                               param="stop")
+            raise RequestError(
+                f"stop has a string of {longest} characters; the limit is {STOP_CHARS_MAX}", param="stop"
+            )
         if any(not text for text in self.stop):
             raise RequestError("stop has an empty string, which would end every answer at once", param="stop")
         self._check_limits_of_tokens()
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias)),
-                          ("allowed_token_ids", self.allowed_token_ids),
-                          *(("bad_words", sequence) for sequence in self.banned_sequences)):
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", tuple(self.logit_bias)),
+            ("allowed_token_ids", self.allowed_token_ids),
+            *(("bad_words", sequence) for sequence in self.banned_sequences),
+        ):
             for token in ids:
                 if not (isinstance(token, numbers.Integral) and 0 <= token < vocab_size):
-                    raise RequestError(f"{name} names token {token!r}; this model has tokens 0 to "
-                                       f"{vocab_size - 1}", param=name)
+                    raise RequestError(
+                        f"{name} names token {token!r}; this model has tokens 0 to {vocab_size - 1}", param=name
+                    )
         for token, bias in self.logit_bias.items():
             if not (isinstance(bias, numbers.Real) and -100.0 <= bias <= 100.0):
-                raise RequestError(f"logit_bias of token {token} is {bias!r}; the range is -100 to 100",
-                                   param="logit_bias")
+                raise RequestError(
+                    f"logit_bias of token {token} is {bias!r}; the range is -100 to 100", param="logit_bias"
+                )
 
     def _check_limits_of_tokens(self) -> None:
         if self.allowed_token_ids and self.grammar is not None:
-            raise RequestError(f"allowed_token_ids cannot be combined with {self.grammar.field}: both decide "
-                               "which tokens are possible", param="allowed_token_ids")
+            raise RequestError(
+                f"allowed_token_ids cannot be combined with {self.grammar.field}: both decide "
+                "which tokens are possible",
+                param="allowed_token_ids",
+            )
         token_count = sum(map(len, self.banned_sequences))
         if token_count > BANNED_TOKENS_MAX:
-            raise RequestError(f"bad_words are {token_count} tokens; the limit is {BANNED_TOKENS_MAX}",
-                               param="bad_words")
+            raise RequestError(
+                f"bad_words are {token_count} tokens; the limit is {BANNED_TOKENS_MAX}", param="bad_words"
+            )
         if not all(self.banned_sequences):
             raise RequestError("bad_words has a text without tokens", param="bad_words")
         banned = {sequence[0] for sequence in self.banned_sequences if len(sequence) == 1}
         if self.allowed_token_ids and banned.issuperset(self.allowed_token_ids):
-            raise RequestError("every token of allowed_token_ids is one of bad_words: no token is possible",
-                               param="allowed_token_ids")
+            raise RequestError(
+                "every token of allowed_token_ids is one of bad_words: no token is possible", param="allowed_token_ids"
+            )
 
 
 _WHOLE = int, numbers.Integral
@@ -170,18 +184,17 @@ _REAL = float, int, numbers.Real
 """Python's own first: a look at the abstract ones takes as long as the rest of a check."""
 
 
-def _within(name: str, value: float, low: float, high: float, param: str | None = None, *,
-            open_low: bool = False) -> None:
+def _within(
+    name: str, value: float, low: float, high: float, param: str | None = None, *, open_low: bool = False
+) -> None:
     """Limits that are whole numbers ask for one."""
     whole = isinstance(low, int)
     if isinstance(value, bool) or not isinstance(value, _WHOLE if whole else _REAL):
-        raise RequestError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number",
-                           param=param or name)
+        raise RequestError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number", param=param or name)
     too_low = value <= low if open_low else value < low
     if math.isnan(value) or too_low or value > high:
         bound = "above" if open_low else "at least"
-        raise RequestError(f"{name} is {value}; it must be {bound} {low} and at most {high}",
-                           param=param or name)
+        raise RequestError(f"{name} is {value}; it must be {bound} {low} and at most {high}", param=param or name)
 
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,14 +208,18 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
         have, and an answer that has ``new_tokens_max`` tokens already."""
         for index, tokens in self.answers.items():
             if not 0 <= index < count:
-                raise RequestError(f"resumption names answer {index}; the request has answers 0 to "
-                                   f"{count - 1}", param="resumption")
+                raise RequestError(
+                    f"resumption names answer {index}; the request has answers 0 to {count - 1}", param="resumption"
+                )
             if tokens and len(tokens) >= new_tokens_max:
-                raise RequestError(f"answer {index} resumes with {len(tokens)} tokens and may have "
-                                   f"{new_tokens_max}", param="resumption")
+                raise RequestError(
+                    f"answer {index} resumes with {len(tokens)} tokens and may have {new_tokens_max}",
+                    param="resumption",
+                )
             if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-                raise RequestError(f"answer {index} resumes with a token outside of 0 to {vocab_size - 1}",
-                                   param="resumption")
+                raise RequestError(
+                    f"answer {index} resumes with a token outside of 0 to {vocab_size - 1}", param="resumption"
+                )
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,11 +235,15 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, sampling: SamplingParams, prompt_tokens: int, vocab_size: int) -> None:
         """Raises RequestError."""
         if sampling.max_tokens != 0 or sampling.n != 1 or sampling.prompt_logprobs is not None:
-            raise RequestError("a request that pools its prompt has no answer and no logprobs: max_tokens 0, "
-                               "n 1", param="pooling")
+            raise RequestError(
+                "a request that pools its prompt has no answer and no logprobs: max_tokens 0, n 1", param="pooling"
+            )
         if self.kind == "mean" and (self.score or self.tokens or not 0 <= self.skip < prompt_tokens):
-            raise RequestError(f"the mean leaves out the first {self.skip} of {prompt_tokens} tokens; one "
-                               "must be left, and scores are of the last one", param="pooling")
+            raise RequestError(
+                f"the mean leaves out the first {self.skip} of {prompt_tokens} tokens; one "
+                "must be left, and scores are of the last one",
+                param="pooling",
+            )
         if not all(0 <= token < vocab_size for token in self.tokens):
             raise RequestError(f"pooling names a token outside of 0 to {vocab_size - 1}", param="pooling")
 
@@ -291,25 +312,34 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             raise ContextLengthError(
                 f"the prompt has {count} tokens and the answer {answer}: {count + least} in all; the longest "
                 f"context served is {limit} tokens (--max-model-len)",
-                param=prompt_field if count + 1 > limit else asked, code="context_length_exceeded")
+                param=prompt_field if count + 1 > limit else asked,
+                code="context_length_exceeded",
+            )
 
     def check_prediction(self, limit: int, vocab_size: int) -> None:
         """``limit``: the served context in tokens. Raises RequestError for a prediction that is longer, or
         that has a token outside the vocabulary."""
         for token in (min(self.prediction, default=0), max(self.prediction, default=0)):
             if not 0 <= token < vocab_size:
-                raise RequestError(f"prediction has token {token}; this model has tokens 0 to "
-                                   f"{vocab_size - 1}", param="prediction")
+                raise RequestError(
+                    f"prediction has token {token}; this model has tokens 0 to {vocab_size - 1}", param="prediction"
+                )
         if len(self.prediction) > limit:
-            raise RequestError(f"prediction has {len(self.prediction)} tokens; the longest context served is "
-                               f"{limit} tokens (--max-model-len)", param="prediction",
-                               code="context_length_exceeded")
+            raise RequestError(
+                f"prediction has {len(self.prediction)} tokens; the longest context served is "
+                f"{limit} tokens (--max-model-len)",
+                param="prediction",
+                code="context_length_exceeded",
+            )
 
     def check_marks(self) -> None:
         """Raises RequestError: too many marks, or one outside of the prompt."""
         if len(self.marks) > MARKS_MAX:
-            raise RequestError(f"cache_boundaries (and cache_control) mark {len(self.marks)} positions; the "
-                               f"limit is {MARKS_MAX} in a request", param="cache_boundaries")
+            raise RequestError(
+                f"cache_boundaries (and cache_control) mark {len(self.marks)} positions; the "
+                f"limit is {MARKS_MAX} in a request",
+                param="cache_boundaries",
+            )
         for mark in self.marks:
             _within("a position in cache_boundaries", mark, 1, len(self.prompt_tokens), "cache_boundaries")
 

@@ -37,8 +37,13 @@ DTypeName = Literal["float32", "bfloat16", "float16"]
 CacheDTypeName = Literal["float32", "bfloat16", "float16", "float8_e4m3", "int8"]
 """What KV pages and states may be kept in."""
 ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
-KV_DTYPES: dict[str, CacheDTypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16",
-                                        "fp8": "float8_e4m3", "int8": "int8"}
+KV_DTYPES: dict[str, CacheDTypeName] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "fp8": "float8_e4m3",
+    "int8": "int8",
+}
 """What ``--kv-dtype`` may say besides auto."""
 KvLayoutName = Literal["vnni", "rows"]
 """Order of the numbers inside a KV page: ``tensor.layout``."""
@@ -122,8 +127,12 @@ class ModelSpec:
     @property
     def state_dtype(self) -> CacheDTypeName:
         """What the accumulators are kept in; the model's dtype where there are none."""
-        accumulators = [part.dtype for layer in self.layers for part in layer.state
-                if part.dtype != "model" and part.name != "window"]
+        accumulators = [
+            part.dtype
+            for layer in self.layers
+            for part in layer.state
+            if part.dtype != "model" and part.name != "window"
+        ]
         return accumulators[0] if accumulators else self.dtype
 
     def kv_bytes_per_token(self, kv_dtype: CacheDTypeName) -> int:
@@ -134,19 +143,24 @@ class ModelSpec:
         return sum(part.part_bytes(model_dtype) for layer in self.layers for part in layer.state)
 
 
-def with_cache_dtypes(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
-            state_dtype: CacheDTypeName | None) -> ModelSpec:
+def with_cache_dtypes(
+    spec: ModelSpec, kv_dtype: CacheDTypeName | None, state_dtype: CacheDTypeName | None
+) -> ModelSpec:
     """``spec`` with its accumulators kept in ``state_dtype`` and its rings of keys and values in ``kv_dtype``
     (int8 rings stay in the model's dtype: a ring has no room for scales). None changes nothing; convolution
     windows always stay in the model's dtype."""
+
     def accumulators(layer: LayerSpec, part: StatePart) -> StatePart:
         if part.name == "window":
             return part if kv_dtype in (None, "int8") else replace(part, dtype=kv_dtype)
         return part if part.dtype == "model" or state_dtype is None else replace(part, dtype=state_dtype)
 
-    return replace(spec, layers=tuple(
-        replace(layer, state=tuple(accumulators(layer, part) for part in layer.state))
-        for layer in spec.layers))
+    return replace(
+        spec,
+        layers=tuple(
+            replace(layer, state=tuple(accumulators(layer, part) for part in layer.state)) for layer in spec.layers
+        ),
+    )
 
 
 def attention(kv_heads: int, head_dim: int) -> LayerSpec:
@@ -165,19 +179,28 @@ def latent_attention(width: int) -> LayerSpec:
 
 def window_attention(kv_heads: int, head_dim: int, window: int) -> LayerSpec:
     """Position p at place p mod ``window`` of the ring; [0] holds keys, [1] values."""
-    return LayerSpec("window_attention",
-                     state=(StatePart("window", (2, kv_heads, window, head_dim), "model"),))
+    return LayerSpec("window_attention", state=(StatePart("window", (2, kv_heads, window, head_dim), "model"),))
 
 
 def kimi_delta(heads: int, head_dim: int, conv_kernel: int) -> LayerSpec:
-    return LayerSpec("kimi_delta", state=(StatePart("conv", (3 * heads * head_dim, conv_kernel - 1), "model"),
-                                          StatePart("recurrent", (heads, head_dim, head_dim), "float32")))
+    return LayerSpec(
+        "kimi_delta",
+        state=(
+            StatePart("conv", (3 * heads * head_dim, conv_kernel - 1), "model"),
+            StatePart("recurrent", (heads, head_dim, head_dim), "float32"),
+        ),
+    )
 
 
 def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
     channels = 2 * k_heads * k_dim + v_heads * v_dim
-    return LayerSpec("gated_delta", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
-                                           StatePart("recurrent", (v_heads, k_dim, v_dim), "float32")))
+    return LayerSpec(
+        "gated_delta",
+        state=(
+            StatePart("conv", (channels, conv_kernel - 1), "model"),
+            StatePart("recurrent", (v_heads, k_dim, v_dim), "float32"),
+        ),
+    )
 
 
 def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
@@ -189,8 +212,13 @@ def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> Layer
 
 def mamba2(heads: int, head_dim: int, groups: int, state_dim: int, conv_kernel: int) -> LayerSpec:
     channels = heads * head_dim + 2 * groups * state_dim
-    return LayerSpec("mamba2", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
-                                      StatePart("recurrent", (heads, head_dim, state_dim), "float32")))
+    return LayerSpec(
+        "mamba2",
+        state=(
+            StatePart("conv", (channels, conv_kernel - 1), "model"),
+            StatePart("recurrent", (heads, head_dim, state_dim), "float32"),
+        ),
+    )
 
 
 def short_conv(channels: int, conv_kernel: int) -> LayerSpec:
@@ -198,8 +226,13 @@ def short_conv(channels: int, conv_kernel: int) -> LayerSpec:
 
 
 def mamba1(channels: int, state_dim: int, conv_kernel: int) -> LayerSpec:
-    return LayerSpec("mamba1", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
-                                      StatePart("recurrent", (channels, state_dim), "float32")))
+    return LayerSpec(
+        "mamba1",
+        state=(
+            StatePart("conv", (channels, conv_kernel - 1), "model"),
+            StatePart("recurrent", (channels, state_dim), "float32"),
+        ),
+    )
 
 
 def lightning(heads: int, head_dim: int) -> LayerSpec:
@@ -209,9 +242,13 @@ def lightning(heads: int, head_dim: int) -> LayerSpec:
 def matrix_lstm(heads: int, key_dim: int, value_dim: int) -> LayerSpec:
     """The last line of a head's memory is its normaliser; ``max``: the largest input gate, forgotten as the
     memory is."""
-    return LayerSpec("matrix_lstm", state=(
-        StatePart("recurrent", (heads, value_dim + 1, key_dim), "float32"),
-        StatePart("max", (1, heads), "float32")))
+    return LayerSpec(
+        "matrix_lstm",
+        state=(
+            StatePart("recurrent", (heads, value_dim + 1, key_dim), "float32"),
+            StatePart("max", (1, heads), "float32"),
+        ),
+    )
 
 
 def wkv7(heads: int, head_dim: int) -> LayerSpec:
@@ -221,8 +258,10 @@ def wkv7(heads: int, head_dim: int) -> LayerSpec:
 def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
     """One number for each channel, in rows of 16, which share a scale where a state is compressed."""
     rows = (channels // 16, 16) if channels % 16 == 0 else (1, channels)
-    return LayerSpec("rg_lru", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
-                                      StatePart("recurrent", rows, "float32")))
+    return LayerSpec(
+        "rg_lru",
+        state=(StatePart("conv", (channels, conv_kernel - 1), "model"), StatePart("recurrent", rows, "float32")),
+    )
 
 
 def index_rows(width: int) -> LayerSpec:
@@ -238,21 +277,32 @@ HISTORY_BASE = 128
 def ngrams(size: int, width: int, reach: int) -> LayerSpec:
     """The last ``size - 1`` tokens, as digits in the window of a convolution; the last ``reach`` inputs of
     another."""
-    return LayerSpec("ngrams", state=(StatePart("conv.tokens", (HISTORY_CHANNELS, size - 1), "model"),
-                                      StatePart("conv.values", (width, reach), "model")))
+    return LayerSpec(
+        "ngrams",
+        state=(
+            StatePart("conv.tokens", (HISTORY_CHANNELS, size - 1), "model"),
+            StatePart("conv.values", (width, reach), "model"),
+        ),
+    )
 
 
 def shifts(width: int, delayed: int, reach: int) -> LayerSpec:
     """The last ``reach`` inputs of ``width`` channels, and the last one of ``delayed`` channels."""
-    return LayerSpec("shifts", state=tuple(
-        StatePart(f"conv.{number}", (width + (delayed if number == 1 else 0), 1), "model")
-        for number in range(1, max(reach, 1) + 1)))
+    return LayerSpec(
+        "shifts",
+        state=tuple(
+            StatePart(f"conv.{number}", (width + (delayed if number == 1 else 0), 1), "model")
+            for number in range(1, max(reach, 1) + 1)
+        ),
+    )
 
 
 def convolutions(conv_kernel: int, **channels: int) -> LayerSpec:
     """Several short convolutions of one length in one layer, by what they convolve."""
-    return LayerSpec("convolutions", state=tuple(
-        StatePart(f"conv.{name}", (count, conv_kernel - 1), "model") for name, count in channels.items()))
+    return LayerSpec(
+        "convolutions",
+        state=tuple(StatePart(f"conv.{name}", (count, conv_kernel - 1), "model") for name, count in channels.items()),
+    )
 
 
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:

@@ -37,8 +37,22 @@ VERIFY_TOKENS_MAX = 64
 ALIGN_BYTES = 256
 """Every field in a page or slot starts at a multiple of this."""
 
-_SUFFIX = {"": 1, "B": 1, "K": 1000, "KB": 1000, "M": 1000**2, "MB": 1000**2, "G": 1000**3, "GB": 1000**3,
-           "T": 1000**4, "TB": 1000**4, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SUFFIX = {
+    "": 1,
+    "B": 1,
+    "K": 1000,
+    "KB": 1000,
+    "M": 1000**2,
+    "MB": 1000**2,
+    "G": 1000**3,
+    "GB": 1000**3,
+    "T": 1000**4,
+    "TB": 1000**4,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 
 _BARE_BYTES_LEAST = 1_000_000
 """Below it, a number without a unit is rather gigabytes that lost their unit than bytes."""
@@ -63,18 +77,20 @@ def parse_bytes(text: str, *, flag: str, a_second: bool = False) -> int:
     Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a
     unit: ``--memory 24`` means gigabytes far more often than bytes.
     """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*",
-                         text.removesuffix("/s") if a_second else text)
+    match = re.fullmatch(
+        r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text.removesuffix("/s") if a_second else text
+    )
     scale = _SUFFIX.get(match.group(2).upper()) if match else None
     if match is None or scale is None:
         what, example = ("a rate", "4GB/s") if a_second else ("a size", "4GiB")
-        raise ConfigError(f"{flag} {text!r} is not {what}: write a number with B, MB, GB, MiB or GiB, "
-                          f"for example {flag} {example}", param=flag)
+        raise ConfigError(
+            f"{flag} {text!r} is not {what}: write a number with B, MB, GB, MiB or GiB, for example {flag} {example}",
+            param=flag,
+        )
     count = int(float(match.group(1)) * scale)
     if not match.group(2) and 0 < count < _BARE_BYTES_LEAST:
         number = match.group(1)
-        raise ConfigError(f"{flag} {text!r} has no unit: write {number}GiB, {number}MiB or {number}B",
-                          param=flag)
+        raise ConfigError(f"{flag} {text!r} has no unit: write {number}GiB, {number}MiB or {number}B", param=flag)
     return count
 
 
@@ -101,8 +117,10 @@ def parse_duration(text: str | float, *, flag: str) -> float | None:
     except ValueError:
         seconds = math.nan
     if math.isnan(seconds):
-        raise ConfigError(f"{flag} {str(text)[:50]!r} is not a time: write seconds, or such as 30s, 5m or "
-                          "1h30m; below 0 is for ever", param=flag)
+        raise ConfigError(
+            f"{flag} {str(text)[:50]!r} is not a time: write seconds, or such as 30s, 5m or 1h30m; below 0 is for ever",
+            param=flag,
+        )
     return None if seconds < 0 or math.isinf(seconds) else seconds
 
 

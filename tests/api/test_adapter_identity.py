@@ -49,8 +49,12 @@ class Finds:
 
 
 def request_of(adapter: Adapter, name: str) -> Request:
-    return Request(request_id=name, prompt_tokens=PROMPT, adapter=adapter, sampling=SamplingParams(
-        temperature=0.0, max_tokens=24, ignore_eos=True, seed=0))
+    return Request(
+        request_id=name,
+        prompt_tokens=PROMPT,
+        adapter=adapter,
+        sampling=SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=0),
+    )
 
 
 def answered(core: EngineCore, recorder: Recorder, request: Request) -> list[int]:
@@ -76,14 +80,14 @@ def routed_tokens(core: EngineCore, request: Request) -> int:
 def finds(home: Path, patch: pytest.MonkeyPatch) -> Finds:
     drafter = Speculator(("tree", "suffix"), costs=RowCosts(FREE))
     patch.setattr(assembly, "make_drafter", lambda *more: drafter)
-    core = assemble(EngineConfig(model=str(make_checkpoint(home / "base", "lfm2", hidden_size=256)),
-                                 memory="64MiB", threads=1)).core
+    core = assemble(
+        EngineConfig(model=str(make_checkpoint(home / "base", "lfm2", hidden_size=256)), memory="64MiB", threads=1)
+    ).core
     drafter._tree = core.memory.prefix_tree
-    recorder = Recorder(home / "r.jsonl", core, model="m", snapshots="auto", limit_bytes=10**6,
-                        clock=lambda: 0.0)
+    recorder = Recorder(home / "r.jsonl", core, model="m", snapshots="auto", limit_bytes=10**6, clock=lambda: 0.0)
     first = read_adapter("same", lfm2_adapter(home / "same", 500))
     answer = answered(core, recorder, request_of(first, "first"))
-    answered(core, recorder, request_of(first, "again"))   # the tree drafts, and all of it is right
+    answered(core, recorder, request_of(first, "again"))  # the tree drafts, and all of it is right
     second = read_adapter("same", lfm2_adapter(home / "same", 900))
     assert (second.name, second.directory) == (first.name, first.directory)
     request = request_of(second, "second")

@@ -39,8 +39,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("adapters")
-    return {name: lfm2_adapter(home / name, 10 * number, rank=3 + number)
-            for number, name in enumerate(NAMES)}
+    return {name: lfm2_adapter(home / name, 10 * number, rank=3 + number) for number, name in enumerate(NAMES)}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +49,9 @@ def engine(base: Path, directories: dict[str, Path]) -> Iterator[Engine]:
 
 
 def answers(engine: Engine, names: list[str | None], tokens: list[int] = PROMPT) -> list[Completion]:
-    return engine.generate([tokens] * len(names), lora=names, max_tokens=12, temperature=0, ignore_eos=True,
-                           logprobs=2, progress=False)
+    return engine.generate(
+        [tokens] * len(names), lora=names, max_tokens=12, temperature=0, ignore_eos=True, logprobs=2, progress=False
+    )
 
 
 def bits(completion: Completion) -> object:
@@ -115,8 +115,7 @@ def test_files_that_changed_behind_the_engine_are_refused(base: Path, tmp_path: 
         assert len(answers(engine, ["a"])[0].tokens) == 12, "the engine goes on"
 
 
-def test_the_least_recently_used_adapter_gives_way_and_a_running_one_stays(base: Path, tmp_path: Path,
-                                                                           ) -> None:
+def test_the_least_recently_used_adapter_gives_way_and_a_running_one_stays(base: Path, tmp_path: Path) -> None:
     paths = {f"n{number}": lfm2_adapter(tmp_path / str(number), number) for number in range(5)}
     with Engine(str(base), loras=paths, memory="64MiB", lora_memory="400KiB") as engine:
         room = engine.stats().adapters.resident
@@ -159,21 +158,40 @@ def spoiled(directory: Path, tmp_path: Path, kind: str) -> Path:
     elif kind == "half":
         save_file({name: tensor for name, tensor in tensors.items() if name != first}, weights)
     else:
-        config.write_text(json.dumps(settings | {"rank": {"r": 1000}, "method": {"peft_type": "LOHA"},
-                                                 "variant": {"trainable_token_indices": [1]},
-                                                 "begun": {"init_lora_weights": "pissa"}}[kind]))
+        config.write_text(
+            json.dumps(
+                settings
+                | {
+                    "rank": {"r": 1000},
+                    "method": {"peft_type": "LOHA"},
+                    "variant": {"trainable_token_indices": [1]},
+                    "begun": {"init_lora_weights": "pissa"},
+                }[kind]
+            )
+        )
     return path
 
 
-WORDS = {"no config": "adapter_config.json", "pickle": "pickle", "link": "link out of", "cut": "truncated",
-         "nan": "NaN or infinite", "shape": "lora_A", "name": "in_porj", "half": "alone",
-         "rank": "limits.max_lora_rank", "method": "LOHA", "variant": "trainable_token_indices",
-         "begun": "pissa"}
+WORDS = {
+    "no config": "adapter_config.json",
+    "pickle": "pickle",
+    "link": "link out of",
+    "cut": "truncated",
+    "nan": "NaN or infinite",
+    "shape": "lora_A",
+    "name": "in_porj",
+    "half": "alone",
+    "rank": "limits.max_lora_rank",
+    "method": "LOHA",
+    "variant": "trainable_token_indices",
+    "begun": "pissa",
+}
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_a_bad_adapter_is_one_line_and_the_engine_goes_on(kind: str, engine: Engine, tmp_path: Path,
-                                                          directories: dict[str, Path]) -> None:
+def test_a_bad_adapter_is_one_line_and_the_engine_goes_on(
+    kind: str, engine: Engine, tmp_path: Path, directories: dict[str, Path]
+) -> None:
     with pytest.raises(WeftError, match=WORDS[kind]) as caught:
         engine.load_lora("bad", spoiled(directories["a1"], tmp_path, kind))
     assert "\n" not in caught.value.message
@@ -194,8 +212,9 @@ def test_no_cache_salt_of_a_client_reaches_an_adapters_prefixes(directories: dic
     assert salted(None, "tenant") == "tenant"
 
 
-def test_speculation_and_prompt_logprobs_are_the_adapters(engine: Engine, base: Path,
-                                                          directories: dict[str, Path]) -> None:
+def test_speculation_and_prompt_logprobs_are_the_adapters(
+    engine: Engine, base: Path, directories: dict[str, Path]
+) -> None:
     [guess] = answers(engine, ["a2"])
     engine.flush_cache()
     fields = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "progress": False, "prompt_logprobs": 0}
@@ -227,13 +246,15 @@ def test_a_store_keeps_adapters_apart_over_a_restart(base: Path, tmp_path: Path)
 
 
 def test_the_control_without_the_digest_in_the_key_a_reload_finds_what_is_stale(
-        base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Adapter, "salt", lambda self, cache_salt: f"\0{self.name}\0{cache_salt}")
     path = lfm2_adapter(tmp_path / "same", 40)
     for seed in (40, 70):
         lfm2_adapter(path, seed)
-        with Engine(str(base), loras={"same": path}, memory="64MiB", store=str(tmp_path / "store"),
-                    store_size="64MiB") as engine:
+        with Engine(
+            str(base), loras={"same": path}, memory="64MiB", store=str(tmp_path / "store"), store_size="64MiB"
+        ) as engine:
             [answer] = answers(engine, ["same"])
     assert answer.cached_tokens > 0, "the other files' prefix"
 
@@ -268,8 +289,9 @@ def test_after_kill_9_an_adapters_prefixes_come_back_and_never_anothers(base: Pa
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    with Engine(str(base), loras={"same": path, "other": other}, memory="64MiB", store=str(store),
-                store_size="64MiB") as engine:
+    with Engine(
+        str(base), loras={"same": path, "other": other}, memory="64MiB", store=str(store), store_size="64MiB"
+    ) as engine:
         [stranger, plain] = answers(engine, ["other", None])
         [again] = answers(engine, ["same"])
     assert stranger.cached_tokens == plain.cached_tokens == 0
@@ -286,9 +308,9 @@ def test_many_registered_adapters_take_turns_in_little_memory(base: Path, tmp_pa
         names = [f"n{7 * at % 40}" for at in range(60)]
         alone = {name: answers(engine, [name], PROMPT[:9])[0].tokens for name in ("n0", "n7", "n39")}
         engine.flush_cache()
-        for first in range(0, len(names), 3):   # three at a time, of adapters that mostly have to come first
-            said = answers(engine, list(names[first:first + 3]), PROMPT[:9])
-            for name, one in zip(names[first:first + 3], said, strict=True):
+        for first in range(0, len(names), 3):  # three at a time, of adapters that mostly have to come first
+            said = answers(engine, list(names[first : first + 3]), PROMPT[:9])
+            for name, one in zip(names[first : first + 3], said, strict=True):
                 assert one.tokens == alone.get(name, one.tokens)
         stats = engine.stats().adapters
         assert stats.held_bytes <= 1 << 20
@@ -297,8 +319,7 @@ def test_many_registered_adapters_take_turns_in_little_memory(base: Path, tmp_pa
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_quantised_weights_take_adapters_as_they_are(form: str, base: Path,
-                                                     directories: dict[str, Path]) -> None:
+def test_quantised_weights_take_adapters_as_they_are(form: str, base: Path, directories: dict[str, Path]) -> None:
     loras = {name: directories[name] for name in ("a0", "a1")}
     with Engine(str(base), loras=loras, memory="64MiB", quantize=form) as engine:
         together = answers(engine, ["a0", None, "a1"])
@@ -322,7 +343,7 @@ def test_an_engine_that_dropped_its_weights_reads_its_adapters_again(engine: Eng
 
 def adapter_of(engine: Engine, directory: Path, *, alpha: float = 2.0) -> Path:
     """Factors of every matrix of the layers of whatever ``engine`` serves."""
-    model = engine._core.executor.model   # type: ignore[attr-defined]
+    model = engine._core.executor.model  # type: ignore[attr-defined]
     tensors = {}
     for seed, name in enumerate(sorted(model.targets.stored)):
         target = model.targets.find(name)
@@ -332,14 +353,21 @@ def adapter_of(engine: Engine, directory: Path, *, alpha: float = 2.0) -> Path:
 
 
 def test_the_models_own_head_drafts_for_an_adapter_and_changes_no_token(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = {}
     for speculate, drafter in (("mtp", costless_drafter()), ("off", None)):
         monkeypatch.setattr(assembly, "make_drafter", lambda *more, drafter=drafter: drafter)
         with Engine(memory="64MiB", speculate=speculate) as engine:
             engine.load_lora("a", adapter_of(engine, tmp_path / speculate, alpha=1.0))
-            [adapted, plain] = engine.generate(["Once upon a time"] * 2, lora=["a", None], max_tokens=32,
-                                               temperature=0, ignore_eos=True, progress=False)
+            [adapted, plain] = engine.generate(
+                ["Once upon a time"] * 2,
+                lora=["a", None],
+                max_tokens=32,
+                temperature=0,
+                ignore_eos=True,
+                progress=False,
+            )
             tokens[speculate] = adapted.tokens
             assert adapted.tokens != plain.tokens
             assert bool(engine.stats().speculation.sources["mtp"].proposed) is (speculate == "mtp")
@@ -347,8 +375,9 @@ def test_the_models_own_head_drafts_for_an_adapter_and_changes_no_token(
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
-def test_a_gguf_file_takes_the_adapters_of_its_checkpoint(name: str, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_takes_the_adapters_of_its_checkpoint(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp 21125: rows of value heads are stored in another order, and an adapter met the wrong ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     said = []

@@ -81,16 +81,22 @@ def test_free_ram_is_never_more_than_the_system_has():
 def test_every_dtype_serves(dtype):
     made = assemble(EngineConfig(model=str(checkpoint("qwen3_5")), memory="4MiB", dtype=dtype))
     assert made.info.dtype == dtype
-    made.core.submit(Request(request_id="a", prompt_tokens=[5] * 70,
-                             sampling=SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)))
+    made.core.submit(
+        Request(
+            request_id="a",
+            prompt_tokens=[5] * 70,
+            sampling=SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True),
+        )
+    )
     tokens = [token for _ in range(20) for event in made.core.step() for token in event.tokens]
     assert made.core.failure is None
     assert len(tokens) == 8
     made.core.close()
 
 
-@pytest.mark.parametrize(("asked", "on_cpu", "on_gpu"), [
-    ("auto", False, True), ("on", True, True), ("off", False, False)])
+@pytest.mark.parametrize(
+    ("asked", "on_cpu", "on_gpu"), [("auto", False, True), ("on", True, True), ("off", False, False)]
+)
 def test_steps_overlap_by_themselves_on_a_gpu_and_elsewhere_when_asked(asked, on_cpu, on_gpu):
     config = EngineConfig(overlap=asked)
     assert overlaps(config, torch.device("cpu")) is on_cpu
@@ -106,8 +112,13 @@ def test_an_engine_whose_steps_overlap_says_the_same():
     said = {}
     for overlap in ("on", "off"):
         core = assemble(EngineConfig(model=str(checkpoint("granite")), memory="8MiB", overlap=overlap)).core
-        core.submit(Request(request_id="a", prompt_tokens=list(range(5, 90)),
-                            sampling=SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)))
+        core.submit(
+            Request(
+                request_id="a",
+                prompt_tokens=list(range(5, 90)),
+                sampling=SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+            )
+        )
         said[overlap] = []
         while core.has_work:
             said[overlap] += [token for event in core.step() for token in event.tokens]
@@ -133,8 +144,9 @@ def test_a_missing_tokenizer_ends_the_start_before_torch_is_imported(tmp_path: P
     shutil.copytree(checkpoint("lfm2"), directory)
     for file in directory.glob("tokenizer*"):
         file.unlink()
-    ended = subprocess.run([sys.executable, "-c", NO_TOKENIZER, str(directory)], capture_output=True,
-                           text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", NO_TOKENIZER, str(directory)], capture_output=True, text=True, check=True
+    )
     assert ended.stdout.startswith("CheckpointError")
     assert "tokenizer" in ended.stdout
     assert ended.stdout.rstrip().endswith("False")

@@ -82,11 +82,15 @@ def test_the_template_sees_the_tools(engine: Engine) -> None:
     assert "get_weather" in rendering(engine, say("x"), tools=[WEATHER])
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"tools": [{"type": "function"}]}, r"tools\[0\]\.function is missing"),
-    ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice is 'sometimes'"),
-    ({"tool_choice": "required"}, "tools is empty"),
-    ({"tools": [WEATHER], "tool_choice": "required", "guided_choice": ["a"]}, "cannot be combined")])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tools": [{"type": "function"}]}, r"tools\[0\]\.function is missing"),
+        ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice is 'sometimes'"),
+        ({"tool_choice": "required"}, "tools is empty"),
+        ({"tools": [WEATHER], "tool_choice": "required", "guided_choice": ["a"]}, "cannot be combined"),
+    ],
+)
 def test_wrong_tools_are_named_as_on_the_server(engine: Engine, fields: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         engine.chat(say("x"), **fields)

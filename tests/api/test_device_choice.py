@@ -36,8 +36,13 @@ GIB = 1 << 30
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0) -> None:
-    for name, value in (("is_available", count > 0), ("device_count", count), ("current_device", current),
-                        ("init", None), ("set_device", None)):
+    for name, value in (
+        ("is_available", count > 0),
+        ("device_count", count),
+        ("current_device", current),
+        ("init", None),
+        ("set_device", None),
+    ):
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
 
 
@@ -52,10 +57,13 @@ def test_auto_is_a_gpu_where_torch_has_one_and_the_cpu_elsewhere(monkeypatch: py
     assert choose_device("cpu") == torch.device("cpu")
 
 
-@pytest.mark.parametrize(("asked", "count", "words"), [
-    ("tpu", 1, "'tpu'"), ("cuda:x", 1, "'cuda:x'"), ("cuda:2", 2, "cuda:1"), ("cuda", 0, "it sees no GPU")])
+@pytest.mark.parametrize(
+    ("asked", "count", "words"),
+    [("tpu", 1, "'tpu'"), ("cuda:x", 1, "'cuda:x'"), ("cuda:2", 2, "cuda:1"), ("cuda", 0, "it sees no GPU")],
+)
 def test_a_device_that_is_not_there_is_refused_by_name(
-        monkeypatch: pytest.MonkeyPatch, asked: str, count: int, words: str) -> None:
+    monkeypatch: pytest.MonkeyPatch, asked: str, count: int, words: str
+) -> None:
     gpus(monkeypatch, count)
     with pytest.raises(ConfigError, match=words) as refused:
         choose_device(asked)
@@ -81,12 +89,17 @@ def test_torch_is_quoted_on_why_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -
         choose_device("cuda")
 
 
-@pytest.mark.parametrize(("flags", "words"), [
-    (["--device", "tpu"], "--device is 'tpu'"),
-    (["--gpu-memory-fraction", "1.5"], "--gpu-memory-fraction is 1.5"),
-    (["--cuda-graphs", "off"], "--cuda-graphs is no flag: it is debug.cuda_graphs of the --config file")])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--device", "tpu"], "--device is 'tpu'"),
+        (["--gpu-memory-fraction", "1.5"], "--gpu-memory-fraction is 1.5"),
+        (["--cuda-graphs", "off"], "--cuda-graphs is no flag: it is debug.cuda_graphs of the --config file"),
+    ],
+)
 def test_the_command_line_says_what_is_wrong_in_one_line(
-        capsys: pytest.CaptureFixture[str], flags: list[str], words: str) -> None:
+    capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
     assert main(["generate", "x", *flags]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()[-1:]
     assert words in line
@@ -94,8 +107,8 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
 
 @pytest.mark.parametrize(("variable", "value"), [("CUDA_GRAPHS", "on"), ("GPU_KERNELS", "cuda")])
 def test_a_variable_of_a_debug_switch_with_a_wrong_value_is_named(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str,
-        value: str) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
     monkeypatch.setenv(f"WEFT_{variable}", value)
     assert main(["generate", "x"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()[-1:]
@@ -126,7 +139,8 @@ def test_the_arena_is_a_share_of_what_weights_and_a_step_leave() -> None:
 
 
 def test_pages_of_a_gpu_are_rows_in_the_same_bytes_and_have_a_store_of_their_own(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec = ModelSpec("tiny", 64, 16, 500, "bfloat16", (attention(2, 16), short_conv(32, 3)))
     room = ArenaRoom(1 << 20, 1 << 20, "enough")
 
@@ -203,13 +217,23 @@ class Pooled:
             self.meter.used = 0
 
 
-def measured(rows: int, capture: bool = False, step_tokens: int = 1000, *,
-             verify_runs: bool = False) -> tuple[Reserve, Greedy, Pooled]:
+def measured(
+    rows: int, capture: bool = False, step_tokens: int = 1000, *, verify_runs: bool = False
+) -> tuple[Reserve, Greedy, Pooled]:
     meter = FakeMeter()
     model, pooled = Greedy(meter), Pooled(meter)
-    reserve = measure_reserve(model, model.spec, "float32", step_tokens=step_tokens, rows=rows, model_len=400,
-                              device=torch.device("cpu"), meter=meter, capture=pooled if capture else None,
-                              verify_runs=verify_runs)
+    reserve = measure_reserve(
+        model,
+        model.spec,
+        "float32",
+        step_tokens=step_tokens,
+        rows=rows,
+        model_len=400,
+        device=torch.device("cpu"),
+        meter=meter,
+        capture=pooled if capture else None,
+        verify_runs=verify_runs,
+    )
     return reserve, model, pooled
 
 
@@ -235,16 +259,24 @@ def room_of_a_gpu_without_room_for_a_kernel(monkeypatch: pytest.MonkeyPatch, cho
 
     monkeypatch.setattr(reserve_module, "measure_reserve", measure)
     monkeypatch.setattr(device_module, "free_bytes", lambda device: GIB)
-    gpu.choose(choice)   # type: ignore[arg-type]
+    gpu.choose(choice)  # type: ignore[arg-type]
     loaded = load_model(checkpoint("qwen3"))
-    room = measured_gpu_room(EngineConfig(gpu_kernels=choice), loaded, loaded.spec,  # type: ignore[arg-type]
-                             "float32", torch.device("cuda"), "graphs", lambda line: None)  # type: ignore[arg-type]
+    room = measured_gpu_room(
+        EngineConfig(gpu_kernels=choice),
+        loaded,
+        loaded.spec,  # type: ignore[arg-type]
+        "float32",
+        torch.device("cuda"),
+        "graphs",
+        lambda line: None,
+    )  # type: ignore[arg-type]
     assert room.most_bytes == int((GIB - (1 << 20) - MOVES_ROOM_BYTES) * 0.9)
     return measured_with
 
 
 def test_a_kernel_that_fits_no_gpu_turns_triton_off_with_a_line(
-        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     try:
         measured_with = room_of_a_gpu_without_room_for_a_kernel(monkeypatch, "auto")
     finally:
@@ -254,8 +286,7 @@ def test_a_kernel_that_fits_no_gpu_turns_triton_off_with_a_line(
     assert "torch's operators run in their place" in line
 
 
-def test_a_kernel_that_fits_no_gpu_ends_the_start_where_triton_was_asked_for(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_fits_no_gpu_ends_the_start_where_triton_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with pytest.raises(ConfigError, match=r"debug\.gpu_kernels is triton: kernel _decode"):
             room_of_a_gpu_without_room_for_a_kernel(monkeypatch, "triton")
@@ -281,19 +312,20 @@ def test_what_is_measured_is_what_a_server_meets() -> None:
 
 
 def test_tokens_are_chosen_with_every_filter_and_with_logprobs_where_memory_is_measured(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sampled: list[SamplingParams] = []
     scored: list[int] = []
     admit, score = reserve_module.Sampler.admit, reserve_module.score
 
-    def admitted(sampler: Any, row: int, tokens: Any, known: int, sampling: SamplingParams,
-                 *more: Any) -> None:
+    def admitted(sampler: Any, row: int, tokens: Any, known: int, sampling: SamplingParams, *more: Any) -> None:
         sampled.append(sampling)
         admit(sampler, row, tokens, known, sampling, *more)
 
     monkeypatch.setattr(reserve_module.Sampler, "admit", admitted)
-    monkeypatch.setattr(reserve_module, "score", lambda logits, following, top: (
-        scored.append(top), score(logits, following, top))[1])
+    monkeypatch.setattr(
+        reserve_module, "score", lambda logits, following, top: (scored.append(top), score(logits, following, top))[1]
+    )
     measured(7)
     assert len(sampled) == 7, "every row"
     for one in sampled:
@@ -318,8 +350,18 @@ def test_steps_with_prompts_may_be_left_out_of_the_graphs() -> None:
     assert mixed_tokens_max(EngineConfig()) == 2048
     meter = FakeMeter()
     model, pooled = Greedy(meter), Pooled(meter)
-    measure_reserve(model, model.spec, "float32", step_tokens=1000, rows=12, model_len=400,
-                    device=torch.device("cpu"), meter=meter, capture=pooled, mixed_tokens_max=0)
+    measure_reserve(
+        model,
+        model.spec,
+        "float32",
+        step_tokens=1000,
+        rows=12,
+        model_len=400,
+        device=torch.device("cpu"),
+        meter=meter,
+        capture=pooled,
+        mixed_tokens_max=0,
+    )
     assert pooled.widths == [12, 12, 8], "decodes alone"
 
 
@@ -327,6 +369,15 @@ def test_steps_with_prompts_may_be_left_out_of_the_graphs() -> None:
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_every_shape_runs_on_real_models(family: str, kv_dtype: CacheDTypeName) -> None:
     meter, loaded = FakeMeter(), load_model(checkpoint(family))
-    reserve = measure_reserve(loaded.model, loaded.spec, kv_dtype, step_tokens=100, rows=6, model_len=64,
-                              device=torch.device("cpu"), meter=meter, capture=EagerCapture())
+    reserve = measure_reserve(
+        loaded.model,
+        loaded.spec,
+        kv_dtype,
+        step_tokens=100,
+        rows=6,
+        model_len=64,
+        device=torch.device("cpu"),
+        meter=meter,
+        capture=EagerCapture(),
+    )
     assert reserve.total_bytes == 0, "nothing of it was counted, and all of it ran"

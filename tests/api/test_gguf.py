@@ -44,14 +44,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def answers(model: Path) -> list[tuple[list[int], int]]:
     """Of a prompt, and of the same prompt with a second turn: tokens, and how many were cached."""
     with Engine(str(model), memory="64MiB") as engine:
-        return [(one.tokens, one.cached_tokens) for text in (PROMPT, PROMPT + "And then?")
-                for one in engine.generate(text, GREEDY)]
+        return [
+            (one.tokens, one.cached_tokens)
+            for text in (PROMPT, PROMPT + "And then?")
+            for one in engine.generate(text, GREEDY)
+        ]
 
 
 def test_a_file_says_how_it_embeds(tmp_path: Path) -> None:
     def file(kind: PoolingType) -> Path:
-        return write_gguf(checkpoint("lfm2"), tmp_path / f"{kind.name}.gguf",
-                          change=lambda writer: writer.add_pooling_type(kind))
+        return write_gguf(
+            checkpoint("lfm2"), tmp_path / f"{kind.name}.gguf", change=lambda writer: writer.add_pooling_type(kind)
+        )
 
     def embedded(model: Path) -> np.ndarray[Any, Any]:
         with Engine(str(model), memory="16MiB", dtype="float32") as engine:
@@ -69,7 +73,8 @@ def test_a_file_says_how_it_embeds(tmp_path: Path) -> None:
 
 
 def test_an_embedder_without_a_head_embeds_alike_in_what_quantize_writes(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def embedded(model: Path) -> np.ndarray[Any, Any]:
         with Engine(str(model), memory="16MiB", dtype="float32") as engine:
             return engine.embed(["The red key", "is here."])
@@ -79,7 +84,7 @@ def test_an_embedder_without_a_head_embeds_alike_in_what_quantize_writes(
     truth = embedded(source)
     for form, out in (("w8a8", tmp_path / "copy"), ("q4_k", tmp_path / "copy.gguf")):
         unfinished = out.with_name(f"{out.name}.partial") / "1_Pooling"
-        unfinished.mkdir(parents=True)    # as another form left it
+        unfinished.mkdir(parents=True)  # as another form left it
         assert main(["quantize", str(source), str(out), "--form", form]) == 0
         assert (embedded(out) * truth).sum(1).min() > 0.995, "cosines"
     (source / "modules.json").unlink()
@@ -91,13 +96,19 @@ def test_an_embedder_without_a_head_embeds_alike_in_what_quantize_writes(
     assert "its modules.json has Dense" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "more"), [
-    ("lfm2", {}), ("qwen3_5", {}), ("kimi_linear", {}), ("ling", {}),
-    ("qwen4_exp", {"ple_layer_ids": [1]}),
-    ("gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}),
-    ("gemma4", {"tie_word_embeddings": True})])
-def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, more: dict[str, Any],
-                                                          tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("lfm2", {}),
+        ("qwen3_5", {}),
+        ("kimi_linear", {}),
+        ("ling", {}),
+        ("qwen4_exp", {"ple_layer_ids": [1]}),
+        ("gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 32}),
+        ("gemma4", {"tie_word_embeddings": True}),
+    ],
+)
+def test_a_file_answers_as_its_checkpoint_does_and_caches(name: str, more: dict[str, Any], tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "source", name, **more) if more else checkpoint(name)
     of_file = answers(write_gguf(source, tmp_path / "model.gguf"))
     assert of_file == answers(source)

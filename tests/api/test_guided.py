@@ -52,12 +52,18 @@ def test_a_grammar_that_outgrows_its_limits_is_the_requests_error(engine: Engine
     assert engine.generate("x", guided_choice=["yes"])[0].text == "yes"
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"guided_regex": "(a"}, "(?s)guided_regex: .*unclosed"), ({"guided_json": {"type": "objekt"}}, "objekt"),
-    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice"),
-    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos")])
-def test_what_cannot_be_is_refused_and_leaves_nothing_running(engine: Engine, fields: dict[str, object],
-                                                              words: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"guided_regex": "(a"}, "(?s)guided_regex: .*unclosed"),
+        ({"guided_json": {"type": "objekt"}}, "objekt"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing_running(
+    engine: Engine, fields: dict[str, object], words: str
+) -> None:
     with pytest.raises(RequestError, match=words):
         engine.generate("x", **fields)
     assert engine.stats().running == engine.stats().waiting == 0

@@ -36,14 +36,16 @@ class Kept(NamedTuple):
 
 def kept(engine: Engine) -> Kept:
     """Prefixes that the arena has room for are left out."""
-    for _ in range(4):   # what is evicted is forgotten in later commits, some of it in each
+    for _ in range(4):  # what is evicted is forgotten in later commits, some of it in each
         engine.flush_cache()
         engine.generate("x", max_tokens=2, seed=0, ignore_eos=True)
     engine.flush_cache()
     gc.collect()
     alive = gc.get_objects()
-    return Kept(Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in alive),
-                [(one, len(one)) for one in alive if type(one) in _CONTAINERS])
+    return Kept(
+        Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in alive),
+        [(one, len(one)) for one in alive if type(one) in _CONTAINERS],
+    )
 
 
 def grown(engine: Engine) -> list[str]:
@@ -52,24 +54,27 @@ def grown(engine: Engine) -> list[str]:
     before = kept(engine)
     for number in range(REQUESTS // 8):
         rng = random.Random(number)
-        prompts = [f"List {rng.randrange(3)}: " + " ".join(str(rng.randrange(1000)) for _ in range(12))
-                   for _ in range(8)]
+        prompts = [
+            f"List {rng.randrange(3)}: " + " ".join(str(rng.randrange(1000)) for _ in range(12)) for _ in range(8)
+        ]
         grammar = {"guided_regex": f"[0-9]{{2}}-{number}"} if number % 4 == 0 else {}
         engine.generate(prompts, max_tokens=6, seed=number, temperature=number % 2 * 0.9, **grammar)
     after = kept(engine)
-    return ([name for name, count in after.instances.items()
-             if name.startswith("weft.") and count - before.instances[name] > REQUESTS // 2]
-            + [f"a {type(one).__name__} of {len(one)}" for one, count in before.containers
-               if len(one) - count > REQUESTS // 2])
+    return [
+        name
+        for name, count in after.instances.items()
+        if name.startswith("weft.") and count - before.instances[name] > REQUESTS // 2
+    ] + [
+        f"a {type(one).__name__} of {len(one)}" for one, count in before.containers if len(one) - count > REQUESTS // 2
+    ]
 
 
-def test_full_tables_do_not_grow_with_requests_and_one_that_does_is_seen(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_tables_do_not_grow_with_requests_and_one_that_does_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "GHOSTS_MAX", 20)
     monkeypatch.setattr(loop, "SAMPLES_MAX", 2)
-    monkeypatch.setattr(sources.AnswerLibrary.__init__, "__defaults__", (0, 0))   # its bounds
+    monkeypatch.setattr(sources.AnswerLibrary.__init__, "__defaults__", (0, 0))  # its bounds
     with Engine(_EMBEDDED, memory="12MiB", max_model_len=512, threads=1, speculate="suffix") as engine:
-        grown(engine)   # fills them
+        grown(engine)  # fills them
         assert grown(engine) == []
         admissions: list[Admission] = []
         engine._core.on_step.append(lambda plan, seconds: admissions.extend(plan.admissions))

@@ -50,8 +50,10 @@ def greedy_by_transformers(text: str, steps: int) -> list[int]:
 
 
 def test_importing_weft_does_not_import_torch():
-    code = ("import sys, weft\nfrom weft import SamplingParams, Completion, Engine\n"
-            "print('torch' in sys.modules, weft.__version__)")
+    code = (
+        "import sys, weft\nfrom weft import SamplingParams, Completion, Engine\n"
+        "print('torch' in sys.modules, weft.__version__)"
+    )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split()[0] == "False"
     with pytest.raises(AttributeError, match="no attribute 'Engin'"):
@@ -59,8 +61,9 @@ def test_importing_weft_does_not_import_torch():
 
 
 def test_texts_in_tokens_and_text_of_transformers_out(engine):
-    completions = engine.generate(TEXTS, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True,
-                                                        skip_special_tokens=False))
+    completions = engine.generate(
+        TEXTS, SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, skip_special_tokens=False)
+    )
     for number, (text, completion) in enumerate(zip(TEXTS, completions, strict=True)):
         assert (completion.prompt_index, completion.index) == (number, 0)
         assert completion.tokens == greedy_by_transformers(text, 12)
@@ -160,8 +163,7 @@ def test_the_models_own_end_is_a_stop_without_a_reason(engine):
 
 
 def test_logprobs_of_answer_and_prompt_come_with_the_completion(engine):
-    [answer] = engine.generate(TEXTS[2], temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1,
-                               ignore_eos=True)
+    [answer] = engine.generate(TEXTS[2], temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1, ignore_eos=True)
     assert [found.token for found in answer.logprobs] == answer.tokens
     assert all(len(found.top) == 2 and found.rank == 0 for found in answer.logprobs)
     assert answer.prompt_logprobs[0] is None
@@ -174,32 +176,36 @@ def test_a_conversation_goes_through_the_checkpoints_template(engine):
     expected = tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert engine.tokenizer.decode(rendered, skip_special_tokens=False) == expected
     answer = engine.chat(messages, temperature=0.0, max_tokens=6, ignore_eos=True)
-    streamed = "".join(piece.text for piece in engine.stream_chat(messages, temperature=0.0, max_tokens=6,
-                                                                  ignore_eos=True))
+    streamed = "".join(
+        piece.text for piece in engine.stream_chat(messages, temperature=0.0, max_tokens=6, ignore_eos=True)
+    )
     assert answer.text == streamed
     assert answer.prompt_tokens == rendered
 
 
-@pytest.mark.parametrize(("call", "error", "words"), [
-    (lambda e: e.generate("hello", temperature=-1.0), RequestError, "temperature is -1.0"),
-    (lambda e: e.generate(["fine", ""]), RequestError, "prompt is empty"),
-    (lambda e: e.generate([[1, 2], [3, 9999]]), RequestError, "9999"),
-    (lambda e: e.generate([1] * 5000), ContextLengthError, "4096"),
-    (lambda e: e.generate("hello", n=9, max_tokens=2), Exception, "limits.max_queued_requests"),
-    (lambda e: e.generate("hello", max_tokens_=2), TypeError, "max_tokens_"),
-    (lambda e: e.chat([{"role": "judge", "content": "x"}]), RequestError, "judge"),
-    (lambda e: e.chat([{"content": "x"}]), RequestError, "role"),
-    (lambda e: e.chat([{"role": "user", "content": "x"}], n=2), RequestError, "n is 2"),
-    (lambda e: next(e.stream("x", top_p=3.0)), RequestError, "top_p"),
-    (lambda e: e.generate(b"bytes"), RequestError, "not bytes"),
-    (lambda e: e.generate(None), RequestError, "NoneType"),
-    (lambda e: e.generate([[1.5]]), RequestError, r"\[1\.5\] is neither"),
-    (lambda e: e.generate("x", temperature="hot"), RequestError, "temperature is 'hot'; it must be a number"),
-    (lambda e: e.generate("x", max_tokens=2.5), RequestError, "max_tokens is 2.5; it must be a whole number"),
-    (lambda e: e.generate("x", stop=5), RequestError, "stop is"),
-    (lambda e: e.generate("x", logit_bias={"5": 1.0}), RequestError, "logit_bias names token '5'"),
-    (lambda e: e.generate("x", {"max_tokens": 2}), RequestError, "sampling is a dict"),
-])
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda e: e.generate("hello", temperature=-1.0), RequestError, "temperature is -1.0"),
+        (lambda e: e.generate(["fine", ""]), RequestError, "prompt is empty"),
+        (lambda e: e.generate([[1, 2], [3, 9999]]), RequestError, "9999"),
+        (lambda e: e.generate([1] * 5000), ContextLengthError, "4096"),
+        (lambda e: e.generate("hello", n=9, max_tokens=2), Exception, "limits.max_queued_requests"),
+        (lambda e: e.generate("hello", max_tokens_=2), TypeError, "max_tokens_"),
+        (lambda e: e.chat([{"role": "judge", "content": "x"}]), RequestError, "judge"),
+        (lambda e: e.chat([{"content": "x"}]), RequestError, "role"),
+        (lambda e: e.chat([{"role": "user", "content": "x"}], n=2), RequestError, "n is 2"),
+        (lambda e: next(e.stream("x", top_p=3.0)), RequestError, "top_p"),
+        (lambda e: e.generate(b"bytes"), RequestError, "not bytes"),
+        (lambda e: e.generate(None), RequestError, "NoneType"),
+        (lambda e: e.generate([[1.5]]), RequestError, r"\[1\.5\] is neither"),
+        (lambda e: e.generate("x", temperature="hot"), RequestError, "temperature is 'hot'; it must be a number"),
+        (lambda e: e.generate("x", max_tokens=2.5), RequestError, "max_tokens is 2.5; it must be a whole number"),
+        (lambda e: e.generate("x", stop=5), RequestError, "stop is"),
+        (lambda e: e.generate("x", logit_bias={"5": 1.0}), RequestError, "logit_bias names token '5'"),
+        (lambda e: e.generate("x", {"max_tokens": 2}), RequestError, "sampling is a dict"),
+    ],
+)
 def test_a_call_that_cannot_work_names_what_is_wrong_and_leaves_nothing_running(engine, call, error, words):
     with pytest.raises(error, match=words):
         call(engine)
@@ -209,6 +215,7 @@ def test_a_call_that_cannot_work_names_what_is_wrong_and_leaves_nothing_running(
 
 def test_a_step_that_fails_is_an_error_with_its_cause(monkeypatch):
     with Engine(str(checkpoint(FAMILY)), memory="4MiB") as engine:
+
         def broken(plan: object) -> None:
             raise RuntimeError("the device burns")
 
@@ -282,13 +289,16 @@ def test_a_model_without_a_chat_template_says_what_to_use_instead(tmp_path):
             engine.chat([{"role": "user", "content": "x"}])
 
 
-@pytest.mark.parametrize(("fields", "error", "words"), [
-    ({"memory": "lots"}, ConfigError, "--memory 'lots' is not a size"),
-    ({"memory": "1KB"}, ConfigError, "--memory"),
-    ({"threads": 0}, ConfigError, "--threads"),
-    ({"threads": 10**6}, ConfigError, "at most 1024"),
-    ({"max_num_seqs": 0}, ConfigError, "--max-num-seqs"),
-])
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"memory": "lots"}, ConfigError, "--memory 'lots' is not a size"),
+        ({"memory": "1KB"}, ConfigError, "--memory"),
+        ({"threads": 0}, ConfigError, "--threads"),
+        ({"threads": 10**6}, ConfigError, "at most 1024"),
+        ({"max_num_seqs": 0}, ConfigError, "--max-num-seqs"),
+    ],
+)
 def test_a_config_that_cannot_work_names_the_flag(fields, error, words):
     with pytest.raises(error, match=words):
         Engine(str(checkpoint(FAMILY)), **fields)
@@ -303,8 +313,7 @@ def test_a_conversation_does_not_pay_for_its_beginning_twice():
     """The chat layer declares where the system prompt ends; answers are left for the next turn."""
     system = {"role": "system", "content": "You keep one slot for each running sequence. " * 24}
     fields = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
-    questions = [[system, {"role": "user", "content": text}]
-                 for text in ("Which key is red?", "A page? " * 30)]
+    questions = [[system, {"role": "user", "content": text}] for text in ("Which key is red?", "A page? " * 30)]
     with Engine(str(checkpoint(FAMILY)), memory="8MiB") as engine:
         answers = [engine.chat(messages, **fields) for messages in questions]
         assert answers[0].cached_tokens == 0
@@ -314,8 +323,7 @@ def test_a_conversation_does_not_pay_for_its_beginning_twice():
         list(engine.stream_chat(questions[1], **fields))
         assert engine.stats().memory.cache.hits == 2
     with Engine(str(checkpoint(FAMILY)), memory="8MiB", prefix_cache=False) as cold:
-        assert [cold.chat(messages, **fields).tokens for messages in questions] == [
-            answer.tokens for answer in answers]
+        assert [cold.chat(messages, **fields).tokens for messages in questions] == [answer.tokens for answer in answers]
         assert cold.stats().cached_tokens == 0
 
 

@@ -27,24 +27,30 @@ def _called(function: _Function) -> set[str]:
 
 
 def _asserts_itself(function: _Function) -> bool:
-    return any(isinstance(node, ast.Assert)
-               or (isinstance(node, ast.Raise) and "AssertionError" in ast.dump(node))
-               or (isinstance(node, ast.Call) and any(
-                   keyword.arg == "check" and ast.unparse(keyword.value) == "True"
-                   for keyword in node.keywords))
-               for node in ast.walk(function))
+    return any(
+        isinstance(node, ast.Assert)
+        or (isinstance(node, ast.Raise) and "AssertionError" in ast.dump(node))
+        or (
+            isinstance(node, ast.Call)
+            and any(keyword.arg == "check" and ast.unparse(keyword.value) == "True" for keyword in node.keywords)
+        )
+        for node in ast.walk(function)
+    )
 
 
 def tests_without_assertion(sources: Iterable[Source]) -> list[str]:
     """Test functions that neither assert nor call a function that does, in their file or its imports."""
     listed = list(sources)
-    functions = {source.module: [node for node in statements(ast.parse(source.text))
-                                 if isinstance(node, _Function)] for source in listed}
+    functions = {
+        source.module: [node for node in statements(ast.parse(source.text)) if isinstance(node, _Function)]
+        for source in listed
+    }
     visible = {module: {module} | targets for module, targets in import_graph(listed).items()}
     called = {function: _called(function) for inside in functions.values() for function in inside}
-    checkers = {module: {function.name for function in inside
-                         if called[function] & CHECKS or _asserts_itself(function)}
-                for module, inside in functions.items()}
+    checkers = {
+        module: {function.name for function in inside if called[function] & CHECKS or _asserts_itself(function)}
+        for module, inside in functions.items()
+    }
     grew = True
     while grew:
         grew = False
@@ -53,6 +59,9 @@ def tests_without_assertion(sources: Iterable[Source]) -> list[str]:
             more = {function.name for function in inside if called[function] & known} - checkers[module]
             checkers[module] |= more
             grew = grew or bool(more)
-    return [f"{source.path}:{function.lineno}: {function.name} asserts nothing" for source in listed
-            for function in functions[source.module]
-            if function.name.startswith("test_") and function.name not in checkers[source.module]]
+    return [
+        f"{source.path}:{function.lineno}: {function.name} asserts nothing"
+        for source in listed
+        for function in functions[source.module]
+        if function.name.startswith("test_") and function.name not in checkers[source.module]
+    ]

@@ -16,8 +16,9 @@ def import_graph(sources: Iterable[Source]) -> dict[str, set[str]]:
     modules = {source.module for source in listed} | COMPILED
     graph: dict[str, set[str]] = {}
     for source in listed:
-        targets = {f"{module}.{name}" if f"{module}.{name}" in modules else module
-                   for module, name in imported_names(source)}
+        targets = {
+            f"{module}.{name}" if f"{module}.{name}" in modules else module for module, name in imported_names(source)
+        }
         graph[source.module] = (targets & modules) - {source.module} - COMPILED
     return graph
 

@@ -18,8 +18,11 @@ from tests.arch.rules import Source
 MARKDOWN_LINE_MAX = 120
 TABLE_CELL_MAX = 200
 
-PERSONS = re.compile(r"\b(who|whoever|whom|whomever|nobody|somebody|everybody|anybody|someone|everyone|anyone"
-                     r"|no one|he|his|him)\b", re.IGNORECASE)
+PERSONS = re.compile(
+    r"\b(who|whoever|whom|whomever|nobody|somebody|everybody|anybody|someone|everyone|anyone"
+    r"|no one|he|his|him)\b",
+    re.IGNORECASE,
+)
 _CODE = re.compile(r"``.*?``|`[^`]*`")
 _FENCE = re.compile(r"^( *)```.*?^ *```", re.DOTALL | re.MULTILINE)
 _LIST_ITEM = re.compile(r"\s*(?:[-*] |\d+[.)] )")
@@ -34,8 +37,12 @@ def paragraphs_of(text: str) -> list[str]:
     current: list[str] = []
     for number, line in enumerate(lines):
         words = line.strip()
-        picture = not words or (number and line.startswith("    ")) or "-->" in words \
+        picture = (
+            not words
+            or (number and line.startswith("    "))
+            or "-->" in words
             or words.startswith(("|", "+--", ">>>", "```"))
+        )
         if picture or (current and _LIST_ITEM.match(words)):
             if current:
                 paragraphs.append(" ".join(current))
@@ -66,8 +73,7 @@ def _python_texts(text: str) -> Iterator[tuple[int, str]]:
             case ast.Expr(value=ast.Constant(value=str(text_of_node))):
                 yield node.lineno, text_of_node.replace("\n" + " " * node.col_offset, "\n")
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = [(token.start[0], token.string.lstrip("# ")) for token in tokens
-                if token.type == tokenize.COMMENT]
+    comments = [(token.start[0], token.string.lstrip("# ")) for token in tokens if token.type == tokenize.COMMENT]
     yield from _joined_comments(comments, " ")
 
 
@@ -91,8 +97,11 @@ def _markdown_texts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _c_texts(text: str) -> Iterator[tuple[int, str]]:
-    comments = [(number, match.group(1)) for number, line in enumerate(text.split("\n"), 1)
-                if (match := _COMMENT_C.search(line))]
+    comments = [
+        (number, match.group(1))
+        for number, line in enumerate(text.split("\n"), 1)
+        if (match := _COMMENT_C.search(line))
+    ]
     return _joined_comments(comments, "\n")
 
 
@@ -108,9 +117,11 @@ def prose_complaints(source: Source) -> list[str]:
     for line, text in texts:
         for paragraph in paragraphs_of(text):
             plain = _CODE.sub("X", paragraph)
-            complaints += [f"{source.path}:{line}: the word {match.group(0)!r} in: "
-                           f"{plain[max(0, match.start() - 30):match.end() + 30]}"
-                           for match in PERSONS.finditer(plain)]
+            complaints += [
+                f"{source.path}:{line}: the word {match.group(0)!r} in: "
+                f"{plain[max(0, match.start() - 30) : match.end() + 30]}"
+                for match in PERSONS.finditer(plain)
+            ]
     return complaints
 
 
@@ -120,8 +131,9 @@ def width_complaints(page: Source) -> list[str]:
     for number, line in enumerate(without_code_blocks(page.text).split("\n"), 1):
         if line.startswith("|"):
             cells = [len(_LINK_TARGET.sub("]", cell.strip())) for cell in line.strip("|").split("|")]
-            complaints += [f"{page.path}:{number}: a cell of {cell} characters" for cell in cells
-                           if cell > TABLE_CELL_MAX]
+            complaints += [
+                f"{page.path}:{number}: a cell of {cell} characters" for cell in cells if cell > TABLE_CELL_MAX
+            ]
         elif len(line) > MARKDOWN_LINE_MAX:
             complaints.append(f"{page.path}:{number}: {len(line)} characters")
     return complaints

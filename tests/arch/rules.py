@@ -16,16 +16,62 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"adapters", "errors", "units", "spec", "config", "request", "families", "files", "info", "host",
-        "config_check", "foreign", "handoff", "pictures", "snapshot_report", "prefix_digests"}
-PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
-        "router", "costs", "images"}
+BASE = {
+    "adapters",
+    "errors",
+    "units",
+    "spec",
+    "config",
+    "request",
+    "families",
+    "files",
+    "info",
+    "host",
+    "config_check",
+    "foreign",
+    "handoff",
+    "pictures",
+    "snapshot_report",
+    "prefix_digests",
+}
+PURE = {
+    "base",
+    "memory",
+    "planning",
+    "speculation",
+    "schedule",
+    "engine",
+    "sim",
+    "text",
+    "store",
+    "router",
+    "costs",
+    "images",
+}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "fleet", "rpc", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
-BELOW_EDGES = {"base", "memory", "speculation", "schedule", "engine", "sim", "tensor", "models", "runner",
-               "assemble", "api", "text", "planning", "store", "router", "ranks", "costs", "images"}
+BELOW_EDGES = {
+    "base",
+    "memory",
+    "speculation",
+    "schedule",
+    "engine",
+    "sim",
+    "tensor",
+    "models",
+    "runner",
+    "assemble",
+    "api",
+    "text",
+    "planning",
+    "store",
+    "router",
+    "ranks",
+    "costs",
+    "images",
+}
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
@@ -60,13 +106,18 @@ ARROWS: dict[str, set[str]] = {
 """Group -> groups it may import besides itself."""
 
 EXTRA_MODULES: dict[str, set[str]] = {
-    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.stats",
-               "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.prefix_store"},
+    "runner": {
+        "weft.schedule.plan",
+        "weft.engine.executor",
+        "weft.engine.stats",
+        "weft.memory.frames.plan",
+        "weft.memory.arena_work",
+        "weft.memory.prefix_store",
+    }
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
-TRITON_FILES = re.compile(
-    r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|prefill_backend)\w+\.py$")
+TRITON_FILES = re.compile(r"/tensor/kernels/|_kernels\.py$|/tensor/gpu/(?!__init__|runs|prefill_backend)\w+\.py$")
 """Kernels, and what kernels are made of."""
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
@@ -88,8 +139,14 @@ LONGER: dict[str, str] = {
 }
 """Files and functions over these habits of size, each with its reason."""
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
-FORBIDDEN_WORDS = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error", "pytest." + "skip", "mark." + "skip",
-                   "x" + "fail")
+FORBIDDEN_WORDS = (
+    "TO" + "DO",
+    "FIX" + "ME",
+    "NotImplemented" + "Error",
+    "pytest." + "skip",
+    "mark." + "skip",
+    "x" + "fail",
+)
 
 _MACHINE_PATH = re.compile(r"(?<![\w.$~}-])/(?:home/[a-z_][\w.-]*|root|Users/[A-Za-z][\w.-]*|work|tmp/w)/")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -111,14 +168,21 @@ class Source:
 
 
 def weft_sources() -> list[Source]:
-    return [Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
-            for path in sorted((SRC / "weft").rglob("*.py"))]
+    return [
+        Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        for path in sorted((SRC / "weft").rglob("*.py"))
+    ]
 
 
 def tracked_files() -> list[Path]:
     """Files of the repository: what git tracks or would track. Without git, everything that is not made."""
-    listing = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                             capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if listing.returncode == 0:
         paths = [ROOT / line for line in listing.stdout.splitlines()]
     else:
@@ -197,8 +261,10 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
     """(line, dotted module) of every import of a file."""
-    yield from dict.fromkeys((line, f"{module}.{name}" if may_be_module else module)
-                             for line, module, name, may_be_module in contents(source).imports)
+    yield from dict.fromkeys(
+        (line, f"{module}.{name}" if may_be_module else module)
+        for line, module, name, may_be_module in contents(source).imports
+    )
 
 
 def imported_names(source: Source) -> Iterator[tuple[str, str]]:
@@ -250,16 +316,23 @@ def purity_complaints(sources: Iterable[Source]) -> list[str]:
             if group in CLOCKLESS and top in IMPURE_MODULES:
                 complaints.append(f"{source.path}:{line}: {group} imports {top}; it must be passed in")
         if group in PURE:
-            complaints += [f"{source.path}:{line}: hasattr in the pure half"
-                           for name, line in contents(source).names.items() if name == "hasattr"]
+            complaints += [
+                f"{source.path}:{line}: hasattr in the pure half"
+                for name, line in contents(source).names.items()
+                if name == "hasattr"
+            ]
     return complaints
 
 
 def triton_complaints(sources: Iterable[Source]) -> list[str]:
     """Triton outside the files that are made of it: it is large, and not everywhere."""
-    return [f"{source.path}:{line}: imports triton" for source in sources
-            if not TRITON_FILES.search(source.path)
-            for line, module in imported_modules(source) if module.split(".")[0] == "triton"]
+    return [
+        f"{source.path}:{line}: imports triton"
+        for source in sources
+        if not TRITON_FILES.search(source.path)
+        for line, module in imported_modules(source)
+        if module.split(".")[0] == "triton"
+    ]
 
 
 def size_complaints(sources: Iterable[Source], longer: Iterable[str] = ()) -> list[str]:
@@ -270,29 +343,42 @@ def size_complaints(sources: Iterable[Source], longer: Iterable[str] = ()) -> li
         found = contents(source)
         if found.statements > FILE_STATEMENTS_MAX:
             sizes[source.path] = found.statements
-        sizes |= {f"{source.path}: {name}": count for _, name, count in found.functions
-                  if count > FUNCTION_STATEMENTS_MAX}
+        sizes |= {
+            f"{source.path}: {name}": count for _, name, count in found.functions if count > FUNCTION_STATEMENTS_MAX
+        }
     return [f"{place}: {count} statements" for place, count in sizes.items() if place not in longer] + [
-        f"{place}: within the limit; remove it from the exceptions" for place in longer if place not in sizes]
+        f"{place}: within the limit; remove it from the exceptions" for place in longer if place not in sizes
+    ]
 
 
 def name_complaints(paths: Iterable[str]) -> list[str]:
     """Files and folders named for what they are not: a drawer instead of a mechanism."""
-    return [f"{path}: named {part}" for path in paths for part in Path(path).with_suffix("").parts
-            if part.strip("_").lower() in FORBIDDEN_NAMES]
+    return [
+        f"{path}: named {part}"
+        for path in paths
+        for part in Path(path).with_suffix("").parts
+        if part.strip("_").lower() in FORBIDDEN_NAMES
+    ]
 
 
 def word_complaints(sources: Iterable[Source]) -> list[str]:
     """Work left for later, and tests that do not run."""
-    return [f"{source.path}:{number}: {word}" for source in sources
-            for number, line in enumerate(source.text.splitlines(), 1)
-            for word in FORBIDDEN_WORDS if word in line]
+    return [
+        f"{source.path}:{number}: {word}"
+        for source in sources
+        for number, line in enumerate(source.text.splitlines(), 1)
+        for word in FORBIDDEN_WORDS
+        if word in line
+    ]
 
 
 def machine_path_complaints(path: str, text: str) -> list[str]:
     """Absolute paths that exist on one person's machine only."""
-    return [f"{path}:{number}: {match.group(0)}" for number, line in enumerate(text.splitlines(), 1)
-            for match in _MACHINE_PATH.finditer(line)]
+    return [
+        f"{path}:{number}: {match.group(0)}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for match in _MACHINE_PATH.finditer(line)
+    ]
 
 
 def links_of(markdown: str) -> list[str]:
@@ -355,5 +441,6 @@ def beyond_the_ratchet(complaints: Iterable[str], excused: set[str]) -> list[str
     """Complaints outside the excused areas, and one for each excused area that has none left."""
     listed = list(complaints)
     clean = excused - {area_of(complaint) for complaint in listed}
-    return [complaint for complaint in listed if area_of(complaint) not in excused] + \
-        [f"{area}: is clean: remove it from tests/arch/not_yet_clean.py" for area in sorted(clean)]
+    return [complaint for complaint in listed if area_of(complaint) not in excused] + [
+        f"{area}: is clean: remove it from tests/arch/not_yet_clean.py" for area in sorted(clean)
+    ]

@@ -22,7 +22,12 @@ _SUM = re.compile(r"^\| \*\*sum\*\* \| \*\*([\d,]+)\*\* \|", re.MULTILINE)
 ROOT_ROW = "root"
 NOT_YET_WHOLE: set[str] = set()
 """Slivers that no other module takes without a circle of imports or a heavy one. This set only shrinks."""
-ENTRY_POINTS = {"src/weft/cli/bench.py", "src/weft/cli/serve.py", "src/weft/cli/version.py", "src/weft/fleet/ray_member.py"}
+ENTRY_POINTS = {
+    "src/weft/cli/bench.py",
+    "src/weft/cli/serve.py",
+    "src/weft/cli/version.py",
+    "src/weft/fleet/ray_member.py",
+}
 
 
 def folder_statements(sources: Iterable[Source]) -> Counter[str]:
@@ -46,10 +51,16 @@ def budgets(page: str) -> dict[str, int]:
 
 def budget_complaints(counts: Counter[str], rows: dict[str, int]) -> list[str]:
     """Return a complaint for each folder above its row, far below it, or present on one side only."""
-    above = [f"{name}: {counts[name]} statements, and its row allows {rows.get(name)}"
-             for name in counts if counts[name] > rows.get(name, 0)]
-    return above + [f"{name}: {counts[name]} statements: lower its row from {row}"
-                    for name, row in rows.items() if counts[name] < row * (1 - SLACK) - 20]
+    above = [
+        f"{name}: {counts[name]} statements, and its row allows {rows.get(name)}"
+        for name in counts
+        if counts[name] > rows.get(name, 0)
+    ]
+    return above + [
+        f"{name}: {counts[name]} statements: lower its row from {row}"
+        for name, row in rows.items()
+        if counts[name] < row * (1 - SLACK) - 20
+    ]
 
 
 def test_each_folder_is_within_its_budget() -> None:
@@ -76,10 +87,14 @@ def test_statements_are_counted_in_every_block() -> None:
 
 def sliver_complaints(sources: Iterable[Source]) -> list[str]:
     """Return files too short to be a thought: no package, no entry point, no family."""
-    return [f"{source.path}: {count} statements" for source in sources
-            if (count := contents(source).statements) < FILE_STATEMENTS_MIN
-            and not source.path.endswith(("__init__.py", "__main__.py")) and source.path not in ENTRY_POINTS
-            and not source.path.startswith(("src/weft/families/", "src/weft/models/"))]
+    return [
+        f"{source.path}: {count} statements"
+        for source in sources
+        if (count := contents(source).statements) < FILE_STATEMENTS_MIN
+        and not source.path.endswith(("__init__.py", "__main__.py"))
+        and source.path not in ENTRY_POINTS
+        and not source.path.startswith(("src/weft/families/", "src/weft/models/"))
+    ]
 
 
 def test_a_file_is_a_whole_thought() -> None:
@@ -89,5 +104,12 @@ def test_a_file_is_a_whole_thought() -> None:
 
 def test_a_sliver_is_noticed() -> None:
     assert len(sliver_complaints([Source("src/weft/memory/a.py", "x = 1\n" * (FILE_STATEMENTS_MIN - 1))])) == 1
-    assert sliver_complaints([Source("src/weft/memory/a.py", "x = 1\n" * FILE_STATEMENTS_MIN),
-                              Source("src/weft/families/b.py", "x = 1\n")]) == []
+    assert (
+        sliver_complaints(
+            [
+                Source("src/weft/memory/a.py", "x = 1\n" * FILE_STATEMENTS_MIN),
+                Source("src/weft/families/b.py", "x = 1\n"),
+            ]
+        )
+        == []
+    )

@@ -8,8 +8,12 @@ from collections.abc import Iterable
 
 from tests.arch.rules import ROOT, Source, imported_modules, weft_sources
 
-IMPORT_NAMES = {"pyzmq": "zmq", "pillow": "PIL", "opentelemetry-sdk": "opentelemetry",
-                "opentelemetry-exporter-otlp-proto-http": "opentelemetry"}
+IMPORT_NAMES = {
+    "pyzmq": "zmq",
+    "pillow": "PIL",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+}
 """Distributions whose package has another name, or is one namespace of several."""
 FOR_OTHERS: dict[str, str] = {"python-multipart": "forms of starlette requests: /v1/files"}
 """Declared for what they do to another dependency, not imported here."""
@@ -18,8 +22,12 @@ FOR_OTHERS: dict[str, str] = {"python-multipart": "forms of starlette requests: 
 def declared() -> set[str]:
     """Import names of the run-time dependencies, those of extras that users install among them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [requirement for name, requirements in project["optional-dependencies"].items() if name != "test"
-              for requirement in requirements]
+    extras = [
+        requirement
+        for name, requirements in project["optional-dependencies"].items()
+        if name != "test"
+        for requirement in requirements
+    ]
     names = {requirement.split(">")[0].strip() for requirement in [*project["dependencies"], *extras]}
     return {IMPORT_NAMES.get(name, name) for name in names}
 

@@ -33,10 +33,16 @@ def test_a_page_that_nobody_links_is_noticed(tmp_path: Path) -> None:
 def unlisted_records(listing: str, pages: Mapping[str, str]) -> list[str]:
     """Records that ``listing`` does not link by their numbers, and those without a status. ``pages``: by
     name."""
-    parts = [(name, part) for name, text in pages.items()
-             for part in re.split(r"^## (?:Decision (?=\d{4}$))?", text, flags=re.MULTILINE)]
-    return [f"{name}: {part[:4]}" for name, part in parts if part[:4].isdigit() and (
-        f"[{part[:4]}]({name}#decision-{part[:4]})" not in listing or "Status:" not in part)]
+    parts = [
+        (name, part)
+        for name, text in pages.items()
+        for part in re.split(r"^## (?:Decision (?=\d{4}$))?", text, flags=re.MULTILINE)
+    ]
+    return [
+        f"{name}: {part[:4]}"
+        for name, part in parts
+        if part[:4].isdigit() and (f"[{part[:4]}]({name}#decision-{part[:4]})" not in listing or "Status:" not in part)
+    ]
 
 
 def test_the_list_of_decisions_has_every_record_and_each_says_its_status() -> None:
@@ -47,8 +53,10 @@ def test_the_list_of_decisions_has_every_record_and_each_says_its_status() -> No
 
 def test_a_record_that_is_not_listed_and_one_without_a_status_are_noticed() -> None:
     listing = "[0001](a.md#decision-0001), [0003](a.md#decision-0003)"
-    page = ("## Decision 0001\nStatus: in force.\n## Decision 0002\nStatus: in force.\n## Decision 0003\n"
-            "No word.\n## Smaller choices\nStatus: none\n")
+    page = (
+        "## Decision 0001\nStatus: in force.\n## Decision 0002\nStatus: in force.\n## Decision 0003\n"
+        "No word.\n## Smaller choices\nStatus: none\n"
+    )
     assert unlisted_records(listing, {"a.md": page}) == ["a.md: 0002", "a.md: 0003"]
 
 

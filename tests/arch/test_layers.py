@@ -27,27 +27,30 @@ def test_folders_import_only_what_the_arrows_allow() -> None:
     assert arrow_complaints(weft_sources()) == []
 
 
-@pytest.mark.parametrize(("path", "text"), [
-    ("src/weft/memory/frames/arena.py", "from weft.schedule.plan import StepPlan\n"),
-    ("src/weft/schedule/scheduler.py", "def late():\n    import weft.engine.engine\n"),
-    ("src/weft/engine/engine.py", "from weft.runner import batch\n"),
-    ("src/weft/tensor/views.py", "from weft.memory.frames.plan import ArenaPlan\n"),
-    ("src/weft/models/qwen3.py", "from weft.engine.executor import Executor\n"),
-    ("src/weft/runner/batch.py", "from weft.schedule.scheduler import Scheduler\n"),
-    ("src/weft/runner/batch.py", "from ..memory.memory import Memory\n"),
-    ("src/weft/units.py", "from weft import memory\n"),
-    ("src/weft/server/app.py", "from weft.cli.main import main\n"),
-    ("src/weft/api.py", "from weft.server.launch import launch\n"),
-    ("src/weft/elsewhere/thing.py", "import weft.units\n"),
-])
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("src/weft/memory/frames/arena.py", "from weft.schedule.plan import StepPlan\n"),
+        ("src/weft/schedule/scheduler.py", "def late():\n    import weft.engine.engine\n"),
+        ("src/weft/engine/engine.py", "from weft.runner import batch\n"),
+        ("src/weft/tensor/views.py", "from weft.memory.frames.plan import ArenaPlan\n"),
+        ("src/weft/models/qwen3.py", "from weft.engine.executor import Executor\n"),
+        ("src/weft/runner/batch.py", "from weft.schedule.scheduler import Scheduler\n"),
+        ("src/weft/runner/batch.py", "from ..memory.memory import Memory\n"),
+        ("src/weft/units.py", "from weft import memory\n"),
+        ("src/weft/server/app.py", "from weft.cli.main import main\n"),
+        ("src/weft/api.py", "from weft.server.launch import launch\n"),
+        ("src/weft/elsewhere/thing.py", "import weft.units\n"),
+    ],
+)
 def test_a_wrong_arrow_is_noticed(path: str, text: str) -> None:
     assert len(arrow_complaints(_bad(path, text))) == 1
 
 
-@pytest.mark.parametrize("text", [
-    "from weft.schedule.plan import StepPlan\n", "from weft.memory.frames.plan import ArenaPlan\n",
-    "import torch\n",
-])
+@pytest.mark.parametrize(
+    "text",
+    ["from weft.schedule.plan import StepPlan\n", "from weft.memory.frames.plan import ArenaPlan\n", "import torch\n"],
+)
 def test_the_seams_of_the_runner_are_open(text: str) -> None:
     assert arrow_complaints(_bad("src/weft/runner/batch.py", text)) == []
 
@@ -56,15 +59,18 @@ def test_the_pure_half_names_no_torch_no_clock_and_no_io() -> None:
     assert purity_complaints(weft_sources()) == []
 
 
-@pytest.mark.parametrize(("path", "text"), [
-    ("src/weft/memory/frames/arena.py", "import torch\n"),
-    ("src/weft/sim/replay.py", "def late():\n    from torch import nn\n"),
-    ("src/weft/text/tokenizer.py", "from transformers import AutoTokenizer\n"),
-    ("src/weft/families/__init__.py", "import torch.nn\n"),
-    ("src/weft/schedule/queues.py", "import time\n"),
-    ("src/weft/engine/engine.py", "from random import random\n"),
-    ("src/weft/memory/frames/arena.py", "x = hasattr(y, 'z')\n"),
-])
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("src/weft/memory/frames/arena.py", "import torch\n"),
+        ("src/weft/sim/replay.py", "def late():\n    from torch import nn\n"),
+        ("src/weft/text/tokenizer.py", "from transformers import AutoTokenizer\n"),
+        ("src/weft/families/__init__.py", "import torch.nn\n"),
+        ("src/weft/schedule/queues.py", "import time\n"),
+        ("src/weft/engine/engine.py", "from random import random\n"),
+        ("src/weft/memory/frames/arena.py", "x = hasattr(y, 'z')\n"),
+    ],
+)
 def test_an_impurity_is_noticed(path: str, text: str) -> None:
     assert len(purity_complaints(_bad(path, text))) == 1
 

@@ -1,6 +1,6 @@
 """The rooms of memory/: imports between them run one way, TYPE_CHECKING included.
 
-    ground (GROUND below)  <-  frames/  <-  prefix/  <-  the other files of the root
+ground (GROUND below)  <-  frames/  <-  prefix/  <-  the other files of the root
 """
 
 from __future__ import annotations
@@ -44,12 +44,24 @@ def test_the_rooms_of_memory_import_one_way() -> None:
 
 
 def test_an_import_into_a_higher_room_is_a_complaint() -> None:
-    guarded = ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
-               "    from weft.memory.prefix.tree import PrefixTree\n")
+    guarded = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from weft.memory.prefix.tree import PrefixTree\n"
+    )
     assert len(room_complaints([Source("src/weft/memory/frames/arena.py", guarded)])) == 1
-    assert len(room_complaints([
-        Source("src/weft/memory/values.py", "from weft.memory.frames.arena import Arena\n"),
-        Source("src/weft/memory/prefix/cache.py", "from weft.memory.state import MemoryState\n")])) == 2
-    assert not room_complaints([
-        Source("src/weft/memory/transaction.py", guarded),
-        Source("src/weft/memory/prefix/cache.py", "from weft.memory.reservation import Lease\n")])
+    assert (
+        len(
+            room_complaints(
+                [
+                    Source("src/weft/memory/values.py", "from weft.memory.frames.arena import Arena\n"),
+                    Source("src/weft/memory/prefix/cache.py", "from weft.memory.state import MemoryState\n"),
+                ]
+            )
+        )
+        == 2
+    )
+    assert not room_complaints(
+        [
+            Source("src/weft/memory/transaction.py", guarded),
+            Source("src/weft/memory/prefix/cache.py", "from weft.memory.reservation import Lease\n"),
+        ]
+    )

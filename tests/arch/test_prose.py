@@ -10,8 +10,11 @@ from tests.arch.rules import ROOT, Source, beyond_the_ratchet, tracked_files, we
 
 
 def _files(*suffixes: str) -> list[Source]:
-    return [Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
-            for path in tracked_files() if path.suffix in suffixes]
+    return [
+        Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        for path in tracked_files()
+        if path.suffix in suffixes
+    ]
 
 
 def test_things_are_the_subjects_of_sentences() -> None:
@@ -20,18 +23,29 @@ def test_things_are_the_subjects_of_sentences() -> None:
     assert beyond_the_ratchet(complaints, NOT_YET_CLEAN["prose"]) == []
 
 
-@pytest.mark.parametrize(("path", "text"), [
-    ("a.py", '"""A request whoever sends it."""\n'), ("a.py", "# Nobody waits.\n"), ("a.md", "Someone waits.\n"),
-    ("a.md", "| page | held by whom |\n"), ("a.cpp", "int x;  // he waits\n"),
-])
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.py", '"""A request whoever sends it."""\n'),
+        ("a.py", "# Nobody waits.\n"),
+        ("a.md", "Someone waits.\n"),
+        ("a.md", "| page | held by whom |\n"),
+        ("a.cpp", "int x;  // he waits\n"),
+    ],
+)
 def test_a_person_as_a_subject_is_noticed(path: str, text: str) -> None:
     assert len(prose_complaints(Source(path, text))) == 1
 
 
-@pytest.mark.parametrize(("path", "text"), [
-    ("a.py", '"""Short."""\nx = "who"\n'), ("a.py", '"""A picture:\n\n    words who\n"""\n'),
-    ("a.md", "```\nwords who\n```\n"), ("a.md", "`who` is code.\n"),
-])
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.py", '"""Short."""\nx = "who"\n'),
+        ("a.py", '"""A picture:\n\n    words who\n"""\n'),
+        ("a.md", "```\nwords who\n```\n"),
+        ("a.md", "`who` is code.\n"),
+    ],
+)
 def test_pictures_and_code_are_no_complaint(path: str, text: str) -> None:
     assert prose_complaints(Source(path, text)) == []
 

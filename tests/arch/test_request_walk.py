@@ -38,8 +38,16 @@ MODULES_MAX = 25
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
 """A beat of the engine may arrive in the same moment."""
-NAMES = ["ChatBody", "ConversationFields", "ChatRequest", "ChatPrompt", "Prompt", "Request", "RoutedRequest",
-         "Sequence"]
+NAMES = [
+    "ChatBody",
+    "ConversationFields",
+    "ChatRequest",
+    "ChatPrompt",
+    "Prompt",
+    "Request",
+    "RoutedRequest",
+    "Sequence",
+]
 """Of the request, on its way to the scheduler. What holds one of them, an envelope as ``Submit`` is, is none.
 RoutedRequest is what a router sees, in service and in simulations."""
 ITEMS = {"ChatMessage"}
@@ -71,7 +79,8 @@ def holds(field: Any, tokens: list[int]) -> bool:
     if isinstance(field, np.ndarray):
         field = field.tolist()
     return isinstance(field, list | tuple) and any(
-        list(field[at:at + len(tokens)]) == tokens for at in range(len(field) - len(tokens) + 1))
+        list(field[at : at + len(tokens)]) == tokens for at in range(len(field) - len(tokens) + 1)
+    )
 
 
 class Walk:
@@ -94,15 +103,15 @@ class Walk:
             return
         if module not in self.modules and module not in NOT_OF_THE_REQUEST:
             self.modules.append(module)
-        self.names |= {type(value).__name__: None for value in list(frame.f_locals.values())
-                       if holds_prompt(value, self._tokens)}
+        self.names |= {
+            type(value).__name__: None for value in list(frame.f_locals.values()) if holds_prompt(value, self._tokens)
+        }
         if name == self._last:
             self._state = "after"
 
 
 async def walked_in_the_server(directory: Path, tokens: list[int]) -> tuple[list[str], list[str]]:
-    walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send_raw", tokens)
-             for _ in range(WALKS)]
+    walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send_raw", tokens) for _ in range(WALKS)]
     config = ServerConfig(port=0, file_store="off", response_store=None)
     fleet = Fleet(EngineConfig(model=str(directory)), factory="tests.server.scripted_engine:build")
     service = Service(config, fleet)
@@ -112,7 +121,7 @@ async def walked_in_the_server(directory: Path, tokens: list[int]) -> tuple[list
     try:
         service.open(load_served_model(await fleet.ready(), config))
         await ask(walks, listener.getsockname()[1])
-    finally:   # the socket of an engine that is not ended keeps this process alive
+    finally:  # the socket of an engine that is not ended keeps this process alive
         await fleet.stop("the test is over")
         http.should_exit = True
         await serving
@@ -155,8 +164,16 @@ def test_a_request_crosses_few_modules_to_the_engine_and_has_few_names(tmp_path:
     in_server, names = asyncio.run(walked_in_the_server(directory, tokens))
     in_engine = walked_in_the_engine(directory, "EngineCore.submit", tokens)
     walk = list(dict.fromkeys(in_server + in_engine.modules))
-    named = {"weft.server.connection", "weft.server.chat", "weft.text.chat_request", "weft.server.generation",
-             "weft.fleet.placement", "weft.rpc.client", "weft.rpc.engine_process", "weft.engine.engine"}
+    named = {
+        "weft.server.connection",
+        "weft.server.chat",
+        "weft.text.chat_request",
+        "weft.server.generation",
+        "weft.fleet.placement",
+        "weft.rpc.client",
+        "weft.rpc.engine_process",
+        "weft.engine.engine",
+    }
     assert named <= set(walk), "the walk that docs/architecture.md names"
     assert len(in_server) > 10, "the walk begins and ends where its names say"
     assert len(walk) <= MODULES_MAX, f"{len(walk)} modules:\n" + "\n".join(walk)

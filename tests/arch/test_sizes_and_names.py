@@ -20,8 +20,11 @@ TEXT_BYTES_MAX = 2_000_000
 
 
 def _python_sources() -> list[Source]:
-    return [Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
-            for path in tracked_files() if path.suffix == ".py"]
+    return [
+        Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+        for path in tracked_files()
+        if path.suffix == ".py"
+    ]
 
 
 def test_files_and_functions_stay_small() -> None:

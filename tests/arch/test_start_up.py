@@ -48,10 +48,21 @@ def test_a_heavy_import_is_noticed() -> None:
     assert _heavy_after(["--help"], before="import numpy") == {"numpy"}
 
 
-SERVER_NEEDS_NOT = {"numpy", "httpx", "pygments", "torch", "weft.assemble", "weft.memory.memory",
-                    "weft.schedule.plan", "weft.schedule.scheduler", "weft.memory.prefix_store",
-                    "weft.rpc.listener", "weft.fleet.ray_fleet", "weft.server.workers.supervisor",
-                    "weft.server.openapi.document"}
+SERVER_NEEDS_NOT = {
+    "numpy",
+    "httpx",
+    "pygments",
+    "torch",
+    "weft.assemble",
+    "weft.memory.memory",
+    "weft.schedule.plan",
+    "weft.schedule.scheduler",
+    "weft.memory.prefix_store",
+    "weft.rpc.listener",
+    "weft.fleet.ray_fleet",
+    "weft.server.workers.supervisor",
+    "weft.server.openapi.document",
+}
 """What ``weft serve`` on one machine, with one HTTP worker, never runs in the HTTP process."""
 
 
@@ -89,10 +100,20 @@ import sys
 
 print('LOADED', *sys.modules)
 """
-ENGINE_NEEDS_NOT = {"torch._dynamo", "sympy", "starlette", "sqlite3", "prometheus_client",
-                    "weft.server.config", "weft.ranks.peers", "weft.store.directory_store",
-                    "weft.models.gguf.view", "weft.models.forms.words", "weft.models.vision.tower",
-                    "weft.images.settings"}
+ENGINE_NEEDS_NOT = {
+    "torch._dynamo",
+    "sympy",
+    "starlette",
+    "sqlite3",
+    "prometheus_client",
+    "weft.server.config",
+    "weft.ranks.peers",
+    "weft.store.directory_store",
+    "weft.models.gguf.view",
+    "weft.models.forms.words",
+    "weft.models.vision.tower",
+    "weft.images.settings",
+}
 
 
 def test_an_engine_starts_without_the_compiler_of_torch_and_the_parts_it_has_no_flag_for() -> None:

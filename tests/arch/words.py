@@ -20,9 +20,12 @@ def components(name: str) -> set[str]:
 
 
 def vague_name_complaints(sources: Iterable[Source]) -> list[str]:
-    return [f"{source.path}:{line}: the name {name}" for source in sources
-            for name, line in contents(source).names.items()
-            if components(name) & VAGUE_WORDS and name not in FOREIGN_NAMES]
+    return [
+        f"{source.path}:{line}: the name {name}"
+        for source in sources
+        for name, line in contents(source).names.items()
+        if components(name) & VAGUE_WORDS and name not in FOREIGN_NAMES
+    ]
 
 
 def public_classes(sources: Iterable[Source]) -> dict[str, list[str]]:

@@ -12,15 +12,22 @@ from benchmarks.return_bound import Answers, curve
 
 
 def rows(requests: int, *cells: tuple[str, int, float]) -> dict[str, Any]:
-    return {"requests": requests, "prompt_tokens": 10 * requests, "oracle": [],
-            "results": [{"arm": arm, "memory_bytes": size, "hit_rate": rate} for arm, size, rate in cells]}
+    return {
+        "requests": requests,
+        "prompt_tokens": 10 * requests,
+        "oracle": [],
+        "results": [{"arm": arm, "memory_bytes": size, "hit_rate": rate} for arm, size, rate in cells],
+    }
 
 
 def test_a_run_in_parts_keeps_the_rows_of_the_other_parts_and_replaces_its_own() -> None:
     before = rows(5, ("value", 20, 0.1), ("lru", 20, 0.05))
     both = merged(before, rows(5, ("lru", 10, 0.01), ("lru", 20, 0.06)))
     assert [(row["arm"], row["memory_bytes"], row["hit_rate"]) for row in both["results"]] == [
-        ("value", 20, 0.1), ("lru", 10, 0.01), ("lru", 20, 0.06)]
+        ("value", 20, 0.1),
+        ("lru", 10, 0.01),
+        ("lru", 20, 0.06),
+    ]
 
 
 def test_rows_of_other_requests_are_not_kept_beside_new_ones() -> None:

@@ -43,8 +43,10 @@ def on_triton() -> Iterator[None]:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_says_what_a_step_moves_and_decodes_keep_the_goal(model: str) -> None:
     lines, quotients, steps = [], [], dict(rows_of(model, (BATCHES[0], BATCHES[-1])))
-    saved = {called: StepBytes({name: Moved(**one) for name, one in kernels.items()})
-             for called, kernels in json.loads(RESULTS.read_text())[model].items()}
+    saved = {
+        called: StepBytes({name: Moved(**one) for name, one in kernels.items()})
+        for called, kernels in json.loads(RESULTS.read_text())[model].items()
+    }
     assert len(saved) == len(BATCHES) + 1
     for called, counted in steps.items():
         assert counted == saved[called]
@@ -59,13 +61,15 @@ def test_the_table_says_what_a_step_moves_and_decodes_keep_the_goal(model: str) 
     assert 1.0 <= min(quotients) <= max(quotients) <= GOAL
 
 
-@pytest.mark.parametrize(("kernel", "loads", "stores"), [
-    (paged_attention._decode, {"q", "cache_k", "cache_v", "table", "context", "items"},
-     {"out", "partial", "logs"}),
-    (moe._combine, {"pair_out", "ids", "weights"}, {"out"}),
-    (arena_kernels._copy_kernel, {"sources", "source_items", "target_items"}, {"targets"})])
-def test_roles_of_arguments_follow_from_the_source(kernel: object, loads: set[str],
-                                                   stores: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "loads", "stores"),
+    [
+        (paged_attention._decode, {"q", "cache_k", "cache_v", "table", "context", "items"}, {"out", "partial", "logs"}),
+        (moe._combine, {"pair_out", "ids", "weights"}, {"out"}),
+        (arena_kernels._copy_kernel, {"sources", "source_items", "target_items"}, {"targets"}),
+    ],
+)
+def test_roles_of_arguments_follow_from_the_source(kernel: object, loads: set[str], stores: set[str]) -> None:
     loaded, stored = roles(kernel.fn)  # type: ignore[attr-defined]
     tensors = loads | stores
     assert (loaded & tensors, stored & tensors) == (loads, stores)

@@ -27,7 +27,8 @@ for number in range(int(sys.argv[1]), 3):
 
 
 def test_a_kernel_that_takes_its_process_with_it_leaves_the_others_their_turn(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def command(part: str, more: Any, after: int) -> list[str]:
         if part == "check":
             return [sys.executable, "-c", DIES_AT_1, str(after)]
@@ -45,8 +46,7 @@ def test_a_kernel_that_takes_its_process_with_it_leaves_the_others_their_turn(
     assert code == 1
 
 
-def test_a_part_that_cannot_even_begin_is_not_tried_for_ever(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_even_begin_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
     def command(part: str, more: Any, after: int) -> list[str]:
@@ -58,12 +58,18 @@ def test_a_part_that_cannot_even_begin_is_not_tried_for_ever(
     assert started == [0]
 
 
-def test_names_of_failed_tests_are_kept_however_the_run_ends(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says = ["tests/gpu/test_a.py::test_one FAILED [ 1%]", "tests/gpu/test_a.py::test_two PASSED [ 2%]",
-            "[gw0] FAILED tests/gpu/test_b.py::test_three", *["."] * 100]
-    monkeypatch.setattr(gpu_first_run, "command_of", lambda part, more, after: [
-        sys.executable, "-c", f"print({chr(10).join(says)!r}); raise SystemExit(1)"])
+def test_names_of_failed_tests_are_kept_however_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says = [
+        "tests/gpu/test_a.py::test_one FAILED [ 1%]",
+        "tests/gpu/test_a.py::test_two PASSED [ 2%]",
+        "[gw0] FAILED tests/gpu/test_b.py::test_three",
+        *["."] * 100,
+    ]
+    monkeypatch.setattr(
+        gpu_first_run,
+        "command_of",
+        lambda part, more, after: [sys.executable, "-c", f"print({chr(10).join(says)!r}); raise SystemExit(1)"],
+    )
     output = tmp_path / "gpu.json"
     gpu_first_run.main(["--output", str(output), "--only", "tests"])
     assert json.loads(output.read_text())["tests"]["failed"] == [says[0], says[2]]
@@ -104,8 +110,7 @@ request = Request(request_id="a", prompt_tokens=[1], sampling=SamplingParams(tem
 assert request.sampling.greedy and request.boundaries == []
 """
     variables = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    ran = subprocess.run([sys.executable, "-c", script], env=variables, check=False, capture_output=True,
-                         text=True)
+    ran = subprocess.run([sys.executable, "-c", script], env=variables, check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 

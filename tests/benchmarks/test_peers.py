@@ -40,8 +40,10 @@ class Clockwork:
         return summarise(timings, max(timing.chunks[-1][0] for timing in timings)), timings
 
     def talk(self, talk: Talk) -> list[list[Timing]]:
-        return [[self.answer(10.0 * turn, talk.output_tokens) for turn in range(talk.turns)]
-                for _ in range(talk.conversations)]
+        return [
+            [self.answer(10.0 * turn, talk.output_tokens) for turn in range(talk.turns)]
+            for _ in range(talk.conversations)
+        ]
 
 
 def bench(tmp_path: Path) -> Bench:
@@ -68,9 +70,16 @@ def test_no_two_lines_of_any_rounds_send_the_same_tokens() -> None:
 
 
 def test_the_wheels_requirements_come_without_torchs_family_and_extras() -> None:
-    asked = ["regex", "torch==2.13.0+cpu; platform_machine == 'x86_64'", "torchvision",
-             "torchaudio; os == 'x'", "torchcodec>=0.14", 'av; extra == "audio"',
-             "transformers<5.20.0,>=5.16.1", "torch-like>=1"]
+    asked = [
+        "regex",
+        "torch==2.13.0+cpu; platform_machine == 'x86_64'",
+        "torchvision",
+        "torchaudio; os == 'x'",
+        "torchcodec>=0.14",
+        'av; extra == "audio"',
+        "transformers<5.20.0,>=5.16.1",
+        "torch-like>=1",
+    ]
     assert wanted(asked) == ["regex", "transformers<5.20.0,>=5.16.1", "torch-like>=1"]
 
 
@@ -167,8 +176,11 @@ def test_an_engine_that_breaks_off_does_not_end_the_run(tmp_path: Path) -> None:
         raise Failed("took too long")
 
     settings = {"weft": starting("weft", Clockwork()), "absent": starting("absent", None)}
-    asked = {"a": Line("one", breaks, {"x": True}), "b": Line("two", single, {"decode_tokens_per_s": True}),
-             "c": Line("not its line", breaks, {"x": True})}
+    asked = {
+        "a": Line("one", breaks, {"x": True}),
+        "b": Line("two", single, {"decode_tokens_per_s": True}),
+        "c": Line("not its line", breaks, {"x": True}),
+    }
     results = serve.measure(bench(tmp_path), settings, asked, rounds=3, say=lambda line: None)
     assert results.trouble == {"weft": {"a": "took too long"}, "absent": {"a": "not here", "b": "not here"}}
     found = results.medians("weft", "b")
@@ -188,15 +200,18 @@ def test_both_schedulers_are_asked_in_turn_and_who_is_first_alternates() -> None
         calls.append(name)
         return 1.0
 
-    rows = in_turn({"decode": {"weft": lambda: answering("weft"), "vllm": lambda: answering("vllm")}}, 2,
-                   lambda line: None)
+    rows = in_turn(
+        {"decode": {"weft": lambda: answering("weft"), "vllm": lambda: answering("vllm")}}, 2, lambda line: None
+    )
     assert calls == ["weft", "vllm", "vllm", "weft"]
     assert rows == {"decode": {"weft": [1.0, 1.0], "vllm": [1.0, 1.0]}}
 
 
 def test_the_cause_of_a_failed_start_is_the_first_error_and_not_a_warning() -> None:
-    log = io.StringIO("loading\nWARNING may cause OSError: many files\nRuntimeError: no such layer\n"
-                      "RuntimeError: initialization failed\n")
+    log = io.StringIO(
+        "loading\nWARNING may cause OSError: many files\nRuntimeError: no such layer\n"
+        "RuntimeError: initialization failed\n"
+    )
     assert last_error(log) == "RuntimeError: no such layer"
     assert last_error(io.StringIO("")) == "it said nothing"
 
@@ -206,14 +221,17 @@ def test_tokens_of_llamas_own_endpoint_are_counted() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         bodies.append((request.url.path, json.loads(request.content)))
-        chunks = [{"content": " a", "tokens": [5], "stop": False},
-                  {"content": " b", "tokens": [6], "stop": False},
-                  {"content": "", "tokens": [], "stop": True}]
+        chunks = [
+            {"content": " a", "tokens": [5], "stop": False},
+            {"content": " b", "tokens": [6], "stop": False},
+            {"content": "", "tokens": [], "stop": True},
+        ]
         return httpx.Response(200, text="".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
 
     plan = LoadPlan(requests=1, prompt_tokens=3, output_tokens=2, concurrency=1, vocab_size=500)
-    summary, [timing] = asyncio.run(run_load("http://x", plan, model="m", endpoint_format=LLAMA,
-                                             transport=httpx.MockTransport(answer)))
+    summary, [timing] = asyncio.run(
+        run_load("http://x", plan, model="m", endpoint_format=LLAMA, transport=httpx.MockTransport(answer))
+    )
     assert timing.tokens == [5, 6]
     assert summary.failed == 0
     [(path, body)] = bodies

@@ -20,8 +20,12 @@ def test_a_spread_is_the_median_between_the_least_and_the_most() -> None:
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    pair = Pair("x", 10, off=[Run(seconds=4.0, answers=[[1], [2]]), Run(seconds=9.0, answers=[[1], [2]])],
-                on=[Run(seconds=2.0, answers=[[1], [2]]), Run(seconds=3.0, answers=[[1], [5]])])
+    pair = Pair(
+        "x",
+        10,
+        off=[Run(seconds=4.0, answers=[[1], [2]]), Run(seconds=9.0, answers=[[1], [2]])],
+        on=[Run(seconds=2.0, answers=[[1], [2]]), Run(seconds=3.0, answers=[[1], [5]])],
+    )
     assert pair.ratios(lambda run: run.seconds) == [2.0, 3.0]
     assert pair.answers_equal == 0.75
 

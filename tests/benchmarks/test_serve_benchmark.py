@@ -71,8 +71,10 @@ def test_limits_are_held_against_transformers_gaps_and_the_throughput_without_a_
     def burst(gap_s: float, seconds: float) -> list[Summary]:
         return [summarise([Timing(0.0, [(1.0, 1), (1.0 + gap_s, 1)])], seconds=seconds)]
 
-    rows = rows_of({"transformers": burst(0.1, 4.0), "0": burst(0.5, 2.0), "100": burst(0.19, 2.05),
-                    "25": burst(0.1, 3.0)}, cpu_s={"0": [3.0, 9.0, 4.0], "100": [5.0], "25": [8.0]})
+    rows = rows_of(
+        {"transformers": burst(0.1, 4.0), "0": burst(0.5, 2.0), "100": burst(0.19, 2.05), "25": burst(0.1, 3.0)},
+        cpu_s={"0": [3.0, 9.0, 4.0], "100": [5.0], "25": [8.0]},
+    )
     assert [row.limit_ms for row in rows] == [0, 25, 100]
     assert [row.gap_ratio for row in rows] == pytest.approx([5.0, 1.0, 1.9])
     assert [row.throughput_share for row in rows] == pytest.approx([1.0, 2 / 3, 2 / 2.05])
@@ -113,8 +115,7 @@ def test_a_burst_in_one_process_is_cut_into_more_steps_by_a_limit(tmp_path: Path
     assert [line.split()[0] for line in lines[1:]] == ["no", "1"]
 
 
-def test_a_grid_has_steps_of_decodes_alone_and_beside_prompts(tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_has_steps_of_decodes_alone_and_beside_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(burst_cpu, "GRID_DECODES", (0, 2))
     monkeypatch.setattr(burst_cpu, "GRID_TOKENS", (64, 320))
     made = make_checkpoint("lfm2", "tiny", "float32", under=tmp_path)
@@ -132,6 +133,7 @@ def test_each_side_begins_a_round_in_turn() -> None:
             order.append(name)
             timings = [Timing(0.0, [(1.0, 1)])]
             return summarise(timings, seconds=1.0), timings
+
         return run
 
     results = alternate("burst", LoadPlan(), {name: side(name) for name in "abc"}, 3, lambda line: None)
@@ -172,8 +174,10 @@ def test_the_load_keeps_its_bound_counts_failures_and_speaks_the_api() -> None:
         if len(bodies) == 3:
             return httpx.Response(503, json={"error": {"message": "full"}})
         chunks: list[Any] = [
-            {"choices": [{"text": "a", "token_ids": [7]}]}, {"choices": [{"text": "", "token_ids": [8]}]},
-            {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 5}}}]
+            {"choices": [{"text": "a", "token_ids": [7]}]},
+            {"choices": [{"text": "", "token_ids": [8]}]},
+            {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 5}}},
+        ]
         lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
         return httpx.Response(200, text=lines + "data: [DONE]\n\n")
 

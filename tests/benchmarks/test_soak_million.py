@@ -25,18 +25,33 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("soak")
     every = {"engine": 100, "worker": 200, "disk": 80, "clock": 30, "audit": 60, "sample": 40}
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.soak_million", "--state", str(folder), "--requests", str(REQUESTS),
-         "--rate", "200", "--controls", "--json", str(folder / "result.json"),
-         *(word for kind, count in every.items() for word in ("--every", f"{kind}={count}"))],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        capture_output=True, text=True, check=False)
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.soak_million",
+            "--state",
+            str(folder),
+            "--requests",
+            str(REQUESTS),
+            "--rate",
+            "200",
+            "--controls",
+            "--json",
+            str(folder / "result.json"),
+            *(word for kind, count in every.items() for word in ("--every", f"{kind}={count}")),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
 
 
-def test_a_fleet_under_every_fault_gives_right_answers_and_no_error_that_none_explains(
-        result: dict[str, Any]) -> None:
+def test_a_fleet_under_every_fault_gives_right_answers_and_no_error_that_none_explains(result: dict[str, Any]) -> None:
     assert result["requests"] == REQUESTS
     assert (result["wrong"], result["unexplained"], result["audits_failed"]) == (0, 0, 0)
     assert result["audits"] == 2
@@ -59,8 +74,11 @@ def test_request_n_is_the_same_in_every_run_and_all_kinds_come() -> None:
 
 def test_a_slope_is_that_of_each_server_by_itself_and_too_few_requests_decide_nothing() -> None:
     def verdicts(leak: float, requests: int) -> str:
-        samples = [Sample(server, number, {"engine: memory": 500 * server + leak * number + number % 7})
-                   for server in range(2) for number in range(0, requests, max(1, requests // 100))]
+        samples = [
+            Sample(server, number, {"engine: memory": 500 * server + leak * number + number % 7})
+            for server in range(2)
+            for number in range(0, requests, max(1, requests // 100))
+        ]
         [row] = slopes(samples)
         return row.verdict
 
@@ -74,9 +92,15 @@ def test_values_that_jump_are_flat_in_a_run_that_is_long_enough_and_a_leak_among
     chance = random.Random(1)
 
     def verdict(leak: float, servers: int) -> str:
-        samples = [Sample(server, 200_000 * server + number,
-                          {"HTTP process: descriptors": 76 + leak * number + chance.gauss(0, 12)})
-                   for server in range(servers) for number in range(0, 200_000, 200)]
+        samples = [
+            Sample(
+                server,
+                200_000 * server + number,
+                {"HTTP process: descriptors": 76 + leak * number + chance.gauss(0, 12)},
+            )
+            for server in range(servers)
+            for number in range(0, 200_000, 200)
+        ]
         return slopes(samples)[0].verdict
 
     assert verdict(0.0, 5) == "flat"
@@ -86,12 +110,10 @@ def test_values_that_jump_are_flat_in_a_run_that_is_long_enough_and_a_leak_among
 def test_an_answer_that_was_left_must_be_the_beginning_of_the_whole_one() -> None:
     stream = Stream("/v1/completions")
     for text in ("ab", "c"):
-        stream.line(b"data: " + json.dumps({"choices": [{"index": 0, "text": text,
-                                                         "finish_reason": None}]}).encode())
+        stream.line(b"data: " + json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}).encode())
     assert begins(stream.said(), [["abcd", "length", []]])
     assert not begins(stream.said(), [["abd", "length", []]])
-    stream.line(b"data: " + json.dumps({"choices": [{"index": 2, "text": "x",
-                                                     "finish_reason": None}]}).encode())
+    stream.line(b"data: " + json.dumps({"choices": [{"index": 2, "text": "x", "finish_reason": None}]}).encode())
     assert begins(stream.said(), [["abcd", "length", []], ["none yet", "length", []], ["xy", "length", []]])
 
 
@@ -101,6 +123,7 @@ def test_open_clients_are_no_descriptors_of_their_server_and_those_that_left_are
 
         def counted(of: int = port) -> float:
             return of_process("it", os.getpid(), of)["it: descriptors"]
+
         alone = counted()
         with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as taken:
             assert counted() == alone + 1, "this process is the client too"

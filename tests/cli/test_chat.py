@@ -27,9 +27,7 @@ class FakeModel:
         self.answer = answer
         self.asked: list[list[dict[str, Any]]] = []
 
-    def stream_chat(
-        self, messages: list[dict[str, Any]], fields: dict[str, Any]
-    ) -> Generator[AnswerDelta, None, None]:
+    def stream_chat(self, messages: list[dict[str, Any]], fields: dict[str, Any]) -> Generator[AnswerDelta, None, None]:
         self.asked.append(messages)
         return self.answer(messages)
 
@@ -38,8 +36,9 @@ def _counting(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, No
     yield AnswerDelta("you said ")
     yield AnswerDelta(f"{sum(m['role'] == 'user' for m in messages)} things")
     yield AnswerDelta(finish_reason="stop")
-    yield AnswerDelta(usage={"prompt_tokens": 2048, "completion_tokens": 4,
-                             "prompt_tokens_details": {"cached_tokens": 1920}})
+    yield AnswerDelta(
+        usage={"prompt_tokens": 2048, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 1920}}
+    )
 
 
 def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) -> tuple[FakeModel, str]:
@@ -122,11 +121,10 @@ def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
     assert [m["content"] for m in model.asked[2]] == ["one", "you said 1 things", "two"]
 
 
-@pytest.mark.parametrize(("terminal", "answer", "code"), [
-    (False, 400, 1), (False, 200, 0), (True, 400, 0)])
+@pytest.mark.parametrize(("terminal", "answer", "code"), [(False, 400, 1), (False, 200, 0), (True, 400, 0)])
 def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, answer: int,
-        code: int) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, answer: int, code: int
+) -> None:
     class Stdin(io.StringIO):
         def isatty(self) -> bool:
             return terminal
@@ -169,10 +167,12 @@ def test_a_stream_becomes_pieces_and_the_first_listed_model_is_asked() -> None:
             return httpx.Response(200, json={"data": [{"id": "first"}, {"id": "second"}]})
         assert request.url.path == "/v1/chat/completions"
         seen.append((json.loads(request.content), request.headers.get("authorization")))
-        return _events({"choices": [{"delta": {"role": "assistant"}}]},
-                       {"choices": [{"delta": {"content": "hi"}}]},
-                       {"choices": [{"delta": {}, "finish_reason": "stop"}]},
-                       {"choices": [], "usage": {"completion_tokens": 1}})
+        return _events(
+            {"choices": [{"delta": {"role": "assistant"}}]},
+            {"choices": [{"delta": {"content": "hi"}}]},
+            {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+            {"choices": [], "usage": {"completion_tokens": 1}},
+        )
 
     remote = _remote(answer, api_key="secret")
     pieces = list(remote.stream_chat([{"role": "user", "content": "x"}], {"top_k": 3}))
@@ -183,14 +183,18 @@ def test_a_stream_becomes_pieces_and_the_first_listed_model_is_asked() -> None:
     assert (body["model"], body["top_k"], body["stream"], key) == ("first", 3, True, "Bearer secret")
 
 
-@pytest.mark.parametrize(("response", "kind", "sentence"), [
-    (httpx.Response(400, json={"error": {"message": "too long"}}), UserError, "too long"),
-    (httpx.Response(401, json={"error": {"message": "no key"}}), UserError, "no key; give the key"),
-    (httpx.Response(502, text="<html>"), WeftError, "answered 502"),
-    (_events({"error": {"message": "engine died"}}), WeftError, "engine died"),
-])
+@pytest.mark.parametrize(
+    ("response", "kind", "sentence"),
+    [
+        (httpx.Response(400, json={"error": {"message": "too long"}}), UserError, "too long"),
+        (httpx.Response(401, json={"error": {"message": "no key"}}), UserError, "no key; give the key"),
+        (httpx.Response(502, text="<html>"), WeftError, "answered 502"),
+        (_events({"error": {"message": "engine died"}}), WeftError, "engine died"),
+    ],
+)
 def test_what_a_server_refuses_is_said_in_its_own_words(
-        response: httpx.Response, kind: type[WeftError], sentence: str) -> None:
+    response: httpx.Response, kind: type[WeftError], sentence: str
+) -> None:
     with pytest.raises(kind, match=sentence):
         list(_remote(lambda request: response, model="m").stream_chat([], {}))
 
@@ -233,8 +237,7 @@ def test_a_picture_that_cannot_be_read_or_is_refused_is_left_out(tmp_path: Path)
             raise UserError("no picture", param="messages[0].content[0]")
         yield AnswerDelta("yes")
 
-    model, written = _chat(f"/image {tmp_path / 'dog.png'}", f"/image {file}", "one", "two", "/image",
-                           answer=refusing)
+    model, written = _chat(f"/image {tmp_path / 'dog.png'}", f"/image {file}", "one", "two", "/image", answer=refusing)
     assert "dog.png cannot be read: No such file" in written
     assert "error: no picture" in written
     assert model.asked[1] == [{"role": "user", "content": "two"}]
@@ -257,12 +260,17 @@ def test_a_picture_stays_for_the_next_message_if_it_was_not_refused(tmp_path: Pa
     assert model.asked[1][-1]["content"] == [shown, {"type": "text", "text": "two"}]
 
 
-@pytest.mark.parametrize(("status", "error", "param"), [
-    (400, {"message": "no", "param": "messages[1].content[0]"}, "messages[1].content[0]"),
-    (400, {"message": "no"}, "messages"), (400, {"message": "no", "param": "seed"}, "seed"),
-    (503, {"message": "no"}, None), (401, {"message": "no"}, None)])
-def test_what_a_server_refuses_is_known_by_its_field(status: int, error: dict[str, str],
-                                                     param: str | None) -> None:
+@pytest.mark.parametrize(
+    ("status", "error", "param"),
+    [
+        (400, {"message": "no", "param": "messages[1].content[0]"}, "messages[1].content[0]"),
+        (400, {"message": "no"}, "messages"),
+        (400, {"message": "no", "param": "seed"}, "seed"),
+        (503, {"message": "no"}, None),
+        (401, {"message": "no"}, None),
+    ],
+)
+def test_what_a_server_refuses_is_known_by_its_field(status: int, error: dict[str, str], param: str | None) -> None:
     model = _remote(lambda request: httpx.Response(status, json={"error": error}), model="m")
     with pytest.raises(WeftError) as caught:
         list(model.stream_chat([], {}))

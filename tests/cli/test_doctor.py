@@ -43,12 +43,21 @@ def _judged(*changes: tuple[str, str, Any]) -> dict[str, Finding]:
 
 def test_what_is_computed_in_fewer_bits_is_named() -> None:
     gpu = (("torch", "gpus", [A_GPU]), ("torch", "triton", "3.5"))
+
     def cpu(*flags: str) -> tuple[tuple[str, str, Any], ...]:
         return (("cpu", "features", {flag: flag in flags for flag in CPU_FLAGS}),)
 
-    zen, skylake, cooper, plain, there, without = (_judged(*changes)["quantised weights"] for changes in (
-        cpu("avx2", "avx512f", "avx512_bf16", "avx512vbmi"), cpu("avx2", "avx512f"),
-        cpu("avx2", "avx512f", "avx512_bf16"), cpu("avx2"), gpu, (("torch", "kernels", False),)))
+    zen, skylake, cooper, plain, there, without = (
+        _judged(*changes)["quantised weights"]
+        for changes in (
+            cpu("avx2", "avx512f", "avx512_bf16", "avx512vbmi"),
+            cpu("avx2", "avx512f"),
+            cpu("avx2", "avx512f", "avx512_bf16"),
+            cpu("avx2"),
+            gpu,
+            (("torch", "kernels", False),),
+        )
+    )
     assert all("fp8, MXFP8, MXFP4, NVFP4, nf4, fp4" in one.fact for one in (zen, skylake))
     assert all("NVFP4" in one.fact and "fp8 and nf4 take 16 bits" in one.advice for one in (cooper, plain))
     assert "fp8" in there.fact
@@ -67,39 +76,45 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
     assert {finding.verdict for finding in _judged().values()} == {"good"}
 
 
-@pytest.mark.parametrize(("about", "change", "verdict", "words"), [
-    ("cores", ("cpu", "usable_cores", 2), "note", "quota"),
-    ("CPU features", ("cpu", "features", {flag: flag == "avx2" for flag in CPU_FLAGS}), "note", "float32"),
-    ("CPU features", ("cpu", "features", None), "note", ""),
-    ("CPU features", ("cpu", "features", dict.fromkeys(CPU_FLAGS, False)), "note", "low speed"),
-    ("RAM", ("memory", "available_bytes", 100 << 20), "note", "--memory"),
-    ("OMP policy", ("threads", "OMP_WAIT_POLICY", "active"), "note", "unset OMP_WAIT_POLICY"),
-    ("OMP policy", ("threads", "OMP_WAIT_POLICY", "PASSIVE"), "good", ""),
-    ("oneDNN", ("torch", "mkldnn", False), "note", "bfloat16"),
-    ("kernels", ("torch", "kernels", False), "note", "compiler"),
-    ("GPU", ("torch", "gpus", [A_GPU]), "good", "--device auto"),
-    ("GPU", ("torch", "gpus", [A_GPU | {"capability": [7, 5]}]), "note", "older"),
-    ("GPU kernels", ("torch", "gpus", [A_GPU]), "note", "weft[gpu]"),
-    ("models", ("models", "writable", False), "note", "WEFT_MODEL_DIR"),
-    ("models", ("models", "partial", ["a/b"]), "note", "half pulled: a/b"),
-    ("models", ("models", "damaged", ["a/b (x is missing)"]), "note", "damaged: a/b (x is missing)"),
-    ("hub cache", ("hub", "writable", False), "note", "HF_HOME"),
-    ("hub cache", ("hub", "disk_free_bytes", 1 << 20), "note", "HF_HOME"),
-    ("hub", ("hub", "reachable", False), "note", "embedded"),
-    ("hub", ("hub", "offline", True), "note", "cached"),
-    ("hub", ("hub", "reachable", None), "good", ""),
-])
+@pytest.mark.parametrize(
+    ("about", "change", "verdict", "words"),
+    [
+        ("cores", ("cpu", "usable_cores", 2), "note", "quota"),
+        ("CPU features", ("cpu", "features", {flag: flag == "avx2" for flag in CPU_FLAGS}), "note", "float32"),
+        ("CPU features", ("cpu", "features", None), "note", ""),
+        ("CPU features", ("cpu", "features", dict.fromkeys(CPU_FLAGS, False)), "note", "low speed"),
+        ("RAM", ("memory", "available_bytes", 100 << 20), "note", "--memory"),
+        ("OMP policy", ("threads", "OMP_WAIT_POLICY", "active"), "note", "unset OMP_WAIT_POLICY"),
+        ("OMP policy", ("threads", "OMP_WAIT_POLICY", "PASSIVE"), "good", ""),
+        ("oneDNN", ("torch", "mkldnn", False), "note", "bfloat16"),
+        ("kernels", ("torch", "kernels", False), "note", "compiler"),
+        ("GPU", ("torch", "gpus", [A_GPU]), "good", "--device auto"),
+        ("GPU", ("torch", "gpus", [A_GPU | {"capability": [7, 5]}]), "note", "older"),
+        ("GPU kernels", ("torch", "gpus", [A_GPU]), "note", "weft[gpu]"),
+        ("models", ("models", "writable", False), "note", "WEFT_MODEL_DIR"),
+        ("models", ("models", "partial", ["a/b"]), "note", "half pulled: a/b"),
+        ("models", ("models", "damaged", ["a/b (x is missing)"]), "note", "damaged: a/b (x is missing)"),
+        ("hub cache", ("hub", "writable", False), "note", "HF_HOME"),
+        ("hub cache", ("hub", "disk_free_bytes", 1 << 20), "note", "HF_HOME"),
+        ("hub", ("hub", "reachable", False), "note", "embedded"),
+        ("hub", ("hub", "offline", True), "note", "cached"),
+        ("hub", ("hub", "reachable", None), "good", ""),
+    ],
+)
 def test_what_differs_from_a_good_machine_is_said(
-        about: str, change: tuple[str, str, Any], verdict: str, words: str) -> None:
+    about: str, change: tuple[str, str, Any], verdict: str, words: str
+) -> None:
     finding = _judged(change)[about]
     assert finding.verdict == verdict
     assert words in finding.advice
 
 
 def test_kernels_of_other_sources_are_named_with_the_command_that_builds_them_anew(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys, types\nsys.modules['weft._native'] = types.SimpleNamespace(INTERFACE=0)\n")
+        "import sys, types\nsys.modules['weft._native'] = types.SimpleNamespace(INTERFACE=0)\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     torch = machine_facts(ask_hub=False)["torch"]
     kernels = [("torch", name, torch[name]) for name in torch if name.startswith("kernels")]
@@ -126,7 +141,8 @@ def test_an_unreadable_cpuinfo_is_unknown_not_absent(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_the_same_facts_as_json_and_asks_no_hub_when_told_not_to(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = copy.deepcopy(GOOD)
     asked: list[bool] = []
 

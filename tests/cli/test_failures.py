@@ -31,13 +31,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
     return make
 
 
-@pytest.mark.parametrize(("error", "code"), [
-    (ConfigError("--port 1 is taken\n  by another"), 2),
-    (EngineUnavailableError("the engine is gone"), 1),
-    (WeftError("it broke"), 1),
-])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("--port 1 is taken\n  by another"), 2),
+        (EngineUnavailableError("the engine is gone"), 1),
+        (WeftError("it broke"), 1),
+    ],
+)
 def test_a_weft_error_is_one_line_and_its_exit_code(
-        failing: Failing, capsys: pytest.CaptureFixture[str], error: WeftError, code: int) -> None:
+    failing: Failing, capsys: pytest.CaptureFixture[str], error: WeftError, code: int
+) -> None:
     failing(error)
     assert main(["--version"]) == code
     captured = capsys.readouterr()
@@ -63,15 +67,19 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    (["serv"], "error: weft has no command 'serv'; did you mean `weft serve`?\n"),
-    (["collect-env"], "error: weft has no 'collect-env': type `weft doctor --json`\n"),
-    (["serve", "--prot", "1"], "error: there is no flag --prot; did you mean --port?\n"),
-    (["serve", "--port", "http"], "error: Invalid value for '--port': 'http' is not a valid integer.\n"),
-    (["doctor", "--jsn"], "error: there is no flag --jsn; did you mean --json?\n"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["serv"], "error: weft has no command 'serv'; did you mean `weft serve`?\n"),
+        (["collect-env"], "error: weft has no 'collect-env': type `weft doctor --json`\n"),
+        (["serve", "--prot", "1"], "error: there is no flag --prot; did you mean --port?\n"),
+        (["serve", "--port", "http"], "error: Invalid value for '--port': 'http' is not a valid integer.\n"),
+        (["doctor", "--jsn"], "error: there is no flag --jsn; did you mean --json?\n"),
+    ],
+)
 def test_a_wrong_command_line_is_answered_with_the_right_one(
-        capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
     assert main(arguments) == 2
     assert capsys.readouterr().err == sentence
 
@@ -112,36 +120,42 @@ def test_version_says_versions(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("typed", "prompt"), [("Once\n", "Once"), ("One\n\n", "One\n"), ("Once", "Once")])
-def test_a_prompt_from_a_pipe_loses_its_last_line_end(
-        typed: str, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_from_a_pipe_loses_its_last_line_end(typed: str, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     assert read_prompt(None) == prompt
 
 
 def test_generate_without_a_prompt_says_how_to_give_one(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["generate"]) == 2
     assert "there is no prompt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["generate", "x", "--max-tokens", "-3"], "max_tokens is -3; it must be at least 0"),
-    (["generate", "x", "--top-p", "7"], "top_p is 7"),
-    (["chat", "--min-p", "2"], "min_p is 2"),
-    (["chat", "--url", "ftp://host"], "--url 'ftp://host' is no http URL; write http://HOST:PORT"),
-    (["top", "--url", "foo://x"], "--url 'foo://x' is no http URL"),
-    (["serve", "--snapshots", "tail"], "the source 'tail' has another name now: near-end"),
-    (["serve", "/nowhere"], "/nowhere: there is no such directory"),
-    (["bench", "kernels", "--only", "small"], "python -m benchmarks.kernels --only small"),
-    (["serve", "--tp", "3"], "--tp is 3, which does not divide this model: 4 key heads of gated delta"),
-    (["serve", "owner/name:Q4_K_M", "--tp", "2"], "--tp is 2, and owner/name:Q4_K_M is a GGUF file"),
-    (["serve", "--media-domains", "https://a.example"], "--media-domains 'https://a.example': it takes host"),
-    (["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
-     "--store-size 1KB is too small: a store has at least 16.0 MiB"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "x", "--max-tokens", "-3"], "max_tokens is -3; it must be at least 0"),
+        (["generate", "x", "--top-p", "7"], "top_p is 7"),
+        (["chat", "--min-p", "2"], "min_p is 2"),
+        (["chat", "--url", "ftp://host"], "--url 'ftp://host' is no http URL; write http://HOST:PORT"),
+        (["top", "--url", "foo://x"], "--url 'foo://x' is no http URL"),
+        (["serve", "--snapshots", "tail"], "the source 'tail' has another name now: near-end"),
+        (["serve", "/nowhere"], "/nowhere: there is no such directory"),
+        (["bench", "kernels", "--only", "small"], "python -m benchmarks.kernels --only small"),
+        (["serve", "--tp", "3"], "--tp is 3, which does not divide this model: 4 key heads of gated delta"),
+        (["serve", "owner/name:Q4_K_M", "--tp", "2"], "--tp is 2, and owner/name:Q4_K_M is a GGUF file"),
+        (["serve", "--media-domains", "https://a.example"], "--media-domains 'https://a.example': it takes host"),
+        (
+            ["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
+            "--store-size 1KB is too small: a store has at least 16.0 MiB",
+        ),
+    ],
+)
 def test_a_value_that_cannot_work_is_said_before_anything_loads_or_listens(
-        capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     [line] = captured.err.strip().splitlines()
@@ -152,12 +166,15 @@ def test_a_value_that_cannot_work_is_said_before_anything_loads_or_listens(
 
 @pytest.mark.parametrize("command", [["chat"], ["top"], ["drain", "0"]])
 def test_a_server_that_is_not_there_is_said_at_once_in_words(
-        capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"localhost:{free.getsockname()[1]}"
     assert main([*command, "--url", address]) == 2
     captured = capsys.readouterr()
-    assert captured.err.strip() == (f"error: nothing answers at http://{address}: connection refused; "
-                                    "start a server with `weft serve`, or name another with --url")
+    assert captured.err.strip() == (
+        f"error: nothing answers at http://{address}: connection refused; "
+        "start a server with `weft serve`, or name another with --url"
+    )
     assert "you>" not in captured.out

@@ -51,8 +51,11 @@ def refusal(*arguments: str) -> str:
 
 def test_every_config_field_is_a_flag_of_serve_with_its_own_help() -> None:
     assert isinstance(serve_command, FlagCommand)
-    flags = [param for param in serve_command.params
-             if isinstance(param, click.Option) and not isinstance(param, TableSetting)]
+    flags = [
+        param
+        for param in serve_command.params
+        if isinstance(param, click.Option) and not isinstance(param, TableSetting)
+    ]
     options = {opt: param for param in flags for opt in param.opts}
     for config in CONFIGS:
         for f in fields(config):
@@ -67,22 +70,29 @@ def test_serve_has_about_fifty_flags_and_its_help_fits_two_screens() -> None:
     assert len(serve_command.get_help(context).splitlines()) <= 2 * SCREEN_LINES
 
 
-@pytest.mark.parametrize(("typed", "said"), [
-    ("--max-body-mb", "limits.max_body_mb of the --config file (under [limits]), or the variable "
-                      "WEFT_MAX_BODY_MB"),
-    ("--no-twelve-bit", "debug.twelve_bit of the --config file (under [debug]), or the variable "
-                        "WEFT_TWELVE_BIT"),
-    ("--ray-gpus", "server.ray_gpus of the --config file (under [server]), or the variable WEFT_RAY_GPUS"),
-    ("--compress-kv=int4", "cache.compress_kv of the --config file (under [cache]), or the variable "
-                           "WEFT_COMPRESS_KV"),
-    ("--cuda-graphs=off", "debug.cuda_graphs of the --config file (under [debug]), or the variable "
-                          "WEFT_CUDA_GRAPHS")])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--max-body-mb", "limits.max_body_mb of the --config file (under [limits]), or the variable WEFT_MAX_BODY_MB"),
+        ("--no-twelve-bit", "debug.twelve_bit of the --config file (under [debug]), or the variable WEFT_TWELVE_BIT"),
+        ("--ray-gpus", "server.ray_gpus of the --config file (under [server]), or the variable WEFT_RAY_GPUS"),
+        (
+            "--compress-kv=int4",
+            "cache.compress_kv of the --config file (under [cache]), or the variable WEFT_COMPRESS_KV",
+        ),
+        (
+            "--cuda-graphs=off",
+            "debug.cuda_graphs of the --config file (under [debug]), or the variable WEFT_CUDA_GRAPHS",
+        ),
+    ],
+)
 def test_a_flag_that_became_a_key_of_the_config_file_names_its_place(typed: str, said: str) -> None:
     assert _serve_refusal(typed) == f"{typed.partition('=')[0]} is no flag: it is {said}"
 
 
 def test_limits_and_switches_come_from_their_tables_and_from_variables(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "weft.toml"
     file.write_text("port = 7\nlimits.restarts = 3\n[debug]\nrouter = 'kv-only'\n")
     expected = ServerConfig(port=7, restarts=3, router="kv-only")
@@ -95,18 +105,20 @@ def test_limits_and_switches_come_from_their_tables_and_from_variables(
     assert "limits.restarts" in caught.value.format_message()
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("restarts = 3\n", "restarts belongs under [limits]"),
-    ("[debug]\nrestarts = 3\n", "restarts belongs under [limits]"),
-    ("[limits]\nport = 3\n", "port belongs at the top, above every [table]"),
-    ("access_log = 'json'\n", "access_log belongs under [server]"),
-    ("[sever]\naccess_log = 'json'\n",
-     "there is no table [sever]; the tables are limits, cache, server, debug"),
-    ("server = 3", "server is a table: its keys go under a line [server]"),
-    ("[[limits]]\nmax_headers = 9", "limits is a table: its keys go under a line [limits]"),
-    ("[limits]\nrestart = 3\n", "there is no flag --restart")])
-def test_a_key_in_a_wrong_place_of_the_config_file_names_the_right_one(
-        tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("restarts = 3\n", "restarts belongs under [limits]"),
+        ("[debug]\nrestarts = 3\n", "restarts belongs under [limits]"),
+        ("[limits]\nport = 3\n", "port belongs at the top, above every [table]"),
+        ("access_log = 'json'\n", "access_log belongs under [server]"),
+        ("[sever]\naccess_log = 'json'\n", "there is no table [sever]; the tables are limits, cache, server, debug"),
+        ("server = 3", "server is a table: its keys go under a line [server]"),
+        ("[[limits]]\nmax_headers = 9", "limits is a table: its keys go under a line [limits]"),
+        ("[limits]\nrestart = 3\n", "there is no flag --restart"),
+    ],
+)
+def test_a_key_in_a_wrong_place_of_the_config_file_names_the_right_one(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "weft.toml"
     file.write_text(text)
     with pytest.raises(click.UsageError) as caught:
@@ -120,13 +132,15 @@ def test_no_flag_given_gives_the_default_config() -> None:
 
 
 def test_values_of_every_kind_arrive_with_their_type() -> None:
-    made = parse("some/dir", "--length", "7", "--share=0.25", "--kind", "cpu", "--eager", "--names", "a",
-                 "--names", "b")
+    made = parse(
+        "some/dir", "--length", "7", "--share=0.25", "--kind", "cpu", "--eager", "--names", "a", "--names", "b"
+    )
     assert made == Sample("some/dir", 7, 0.25, "cpu", True, ("a", "b"))
 
 
 def test_variables_and_files_take_the_same_names_and_the_nearest_source_wins(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "weft.toml"
     file.write_text('length = 1\nshare = 0.1\nkind = "cpu"\nnames = ["x", "y"]\nmodel = "from-file"\n')
     assert parse("--config", str(file)) == Sample("from-file", 1, 0.1, "cpu", False, ("x", "y"))
@@ -142,7 +156,8 @@ def test_variables_and_files_take_the_same_names_and_the_nearest_source_wins(
 
 @pytest.mark.parametrize(("short", "long"), [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")])
 def test_both_spellings_of_a_dtype_are_taken_everywhere(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str, long: str) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str, long: str
+) -> None:
     expected = EngineConfig(dtype=long, state_dtype=long)  # type: ignore[arg-type]
     for spelled in (short, long):
         assert parse("--dtype", spelled, "--state-dtype", spelled, config=EngineConfig) == expected
@@ -174,11 +189,14 @@ def test_a_bad_value_says_which_source_it_came_from(tmp_path: Path, monkeypatch:
     assert "environment variable WEFT_LENGTH" in refusal()
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("lenght = 1\n", "did you mean --length?"),
-    ("gpu_memory_utilization = 0.9\n", "nearest: --gpu-memory-fraction"),
-    ("length = \n", "is not TOML"),
-])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("lenght = 1\n", "did you mean --length?"),
+        ("gpu_memory_utilization = 0.9\n", "nearest: --gpu-memory-fraction"),
+        ("length = \n", "is not TOML"),
+    ],
+)
 def test_a_config_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "weft.toml"
     file.write_text(text)
@@ -192,9 +210,13 @@ def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_the_arguments_of_a_config_give_that_config_again() -> None:
-    for config in (Sample(), Sample("m", 3, 0.75, "cpu", True, ("a b", "c,d")),
-                   EngineConfig(memory="1GiB", seed=-4),
-                   ServerConfig(api_key=("k",), restarts=0, port=0), EngineConfig(twelve_bit=False)):
+    for config in (
+        Sample(),
+        Sample("m", 3, 0.75, "cpu", True, ("a b", "c,d")),
+        EngineConfig(memory="1GiB", seed=-4),
+        ServerConfig(api_key=("k",), restarts=0, port=0),
+        EngineConfig(twelve_bit=False),
+    ):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables_of(config).items():
                 patch.setenv(name, value)
@@ -233,19 +255,30 @@ def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> No
         assert _serve_refusal(typed) == expected.replace(flag, typed, 1)
 
 
-@pytest.mark.parametrize(("flag", "sentence"), [
-    ("--checkpoints", "--checkpoints has another name here: --snapshots"),
-    ("--enforce-eager", "--enforce-eager has another name here: debug.cuda_graphs = 'off' of the "
-                        "--config file"),
-    ("--cpu-offload-gb", "--cpu-offload-gb is not supported here, because a model lies on one device as a "
-                         "whole; nearest: --memory"),
-    ("--tokenizer-mode", "--tokenizer-mode is not supported here, because this is read from the checkpoint; "
-                         "leave it out"),
-    ("--max-loras", "--max-loras is not supported here, because as many adapters run at once as fit; "
-                    "nearest: limits.lora_memory of the --config file"),
-    ("--n-predict", "--n-predict is not supported here, because it belongs to a request; send `max_tokens` "
-                    "in the request"),
-])
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--checkpoints", "--checkpoints has another name here: --snapshots"),
+        ("--enforce-eager", "--enforce-eager has another name here: debug.cuda_graphs = 'off' of the --config file"),
+        (
+            "--cpu-offload-gb",
+            "--cpu-offload-gb is not supported here, because a model lies on one device as a whole; nearest: --memory",
+        ),
+        (
+            "--tokenizer-mode",
+            "--tokenizer-mode is not supported here, because this is read from the checkpoint; leave it out",
+        ),
+        (
+            "--max-loras",
+            "--max-loras is not supported here, because as many adapters run at once as fit; "
+            "nearest: limits.lora_memory of the --config file",
+        ),
+        (
+            "--n-predict",
+            "--n-predict is not supported here, because it belongs to a request; send `max_tokens` in the request",
+        ),
+    ],
+)
 def test_a_sentence_reads_as_one(flag: str, sentence: str) -> None:
     assert foreign_sentence(flag, FOREIGN_FLAGS[flag]) == sentence
 
@@ -253,6 +286,9 @@ def test_a_sentence_reads_as_one(flag: str, sentence: str) -> None:
 def test_the_nearest_flags_are_flags_of_serve_and_none_of_ours_is_called_foreign() -> None:
     assert isinstance(serve_command, FlagCommand)
     own = {*serve_command.flag_names, *(param.setting for param in serve_command.settings.values())}
-    assert {row.instead.split()[0] for row in FOREIGN_FLAGS.values()
-            if row.instead.startswith(("--", *(f"{table}." for table in TABLES)))} <= own
+    assert {
+        row.instead.split()[0]
+        for row in FOREIGN_FLAGS.values()
+        if row.instead.startswith(("--", *(f"{table}." for table in TABLES)))
+    } <= own
     assert not own & set(FOREIGN_FLAGS)

@@ -12,8 +12,7 @@ from weft.config import EngineConfig
 from weft.config_check import flag_name
 from weft.server.config import ServerConfig
 
-FIELDS = [f.name for config in (EngineConfig, ServerConfig) for f in fields(config)
-          if "table" not in f.metadata]
+FIELDS = [f.name for config in (EngineConfig, ServerConfig) for f in fields(config) if "table" not in f.metadata]
 GROUPED = [name for names in GROUPS.values() for name in names]
 
 
@@ -34,7 +33,8 @@ def test_every_flag_is_in_one_group() -> None:
 
 @pytest.mark.parametrize("command", [("serve",), ("generate",), ("chat",), ("eval", "recall")])
 def test_help_shows_the_frequent_flags_in_groups_and_help_all_shows_all(
-        capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
     declared = fields(EngineConfig) + (fields(ServerConfig) if command == ("serve",) else ())
     names = [f.name for f in declared if "table" not in f.metadata]
     text, whole = shown(capsys, *command, "--help"), shown(capsys, *command, "--help-all")

@@ -34,7 +34,8 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_the_screen_has_a_row_for_each_policy_and_size_and_fits_80_columns(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run(capsys, *FEW, *MODEL, "--memory", "4GB,8GB", "--policy", "lru,every:2048")
     assert code == 0
@@ -51,11 +52,11 @@ def test_the_screen_has_a_row_for_each_policy_and_size_and_fits_80_columns(
     assert max(len(line.rstrip()) for line in tables.splitlines()) <= 80
 
 
-def test_a_store_has_its_columns_and_its_figures(capsys: pytest.CaptureFixture[str],
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_has_its_columns_and_its_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    asked = [*FEW, *MODEL, "--device", "L4", "--memory", "2GB", "--store", "none,1TB@20GB/s@100us",
-             "--no-oracle"]
+    asked = [*FEW, *MODEL, "--device", "L4", "--memory", "2GB", "--store", "none,1TB@20GB/s@100us", "--no-oracle"]
     code, out, _ = run(capsys, *asked)
     assert code == 0
     assert "restored" in out
@@ -93,7 +94,8 @@ def test_a_plot_is_drawn(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_plot_that_cannot_be_drawn_is_said_before_anything_runs(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ".png, .svg, .pdf" in failure(capsys, *FEW, *MODEL, "--plot", str(tmp_path / "a.gif"))
     assert "no folder" in failure(capsys, *FEW, *MODEL, "--plot", str(tmp_path / "no" / "a.png"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -101,25 +103,27 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_runs(
     assert "pip install 'weft[plot]'" in failure(capsys, *FEW, *MODEL, "--plot", str(tmp_path / "a.png"))
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["simulate", "nothing.jsonl", *MODEL], "nothing.jsonl cannot be read"),
-    ([*FEW], "--model"),
-    ([*FEW, "--model", "Qwen3.5-5B"], "did you mean"),
-    ([*FEW, *MODEL, "--memory", "10MB"], "not even one sequence"),
-    ([*FEW, *MODEL, "--memory", "much"], "--memory 'much' is not a size"),
-    ([*FEW, *MODEL, "--memory", "4GB,"], "empty item"),
-    ([*FEW, *MODEL, "--policy", "best"], "lru"),
-    ([*FEW, *MODEL, "--device", "abacus"], "H100"),
-    ([*FEW, *MODEL, "--tp", "3"], "--tp"),
-    ([*FEW, *MODEL, "--fit", "sample"], "only a recording"),
-    ([*FEW, *MODEL, "--store", "1TB"], "--store '1TB' is no store"),
-    ([*FEW, *MODEL, "--store", "1TB@fast"], "--store 'fast' is not a rate"),
-    ([*FEW, *MODEL, "--store", "0B@1GB/s"], "above 0"),
-    ([*FEW, *MODEL, "--store", "1TB@1GB/s@soon"], "'soon' is no latency"),
-    ([*FEW, *MODEL, "--store", "1TB@1GB/s", "--store-write", "0B"], "--store-write"),
-])
-def test_what_cannot_work_is_one_sentence(arguments: list[str], says: str,
-                                          capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["simulate", "nothing.jsonl", *MODEL], "nothing.jsonl cannot be read"),
+        ([*FEW], "--model"),
+        ([*FEW, "--model", "Qwen3.5-5B"], "did you mean"),
+        ([*FEW, *MODEL, "--memory", "10MB"], "not even one sequence"),
+        ([*FEW, *MODEL, "--memory", "much"], "--memory 'much' is not a size"),
+        ([*FEW, *MODEL, "--memory", "4GB,"], "empty item"),
+        ([*FEW, *MODEL, "--policy", "best"], "lru"),
+        ([*FEW, *MODEL, "--device", "abacus"], "H100"),
+        ([*FEW, *MODEL, "--tp", "3"], "--tp"),
+        ([*FEW, *MODEL, "--fit", "sample"], "only a recording"),
+        ([*FEW, *MODEL, "--store", "1TB"], "--store '1TB' is no store"),
+        ([*FEW, *MODEL, "--store", "1TB@fast"], "--store 'fast' is not a rate"),
+        ([*FEW, *MODEL, "--store", "0B@1GB/s"], "above 0"),
+        ([*FEW, *MODEL, "--store", "1TB@1GB/s@soon"], "'soon' is no latency"),
+        ([*FEW, *MODEL, "--store", "1TB@1GB/s", "--store-write", "0B"], "--store-write"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in failure(capsys, *arguments)
 
 
@@ -127,14 +131,27 @@ def write_recording(file: Path, *, steps: int) -> None:
     spec = ModelSpec("qwen3_5", 100, 64, 4096, "float32", (attention(1, 64), gated_delta(1, 1, 64, 64, 4)))
     arena = plan_arena(spec, 2_000_000)
     fingerprints = Fingerprints(bytes(32))
-    lines = [header_line(model="recorded-model", arena=arena, snapshots="auto", sizes=Sizes(
-        max_model_len=4096, rows_max=4, step_tokens_max=512, queue_max=4, memory_bytes=2_000_000))]
+    lines = [
+        header_line(
+            model="recorded-model",
+            arena=arena,
+            snapshots="auto",
+            sizes=Sizes(max_model_len=4096, rows_max=4, step_tokens_max=512, queue_max=4, memory_bytes=2_000_000),
+        )
+    ]
     for at in range(6):
         tokens = [*range(300), *range(1000 + 50 * at, 1050 + 50 * at)]
-        lines.append(sequence_line(fingerprints.of(tokens, "", computed=len(tokens) - 1), at_s=float(at),
-                                   number=at, input_length=340, output_length=10, cached=64 * (at > 0)))
-    lines.append({"steps": [[100 * at, 50 * at, at % 3, 7 * at, 0.01 + 1e-5 * at]
-                            for at in range(1, steps + 1)]})
+        lines.append(
+            sequence_line(
+                fingerprints.of(tokens, "", computed=len(tokens) - 1),
+                at_s=float(at),
+                number=at,
+                input_length=340,
+                output_length=10,
+                cached=64 * (at > 0),
+            )
+        )
+    lines.append({"steps": [[100 * at, 50 * at, at % 3, 7 * at, 0.01 + 1e-5 * at] for at in range(1, steps + 1)]})
     file.write_text("\n".join(json.dumps(line) for line in lines))
 
 
@@ -157,8 +174,7 @@ def test_a_recording_needs_no_model_and_no_device(tmp_path: Path, capsys: pytest
     assert "fitted to 20 steps" in out
 
 
-def test_a_recording_without_times_asks_for_a_model(tmp_path: Path,
-                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_without_times_asks_for_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_recording(tmp_path / "r.jsonl", steps=3)
     assert "no step times" in failure(capsys, "simulate", str(tmp_path / "r.jsonl"))
     assert "8 at least" in failure(capsys, *FEW, *MODEL, "--fit", str(tmp_path / "r.jsonl"))

@@ -11,8 +11,22 @@ from weft.cli.simulate_fleet import parse_kills
 from weft.errors import ConfigError
 from weft.sim.fleet_replay import Kill
 
-LINE = ["simulate", "sample", "--model", "Qwen3.5-397B-A17B", "--tp", "8", "--quantize", "fp8",
-        "--memory", "4GB", "--limit", "12", "--replicas", "2"]
+LINE = [
+    "simulate",
+    "sample",
+    "--model",
+    "Qwen3.5-397B-A17B",
+    "--tp",
+    "8",
+    "--quantize",
+    "fp8",
+    "--memory",
+    "4GB",
+    "--limit",
+    "12",
+    "--replicas",
+    "2",
+]
 
 
 def test_routers_side_by_side_and_one_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,13 +45,16 @@ def test_json_has_every_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["one_engine"][0]["requests"] == 12
 
 
-@pytest.mark.parametrize(("more", "words"), [
-    (["--router", "fastest"], "--router 'fastest' is no router"),
-    (["--kill", "2@5s"], "--replicas 2 has 0 to 1"),
-    (["--kill", "soon"], "REPLICA@SECONDS"),
-    (["--policy", "lru,value"], "takes one --policy"),
-    (["--replicas", "1001"], "1001"),
-])
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--router", "fastest"], "--router 'fastest' is no router"),
+        (["--kill", "2@5s"], "--replicas 2 has 0 to 1"),
+        (["--kill", "soon"], "REPLICA@SECONDS"),
+        (["--policy", "lru,value"], "takes one --policy"),
+        (["--replicas", "1001"], "1001"),
+    ],
+)
 def test_bad_flags_are_named(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LINE, *more]) == 2
     assert words in capsys.readouterr().err
@@ -69,22 +86,26 @@ def test_json_has_every_number_with_roles_and_without(capsys: pytest.CaptureFixt
         assert name in whole
 
 
-@pytest.mark.parametrize(("more", "words"), [
-    (["--roles", "2p"], "--roles 2p has no decode replica"),
-    (["--roles", "0p1d"], "--roles 0p1d has no prefill replica"),
-    (["--roles", "xpyd"], "--roles xpyd: it is a list of counts and roles"),
-    (["--roles", ""], "--roles : it is a list of counts and roles"),
-    (["--roles", "1000p1d"], "--roles 1000p1d: 1001 replicas; the most are 1000"),
-    (["--replicas", "2", "--link", "1GB/s"], "--link 1GB/s has no effect without --roles"),
-    (["--roles", "1p1d", "--replicas", "3"], "--roles 1p1d are 2 replicas, and --replicas is 3"),
-    (["--roles", "1p1d", "--router", "round-robin"], "--router round-robin splits no prompt"),
-    (["--roles", "1p1d", "--link", "0"], "--link is '0'"),
-    (["--roles", "1p1d", "--link", "fast"], "--link 'fast'"),
-    (["--roles", "1p1d", "--kill", "2@5s"], "--kill names replica 2; --roles 1p1d has 0 to 1"),
-    (["--roles", "1p1d", "--link", "-3GB/s"], "--link '-3GB/s' is not a rate"),
-])
-def test_roles_that_cannot_work_are_named_with_the_flag(more: list[str], words: str,
-                                                        capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--roles", "2p"], "--roles 2p has no decode replica"),
+        (["--roles", "0p1d"], "--roles 0p1d has no prefill replica"),
+        (["--roles", "xpyd"], "--roles xpyd: it is a list of counts and roles"),
+        (["--roles", ""], "--roles : it is a list of counts and roles"),
+        (["--roles", "1000p1d"], "--roles 1000p1d: 1001 replicas; the most are 1000"),
+        (["--replicas", "2", "--link", "1GB/s"], "--link 1GB/s has no effect without --roles"),
+        (["--roles", "1p1d", "--replicas", "3"], "--roles 1p1d are 2 replicas, and --replicas is 3"),
+        (["--roles", "1p1d", "--router", "round-robin"], "--router round-robin splits no prompt"),
+        (["--roles", "1p1d", "--link", "0"], "--link is '0'"),
+        (["--roles", "1p1d", "--link", "fast"], "--link 'fast'"),
+        (["--roles", "1p1d", "--kill", "2@5s"], "--kill names replica 2; --roles 1p1d has 0 to 1"),
+        (["--roles", "1p1d", "--link", "-3GB/s"], "--link '-3GB/s' is not a rate"),
+    ],
+)
+def test_roles_that_cannot_work_are_named_with_the_flag(
+    more: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*ROLES, *more]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

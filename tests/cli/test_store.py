@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.store.contents import (
-    assert_hit,
-    assert_right_or_none,
-    identity,
-    opened,
-    options,
-    prompt,
-    written,
-)
+from tests.unit.store.contents import assert_hit, assert_right_or_none, identity, opened, options, prompt, written
 from weft.cli.main import main
 from weft.store.tiered_store import open_store
 
@@ -51,8 +43,10 @@ def test_info_names_models_and_bytes(filled: Path, capsys: pytest.CaptureFixture
     facts = _json(capsys)
     models = facts["models"]
     assert isinstance(models, list)
-    assert [(one["model"], one["snapshots"], one["tokens"]) for one in models] == \
-        [("tiny", 12, 3072), ("other", 2, 512)]
+    assert [(one["model"], one["snapshots"], one["tokens"]) for one in models] == [
+        ("tiny", 12, 3072),
+        ("other", 2, 512),
+    ]
     assert facts["holder"] == ""
 
 
@@ -64,8 +58,7 @@ def test_one_volume_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "in 1 volume; " in capsys.readouterr().out
 
 
-def test_info_works_beside_a_server_and_prune_does_not(filled: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_works_beside_a_server_and_prune_does_not(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = opened(filled)
     assert main(["store", "info", str(filled)]) == 0
     assert "writes to it" in capsys.readouterr().out
@@ -75,7 +68,8 @@ def test_info_works_beside_a_server_and_prune_does_not(filled: Path,
 
 
 def test_a_copy_that_is_taken_beside_a_server_is_verified_and_read(
-        filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The backup of docs/operating.md: ``cp -a``, ``weft store verify``, and a start on the copy."""
     store, copy = opened(filled), tmp_path / "copy"
     written(store, prompt(256, 30), seconds=1.0)
@@ -106,8 +100,7 @@ def test_verify_finds_every_damaged_record(filled: Path, capsys: pytest.CaptureF
     assert main(["store", "verify", str(filled)]) == 0
 
 
-def test_prune_gives_space_back_and_keeps_what_is_valuable(filled: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_gives_space_back_and_keeps_what_is_valuable(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = sum(path.stat().st_size for path in (filled / "volumes").iterdir())
     assert main(["store", "prune", str(filled), "--size", "100KiB", "--json"]) == 0
     facts = _json(capsys)
@@ -138,15 +131,13 @@ def test_rm_removes_one_model_or_all(filled: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("verb", ["info", "verify", "prune"])
-def test_a_path_that_is_no_store_is_named(tmp_path: Path, verb: str,
-                                          capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_no_store_is_named(tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", verb, str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
-def test_a_bucket_that_cannot_be_named_or_reached_is_said(tmp_path: Path,
-                                                          capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bucket_that_cannot_be_named_or_reached_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "info", "ftp://bucket/prefix"]) == 2
     assert "the scheme ftp is not one of" in capsys.readouterr().err
     assert main(["store", "info", f"file://{tmp_path}/none"]) == 0
@@ -157,8 +148,10 @@ def test_a_bucket_that_cannot_be_named_or_reached_is_said(tmp_path: Path,
 def bucket(tmp_path: Path) -> str:
     """A directory as a bucket, with three prefixes of one model and one of another."""
     location = f"file://{tmp_path / 'bucket'}"
-    for who, prompts in ((identity(), (prompt(256, 1), prompt(300, 2), prompt(40, 3))),
-                         (identity(weights="w9", model="other"), (prompt(256, 20),))):
+    for who, prompts in (
+        (identity(), (prompt(256, 1), prompt(300, 2), prompt(40, 3))),
+        (identity(weights="w9", model="other"), (prompt(256, 20),)),
+    ):
         store = open_store(location, who, options(cache_directory=str(tmp_path / "cache"), refresh_s=0.1))
         for tokens in prompts:
             written(store, tokens)
@@ -197,8 +190,7 @@ def test_verify_of_a_bucket_reads_every_payload(bucket: str, capsys: pytest.Capt
     assert main(["store", "verify", bucket]) == 0
 
 
-def test_prune_of_a_bucket_removes_orphans_and_the_oldest(bucket: str,
-                                                          capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_of_a_bucket_removes_orphans_and_the_oldest(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(bucket.removeprefix("file://"))
     payloads = sorted(folder.glob("v1/records/*/*"))
     total = sum(one.stat().st_size for one in payloads)
@@ -207,8 +199,12 @@ def test_prune_of_a_bucket_removes_orphans_and_the_oldest(bucket: str,
         orphan.write_bytes(b"abcd")
         os.utime(orphan, (time.time() - age_s,) * 2)
     assert main(["store", "prune", bucket, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"removed": 1, "removed_bytes": 4,
-                                                   "objects": len(payloads) + 1, "payload_bytes": total + 4}
+    assert json.loads(capsys.readouterr().out) == {
+        "removed": 1,
+        "removed_bytes": 4,
+        "objects": len(payloads) + 1,
+        "payload_bytes": total + 4,
+    }
     os.utime(payloads[0], (0, 0))
     assert main(["store", "prune", bucket, "--size", f"{total}B", "--json"]) == 0
     capsys.readouterr()
@@ -225,6 +221,6 @@ def test_rm_of_a_bucket_removes_one_model_or_all(bucket: str, capsys: pytest.Cap
     assert main(["store", "rm", bucket, "--model", "other"]) == 0
     assert main(["store", "info", bucket, "--json"]) == 0
     out = capsys.readouterr().out
-    assert [one["model"] for one in json.loads(out[out.index("{"):])["models"]] == ["tiny"]
+    assert [one["model"] for one in json.loads(out[out.index("{") :])["models"]] == ["tiny"]
     assert main(["store", "rm", bucket, "--all"]) == 0
     assert not [one for one in Path(bucket.removeprefix("file://")).rglob("*") if one.is_file()]

@@ -15,13 +15,20 @@ from weft.errors import UserError
 from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 
-PREFIX: dict[str, Any] = {"label": "5f0c1e2d", "tokens": 4096, "hits": 17, "branches": 3, "readers": 2,
-                          "snapshot": True, "age_s": 130.0, "salt": 1}
+PREFIX: dict[str, Any] = {
+    "label": "5f0c1e2d",
+    "tokens": 4096,
+    "hits": 17,
+    "branches": 3,
+    "readers": 2,
+    "snapshot": True,
+    "age_s": 130.0,
+    "salt": 1,
+}
 CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "salt_count": 2}}
 
 
-def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True,
-            engine_count: int = 1) -> Reading:
+def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True, engine_count: int = 1) -> Reading:
     return read_metrics(metrics(requests, prefix=prefix, alive=alive, engine_count=engine_count), at_s)
 
 
@@ -38,8 +45,7 @@ def metrics(requests: int, *, prefix: str = "weft", alive: bool = True, engine_c
     return table.text([FleetReport("small", engines, 0, 0)]).decode()
 
 
-def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE,
-          replicas: Any = ()) -> str:
+def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE, replicas: Any = ()) -> str:
     console = Console(width=100)
     with console.capture() as captured:
         console.print(frame("http://here", now, before, cache, replicas))
@@ -57,8 +63,12 @@ def test_the_first_frame_has_totals_and_no_rates() -> None:
 
 
 def test_compressed_states_are_told_apart_once_there_were_any() -> None:
-    compressed = {**CACHE, "states_compressed": 3, "compressed_bytes": 3 << 20,
-                  "counts": {"compressed": 5, "restored": 2}}
+    compressed = {
+        **CACHE,
+        "states_compressed": 3,
+        "compressed_bytes": 3 << 20,
+        "counts": {"compressed": 5, "restored": 2},
+    }
     text = shown(reading(0.0, 2), cache=compressed)
     assert "7 states (3 of them compressed in 3.0 MiB; 2 requests began on one), 2 salts" in text
     none = shown(reading(0.0, 2), cache={**compressed, "counts": {"compressed": 0, "restored": 0}})
@@ -77,21 +87,30 @@ def test_a_bucket_that_was_away_and_what_waits_for_it_are_shown() -> None:
     quiet = dataclasses.replace(quiet, values={**quiet.values, **stored})
     assert "bucket" not in shown(quiet)
     away = dataclasses.replace(
-        quiet, values={**quiet.values, "store_uploads_waiting": 3.0, "store_unreachable_seconds_total": 34.0,
-                       "store_requests_waiting": 2.0},
-        by_label={**quiet.by_label, "store_uploads_total": {"uploaded": 9.0, "lost": 2.0}})
+        quiet,
+        values={
+            **quiet.values,
+            "store_uploads_waiting": 3.0,
+            "store_unreachable_seconds_total": 34.0,
+            "store_requests_waiting": 2.0,
+        },
+        by_label={**quiet.by_label, "store_uploads_total": {"uploaded": 9.0, "lost": 2.0}},
+    )
     text = shown(away)
     assert "to the bucket: 9 uploaded, 2 lost; 3 wait; unreachable for 34 s so far" in text
     assert "2 requests wait for it" in text
 
 
-@pytest.mark.parametrize(("saved_s", "said"), [
-    (2.04, "2.0 s saved"), (-0.14, "0.1 s slower than without drafts"), (-0.01, "no time saved yet")])
+@pytest.mark.parametrize(
+    ("saved_s", "said"),
+    [(2.04, "2.0 s saved"), (-0.14, "0.1 s slower than without drafts"), (-0.01, "no time saved yet")],
+)
 def test_drafts_that_cost_time_save_no_negative_seconds(saved_s: float, said: str) -> None:
     before = reading(0.0, 2)
     drafted = {"spec_decode_num_draft_tokens_total": {"tree": 4.0}}
-    now = dataclasses.replace(before, values={**before.values, "spec_decode_saved_seconds": saved_s},
-                              by_label={**before.by_label, **drafted})
+    now = dataclasses.replace(
+        before, values={**before.values, "spec_decode_saved_seconds": saved_s}, by_label={**before.by_label, **drafted}
+    )
     assert f"verify run, {said}" in shown(now)
 
 
@@ -128,8 +147,10 @@ def test_an_engine_that_died_for_good_is_dead_with_its_reason() -> None:
 
 
 def test_engines_that_are_all_down_are_shown_with_what_became_of_them() -> None:
-    rows = [{"replica": 0, "state": "waiting", "reason": "ended by SIGKILL"},
-            {"replica": 1, "state": "dead", "reason": " ".join(["a reason"] * 20)}]
+    rows = [
+        {"replica": 0, "state": "waiting", "reason": "ended by SIGKILL"},
+        {"replica": 1, "state": "dead", "reason": " ".join(["a reason"] * 20)},
+    ]
 
     class Server:
         def get(self, path: str, *, timeout_s: float) -> Any:

@@ -13,14 +13,18 @@ from weft.cli.main import main
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("WEFT_NONSENSE", "weft reads no environment variable WEFT_NONSENSE, so it is ignored"),
-    ("WEFT_MAX_MODEL_LENGTH", "WEFT_MAX_MODEL_LENGTH: did you mean WEFT_MAX_MODEL_LEN?"),
-    ("WEFT_CHECKPOINTS", "WEFT_CHECKPOINTS: did you mean WEFT_SNAPSHOTS?"),
-    ("WEFT_QUANTISE", "did you mean WEFT_QUANTIZE?"),
-])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("WEFT_NONSENSE", "weft reads no environment variable WEFT_NONSENSE, so it is ignored"),
+        ("WEFT_MAX_MODEL_LENGTH", "WEFT_MAX_MODEL_LENGTH: did you mean WEFT_MAX_MODEL_LEN?"),
+        ("WEFT_CHECKPOINTS", "WEFT_CHECKPOINTS: did you mean WEFT_SNAPSHOTS?"),
+        ("WEFT_QUANTISE", "did you mean WEFT_QUANTIZE?"),
+    ],
+)
 def test_an_unknown_variable_is_one_warning_line(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
     monkeypatch.setenv(name, "4")
     assert main(["plan"]) == 0
     [line] = capsys.readouterr().err.splitlines()
@@ -29,7 +33,8 @@ def test_an_unknown_variable_is_one_warning_line(
 
 
 def test_a_variable_of_another_command_is_no_warning(
-        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in known_variables():
         monkeypatch.setenv(name, "4")
     assert main(["plan"]) == 0

@@ -21,14 +21,23 @@ MARK = "TESTED_IN_WHOLE"
 
 
 def _weft(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "weft", *arguments], input=typed, capture_output=True,
-                          text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def _processes_marked(mark: str) -> list[int]:
     """Processes with ``mark`` in their environment, which children inherit."""
-    return [p.pid for p in psutil.process_iter(["environ"]) if MARK in (p.info["environ"] or {})
-            and p.info["environ"][MARK] == mark]
+    return [
+        p.pid
+        for p in psutil.process_iter(["environ"])
+        if MARK in (p.info["environ"] or {}) and p.info["environ"][MARK] == mark
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,8 @@ def _weft_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
 
 
 def test_a_prompt_may_be_piped_or_typed_and_only_the_answer_goes_to_stdout(
-        directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--model", str(directory), "--temperature", "0", "--memory", "32MiB")
     piped = _weft("generate", *flags, "--max-tokens", "8", typed="once upon")
     code, typed = _weft_here(capsys, "generate", "once upon", *flags, "--max-tokens", "16")
@@ -55,7 +65,8 @@ def test_a_prompt_may_be_piped_or_typed_and_only_the_answer_goes_to_stdout(
 
 
 def test_chat_and_eval_talk_to_a_server_and_leave_none_behind(
-        directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = EngineConfig(model=str(directory), memory="64MiB", max_model_len=1024)
     with own_server(config) as url:
         chat = _weft("chat", "--url", url, "--max-tokens", "8", typed="hello\n/reset\nhello again\n")

@@ -29,15 +29,19 @@ CITY = "Paris"
 WEATHER = {"temperature": 18, "sky": "clear"}
 REPORT = "clear"
 """A word of the answer that has read ``WEATHER``."""
-PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}},
-                              "required": ["city"]}
-TOOL: dict[str, Any] = {"type": "function", "function": {
-    "name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS}}
+PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": PARAMETERS},
+}
 FACT = "Ada is 36 years old."
 PERSON = {"name": "Ada", "age": 36}
 PERSON_SCHEMA: dict[str, Any] = {
-    "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"], "additionalProperties": False}
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
 ROWS_LEAST = 40
 """Of the picture that is sent."""
 APIS = ("chat", "responses", "anthropic")
@@ -82,8 +86,7 @@ def litellm_checks(url: str) -> Checks:
         assert json.loads(call.function.arguments) == {"city": CITY}, call
 
     def structured() -> None:
-        form = {"type": "json_schema",
-                "json_schema": {"name": "person", "strict": True, "schema": PERSON_SCHEMA}}
+        form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": PERSON_SCHEMA}}
         assert json.loads(ask(FACT, response_format=form).choices[0].message.content) == PERSON
 
     def responses() -> None:
@@ -91,18 +94,32 @@ def litellm_checks(url: str) -> Checks:
         has(answer.output[-1].content[0].text, ANSWER)
 
     def messages() -> None:
-        answer = litellm.completion(model="anthropic/default", api_base=url, api_key="none", temperature=0,
-                                    max_tokens=24, messages=[{"role": "user", "content": QUESTION}])
+        answer = litellm.completion(
+            model="anthropic/default",
+            api_base=url,
+            api_key="none",
+            temperature=0,
+            max_tokens=24,
+            messages=[{"role": "user", "content": QUESTION}],
+        )
         has(answer.choices[0].message.content, ANSWER)
 
     def text_completion() -> None:
-        answer = litellm.text_completion(model="text-completion-openai/default", api_base=f"{url}/v1",
-                                         api_key="none", prompt="Hello", max_tokens=4)
+        answer = litellm.text_completion(
+            model="text-completion-openai/default", api_base=f"{url}/v1", api_key="none", prompt="Hello", max_tokens=4
+        )
         assert answer.usage.completion_tokens == 4, answer
 
-    return {"completion": completion, "stream": stream, "tools": tools, "streamed tools": streamed_tools,
-            "structured output": structured, "responses": responses, "anthropic messages": messages,
-            "text_completion": text_completion}
+    return {
+        "completion": completion,
+        "stream": stream,
+        "tools": tools,
+        "streamed tools": streamed_tools,
+        "structured output": structured,
+        "responses": responses,
+        "anthropic messages": messages,
+        "text_completion": text_completion,
+    }
 
 
 def langchain_checks(url: str) -> Checks:
@@ -133,12 +150,14 @@ def langchain_checks(url: str) -> Checks:
             [call] = turns[-1].tool_calls
             turns.append(ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"]))
             has(text(bound.invoke(turns)), REPORT)
+
         return check
 
     def structured(model: Any, **more: Any) -> Check:
         def check() -> None:
             schema = {"title": "Person", "description": "A person.", **PERSON_SCHEMA}
             assert model.with_structured_output(schema, **more).invoke(FACT) == PERSON
+
         return check
 
     def batch() -> None:
@@ -149,10 +168,11 @@ def langchain_checks(url: str) -> Checks:
 
     checks: Checks = {"batch": batch, "completions": completions}
     for name, model in models.items():
-        checks |= {f"{name} invoke": invoke(model), f"{name} stream": stream(model),
-                   f"{name} tools": tools(model)}
-    return checks | {"chat structured output": structured(chat, method="json_schema"),
-                     "responses structured output": structured(over_responses, method="json_schema")}
+        checks |= {f"{name} invoke": invoke(model), f"{name} stream": stream(model), f"{name} tools": tools(model)}
+    return checks | {
+        "chat structured output": structured(chat, method="json_schema"),
+        "responses structured output": structured(over_responses, method="json_schema"),
+    }
 
 
 def llama_index_checks(url: str) -> Checks:
@@ -161,8 +181,13 @@ def llama_index_checks(url: str) -> Checks:
     from llama_index.llms.openai_like import OpenAILike
     from pydantic import BaseModel
 
-    shared: dict[str, Any] = {"model": "default", "api_base": f"{url}/v1", "api_key": "none",
-                              "context_window": 2048, "temperature": 0}
+    shared: dict[str, Any] = {
+        "model": "default",
+        "api_base": f"{url}/v1",
+        "api_key": "none",
+        "context_window": 2048,
+        "temperature": 0,
+    }
     model = OpenAILike(is_chat_model=True, is_function_calling_model=True, max_tokens=64, **shared)
     plain = OpenAILike(max_tokens=4, **shared)
     turns = [ChatMessage(role="user", content=QUESTION)]
@@ -194,8 +219,7 @@ def llama_index_checks(url: str) -> Checks:
 
         return PromptTemplate(text)
 
-    return {"chat": chat, "stream_chat": stream, "complete": complete, "tools": tools,
-            "structured_predict": structured}
+    return {"chat": chat, "stream_chat": stream, "complete": complete, "tools": tools, "structured_predict": structured}
 
 
 def pydantic_ai_checks(url: str) -> Checks:
@@ -208,9 +232,11 @@ def pydantic_ai_checks(url: str) -> Checks:
 
     provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
     claude = AnthropicProvider(base_url=url, api_key="none")
-    models: dict[str, Any] = {"chat": OpenAIChatModel("default", provider=provider),
-                              "responses": OpenAIResponsesModel("default", provider=provider),
-                              "anthropic": AnthropicModel("default", provider=claude)}
+    models: dict[str, Any] = {
+        "chat": OpenAIChatModel("default", provider=provider),
+        "responses": OpenAIResponsesModel("default", provider=provider),
+        "anthropic": AnthropicModel("default", provider=claude),
+    }
     settings: Any = {"temperature": 0, "max_tokens": 64}
 
     class Person(BaseModel):
@@ -224,6 +250,7 @@ def pydantic_ai_checks(url: str) -> Checks:
         def check() -> None:
             answer = Agent(model, model_settings=settings).run_stream_sync(QUESTION)
             has("".join(answer.stream_text(delta=True)), ANSWER)
+
         return check
 
     def agent(model: Any) -> Check:
@@ -231,19 +258,23 @@ def pydantic_ai_checks(url: str) -> Checks:
             answer = Agent(model, model_settings=settings, tools=[get_weather]).run_sync(UMBRELLA)
             has(answer.output, REPORT)
             assert answer.usage.requests == 2, answer.usage
+
         return check
 
     def structured(model: Any) -> Check:
         def check() -> None:
             answer = Agent(model, model_settings=settings, output_type=NativeOutput(Person)).run_sync(FACT)
             assert answer.output.model_dump() == PERSON, answer.output
+
         return check
 
     checks: Checks = {}
     for name, model in models.items():
         checks |= {f"{name} run": run(model), f"{name} stream": stream(model), f"{name} agent": agent(model)}
-    return checks | {"chat structured output": structured(models["chat"]),
-                     "responses structured output": structured(models["responses"])}
+    return checks | {
+        "chat structured output": structured(models["chat"]),
+        "responses structured output": structured(models["responses"]),
+    }
 
 
 def agents_checks(url: str) -> Checks:
@@ -252,8 +283,10 @@ def agents_checks(url: str) -> Checks:
 
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
     agents.set_tracing_disabled(True)
-    models = {"responses": agents.OpenAIResponsesModel("default", client),
-              "chat": agents.OpenAIChatCompletionsModel("default", client)}
+    models = {
+        "responses": agents.OpenAIResponsesModel("default", client),
+        "chat": agents.OpenAIChatCompletionsModel("default", client),
+    }
     settings = agents.ModelSettings(temperature=0, max_tokens=64)
     tool = agents.function_tool(get_weather)
 
@@ -261,19 +294,22 @@ def agents_checks(url: str) -> Checks:
         def check() -> None:
             agent = agents.Agent(name="weft", model=model, model_settings=settings)
             has(agents.Runner.run_sync(agent, QUESTION).final_output, ANSWER)
+
         return check
 
     def loop(model: Any) -> Check:
         def check() -> None:
             agent = agents.Agent(name="weft", model=model, model_settings=settings, tools=[tool])
             has(agents.Runner.run_sync(agent, UMBRELLA).final_output, REPORT)
+
         return check
 
     def stored() -> None:
         agent = agents.Agent(name="weft", model=models["responses"], model_settings=settings)
         first = agents.Runner.run_sync(agent, "Remember this list.\nOshan: 7750")
-        second = agents.Runner.run_sync(agent, "What is the number of Oshan?",
-                                        previous_response_id=first.last_response_id)
+        second = agents.Runner.run_sync(
+            agent, "What is the number of Oshan?", previous_response_id=first.last_response_id
+        )
         has(second.final_output, ANSWER)
 
     checks: Checks = {"previous_response_id": stored}
@@ -284,14 +320,20 @@ def agents_checks(url: str) -> Checks:
 
 def lm_eval_checks(url: str) -> Checks:
     def generate() -> None:
-        scores = evaluate(url, "output_type: generate_until\ndoc_to_target: '{{answer}}'\n"
-                               "generation_kwargs: {until: ['\\n\\n'], max_gen_toks: 8, temperature: 0}\n"
-                               "metric_list: [{metric: exact_match}]\n")
+        scores = evaluate(
+            url,
+            "output_type: generate_until\ndoc_to_target: '{{answer}}'\n"
+            "generation_kwargs: {until: ['\\n\\n'], max_gen_toks: 8, temperature: 0}\n"
+            "metric_list: [{metric: exact_match}]\n",
+        )
         assert 0.0 <= scores["exact_match,none"] <= 1.0, scores
 
     def loglikelihood() -> None:
-        scores = evaluate(url, "output_type: multiple_choice\ndoc_to_choice: ['{{answer}}', '{{wrong}}']\n"
-                               "doc_to_target: 0\nmetric_list: [{metric: acc}]\n")
+        scores = evaluate(
+            url,
+            "output_type: multiple_choice\ndoc_to_choice: ['{{answer}}', '{{wrong}}']\n"
+            "doc_to_target: 0\nmetric_list: [{metric: acc}]\n",
+        )
         assert scores["acc,none"] == 1.0, scores
 
     return {"generate_until": generate, "loglikelihood": loglikelihood}
@@ -302,20 +344,39 @@ def evaluate(url: str, task: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         turn = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\nOshan:"
-        rows = [{"question": turn, "answer": f" {ANSWER}", "wrong": f" {wrong}"}
-                for wrong in (1234, 9999, 6060)]
+        rows = [{"question": turn, "answer": f" {ANSWER}", "wrong": f" {wrong}"} for wrong in (1234, 9999, 6060)]
         (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / "task.yaml").write_text(
             "task: weft_task\ndataset_path: json\ntest_split: test\n"
             f"dataset_kwargs: {{data_files: {{test: {folder}/rows.jsonl}}}}\n"
-            f"doc_to_text: '{{{{question}}}}'\n{task}")
-        arguments = (f"model=default,base_url={url}/v1/completions,tokenizer_backend=huggingface,"
-                     f"tokenizer={MODEL},tokenized_requests=False,num_concurrent=2,max_length=2048")
-        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args",
-                   arguments, "--tasks", "weft_task", "--include_path", str(folder),
-                   "--output_path", str(folder / "out")]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
-                       "OPENAI_API_KEY": "none", "HF_HOME": str(folder / "home")}
+            f"doc_to_text: '{{{{question}}}}'\n{task}"
+        )
+        arguments = (
+            f"model=default,base_url={url}/v1/completions,tokenizer_backend=huggingface,"
+            f"tokenizer={MODEL},tokenized_requests=False,num_concurrent=2,max_length=2048"
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "lm_eval",
+            "--model",
+            "local-completions",
+            "--model_args",
+            arguments,
+            "--tasks",
+            "weft_task",
+            "--include_path",
+            str(folder),
+            "--output_path",
+            str(folder / "out"),
+        ]
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "OPENAI_API_KEY": "none",
+            "HF_HOME": str(folder / "home"),
+        }
         run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
         assert run.returncode == 0, run.stderr[-3000:]
         [results] = (folder / "out").rglob("results*.json")
@@ -342,31 +403,47 @@ def ollama_checks(url: str) -> Checks:
         has(client.generate("default", QUESTION, options={"temperature": 0}).response, ANSWER)
 
     def tools() -> None:
-        answer = client.chat(model="default", tools=[get_weather],
-                             messages=[{"role": "user", "content": UMBRELLA}])
+        answer = client.chat(model="default", tools=[get_weather], messages=[{"role": "user", "content": UMBRELLA}])
         [call] = answer.message.tool_calls or ()
         assert call.function.arguments == {"city": CITY}, call
 
     def formats() -> None:
-        answer = client.chat(model="default", format=PERSON_SCHEMA, options={"temperature": 0},
-                             messages=[{"role": "user", "content": f"{FACT} Write it as JSON."}])
+        answer = client.chat(
+            model="default",
+            format=PERSON_SCHEMA,
+            options={"temperature": 0},
+            messages=[{"role": "user", "content": f"{FACT} Write it as JSON."}],
+        )
         assert set(json.loads(answer.message.content or "")) == set(PERSON), answer
 
     def created_names() -> None:
         served = str(client.list().models[0].model)
         first, name = "Remember this list.\nOshan: 7750", "clients/keeper"
-        client.create(model=name, from_=served, parameters={"temperature": 0}, messages=[
-            {"role": "user", "content": first}, {"role": "assistant", "content": "OK."}])
+        client.create(
+            model=name,
+            from_=served,
+            parameters={"temperature": 0},
+            messages=[{"role": "user", "content": first}, {"role": "assistant", "content": "OK."}],
+        )
         client.copy(name, "clients/second")
         client.delete(name)
-        has(client.chat("clients/second", [{"role": "user", "content": "What is the number of Oshan?"}]
-                        ).message.content, ANSWER)
+        has(
+            client.chat(
+                "clients/second", [{"role": "user", "content": "What is the number of Oshan?"}]
+            ).message.content,
+            ANSWER,
+        )
         assert client.show("clients/second").details.parent_model == served  # type: ignore[union-attr]
         client.delete("clients/second")
         assert [one.model for one in client.list().models] == [served]
 
-    return {"chat": chat, "generate": generate, "tools": tools, "format": formats,
-            "create, copy, show, delete": created_names}
+    return {
+        "chat": chat,
+        "generate": generate,
+        "tools": tools,
+        "format": formats,
+        "create, copy, show, delete": created_names,
+    }
 
 
 def picture_checks(url: str) -> Checks:
@@ -387,32 +464,58 @@ def picture_checks(url: str) -> Checks:
     client = openai.OpenAI(base_url=f"{seeing}/v1", api_key="none")
 
     def chat() -> None:
-        answer = client.chat.completions.create(model="default", max_tokens=2, messages=[
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}},
-                                         {"type": "text", "text": "look"}]}])
+        answer = client.chat.completions.create(
+            model="default",
+            max_tokens=2,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": address}}, {"type": "text", "text": "look"}],
+                }
+            ],
+        )
         assert answer.usage is not None
         assert answer.usage.prompt_tokens > ROWS_LEAST, answer.usage
 
     def responses() -> None:
-        answer = client.responses.create(model="default", max_output_tokens=2, input=[
-            {"role": "user", "content": [{"type": "input_image", "image_url": address, "detail": "auto"}]}])
+        answer = client.responses.create(
+            model="default",
+            max_output_tokens=2,
+            input=[{"role": "user", "content": [{"type": "input_image", "image_url": address, "detail": "auto"}]}],
+        )
         assert answer.usage is not None
         assert answer.usage.input_tokens > ROWS_LEAST, answer.usage
 
     def messages() -> None:
         answer = anthropic.Anthropic(base_url=seeing, api_key="none").messages.create(
-            model="default", max_tokens=2, messages=[{"role": "user", "content": [
-                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}]}])
+            model="default",
+            max_tokens=2,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+                    ],
+                }
+            ],
+        )
         used = answer.usage
         assert used.input_tokens + (used.cache_read_input_tokens or 0) > ROWS_LEAST, used
 
     def of_ollama() -> None:
-        answer = ollama.Client(host=seeing).chat(model="default", options={"num_predict": 2}, messages=[
-            {"role": "user", "content": "look", "images": [out.getvalue()]}])
+        answer = ollama.Client(host=seeing).chat(
+            model="default",
+            options={"num_predict": 2},
+            messages=[{"role": "user", "content": "look", "images": [out.getvalue()]}],
+        )
         assert (answer.prompt_eval_count or 0) > ROWS_LEAST, answer
 
-    return {"chat picture": chat, "responses picture": responses, "anthropic picture": messages,
-            "ollama picture": of_ollama}
+    return {
+        "chat picture": chat,
+        "responses picture": responses,
+        "anthropic picture": messages,
+        "ollama picture": of_ollama,
+    }
 
 
 CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[str], Checks]]] = {
@@ -423,7 +526,8 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[str], Checks]]] = {
     "openai-agents": (("openai-agents",), agents_checks),
     "ollama": (("ollama",), ollama_checks),
     "lm-eval": (("lm-eval[api]", "transformers"), lm_eval_checks),
-    "pictures": (("openai", "anthropic", "ollama", "pillow"), picture_checks)}
+    "pictures": (("openai", "anthropic", "ollama", "pillow"), picture_checks),
+}
 """Name -> (packages, checks)."""
 
 
@@ -440,8 +544,9 @@ def check(name: str, url: str) -> int:
         except Exception as error:
             traceback.print_exc()
             fails.append(f"{shown} ({type(error).__name__})")
-    versions = ", ".join(f"{package.partition('[')[0]} "
-                         f"{importlib.metadata.version(package.partition('[')[0])}" for package in packages)
+    versions = ", ".join(
+        f"{package.partition('[')[0]} {importlib.metadata.version(package.partition('[')[0])}" for package in packages
+    )
     for api, (works, fails) in rows.items():
         cells = [name, versions, api or "other", ", ".join(works), ", ".join(fails) or "nothing"]
         print("|", " | ".join(cells), "|", flush=True)

@@ -29,14 +29,21 @@ from tests.server.test_messages import CALL
 from tests.server.test_tools import TEMPLATES, stop_at_end
 
 SESSION = json.loads(Path(__file__).with_name("open_webui.json").read_text("utf-8"))
-HEADERS = {"Authorization": "Bearer a-key", "X-OpenWebUI-User-Name": "Ada", "X-OpenWebUI-User-Id": "1",
-           "X-OpenWebUI-User-Role": "admin"}
+HEADERS = {
+    "Authorization": "Bearer a-key",
+    "X-OpenWebUI-User-Name": "Ada",
+    "X-OpenWebUI-User-Id": "1",
+    "X-OpenWebUI-User-Role": "admin",
+}
 KINDS: dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: isinstance(value, str), "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: type(value) is int, "number": lambda value: type(value) in (int, float),
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
     "object": lambda value: isinstance(value, dict),
     "version": lambda value: bool(re.fullmatch(r"\d+(\.\d+)+", value)),
-    "time": lambda value: datetime.datetime.fromisoformat(value).tzinfo is not None}
+    "time": lambda value: datetime.datetime.fromisoformat(value).tzinfo is not None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +51,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = stop_at_end((TEMPLATES / "hermes_think.jinja").read_text())
     template = template.replace("{{- '<think>\\n\\n</think>\\n\\n' }}", "")  # the script would repeat it
     directory = write_model_directory(tmp_path_factory.mktemp("hermes"), template=template)
-    with running_server("build", engine={"model": str(directory)}, server={
-            "api_key": ["a-key"], "name_store": str(directory / "names.json")}) as running:
+    with running_server(
+        "build",
+        engine={"model": str(directory)},
+        server={"api_key": ["a-key"], "name_store": str(directory / "names.json")},
+    ) as running:
         yield running
 
 
@@ -87,8 +97,15 @@ def objects_of(answer: httpx.Response, request: dict[str, Any]) -> list[Any]:
 
 
 def said_in(objects: list[Any]) -> str:
-    places = ("message.content", "response", "choices[].delta.content", "choices[].message.content",
-              "choices[].text", "content[].text", "output[].content[].text")
+    places = (
+        "message.content",
+        "response",
+        "choices[].delta.content",
+        "choices[].message.content",
+        "choices[].text",
+        "content[].text",
+        "output[].content[].text",
+    )
     return "".join(str(text) for one in objects for place in places for text in values_at(one, place))
 
 
@@ -103,8 +120,7 @@ def faults_of(answer: httpx.Response, request: dict[str, Any]) -> list[str]:
     faults = missing(objects[0], request.get("reads", []))
     faults += [fault for one in objects for fault in missing(one, request.get("lines", []))]
     faults += [fault for one in objects for fault in missing(one, request.get("events", []))]
-    faults += [f"{read} in no part" for read in request.get("any", [])
-               if all(missing(one, [read]) for one in objects)]
+    faults += [f"{read} in no part" for read in request.get("any", []) if all(missing(one, [read]) for one in objects)]
     faults += missing(objects[-1], request.get("last", []))
     if "says" in request and said_in(objects) != request["says"]:
         faults.append(f"it says {said_in(objects)!r}")
@@ -116,14 +132,18 @@ def sent(server: RunningServer, request: dict[str, Any]) -> httpx.Response:
     body = body.replace('"CALL"', json.dumps(f"say:{CALL}"))
     content = {"content": body, "headers": {**HEADERS, "Content-Type": "application/json"}}
     with httpx.Client(timeout=60) as client:
-        return client.request(request["method"], server.url + request["path"],
-                              **(content if "body" in request else {"headers": HEADERS}))
+        return client.request(
+            request["method"], server.url + request["path"], **(content if "body" in request else {"headers": HEADERS})
+        )
 
 
 def test_a_session_of_open_webui_is_answered_with_all_that_it_reads(server: RunningServer) -> None:
     assert SESSION["version"] == "0.12.4"
-    faults = {request["what"]: found for request in SESSION["requests"]
-              if (found := faults_of(sent(server, request), request))}
+    faults = {
+        request["what"]: found
+        for request in SESSION["requests"]
+        if (found := faults_of(sent(server, request), request))
+    }
     assert faults == {}
 
 

@@ -27,8 +27,7 @@ TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 
 def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     """Of an object that has no others."""
-    return {"type": "object", "properties": properties, "required": list(required),
-            "additionalProperties": False}
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
 def several(items: dict[str, Any]) -> dict[str, Any]:
@@ -41,29 +40,56 @@ PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
 QUANTITY = {"type": "string", "pattern": r"^\d+(\.\d+)?(m|Mi|Gi)?$"}
 QUANTITIES = {"type": "object", "additionalProperties": QUANTITY}
 CONTAINER = fields(
-    ("name", "image"), name=TEXT, image=TEXT, env=several(fields(("name", "value"), name=TEXT, value=TEXT)),
-    ports=several(fields(("containerPort",), name=TEXT,
-                                                                   containerPort=PORT)),
-    readinessProbe=fields(httpGet=fields(("path", "port"), path=TEXT, port=PORT), periodSeconds=COUNT,
-                          failureThreshold=COUNT),
-    resources=fields(requests=QUANTITIES, limits=QUANTITIES))
-TEMPLATE = fields(("spec",), metadata=fields(labels=TEXTS),
-                  spec=fields(("containers",), containers=several(CONTAINER)))
+    ("name", "image"),
+    name=TEXT,
+    image=TEXT,
+    env=several(fields(("name", "value"), name=TEXT, value=TEXT)),
+    ports=several(fields(("containerPort",), name=TEXT, containerPort=PORT)),
+    readinessProbe=fields(
+        httpGet=fields(("path", "port"), path=TEXT, port=PORT), periodSeconds=COUNT, failureThreshold=COUNT
+    ),
+    resources=fields(requests=QUANTITIES, limits=QUANTITIES),
+)
+TEMPLATE = fields(("spec",), metadata=fields(labels=TEXTS), spec=fields(("containers",), containers=several(CONTAINER)))
 HEAD = fields(("rayStartParams", "template"), rayStartParams=TEXTS, template=TEMPLATE)
-WORKERS = fields(("groupName", "rayStartParams", "template"), groupName=TEXT, replicas=COUNT,
-                 minReplicas=COUNT, maxReplicas=COUNT, rayStartParams=TEXTS, template=TEMPLATE)
+WORKERS = fields(
+    ("groupName", "rayStartParams", "template"),
+    groupName=TEXT,
+    replicas=COUNT,
+    minReplicas=COUNT,
+    maxReplicas=COUNT,
+    rayStartParams=TEXTS,
+    template=TEMPLATE,
+)
 RAY_JOB = fields(
-    ("apiVersion", "kind", "metadata", "spec"), apiVersion={"const": "ray.io/v1"}, kind={"const": "RayJob"},
-    metadata=fields(("name",), name=TEXT), spec=fields(
-        ("entrypoint", "rayClusterSpec"), entrypoint=TEXT, shutdownAfterJobFinishes={"type": "boolean"},
-        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]}, backoffLimit=COUNT,
-        rayClusterSpec=fields(("headGroupSpec",), rayVersion=TEXT,
-                              enableInTreeAutoscaling={"type": "boolean"}, headGroupSpec=HEAD,
-                              workerGroupSpecs=several(WORKERS))))
-SERVICE = fields(("apiVersion", "kind", "metadata", "spec"), apiVersion={"const": "v1"},
-                 kind={"const": "Service"}, metadata=fields(("name",), name=TEXT),
-                 spec=fields(("selector", "ports"), selector=TEXTS, ports=several(
-                     fields(("port",), name=TEXT, port=PORT, targetPort=PORT))))
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "ray.io/v1"},
+    kind={"const": "RayJob"},
+    metadata=fields(("name",), name=TEXT),
+    spec=fields(
+        ("entrypoint", "rayClusterSpec"),
+        entrypoint=TEXT,
+        shutdownAfterJobFinishes={"type": "boolean"},
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]},
+        backoffLimit=COUNT,
+        rayClusterSpec=fields(
+            ("headGroupSpec",),
+            rayVersion=TEXT,
+            enableInTreeAutoscaling={"type": "boolean"},
+            headGroupSpec=HEAD,
+            workerGroupSpecs=several(WORKERS),
+        ),
+    ),
+)
+SERVICE = fields(
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "v1"},
+    kind={"const": "Service"},
+    metadata=fields(("name",), name=TEXT),
+    spec=fields(
+        ("selector", "ports"), selector=TEXTS, ports=several(fields(("port",), name=TEXT, port=PORT, targetPort=PORT))
+    ),
+)
 
 
 def manifests() -> list[dict[str, Any]]:
@@ -86,8 +112,9 @@ def test_the_manifests_have_fields_of_the_api_references() -> None:
         assert list(jsonschema.Draft202012Validator(schema).iter_errors(manifest)) == []
 
 
-@pytest.mark.parametrize(("old", "new"), [('"maxReplicas"', '"maximumReplicas"'), ('"8Gi"', '"8 GB"'),
-                                          ("K8sJobMode", "KubernetesMode")])
+@pytest.mark.parametrize(
+    ("old", "new"), [('"maxReplicas"', '"maximumReplicas"'), ('"8Gi"', '"8 GB"'), ("K8sJobMode", "KubernetesMode")]
+)
 def test_a_wrong_manifest_is_noticed(old: str, new: str) -> None:
     text = json.dumps(manifests()[0])
     assert old in text
@@ -113,8 +140,14 @@ def test_the_job_serves_where_the_service_leads(monkeypatch: pytest.MonkeyPatch)
 def test_the_unit_of_a_joining_machine_is_that_of_a_server_with_another_command() -> None:
     def rest(name: str) -> list[str]:
         lines = (DEPLOY / name).read_text().splitlines()
-        return [line for line in lines if "=" in line and not line.startswith(
-            ("#", "ExecStart", "LoadCredential", "Description", "EnvironmentFile", "After", "Wants"))]
+        return [
+            line
+            for line in lines
+            if "=" in line
+            and not line.startswith(
+                ("#", "ExecStart", "LoadCredential", "Description", "EnvironmentFile", "After", "Wants")
+            )
+        ]
 
     assert rest("weft-join.service") == rest("weft.service")
     line = re.search(r"ExecStart=/usr/bin/env (.*)", (DEPLOY / "weft-join.service").read_text())
@@ -133,10 +166,21 @@ def test_systemd_accepts_the_unit_where_there_is_one() -> None:
 
 def test_the_dockerfile_copies_what_there_is_and_starts_weft() -> None:
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
-    instructions = [line.split(None, 1) for line in text.splitlines() if line.strip()
-                    and not line.lstrip().startswith("#")]
-    assert {word for word, _ in instructions} <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "USER",
-                                                  "EXPOSE", "ENTRYPOINT", "CMD"}
+    instructions = [
+        line.split(None, 1) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
+    ]
+    assert {word for word, _ in instructions} <= {
+        "FROM",
+        "RUN",
+        "WORKDIR",
+        "COPY",
+        "ARG",
+        "ENV",
+        "USER",
+        "EXPOSE",
+        "ENTRYPOINT",
+        "CMD",
+    }
     stages = [rest.split()[2] for word, rest in instructions if word == "FROM" and " AS " in rest]
     assert stages == ["wheel", "base", "cpu", "cuda"]
     for word, rest in instructions:
@@ -156,9 +200,14 @@ def test_the_dockerfile_copies_what_there_is_and_starts_weft() -> None:
 # ---------------------------------------------------------------------- what an operator sees
 
 RULES = DEPLOY / "prometheus-rules.yaml"
-ALERT = fields(("alert", "expr", "labels", "annotations"), alert={"type": "string", "pattern": "^Weft[A-Z]"},
-               expr=TEXT, labels=fields(("severity",), severity={"enum": ["page", "ticket"]}),
-               annotations=fields(("summary",), summary=TEXT), **{"for": {"type": "string"}})
+ALERT = fields(
+    ("alert", "expr", "labels", "annotations"),
+    alert={"type": "string", "pattern": "^Weft[A-Z]"},
+    expr=TEXT,
+    labels=fields(("severity",), severity={"enum": ["page", "ticket"]}),
+    annotations=fields(("summary",), summary=TEXT),
+    **{"for": {"type": "string"}},
+)
 GROUPS = fields(("groups",), groups=several(fields(("name", "rules"), name=TEXT, rules=several(ALERT))))
 
 
@@ -169,21 +218,42 @@ def alerts() -> list[dict[str, str]]:
 
 
 SOURCE = fields(("type", "uid"), type={"const": "prometheus"}, uid={"const": "${datasource}"})
-TARGET = fields(("expr", "legendFormat", "refId"), expr=TEXT, legendFormat=TEXT,
-                refId={"type": "string", "pattern": "^[A-Z]$"})
+TARGET = fields(
+    ("expr", "legendFormat", "refId"), expr=TEXT, legendFormat=TEXT, refId={"type": "string", "pattern": "^[A-Z]$"}
+)
 ABOVE_ZERO = {"type": "integer", "minimum": 1}
 PANEL = fields(
-    ("id", "type", "title", "datasource", "fieldConfig", "gridPos", "targets"), id=ABOVE_ZERO,
-    type={"const": "timeseries"}, title=TEXT, datasource=SOURCE, targets=several(TARGET),
-    fieldConfig=fields(("defaults",), overrides={"type": "array"}, defaults=fields(
-        ("unit",), unit={"enum": ["short", "s", "bytes", "Bps", "percentunit"]})),
-    gridPos=fields(("h", "w", "x", "y"), h=ABOVE_ZERO, w=ABOVE_ZERO, x=COUNT, y=COUNT))
-VARIABLE = fields(("name", "type", "query"), name={"const": "datasource"}, type={"const": "datasource"},
-                  query={"const": "prometheus"}, label=TEXT)
+    ("id", "type", "title", "datasource", "fieldConfig", "gridPos", "targets"),
+    id=ABOVE_ZERO,
+    type={"const": "timeseries"},
+    title=TEXT,
+    datasource=SOURCE,
+    targets=several(TARGET),
+    fieldConfig=fields(
+        ("defaults",),
+        overrides={"type": "array"},
+        defaults=fields(("unit",), unit={"enum": ["short", "s", "bytes", "Bps", "percentunit"]}),
+    ),
+    gridPos=fields(("h", "w", "x", "y"), h=ABOVE_ZERO, w=ABOVE_ZERO, x=COUNT, y=COUNT),
+)
+VARIABLE = fields(
+    ("name", "type", "query"),
+    name={"const": "datasource"},
+    type={"const": "datasource"},
+    query={"const": "prometheus"},
+    label=TEXT,
+)
 DASHBOARD = fields(
-    ("title", "uid", "schemaVersion", "panels", "templating", "time"), title=TEXT, uid=TEXT, timezone=TEXT,
-    schemaVersion={"type": "integer", "minimum": 36}, refresh=TEXT, time=TEXTS, panels=several(PANEL),
-    templating=fields(("list",), list=several(VARIABLE)))
+    ("title", "uid", "schemaVersion", "panels", "templating", "time"),
+    title=TEXT,
+    uid=TEXT,
+    timezone=TEXT,
+    schemaVersion={"type": "integer", "minimum": 36},
+    refresh=TEXT,
+    time=TEXTS,
+    panels=several(PANEL),
+    templating=fields(("list",), list=several(VARIABLE)),
+)
 GRID_COLUMNS = 24
 
 
@@ -193,8 +263,11 @@ def dashboard_complaints(dashboard: dict[str, Any]) -> list[str]:
     taken: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
         place, refs = panel["gridPos"], [target["refId"] for target in panel["targets"]]
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
-                 for y in range(place["y"], place["y"] + place["h"])}
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
         if place["x"] + place["w"] > GRID_COLUMNS or cells & taken:
             complaints.append(f"{panel['title']}: it lies over another panel, or beyond the grid")
         taken |= cells
@@ -230,8 +303,7 @@ def test_every_alert_and_every_panel_is_a_query_of_prometheus() -> None:
         promql_parser.parse(query.replace("$__rate_interval", "5m"))
 
 
-@pytest.mark.parametrize(("old", "new"), [("[30m]", ""), ("[30m]", "[30 minutes]"), ("))", ")"),
-                                          ("> 2", ">")])
+@pytest.mark.parametrize(("old", "new"), [("[30m]", ""), ("[30m]", "[30 minutes]"), ("))", ")"), ("> 2", ">")])
 def test_a_query_that_prometheus_would_refuse_is_noticed(old: str, new: str) -> None:
     [query] = [alert["expr"] for alert in alerts() if alert["alert"] == "WeftEngineRestarts"]
     assert old in query
@@ -244,7 +316,9 @@ def test_every_alert_and_every_panel_asks_for_metrics_that_there_are() -> None:
     queries = [alert["expr"] for alert in alerts()]
     assert unknown_names(queries) == unknown_names(panels) == set()
     assert unknown_names(["sum(weft:no_such_total)", "weft:time_to_first_token_seconds"]) == {
-        "no_such_total", "time_to_first_token_seconds"}
+        "no_such_total",
+        "time_to_first_token_seconds",
+    }
     assert len(alerts()) > 10 < len(panels)
 
 
@@ -267,17 +341,31 @@ def changed_dashboard(keys: tuple[Any, ...], value: object) -> Any:
     return shown
 
 
-@pytest.mark.parametrize(("keys", "value"), [
-    (("gridPos", "x"), 8), (("gridPos", "w"), 25), (("targets", 1, "refId"), "A"),
-    (("targets", 0, "expr"), "sum(weft:generation_tokens_total)"),
-    (("targets", 0, "expr"), "rate(weft:num_requests_running[5m])")])
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("gridPos", "x"), 8),
+        (("gridPos", "w"), 25),
+        (("targets", 1, "refId"), "A"),
+        (("targets", 0, "expr"), "sum(weft:generation_tokens_total)"),
+        (("targets", 0, "expr"), "rate(weft:num_requests_running[5m])"),
+    ],
+)
 def test_a_dashboard_that_would_be_drawn_wrong_is_noticed(keys: tuple[Any, ...], value: object) -> None:
     assert len(dashboard_complaints(changed_dashboard(keys, value))) >= 1
 
 
-@pytest.mark.parametrize(("keys", "value"), [
-    (("type",), "graph"), (("fieldConfig", "defaults", "unit"), "seconds"), (("datasource", "uid"), "prom"),
-    (("targets", 0, "legendFormat"), ""), (("targets",), []), (("tittle",), "x")])
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("type",), "graph"),
+        (("fieldConfig", "defaults", "unit"), "seconds"),
+        (("datasource", "uid"), "prom"),
+        (("targets", 0, "legendFormat"), ""),
+        (("targets",), []),
+        (("tittle",), "x"),
+    ],
+)
 def test_a_dashboard_of_another_schema_is_noticed(keys: tuple[Any, ...], value: object) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(changed_dashboard(keys, value), DASHBOARD)
@@ -293,6 +381,5 @@ def test_alerts_pass_the_linter_of_prometheus_where_there_is_one() -> None:
     promtool = shutil.which("promtool") or os.environ.get("PROMTOOL")
     assert alerts()
     if promtool is not None:
-        done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run([promtool, "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -19,8 +19,7 @@ from pathlib import Path
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _OUTPUT = re.compile(r"\n\n?```(text|json)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RUNNABLE = ("bash", "sh", "python", "toml")
-_COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:weft|python3?|curl|make|pip|schemathesis) [\w.-]",
-                      re.MULTILINE)
+_COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:weft|python3?|curl|make|pip|schemathesis) [\w.-]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,9 @@ def blocks_of(page: str, text: str) -> list[Block]:
 
 
 def blocks_of_pages(pages: list[Path], root: Path) -> list[Block]:
-    return [block for page in pages
-            for block in blocks_of(str(page.relative_to(root)), page.read_text(encoding="utf-8"))]
+    return [
+        block for page in pages for block in blocks_of(str(page.relative_to(root)), page.read_text(encoding="utf-8"))
+    ]
 
 
 def complaint(block: Block) -> str:

@@ -65,7 +65,7 @@ def shell_lines(block: Block) -> Iterator[ShellLine]:
         if here := _HERE.search(text):
             while (line := lines.pop(0)[1]) != here.group(1):
                 stdin += line + "\n"
-            words = words[:words.index("<<")] + words[words.index("<<") + 2:]
+            words = words[: words.index("<<")] + words[words.index("<<") + 2 :]
         file = words[words.index(">") + 1] if ">" in words else ""
         yield ShellLine(text, tuple(_commands(block.page, number, words)), stdin, file)
 
@@ -103,5 +103,8 @@ def commands_of(page: str, text: str) -> Iterator[CommandLine]:
 
 def commands_of_pages(pages: list[Path], root: Path) -> list[CommandLine]:
     """The command lines of ``pages``, in their order."""
-    return [command for page in pages
-            for command in commands_of(str(page.relative_to(root)), page.read_text(encoding="utf-8"))]
+    return [
+        command
+        for page in pages
+        for command in commands_of(str(page.relative_to(root)), page.read_text(encoding="utf-8"))
+    ]

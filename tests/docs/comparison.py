@@ -46,8 +46,13 @@ def _pattern(shown: str) -> re.Pattern[str]:
         if line.strip() == "...":
             lines.append(r"(?:.*\n)*?")
         else:
-            lines.append(".*".join(re.escape(part.strip()) if part.strip() == "" else re.escape(part)
-                                   for part in settled(line).split("...")) + r"\n")
+            lines.append(
+                ".*".join(
+                    re.escape(part.strip()) if part.strip() == "" else re.escape(part)
+                    for part in settled(line).split("...")
+                )
+                + r"\n"
+            )
     return re.compile("".join(lines))
 
 

@@ -103,5 +103,4 @@ NOT_RUN: dict[tuple[str, str], str] = {
 
 def reason(page: str, text: str) -> str | None:
     """Why ``text``, a line or the first line of a program, is not run; None if it is."""
-    return next((why for (where, begin), why in NOT_RUN.items()
-                 if page == where and text.startswith(begin)), None)
+    return next((why for (where, begin), why in NOT_RUN.items() if page == where and text.startswith(begin)), None)

@@ -61,13 +61,19 @@ class _without_files:
 def module_complaint(words: tuple[str, ...]) -> str | None:
     """Why `python -m WORDS` would be refused; None if it would not, as far as its source tells."""
     module = words[0].replace(".", "/")
-    places = [ROOT / f"{module}.py", ROOT / module / "__main__.py", ROOT / "src" / f"{module}.py",
-              ROOT / "src" / module / "__main__.py"]
+    places = [
+        ROOT / f"{module}.py",
+        ROOT / module / "__main__.py",
+        ROOT / "src" / f"{module}.py",
+        ROOT / "src" / module / "__main__.py",
+    ]
     place = next((path for path in places if path.exists()), None)
     if place is None:
         return f"there is no module {words[0]}"
-    source = "".join(path.read_text(encoding="utf-8") for path in
-                     (place.parent.glob("*.py") if place.name == "__main__.py" else [place]))
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (place.parent.glob("*.py") if place.name == "__main__.py" else [place])
+    )
     flags = [word.partition("=")[0] for word in words[1:] if word.startswith("--")]
     unknown = [flag for flag in flags if f'"{flag}"' not in source]
     return f"{place.relative_to(ROOT)} knows no {unknown[0]}" if unknown else None
@@ -104,16 +110,25 @@ def complaint_of(command: CommandLine) -> str | None:
 
 
 def test_no_page_writes_a_key_of_the_config_file_as_a_flag() -> None:
-    keys = {f.name.replace("_", "-") for config in (EngineConfig, ServerConfig) for f in fields(config)
-            if "table" in f.metadata}
+    keys = {
+        f.name.replace("_", "-")
+        for config in (EngineConfig, ServerConfig)
+        for f in fields(config)
+        if "table" in f.metadata
+    }
     context = click.Context(cli)
     verbs = [cli.get_command(context, verb) for verb in VERBS]
-    keys -= {name.lstrip("-") for verb in verbs if verb is not None for option in verb.params
-             if not isinstance(option, TableSetting) for name in option.opts}  # such as `simulate --router`
+    keys -= {
+        name.lstrip("-")
+        for verb in verbs
+        if verb is not None
+        for option in verb.params
+        if not isinstance(option, TableSetting)
+        for name in option.opts
+    }  # such as `simulate --router`
     assert "ray-cpus" in keys
     flag = re.compile(rf"--(?:no-)?(?:{'|'.join(sorted(keys))})(?![a-z-])")
-    assert [(str(page), found) for page in PAGES
-            for found in flag.findall(page.read_text(encoding="utf-8"))] == []
+    assert [(str(page), found) for page in PAGES for found in flag.findall(page.read_text(encoding="utf-8"))] == []
 
 
 def test_the_pages_have_command_lines() -> None:
@@ -127,11 +142,19 @@ def test_a_command_line_of_a_page_is_accepted(command: CommandLine) -> None:
     assert complaint_of(command) is None, str(command)
 
 
-@pytest.mark.parametrize("line", [
-    "weft serve --no-such-flag", "weft nonsense", "weft plan --memory", "python -m benchmarks.nowhere",
-    "python -m benchmarks.prefix --no-such-flag", "make nowhere", "weft bench nonsense",
-    "A=1 weft serve --port many",
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "weft serve --no-such-flag",
+        "weft nonsense",
+        "weft plan --memory",
+        "python -m benchmarks.nowhere",
+        "python -m benchmarks.prefix --no-such-flag",
+        "make nowhere",
+        "weft bench nonsense",
+        "A=1 weft serve --port many",
+    ],
+)
 def test_a_line_that_would_be_refused_is_noticed(line: str) -> None:
     [command] = commands_of("page.md", f"```bash\n{line}\n```\n")
     assert complaint_of(command) is not None
@@ -140,5 +163,7 @@ def test_a_line_that_would_be_refused_is_noticed(line: str) -> None:
 def test_lines_are_joined_and_cut_as_a_shell_does() -> None:
     text = "```bash\nX=1 weft plan A \\\n  --tp 2   # why\necho a | weft generate > out.txt\n```\n"
     assert [(one.line, one.words, one.variables) for one in commands_of("page.md", text)] == [
-        (2, ("weft", "plan", "A", "--tp", "2"), ("X=1",)), (4, ("echo", "a"), ()),
-        (4, ("weft", "generate"), ())]
+        (2, ("weft", "plan", "A", "--tp", "2"), ("X=1",)),
+        (4, ("echo", "a"), ()),
+        (4, ("weft", "generate"), ()),
+    ]

@@ -18,9 +18,9 @@ def complaint(text: str) -> str:
     """Empty, or the first own word of the page that leads nowhere."""
     prose = _SPANS.sub(lambda span: re.sub(r"[^\n]", " ", span[0]), text)
     first = OWN.search(prose)
-    if first is None or re.match(r"\*?\]\(words\.md#[a-z-]+\)", prose[first.end():]):
+    if first is None or re.match(r"\*?\]\(words\.md#[a-z-]+\)", prose[first.end() :]):
         return ""
-    return prose[max(first.start() - 30, 0):first.end() + 30]
+    return prose[max(first.start() - 30, 0) : first.end() + 30]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])

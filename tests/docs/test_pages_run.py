@@ -47,9 +47,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(state: Path) -> Iterator[str]:
     """A server of everything that the pages ask for."""
-    with running_server("", engine={"memory": MEMORY}, server={
-            "file_store": str(state / "files"), "name_store": str(state / "names.json"),
-            "response_store": str(state / "responses.sqlite")}) as server:
+    with running_server(
+        "",
+        engine={"memory": MEMORY},
+        server={
+            "file_store": str(state / "files"),
+            "name_store": str(state / "names.json"),
+            "response_store": str(state / "responses.sqlite"),
+        },
+    ) as server:
         yield server.url
 
 
@@ -75,6 +81,7 @@ def reader(url: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def run(block: Block, reader: Reader) -> str:
     """Empty, or what is wrong with ``block``."""
+
     def skipped(line: ShellLine) -> bool:
         return reason(block.page, line.text) is not None
 
@@ -94,15 +101,17 @@ def test_a_page_shows_what_happens(page: str, reader: Reader) -> None:
 
 
 def test_output_is_shown_only_where_all_of_a_block_is_run_or_none() -> None:
-    mixed = [str(block) for block in TO_RUN if block.shown
-             and len({reason(block.page, line) is None for line in lines_of(block)}) == 2]
+    mixed = [
+        str(block)
+        for block in TO_RUN
+        if block.shown and len({reason(block.page, line) is None for line in lines_of(block)}) == 2
+    ]
     assert mixed == []
 
 
 def test_each_reason_not_to_run_a_line_still_has_its_line() -> None:
     lines = [(block.page, line) for block in TO_RUN for line in lines_of(block)]
-    assert [key for key in NOT_RUN if not any(page == key[0] and line.startswith(key[1])
-                                              for page, line in lines)] == []
+    assert [key for key in NOT_RUN if not any(page == key[0] and line.startswith(key[1]) for page, line in lines)] == []
 
 
 def test_every_block_has_the_language_of_what_it_is() -> None:
@@ -111,31 +120,45 @@ def test_every_block_has_the_language_of_what_it_is() -> None:
     assert sum(bool(block.shown) for block in TO_RUN) > 20
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("```\nweft serve --port 1\n```\n", "without a language"), ("```\n$ curl a\n```\n", "without a language"),
-    ("```text\nabc\n```\n", "follows no command"), ("```ruby\nputs\n```\n", "in ruby"),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("```\nweft serve --port 1\n```\n", "without a language"),
+        ("```\n$ curl a\n```\n", "without a language"),
+        ("```text\nabc\n```\n", "follows no command"),
+        ("```ruby\nputs\n```\n", "in ruby"),
+    ],
+)
 def test_a_block_that_would_escape_is_noticed(text: str, words: str) -> None:
     [block] = blocks_of("page.md", text)
     assert words in complaint(block)
 
 
-@pytest.mark.parametrize("text", [
-    "```bash\nweft plan --no-such-flag\n```\n", "```bash\nrm -r x\n```\n", "```python\nnowhere()\n```\n",
-    "```bash\necho a\n```\n\n```text\nb\n```\n", "```bash\ncurl http://127.0.0.1:8000/nowhere\n```\n",
-    "```bash\nweft serve --kv-dtype int9\n```\n", '```toml\nkv_dtype = "int9"\n```\n',
-    "```python\nprint({'a': 1})\n```\n```text\n{'a': 2}\n```\n",
-    "```bash\nweft serve --snapshots no\n```\n",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```bash\nweft plan --no-such-flag\n```\n",
+        "```bash\nrm -r x\n```\n",
+        "```python\nnowhere()\n```\n",
+        "```bash\necho a\n```\n\n```text\nb\n```\n",
+        "```bash\ncurl http://127.0.0.1:8000/nowhere\n```\n",
+        "```bash\nweft serve --kv-dtype int9\n```\n",
+        '```toml\nkv_dtype = "int9"\n```\n',
+        "```python\nprint({'a': 1})\n```\n```text\n{'a': 2}\n```\n",
+        "```bash\nweft serve --snapshots no\n```\n",
+    ],
+)
 def test_a_block_that_fails_or_prints_something_else_is_noticed(text: str, reader: Reader) -> None:
     [block] = blocks_of("page.md", text)
     assert run(block, reader)
 
 
 def test_a_reader_types_pipes_files_and_programs(reader: Reader) -> None:
-    text = ("```bash\ncat > a.txt <<'END'\nOnce\nEND\ncat a.txt | cat > b.txt\ncat b.txt\n```\n"
-            "```text\nOnce\n```\n"
-            "```python\nx = 1\n```\n```python\nprint(x, 8000)\n```\n\n```text\n1 8000\n```\n")
+    text = (
+        "```bash\ncat > a.txt <<'END'\nOnce\nEND\ncat a.txt | cat > b.txt\ncat b.txt\n```\n"
+        "```text\nOnce\n```\n"
+        "```python\nx = 1\n```\n```python\nprint(x, 8000)\n```\n\n```text\n1 8000\n```\n"
+    )
     blocks = blocks_of("page.md", text)
     assert [run(block, reader) for block in blocks] == ["", "", ""]
     assert [block.line for block in blocks] == [2, 12, 15]

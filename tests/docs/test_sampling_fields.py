@@ -9,5 +9,6 @@ PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 def test_every_sampling_field_is_on_the_page() -> None:
-    assert [name for name in SamplingParams.__struct_fields__ if f"`{name}`" not in PAGE and
-            f"`{name}=" not in PAGE] == []
+    assert [
+        name for name in SamplingParams.__struct_fields__ if f"`{name}`" not in PAGE and f"`{name}=" not in PAGE
+    ] == []

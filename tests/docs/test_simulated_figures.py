@@ -45,9 +45,25 @@ def percentages(name: str, arm: str) -> list[str]:
 
 def replayed(policy: str, memory: str, **variables: str) -> dict[str, Any]:
     """One row of `weft simulate sample`, by a process with ``variables`` in its environment."""
-    command = [sys.executable, "-m", "weft", "simulate", "sample", "--model", "Qwen3.5-397B-A17B",
-               "--tp", "8", "--quantize", "fp8", "--memory", memory, "--policy", policy, "--no-oracle",
-               "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "simulate",
+        "sample",
+        "--model",
+        "Qwen3.5-397B-A17B",
+        "--tp",
+        "8",
+        "--quantize",
+        "fp8",
+        "--memory",
+        memory,
+        "--policy",
+        policy,
+        "--no-oracle",
+        "--json",
+    ]
     answer = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     [row] = json.loads(answer.stdout)["results"]
     assert isinstance(row, dict)
@@ -59,13 +75,17 @@ def committed_tables(name: str) -> str:
     whole = results(name)
     sizes = []
     for size in whole["oracle"]:
-        reports = [SimpleNamespace(**row, lost=_lost_tokens(row), store=None) for row in whole["results"]
-                   if abs(row["memory_bytes"] - size["memory_bytes"]) < 0.01 * size["memory_bytes"]]
+        reports = [
+            SimpleNamespace(**row, lost=_lost_tokens(row), store=None)
+            for row in whole["results"]
+            if abs(row["memory_bytes"] - size["memory_bytes"]) < 0.01 * size["memory_bytes"]
+        ]
         for report in reports:
             report.ttft, report.tpot = SimpleNamespace(**report.ttft), SimpleNamespace(**report.tpot)
             report.cache = SimpleNamespace(**report.cache)
-        sizes.append(SimpleNamespace(memory_bytes=size["memory_bytes"], reports=reports,
-                                     oracle=SimpleNamespace(**size)))
+        sizes.append(
+            SimpleNamespace(memory_bytes=size["memory_bytes"], reports=reports, oracle=SimpleNamespace(**size))
+        )
     study: Any = SimpleNamespace(sizes=sizes, bound=SimpleNamespace(state_rate=whole["infinite"]["states"]))
     console = Console(file=io.StringIO(), width=80)
     console.print(result_table(study))
@@ -75,8 +95,7 @@ def committed_tables(name: str) -> str:
 
 
 def _lost_tokens(row: dict[str, Any]) -> dict[str, int]:
-    return {name.removeprefix("lost_"): count for name, count in row["cache"].items()
-            if name.startswith("lost_")}
+    return {name.removeprefix("lost_"): count for name, count in row["cache"].items() if name.startswith("lost_")}
 
 
 def test_the_tables_of_the_page_are_the_committed_result() -> None:
@@ -98,10 +117,12 @@ def test_the_stores_of_the_page_are_the_committed_result() -> None:
         store, tokens = row.get("store"), row["prompt_tokens"]
         restored = store["restored_tokens"] if store else 0
         name = f"`{store['name']}`" if store else "none"
-        rows.append(f"| {row['memory_bytes'] / GB:.0f} GB | `{row['arm']}` | {name} | "
-                    f"{100 * row['cached_tokens'] / tokens:.1f} | {100 * restored / tokens:.1f} | "
-                    f"{row['saved_s']:.0f} | {row.get('net_saved_s', row['saved_s']):.0f} | "
-                    f"{row['ttft']['p50']:.2f} | {row['ttft']['p99']:.2f} |")
+        rows.append(
+            f"| {row['memory_bytes'] / GB:.0f} GB | `{row['arm']}` | {name} | "
+            f"{100 * row['cached_tokens'] / tokens:.1f} | {100 * restored / tokens:.1f} | "
+            f"{row['saved_s']:.0f} | {row.get('net_saved_s', row['saved_s']):.0f} | "
+            f"{row['ttft']['p50']:.2f} | {row['ttft']['p99']:.2f} |"
+        )
     assert re.findall(r"^\| \d+ GB \| [`n].*\|$", PAGE, re.MULTILINE) == rows
 
 
@@ -112,8 +133,10 @@ def test_the_roles_of_the_page_are_the_committed_result() -> None:
             splits, sent_GB = row["splits"] / row["requests"], row["sent_bytes"] / GB
             split = f"{splits:.0%} | {sent_GB:.0f} GB" if splits else "|"
             ttft, gaps = row["ttft"], row["gaps"]
-            rows.append(f"| {rate} | {name} | {split} | {row['hit_rate']:.1%} | {ttft['p50']:.2f} | "
-                        f"{ttft['p99']:.2f} | {1e3 * gaps['p50']:.0f} | {1e3 * gaps['p99']:.0f} |")
+            rows.append(
+                f"| {rate} | {name} | {split} | {row['hit_rate']:.1%} | {ttft['p50']:.2f} | "
+                f"{ttft['p99']:.2f} | {1e3 * gaps['p50']:.0f} | {1e3 * gaps['p99']:.0f} |"
+            )
     assert re.findall(r"^\| \d+ \| (?:2p2d|no roles) .*\|$", PAGE, re.MULTILINE) == rows
 
 
@@ -123,15 +146,18 @@ def test_the_readme_has_the_same_figures() -> None:
     assert " / ".join(percentages("conversation", "lru")) in line
 
 
-@pytest.mark.parametrize(("policy", "variables"), [
-    ("lru", {}),
-    ("value", {"OMP_NUM_THREADS": "2", "NPY_DISABLE_CPU_FEATURES": NO_SIMD}),
-], ids=["lru", "value without SIMD"])
-def test_the_sample_gives_the_committed_numbers_on_any_machine(
-        policy: str, variables: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("policy", "variables"),
+    [("lru", {}), ("value", {"OMP_NUM_THREADS": "2", "NPY_DISABLE_CPU_FEATURES": NO_SIMD})],
+    ids=["lru", "value without SIMD"],
+)
+def test_the_sample_gives_the_committed_numbers_on_any_machine(policy: str, variables: dict[str, str]) -> None:
     row = replayed(policy, "4GB", **variables)
-    [committed] = [one for one in results("sample")["results"]
-                   if one["arm"] == policy and abs(one["memory_bytes"] - 4 * GB) < 0.01 * GB]
+    [committed] = [
+        one
+        for one in results("sample")["results"]
+        if one["arm"] == policy and abs(one["memory_bytes"] - 4 * GB) < 0.01 * GB
+    ]
     assert row["cached_tokens"] == committed["cached_tokens"]
     assert row["hash"] == committed["hash"]
 
@@ -152,13 +178,19 @@ def fleet_rows() -> dict[str, dict[str, Any]]:
 
 
 def test_the_routers_of_the_page_are_the_committed_result() -> None:
-    on_page = {cells[0].strip("`"): cells[1:] for cells in (
-        [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines())
-        if len(cells) == 5}
+    on_page = {
+        cells[0].strip("`"): cells[1:]
+        for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines())
+        if len(cells) == 5
+    }
     for name, row in fleet_rows().items():
         load = f"{row['load_max_share']:.2f}" if "load_max_share" in row else ""
-        assert on_page[name] == [f"{row['hit_rate']:.1%}", f"{row['ttft']['p50']:.2f}",
-                                 f"{row['ttft']['p99']:.2f}", load], name
+        assert on_page[name] == [
+            f"{row['hit_rate']:.1%}",
+            f"{row['ttft']['p50']:.2f}",
+            f"{row['ttft']['p99']:.2f}",
+            load,
+        ], name
 
 
 def test_seconds_keeps_the_promises_of_the_page() -> None:
@@ -169,8 +201,9 @@ def test_seconds_keeps_the_promises_of_the_page() -> None:
     for other in ("prefix-hash", "round-robin", "least-loaded"):
         assert seconds["hit_rate"] > rows[other]["hit_rate"]
         assert seconds["ttft"]["p99"] < rows[other]["ttft"]["p99"]
-    over_expected = {name: rows[name]["predicted_tokens"] / rows[name]["cached_tokens"] - 1
-                     for name in ("seconds", "kv-only")}
+    over_expected = {
+        name: rows[name]["predicted_tokens"] / rows[name]["cached_tokens"] - 1 for name in ("seconds", "kv-only")
+    }
     assert abs(over_expected["seconds"]) < 0.001
     assert f"{over_expected['kv-only']:.0%}" == "3%"
     assert rows["kv-only"]["load_max_share"] > seconds["load_max_share"]

@@ -15,8 +15,11 @@ def missing_places(page: str) -> list[str]:
     rows = [(word, place) for word, place in _ROW.findall(page) if place.startswith("`")]
     assert rows, "the page has no table of words"
     places = [(word, place.strip("`").rstrip("/")) for word, place in rows]
-    return [word for word, place in places
-            if not list((ROOT if place.startswith("tests/") else ROOT / "src" / "weft").glob(place))]
+    return [
+        word
+        for word, place in places
+        if not list((ROOT if place.startswith("tests/") else ROOT / "src" / "weft").glob(place))
+    ]
 
 
 def test_every_word_has_its_place() -> None:
@@ -25,7 +28,7 @@ def test_every_word_has_its_place() -> None:
 
 def test_the_page_of_memory_lists_each_of_its_files() -> None:
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    table = page[page.index("| room | file | owns |"):page.index("### Operations")]
+    table = page[page.index("| room | file | owns |") : page.index("### Operations")]
     cells = [row.split("|")[2] for row in table.splitlines()[2:] if row]
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     memory = ROOT / "src" / "weft" / "memory"
@@ -34,6 +37,5 @@ def test_the_page_of_memory_lists_each_of_its_files() -> None:
 
 
 def test_a_place_that_is_gone_is_noticed() -> None:
-    page = ("| arena | bytes | `memory/frames/arena.py` | pool |\n"
-            "| strand | an edge | `memory/strand.py` | none |\n")
+    page = "| arena | bytes | `memory/frames/arena.py` | pool |\n| strand | an edge | `memory/strand.py` | none |\n"
     assert missing_places(page) == ["strand"]

@@ -78,8 +78,7 @@ class Allocator:
     segments: dict[int, Segment] = field(default_factory=dict)
     """By the address of their storage."""
     taken: set[Block] = field(default_factory=set)
-    _free: dict[tuple[Any, ...], list[Block]] = field(
-        default_factory=lambda: collections.defaultdict(list))
+    _free: dict[tuple[Any, ...], list[Block]] = field(default_factory=lambda: collections.defaultdict(list))
 
     @property
     def free_bytes(self) -> int:
@@ -139,14 +138,14 @@ class Allocator:
                 del self.segments[block.segment.memory.untyped_storage().data_ptr()]
 
     def _segment(self, size: int, key: tuple[Any, ...]) -> Block:
-        wanted = SMALL_SEGMENT if size <= SMALL else (
-            MIDDLE_SEGMENT if size < MIDDLE else -(-size // GRAIN) * GRAIN)
+        wanted = SMALL_SEGMENT if size <= SMALL else (MIDDLE_SEGMENT if size < MIDDLE else -(-size // GRAIN) * GRAIN)
         if wanted > self.free_bytes:
             self.empty_cache()
         if wanted > self.free_bytes:
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. Tried to allocate {wanted / 2**20:.2f} MiB. GPU 0 has a total capacity "
-                f"of {self.total / 2**20:.2f} MiB of which {self.free_bytes / 2**20:.2f} MiB is free.")
+                f"of {self.total / 2**20:.2f} MiB of which {self.free_bytes / 2**20:.2f} MiB is free."
+            )
         with torch.inference_mode(False):
             memory = torch.empty(wanted, dtype=torch.uint8)
         poison(memory)

@@ -235,8 +235,16 @@ class Card:
 
     # Work
 
-    def enqueue(self, name: str, run: Callable[[], Any], reads: Sequence[OnCard],
-                writes: Sequence[OnCard], held: Sequence[OnCard] = (), *, always: bool = False) -> None:
+    def enqueue(
+        self,
+        name: str,
+        run: Callable[[], Any],
+        reads: Sequence[OnCard],
+        writes: Sequence[OnCard],
+        held: Sequence[OnCard] = (),
+        *,
+        always: bool = False,
+    ) -> None:
         """``run`` computes, on the host's views of device memory; what it returns are further spans, read and
         written. ``held``: memory that it needs beside ``reads`` and ``writes``. ``always``: without values
         too."""
@@ -245,19 +253,28 @@ class Card:
 
         def checked() -> Any:
             if any(segment is not None and not segment.alive for segment in segments):
-                raise RuntimeError("CUDA error: an illegal memory access was encountered: the memory went "
-                                   "back to the driver")
+                raise RuntimeError(
+                    "CUDA error: an illegal memory access was encountered: the memory went back to the driver"
+                )
             return run() if self.values or always else None
 
         with self.lock:
             self.settle_frees()
-            work = Work(name, checked, [span_of(one.mem) for one in reads],
-                        [span_of(one.mem) for one in writes], place=place_of_caller())
+            work = Work(
+                name,
+                checked,
+                [span_of(one.mem) for one in reads],
+                [span_of(one.mem) for one in writes],
+                place=place_of_caller(),
+            )
             queue = self.current
             capture = self.captures.get(queue)
             if capture is not None:
-                foreign = [one.storage for one in tensors if one.storage.block is not None
-                           and one.storage.block.key[0] is not capture.pool]
+                foreign = [
+                    one.storage
+                    for one in tensors
+                    if one.storage.block is not None and one.storage.block.key[0] is not capture.pool
+                ]
                 work.held = [(weakref.ref(storage), storage.generation) for storage in foreign]
                 capture.works.append(work)
             elif self.computes:
@@ -267,8 +284,10 @@ class Card:
         """``work`` is replayed."""
         storages = [(ref(), generation) for ref, generation in work.held]
         if any(storage is None or storage.generation != generation for storage, generation in storages):
-            self.report("freed", f"{work.name}, recorded at {work.place}, is replayed at {place_of_caller()} "
-                                 "on memory that was freed")
+            self.report(
+                "freed",
+                f"{work.name}, recorded at {work.place}, is replayed at {place_of_caller()} on memory that was freed",
+            )
 
     def own_capture(self) -> Capture | None:
         """Of this thread."""
@@ -280,8 +299,9 @@ class Card:
         for capture in list(self.captures.values()):
             if capture.thread == own or capture.everywhere:
                 capture.broken = what
-                raise RuntimeError("CUDA error: operation not permitted when stream is capturing: "
-                                   f"{what} at {place_of_caller()}")
+                raise RuntimeError(
+                    f"CUDA error: operation not permitted when stream is capturing: {what} at {place_of_caller()}"
+                )
 
     def wait(self, kind: str) -> None:
         """The host waits for the current stream, without having asked for an event."""
@@ -326,8 +346,9 @@ class Card:
         """At the end: what is pinned for nothing."""
         cached = sum(size * count for size, count in self._host_cached.items())
         if cached > HOST_CACHE_MAX:
-            self.report("pinning", f"{cached} bytes of host memory stay pinned in torch's allocator with "
-                                   "nothing in them")
+            self.report(
+                "pinning", f"{cached} bytes of host memory stay pinned in torch's allocator with nothing in them"
+            )
 
     def unpin(self, address: int) -> None:
         with self.lock:
@@ -355,9 +376,11 @@ class Card:
         for copy in self.copies_of(span):
             if copy.into or writes:
                 does, did = "writes" if writes else "reads", "writes" if copy.into else "reads"
-                self.report("reused" if writes else "early",
-                            f"the host {does} at {where or place_of_caller()} what the copy at {copy.place} "
-                            f"{did}, before its end")
+                self.report(
+                    "reused" if writes else "early",
+                    f"the host {does} at {where or place_of_caller()} what the copy at {copy.place} "
+                    f"{did}, before its end",
+                )
 
     # Libraries
 
@@ -370,8 +393,11 @@ class Card:
         if key not in self.workspaces:
             self.late("workspace", "cuBLAS takes a workspace for a new thread or stream")
             if sum(handle == key[0] for handle, _ in self.workspaces) >= STREAMS_MAX:
-                self.report("workspace", f"one thread multiplies on more than {STREAMS_MAX} streams, each "
-                                         f"with a workspace, at {place_of_caller()}")
+                self.report(
+                    "workspace",
+                    f"one thread multiplies on more than {STREAMS_MAX} streams, each "
+                    f"with a workspace, at {place_of_caller()}",
+                )
             self.workspaces[key] = Storage(self, WORKSPACE_BYTES)
 
     def end_thread(self) -> None:

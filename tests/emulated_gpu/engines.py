@@ -26,8 +26,14 @@ from weft.runner import reserve
 from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.drafter import Drafter
 
-SMALL: dict[str, Any] = {"device": "cuda", "max_num_seqs": 4, "max_num_batched_tokens": 72,
-                         "max_model_len": 256, "threads": 1, "speculate": "off"}
+SMALL: dict[str, Any] = {
+    "device": "cuda",
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 72,
+    "max_model_len": 256,
+    "threads": 1,
+    "speculate": "off",
+}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
@@ -54,22 +60,34 @@ def quick_start(card: Card) -> Iterator[None]:
             if isinstance(made, reserve.Reserve):
                 card.reserve = made
             return made
+
         return called
 
     with contextlib.ExitStack() as stack:
-        for owner, name in ((reserve, "measure_reserve"), (TorchExecutor, "record_graphs"),
-                            (TorchExecutor, "_record_adapted"), (TorchExecutor, "warm")):
+        for owner, name in (
+            (reserve, "measure_reserve"),
+            (TorchExecutor, "record_graphs"),
+            (TorchExecutor, "_record_adapted"),
+            (TorchExecutor, "warm"),
+        ):
             stack.enter_context(mock.patch.object(owner, name, asked_for(getattr(owner, name))))
         yield
 
 
 @contextlib.contextmanager
-def started(card: Card, family: str, *, drafter: Drafter | None = None, peers: Peers | None = None,
-            quick: bool = True, **more: Any) -> Iterator[Started]:
+def started(
+    card: Card,
+    family: str,
+    *,
+    drafter: Drafter | None = None,
+    peers: Peers | None = None,
+    quick: bool = True,
+    **more: Any,
+) -> Iterator[Started]:
     """An engine that is ready for requests; from then on, what belongs to the start is a report. Its
     checkpoint was made before the card. ``peers``: its other ranks. ``quick``: see ``quick_start``."""
     drafts = mock.patch.object(assembly, "make_drafter", return_value=drafter)
-    dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)   # or a tiny model computes what it could load
+    dear = mock.patch.object(prefix_store, "GPU_FLOPS", 1.0)  # or a tiny model computes what it could load
     start = quick_start(card) if quick else contextlib.nullcontext()
     with start, dear, contextlib.nullcontext() if drafter is None else drafts:
         made = assembly.assemble(EngineConfig(model=str(_directory(family)), **SMALL | more), peers=peers)
@@ -77,13 +95,13 @@ def started(card: Card, family: str, *, drafter: Drafter | None = None, peers: P
     _watch_store(card, engine)
     card.begin_serving()
     try:
-        with contextlib.nullcontext() if ALL else quick_start(card):   # it may wake, or get adapters
+        with contextlib.nullcontext() if ALL else quick_start(card):  # it may wake, or get adapters
             yield engine
     finally:
         card.serving = False
         engine.core.close()
         del made, engine
-        gc.collect()   # pinned memory is given back while there is a card
+        gc.collect()  # pinned memory is given back while there is a card
         card.look_at_host_memory()
 
 
@@ -103,20 +121,30 @@ def _watch_store(card: Card, engine: Started) -> None:
         engine.puts.append(position)
         for one in [*(piece.payload for piece in kv), state]:
             bytes_of = np.frombuffer(one, np.uint8)
-            card.host_touches((bytes_of.ctypes.data, bytes_of.ctypes.data + bytes_of.nbytes), writes=False,
-                              where="the store's thread")
+            card.host_touches(
+                (bytes_of.ctypes.data, bytes_of.ctypes.data + bytes_of.nbytes), writes=False, where="the store's thread"
+            )
         return put(salt, tokens, position, kv, state, **rest)
 
     tier.store.put = watched  # type: ignore[method-assign]
 
 
-def answers(core: EngineCore, prompts: Sequence[list[int]],
-            sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, name: str = "",
-            ) -> list[list[int]]:
+def answers(
+    core: EngineCore,
+    prompts: Sequence[list[int]],
+    sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+    *,
+    name: str = "",
+) -> list[list[int]]:
     """The tokens of each."""
     samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-    return answered(core, [Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=one)
-                           for at, (prompt, one) in enumerate(zip(prompts, samplings, strict=True))])
+    return answered(
+        core,
+        [
+            Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=one)
+            for at, (prompt, one) in enumerate(zip(prompts, samplings, strict=True))
+        ],
+    )
 
 
 def answered(core: EngineCore, requests: Sequence[Request]) -> list[list[int]]:
@@ -140,10 +168,9 @@ def said_by_transformers(family: str, prompt: list[int], count: int) -> list[int
     return tokens
 
 
-def assert_tokens_of_transformers(family: str, prompts: Sequence[list[int]],
-                                  made: Sequence[list[int]]) -> None:
+def assert_tokens_of_transformers(family: str, prompts: Sequence[list[int]], made: Sequence[list[int]]) -> None:
     for prompt, tokens in zip(prompts, made, strict=True):
-        wanted = expected(family, [*prompt, *tokens[:-1]])[-len(tokens):]
+        wanted = expected(family, [*prompt, *tokens[:-1]])[-len(tokens) :]
         assert tokens == wanted.argmax(-1).tolist(), f"{family}: prompt of {len(prompt)} tokens"
 
 

@@ -127,12 +127,15 @@ class CUDAGraph:
         if pool.recording:
             raise RuntimeError(f"beginAllocateToPool: already recording to mempool_id {id(pool)}")
         if pool.stream is not None and pool.stream is not queue:
-            one.report("pool", "graphs of one pool are recorded on several streams, which share no memory, "
-                               f"at {place_of_caller()}")
+            one.report(
+                "pool",
+                f"graphs of one pool are recorded on several streams, which share no memory, at {place_of_caller()}",
+            )
         pool.recording, pool.users, pool.stream = True, pool.users + 1, queue
         self._pool = pool
         self._capture = one.captures[queue] = Capture(
-            queue, pool, threading.get_ident(), everywhere=capture_error_mode == "global")
+            queue, pool, threading.get_ident(), everywhere=capture_error_mode == "global"
+        )
 
     def capture_end(self) -> None:
         one, capture = card(), self._capture
@@ -143,8 +146,7 @@ class CUDAGraph:
         self._capture = None
         if capture.broken is not None:
             one.caught[capture.queue] = capture.pool
-            raise RuntimeError("CUDA error: operation failed due to a previous error during capture: "
-                               f"{capture.broken}")
+            raise RuntimeError(f"CUDA error: operation failed due to a previous error during capture: {capture.broken}")
         capture.pool.recording = False
         self._works = capture.works
 
@@ -175,8 +177,9 @@ class CUDAGraph:
 
 
 @contextlib.contextmanager
-def _graph(graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global",
-           ) -> Iterator[None]:
+def _graph(
+    graph: CUDAGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+) -> Iterator[None]:
     """``torch.cuda.graph``"""
     one = card()
     one.refuse_other_card("a graph is recorded")
@@ -235,7 +238,7 @@ def _reset_peak(*_: Any) -> None:
 
 def _unpin() -> None:
     """The card ends, and what is pinned for it, though an engine still lives."""
-    registry: Any = weakref.finalize._registry   # type: ignore[attr-defined]
+    registry: Any = weakref.finalize._registry  # type: ignore[attr-defined]
     for finalizer in list(registry):
         held = finalizer.peek()
         if held is not None and getattr(held[1], "__func__", None) is HostBuffer.close:
@@ -259,22 +262,36 @@ class _Device:
 def _names(bytes_total: int) -> dict[str, Any]:
     """Of ``torch.cuda``."""
     return {
-        "_lazy_init": lambda: None, "init": lambda: None, "is_available": lambda: True,
-        "is_initialized": lambda: True, "device_count": lambda: card().device.index + 1,
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: card().device.index + 1,
         "current_device": lambda: card().current_index,
-        "set_device": lambda device: card().use(device), "device": _Device,
-        "get_device_name": lambda *_: "emulated", "get_device_capability": lambda *_: (9, 0),
+        "set_device": lambda device: card().use(device),
+        "device": _Device,
+        "get_device_name": lambda *_: "emulated",
+        "get_device_capability": lambda *_: (9, 0),
         "mem_get_info": lambda *_: (_settled().free_bytes, bytes_total),
         "memory_allocated": lambda *_: _settled().allocated,
         "max_memory_allocated": lambda *_: _settled().peak,
-        "memory_reserved": lambda *_: _settled().reserved, "reset_peak_memory_stats": _reset_peak,
-        "empty_cache": _empty_cache, "synchronize": lambda *_: card().synchronize(),
+        "memory_reserved": lambda *_: _settled().reserved,
+        "reset_peak_memory_stats": _reset_peak,
+        "empty_cache": _empty_cache,
+        "synchronize": lambda *_: card().synchronize(),
         "current_stream": lambda *_: Stream(queue=card().current),
         "default_stream": lambda *_: Stream(queue=card().default),
-        "Stream": Stream, "Event": Event, "stream": _stream, "graph": _graph, "CUDAGraph": CUDAGraph,
-        "graph_pool_handle": Pool, "is_current_stream_capturing": lambda: card().current in card().captures,
+        "Stream": Stream,
+        "Event": Event,
+        "stream": _stream,
+        "graph": _graph,
+        "CUDAGraph": CUDAGraph,
+        "graph_pool_handle": Pool,
+        "is_current_stream_capturing": lambda: card().current in card().captures,
         "get_rng_state": lambda *_: torch.random.get_rng_state(),
-        "set_rng_state": lambda state, *_: torch.random.set_rng_state(state), "cudart": Runtime}
+        "set_rng_state": lambda state, *_: torch.random.set_rng_state(state),
+        "cudart": Runtime,
+    }
 
 
 @contextlib.contextmanager
@@ -296,7 +313,7 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None, index: in
     patches.append(mock.patch.object(threading.Thread, "_bootstrap_inner", inner))
     patches += [mock.patch.object(torch, name, tensors.tensor) for name in ("tensor", "as_tensor")]
     patches.append(mock.patch.object(InterpretedFunction, "run", launches.run))
-    memory = WatchedMemory(interpreter._interpreter)   # type: ignore[attr-defined]
+    memory = WatchedMemory(interpreter._interpreter)  # type: ignore[attr-defined]
     patches.append(mock.patch.object(interpreter, "_interpreter", memory))
     with contextlib.ExitStack() as stack:
         for patch in patches:
@@ -310,4 +327,4 @@ def emulated(card_bytes: int = CARD_BYTES, *, seed: int | None = None, index: in
             raise
         finally:
             _unpin()
-            scratch.home = torch.device("cpu")   # steps of the card left theirs behind
+            scratch.home = torch.device("cpu")  # steps of the card left theirs behind

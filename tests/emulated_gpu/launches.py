@@ -53,7 +53,7 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
     one.refuse_other_card(f"{name} is launched")
     bound, specialization, options = _binder(kernel)(*args, **kwargs)
     one.compile((kernel.fn, str(specialization), str(sorted(options.items()))), name, ahead=warmup)
-    if warmup:   # it is only compiled
+    if warmup:  # it is only compiled
         return
     one.launches += 1
     tensors = [value for value in [*args, *kwargs.values()] if isinstance(value, DeviceTensor)]
@@ -68,8 +68,11 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
         spans = allocations
         if kernel.fn.__module__ in BY_ADDRESS:
             # A block may lie in an argument of a graph, whose memory other recordings use too.
-            spans = spans + [(block.address, block.address + block.size) for block in one.allocator.taken
-                             if not any(first <= block.address < end for first, end in allocations)]
+            spans = spans + [
+                (block.address, block.address + block.size)
+                for block in one.allocator.taken
+                if not any(first <= block.address < end for first, end in allocations)
+            ]
         memory, trace = watched(), Trace(name, spans)
         memory.current = trace
         try:
@@ -87,6 +90,6 @@ def run(kernel: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, *
 
 
 def watched() -> WatchedMemory:
-    memory = interpreter._interpreter   # type: ignore[attr-defined]
+    memory = interpreter._interpreter  # type: ignore[attr-defined]
     assert isinstance(memory, WatchedMemory)
     return memory

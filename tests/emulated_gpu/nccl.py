@@ -49,22 +49,28 @@ class ProcessGroupNCCL:
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> _Asked:
         [parts], [own] = outputs, inputs
-        return self._ask("all-gather", [own], parts, lambda: self._gloo.allgather(
-            [[part.mem for part in parts]], [own.mem]))   # type: ignore[attr-defined]
+        return self._ask(
+            "all-gather", [own], parts, lambda: self._gloo.allgather([[part.mem for part in parts]], [own.mem])
+        )  # type: ignore[attr-defined]
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Asked:
         [x] = tensors
         reads, writes = ([x], []) if options.rootRank == self.rank() else ([], [x])
-        return self._ask("broadcast", reads, writes, lambda: self._gloo.broadcast(
-            [x.mem], options))   # type: ignore[attr-defined]
+        return self._ask("broadcast", reads, writes, lambda: self._gloo.broadcast([x.mem], options))  # type: ignore[attr-defined]
 
-    def alltoall_base(self, output: torch.Tensor, source: torch.Tensor, output_rows: list[int],
-                      source_rows: list[int]) -> _Asked:
-        return self._ask("all-to-all", [source], [output], lambda: self._gloo.alltoall_base(
-            output.mem, source.mem, output_rows, source_rows))   # type: ignore[attr-defined]
+    def alltoall_base(
+        self, output: torch.Tensor, source: torch.Tensor, output_rows: list[int], source_rows: list[int]
+    ) -> _Asked:
+        return self._ask(
+            "all-to-all",
+            [source],
+            [output],
+            lambda: self._gloo.alltoall_base(output.mem, source.mem, output_rows, source_rows),
+        )  # type: ignore[attr-defined]
 
-    def _ask(self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor],
-             collective: Callable[[], Any]) -> _Asked:
+    def _ask(
+        self, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], collective: Callable[[], Any]
+    ) -> _Asked:
         tensors: Any = [*reads, *writes]
         for one in tensors:
             if not isinstance(one, DeviceTensor):
@@ -78,8 +84,8 @@ class ProcessGroupNCCL:
             collective().wait()
 
         if one.computes or one.own_capture() is not None:
-            one.enqueue(name, run, reads, writes, always=True)   # type: ignore[arg-type]
-        else:   # the other ranks ask for it too, and what follows may read it
+            one.enqueue(name, run, reads, writes, always=True)  # type: ignore[arg-type]
+        else:  # the other ranks ask for it too, and what follows may read it
             one.synchronize()
             with torch._C._DisableTorchDispatch():
                 run()

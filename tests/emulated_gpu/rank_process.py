@@ -43,8 +43,12 @@ def serve(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
 
     refused = mock.patch.object(Runtime, "cudaHostRegister", return_value=1)
     unpinned = refused if os.environ.get(UNPINNED) else contextlib.nullcontext()
-    with emulated(index=launch.rank) as card, quick_start(card), unpinned, \
-            mock.patch.object(rank_process, "follow", watched):
+    with (
+        emulated(index=launch.rank) as card,
+        quick_start(card),
+        unpinned,
+        mock.patch.object(rank_process, "follow", watched),
+    ):
         rank_process.serve_launch(launch, connection)
 
 

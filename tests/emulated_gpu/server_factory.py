@@ -18,8 +18,7 @@ _until_the_process_ends = contextlib.ExitStack()
 
 def make(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
     """What goes wrong silently on a GPU ends the engine here. ``EMULATED_GPU_BYTES``: of the card."""
-    card = _until_the_process_ends.enter_context(
-        emulated(int(os.environ.get("EMULATED_GPU_BYTES", CARD_BYTES))))
+    card = _until_the_process_ends.enter_context(emulated(int(os.environ.get("EMULATED_GPU_BYTES", CARD_BYTES))))
     with quick_start(card):
         made = assemble(config, on_progress=on_progress)
     card.begin_serving()

@@ -127,7 +127,7 @@ class Order:
                     other = self.random.choice(self.queues)
                     if other.waiting and other is not queue:
                         self._run_one(other)
-                        continue   # it may have waited for this one
+                        continue  # it may have waited for this one
                 self._run_one(queue)
 
     def _run_one(self, queue: StreamQueue) -> None:
@@ -135,7 +135,7 @@ class Order:
         if work.after is not None:
             self.run_to(*work.after)
             if not queue.waiting or queue.waiting[0] is not work:
-                return   # it ran in between
+                return  # it ran in between
         queue.waiting.popleft()
         number = queue.done + 1
         if self.error is None:
@@ -144,25 +144,27 @@ class Order:
                     more = work.run() or ((), ())
                 if len(self.queues) > 1:
                     self._check(work, queue.number, number, [*work.reads, *more[0]], [*work.writes, *more[1]])
-            except Exception as error:   # as CUDA: whoever waits next gets it, and nothing runs any more
+            except Exception as error:  # as CUDA: whoever waits next gets it, and nothing runs any more
                 error.add_note(f"in {work.name}, launched at {work.place}")
                 self.error = error
         queue.done = number
 
-    def _check(self, work: Work, stream: int, number: int, reads: Sequence[Span],
-               writes: Sequence[Span]) -> None:
+    def _check(self, work: Work, stream: int, number: int, reads: Sequence[Span], writes: Sequence[Span]) -> None:
         for other, touched in self._touched.items():
             behind = work.clock.get(other, 0)
             for old in () if other == stream else touched:
                 if behind >= old.number:
                     continue
                 clash = next((span for span in writes if span[0] < old.end and old.first < span[1]), None)
-                if clash is None and not (old.writes and any(
-                        first < old.end and old.first < end for first, end in reads)):
+                if clash is None and not (
+                    old.writes and any(first < old.end and old.first < end for first, end in reads)
+                ):
                     continue
                 verb, did = "writes" if clash else "reads", "written" if old.writes else "read"
-                self._report("order", f"{work.name} at {work.place} {verb} bytes that {old.what} has {did}, "
-                                      "with no event in between")
+                self._report(
+                    "order",
+                    f"{work.name} at {work.place} {verb} bytes that {old.what} has {did}, with no event in between",
+                )
         what = f"{work.name} at {work.place}"
         own = self._touched[stream]
         own += [_Touch(*span, False, number, what) for span in reads]
@@ -172,12 +174,15 @@ class Order:
 
     def _forget(self) -> None:
         """What every later work of every stream is ordered behind."""
-        clocks = {queue.number: queue.waiting[0].clock if queue.waiting else queue.clock | {
-            stream: max(number, queue.clock.get(stream, 0)) for stream, number in self.host_clock.items()}
-            for queue in self.queues}
+        clocks = {
+            queue.number: queue.waiting[0].clock
+            if queue.waiting
+            else queue.clock
+            | {stream: max(number, queue.clock.get(stream, 0)) for stream, number in self.host_clock.items()}
+            for queue in self.queues
+        }
         for stream, touched in self._touched.items():
-            known = min((clock.get(stream, 0) for other, clock in clocks.items() if other != stream),
-                        default=0)
+            known = min((clock.get(stream, 0) for other, clock in clocks.items() if other != stream), default=0)
             self._touched[stream] = [old for old in touched if old.number > known]
         self._most = 2 * max(LOOK_AGAIN, *(len(touched) for touched in self._touched.values()))
 

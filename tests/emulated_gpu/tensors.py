@@ -26,14 +26,33 @@ from tests.emulated_gpu.streams import Span, span_of
 
 A = torch.ops.aten
 COPY, TO = A.copy_.default, A._to_copy.default
-SHAPES_BY_VALUE = {A.nonzero.default, A.masked_select.default, A._unique2.default, A.unique_dim.default,
-                   A.unique_consecutive.default, A.bincount.default, A.repeat_interleave.Tensor}
+SHAPES_BY_VALUE = {
+    A.nonzero.default,
+    A.masked_select.default,
+    A._unique2.default,
+    A.unique_dim.default,
+    A.unique_consecutive.default,
+    A.bincount.default,
+    A.repeat_interleave.Tensor,
+}
 TO_PYTHON = {A._local_scalar_dense.default, A.equal.default, A.is_nonzero.default}
 BY_INDEX = {A.index.Tensor, A.index_put_.default, A.index_put.default, A._index_put_impl_.default}
 BY_ROW = {A.index_select.out, A.index_copy_.default, A.index_fill_.int_Scalar, A.index_add_.default}
 """(tensor, dim, index, ...): some rows of the first are read or written."""
-PRODUCTS = {A.mm.default, A.addmm.default, A.bmm.default, A.baddbmm.default, A.mm.out, A.addmm.out, A.bmm.out,
-            A._int_mm.default, A._scaled_mm.default, A.mv.default, A.addmv.default, A.dot.default}
+PRODUCTS = {
+    A.mm.default,
+    A.addmm.default,
+    A.bmm.default,
+    A.baddbmm.default,
+    A.mm.out,
+    A.addmm.out,
+    A.bmm.out,
+    A._int_mm.default,
+    A._scaled_mm.default,
+    A.mv.default,
+    A.addmv.default,
+    A.dot.default,
+}
 ALIASES = {A._unsafe_view.default, A.lift_fresh.default, A.lift.default, A._reshape_alias.default}
 
 _card: Card | None = None
@@ -78,7 +97,8 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, mem: torch.Tensor, storage: Storage) -> DeviceTensor:
         made: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, mem.size(), strides=mem.stride(), storage_offset=0, dtype=mem.dtype, device="meta")
+            cls, mem.size(), strides=mem.stride(), storage_offset=0, dtype=mem.dtype, device="meta"
+        )
         made._mem, made.storage, made._generation = mem, storage, storage.generation
         made._offset = 0 if storage.block is None else mem.data_ptr() - storage.block.address
         return made
@@ -121,15 +141,16 @@ class DeviceTensor(torch.Tensor):
     def set_(self, source: Any, *rest: Any) -> torch.Tensor:  # type: ignore[override]
         assert not rest, "only a whole storage is emulated"
         assert self.dtype == torch.uint8, "as bytes"
-        return DeviceTensor(_view_of(source.storage, torch.uint8, (source.storage.size,), (1,), 0),
-                            source.storage)
+        return DeviceTensor(_view_of(source.storage, torch.uint8, (source.storage.size,), (1,), 0), source.storage)
 
     def record_stream(self, stream: Any) -> None:
         raise AssertionError("record_stream is not emulated")
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
-                        "tensor to host memory first.")
+        raise TypeError(
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the "
+            "tensor to host memory first."
+        )
 
     __array__ = numpy
 
@@ -225,8 +246,9 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if _is_composite(func):
         leaves = tree_leaves((args, kwargs))
         # ``x.to(device, dtype)`` gives its device by position.
-        if any(isinstance(one, DeviceTensor) or (isinstance(one, torch.device) and _on_card(one))
-               for one in leaves) or _on_card(kwargs.get("device")):
+        if any(
+            isinstance(one, DeviceTensor) or (isinstance(one, torch.device) and _on_card(one)) for one in leaves
+        ) or _on_card(kwargs.get("device")):
             with Emulation():
                 return func.decompose(*args, **kwargs)
     with torch._C._DisableTorchDispatch():
@@ -262,8 +284,9 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _mixed(func: Any) -> RuntimeError:
-    return RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                        f"cuda:0 and cpu! (in {func})")
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (in {func})"
+    )
 
 
 def _on_the_host(func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
@@ -290,8 +313,11 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
 @functools.cache
 def _mutable(func: Any) -> list[tuple[int, str]]:
     """Places and names of the parameters that it writes."""
-    return [(at, parameter.name) for at, parameter in enumerate(func._schema.arguments)
-            if parameter.alias_info is not None and parameter.alias_info.is_write]
+    return [
+        (at, parameter.name)
+        for at, parameter in enumerate(func._schema.arguments)
+        if parameter.alias_info is not None and parameter.alias_info.is_write
+    ]
 
 
 _shapes: dict[tuple[Any, ...], Any] = {}
@@ -302,7 +328,7 @@ def _on_meta(func: Any, args: Any, kwargs: Any) -> Any:
     try:
         key = (func, _kind(args), _kind(kwargs))
         known = _shapes.get(key)
-    except TypeError:   # something that has no hash, or a value of the host
+    except TypeError:  # something that has no hash, or a value of the host
         key = known = None
     if known is None:
         meta = {name: tree_map(_to_meta, value) for name, value in kwargs.items() if name != "pin_memory"}
@@ -335,7 +361,7 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
     if func._schema.name not in ("aten::empty", "aten::empty_strided"):
         host = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         mem = made.mem
-        if torch.Tag.nondeterministic_seeded in func.tags:   # a generator goes on when it is asked
+        if torch.Tag.nondeterministic_seeded in func.tags:  # a generator goes on when it is asked
             drawn = func(*args, **host)
             card().enqueue(func.__name__, lambda: _nothing(mem.copy_(drawn)), (), [made])
         else:
@@ -351,8 +377,7 @@ def _viewed(func: Any, args: Any, kwargs: Any, base: DeviceTensor) -> Any:
         host_args = (*host_args[:3], args[3] + base.storage.block.offset // base.itemsize)
     views = func(*host_args, **tree_map(_to_host, kwargs))
     with torch.inference_mode(base.is_inference()):
-        return tree_map(lambda one: DeviceTensor(one, base.storage) if isinstance(one, torch.Tensor) else one,
-                        views)
+        return tree_map(lambda one: DeviceTensor(one, base.storage) if isinstance(one, torch.Tensor) else one, views)
 
 
 def _host_kwargs(kwargs: Any) -> dict[str, Any]:
@@ -370,19 +395,19 @@ def _computed(func: Any, args: Any, kwargs: Any, on_card: list[DeviceTensor]) ->
         results = func(*host_args, **host_kwargs)
         return args[0] if written else tree_map(_brought, results)
     if written:
-        if "out" in kwargs and kwargs["out"].numel() == 0:   # arange makes an empty tensor, and fills that
+        if "out" in kwargs and kwargs["out"].numel() == 0:  # arange makes an empty tensor, and fills that
             shape = _on_meta(func, args, kwargs)
             made = empty(shape.size(), shape.stride(), shape.dtype)
             host_kwargs["out"], written = made.mem, [made]
         if func in BY_ROW:
-            card().enqueue(name, lambda: _by_row(func, host_args, host_kwargs), *_whole(func, args, kwargs),
-                           on_card)
+            card().enqueue(name, lambda: _by_row(func, host_args, host_kwargs), *_whole(func, args, kwargs), on_card)
         else:
             card().enqueue(name, lambda: _nothing(func(*host_args, **host_kwargs)), reads, written)
         return written[0] if len(func._schema.returns) == 1 else tuple(written)
     shapes = _on_meta(func, args, kwargs)
-    made = tree_map(lambda one: empty(one.size(), one.stride(), one.dtype) if isinstance(one, torch.Tensor)
-                    else one, shapes)
+    made = tree_map(
+        lambda one: empty(one.size(), one.stride(), one.dtype) if isinstance(one, torch.Tensor) else one, shapes
+    )
     tensors = [one for one in tree_leaves(made) if isinstance(one, DeviceTensor)]
     targets = [one.mem for one in tensors]
 
@@ -422,7 +447,7 @@ def _brought(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     made = empty(value.size(), value.stride(), value.dtype)
-    mem = made.mem   # behind the poison of whoever had this memory
+    mem = made.mem  # behind the poison of whoever had this memory
     card().enqueue("copy_", lambda: _nothing(mem.copy_(value)), (), [made])
     return made
 
@@ -456,7 +481,7 @@ def _converted(source: torch.Tensor, kwargs: Any) -> Any:
     target = source.device if target is None else torch.device(target)
     if isinstance(source, DeviceTensor) and _on_card(target):
         if dtype == source.dtype and kwargs.get("memory_format") is None:
-            return source   # ``to`` asked because it takes this tensor for one on "meta"
+            return source  # ``to`` asked because it takes this tensor for one on "meta"
         return _computed(TO, (source,), {"dtype": dtype}, [source])
     blocking = not kwargs.get("non_blocking", False)
     size, stride = source.size(), _dense_strides(source)
@@ -480,16 +505,16 @@ def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> Non
         return
     to_card = isinstance(target, DeviceTensor)
     host = source if to_card else target
-    if to_card and not host.dim():   # a scalar travels with the launch
-        value, into = host.clone(), target.mem   # type: ignore[attr-defined]
+    if to_card and not host.dim():  # a scalar travels with the launch
+        value, into = host.clone(), target.mem  # type: ignore[attr-defined]
         card().enqueue("fill_", lambda: _nothing(into.copy_(value)), (), [target])
         return
     if not (non_blocking and card().is_pinned(host)):
         card().wait("a copy from pageable memory" if to_card else "a copy to the host")
         if to_card:
-            target.mem.copy_(source)   # type: ignore[attr-defined]
+            target.mem.copy_(source)  # type: ignore[attr-defined]
         else:
-            target.copy_(source.mem)   # type: ignore[attr-defined]
+            target.copy_(source.mem)  # type: ignore[attr-defined]
         return
     _copy_later(target, source, host, to_card)
 
@@ -502,7 +527,7 @@ def _copy_later(target: torch.Tensor, source: torch.Tensor, host: torch.Tensor, 
     if one.own_capture() is not None or not one.computes:
         one.enqueue("copy_", lambda: _nothing(into.copy_(of)), *spans)
         return
-    alone = not one.copies_of(span_of(host))   # another copy may change these bytes, in the stream's order
+    alone = not one.copies_of(span_of(host))  # another copy may change these bytes, in the stream's order
     if alone and not to_card and host.is_contiguous() and host.nbytes > 1 and host.data_ptr() % 2 == 0:
         poison(host.view(-1).view(torch.uint8))
     before = _bytes_of(host).clone()
@@ -528,8 +553,10 @@ def _whole(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
     """What ``func`` of BY_ROW reads and writes from end to end: all but the tensor that has the rows."""
     written = _written(func, args, kwargs)
     others = [one for one in tree_leaves((args[1:], kwargs)) if isinstance(one, DeviceTensor)]
-    return ([one for one in others if not any(one is other for other in written)],
-            [one for one in written if one is not args[0]])
+    return (
+        [one for one in others if not any(one is other for other in written)],
+        [one for one in written if one is not args[0]],
+    )
 
 
 def _by_row(func: Any, args: Any, kwargs: Any) -> tuple[list[Span], list[Span]]:

@@ -26,8 +26,8 @@ def adapters(home: Path, model: object) -> list[Adapter]:
     made = []
     for at, rank in enumerate((4, 7, 2)):
         tensors = {}
-        for seed, name in enumerate(sorted(model.targets.stored)):   # type: ignore[attr-defined]
-            target = model.targets.find(name)                        # type: ignore[attr-defined]
+        for seed, name in enumerate(sorted(model.targets.stored)):  # type: ignore[attr-defined]
+            target = model.targets.find(name)  # type: ignore[attr-defined]
             if target.kind == "product" and name.startswith("layers.") and (seed + at) % 3:
                 tensors |= factors(f"model.{name}", *target.whole_shape, rank=rank, seed=100 * at + seed)
                 if at == 0:
@@ -37,9 +37,13 @@ def adapters(home: Path, model: object) -> list[Adapter]:
 
 
 def answers(core: EngineCore, whose: list[Adapter | None], name: str) -> list[list[int]]:
-    return answered(core, [
-        Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=GREEDY, adapter=adapter)
-        for at, (adapter, prompt) in enumerate(zip(whose, PROMPTS, strict=False))])
+    return answered(
+        core,
+        [
+            Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=GREEDY, adapter=adapter)
+            for at, (adapter, prompt) in enumerate(zip(whose, PROMPTS, strict=False))
+        ],
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen3_5"])
@@ -56,8 +60,8 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
         core, executor = gpu.core, cast(TorchExecutor, gpu.core.executor)
         recorded: list[object] = []
         record = executor._record_adapted
-        executor._record_adapted = lambda: (recorded.append(card.replays), record())   # type: ignore[method-assign,assign]
-        card.serving = False   # the first adapter is there before the first request
+        executor._record_adapted = lambda: (recorded.append(card.replays), record())  # type: ignore[method-assign,assign]
+        card.serving = False  # the first adapter is there before the first request
         for one in (a, b):
             core.adapters.load(one)
         assert answers(core, orders[0], "gpu0") == want[0]
@@ -65,7 +69,7 @@ def test_rows_of_adapters_replay_graphs_with_the_tokens_of_a_cpu(family: str, tm
         replays = card.replays
         assert answers(core, orders[1], "gpu1") == want[1]
         assert card.replays >= replays + GREEDY.max_tokens - 1, "decodes with adapters replay graphs"
-        core.adapters.load(c)   # while serving: its copies keep nobody waiting
+        core.adapters.load(c)  # while serving: its copies keep nobody waiting
         assert answers(core, orders[2], "gpu2") == want[2]
         assert answers(core, [None] * 4, "base") == plain != want[0]
         assert len(recorded) == 1, "another adapter, and no other recording"

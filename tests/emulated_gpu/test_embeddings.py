@@ -22,8 +22,7 @@ def pooled(core: EngineCore, name: str) -> tuple[list[np.ndarray], list[int]]:
     """What is pooled of each prompt, and the answer to another one that runs beside them."""
     core.submit(Request(request_id=name, prompt_tokens=[9, 9, 8], sampling=GREEDY))
     for at, (prompt, pooling) in enumerate(zip(PROMPTS, POOLINGS, strict=True)):
-        core.submit(Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=NO_ANSWER,
-                            pooling=pooling))
+        core.submit(Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=NO_ANSWER, pooling=pooling))
     rows: dict[str, np.ndarray] = {}
     tokens: list[int] = []
     while core.has_work:

@@ -27,8 +27,9 @@ PROMPTS = [[7], [300, 20, 411, 5, 123], list(range(3, 43)), list(range(70, 136))
 """A server answers more of them (``test_serve.py``)."""
 
 
-@pytest.mark.parametrize("family", sample(
-    [*FAMILIES, *(name for name in MORE_FAMILIES if name not in ON_CPUS), *MAMBA_FAMILIES], 1))
+@pytest.mark.parametrize(
+    "family", sample([*FAMILIES, *(name for name in MORE_FAMILIES if name not in ON_CPUS), *MAMBA_FAMILIES], 1)
+)
 def test_every_family_answers_as_transformers_does_and_nothing_is_reported(family: str) -> None:
     prompts = PROMPTS if ALL else PROMPTS[:2]
     checkpoint(family)
@@ -61,30 +62,38 @@ def test_a_family_that_no_gpu_computes_is_refused_in_one_line_before_a_weight_is
     checkpoint(family)
     with emulated() as card, pytest.raises(CheckpointError) as refused, started(card, family):
         pass
-    assert refused.value.message == (f"{family} attends over chosen blocks, which weft computes on CPUs "
-                                     "alone; this is cuda:0. Use --device cpu")
+    assert refused.value.message == (
+        f"{family} attends over chosen blocks, which weft computes on CPUs alone; this is cuda:0. Use --device cpu"
+    )
     assert card.allocator.allocated == 0
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "without overlap": {"overlap": "off"}, "without graphs": {"cuda_graphs": "off"},
-    "states in 8 bits": {"exact": False}, "KV in 8 bits": {"exact": False, "compress_kv": "int8"},
-    "preemptions": {}, "quantised": {"quantize": "int4"}, "pages in fp8": {"kv_dtype": "fp8"}}
+    "without overlap": {"overlap": "off"},
+    "without graphs": {"cuda_graphs": "off"},
+    "states in 8 bits": {"exact": False},
+    "KV in 8 bits": {"exact": False, "compress_kv": "int8"},
+    "preemptions": {},
+    "quantised": {"quantize": "int4"},
+    "pages in fp8": {"kv_dtype": "fp8"},
+}
 FORCED: dict[str, Callable[[pytest.MonkeyPatch, EngineCore], object]] = {
     "states in 8 bits": lambda patch, core: compress_states(patch),
     "KV in 8 bits": lambda patch, core: compress_kv(patch),
-    "preemptions": lambda patch, core: refuse_growth(patch, lambda: core.scheduler.running)}
+    "preemptions": lambda patch, core: refuse_growth(patch, lambda: core.scheduler.running),
+}
 """What tiny prompts do not bring about by themselves."""
 HAPPENED: dict[str, Callable[[EngineStats], int]] = {
     "states in 8 bits": lambda stats: stats.memory.cache.restored,
     "KV in 8 bits": lambda stats: stats.memory.cache.restored_pages,
-    "preemptions": lambda stats: stats.preemptions}
+    "preemptions": lambda stats: stats.preemptions,
+}
 ROUNDED = {"states in 8 bits", "KV in 8 bits", "quantised", "pages in fp8"}
 
 
 @pytest.mark.parametrize("way", sample(WAYS, 1))
 def test_every_way_to_serve_reports_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [list(range(3, 66)), *PROMPTS[:2], list(range(3, 66))]   # the first one grows as it decodes
+    prompts = [list(range(3, 66)), *PROMPTS[:2], list(range(3, 66))]  # the first one grows as it decodes
     checkpoint("qwen3_5")
     plan_small_states(monkeypatch)
     with emulated() as card, started(card, "qwen3_5", **WAYS[way]) as engine:
@@ -92,7 +101,7 @@ def test_every_way_to_serve_reports_nothing(way: str, monkeypatch: pytest.Monkey
         assert bool(threads) is (way != "without overlap"), "a thread that nothing uses"
         FORCED.get(way, lambda patch, core: None)(monkeypatch, engine.core)
         made = answers(engine.core, prompts)
-        answers(engine.core, [[400, 401, 402]], name="between")   # what is cached may be compressed
+        answers(engine.core, [[400, 401, 402]], name="between")  # what is cached may be compressed
         prompts += [[*prompt, *tokens, 9] for prompt, tokens in zip(prompts[:2], made, strict=False)]
         made += answers(engine.core, prompts[4:], name="on")
         stats = engine.core.stats()
@@ -121,9 +130,20 @@ def test_an_engine_that_slept_answers_as_before(level: int) -> None:
 
 
 def test_everything_that_a_row_may_ask_for_reports_nothing() -> None:
-    drawn = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=4, logprobs=2,
-                           frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={7: 2.0}, min_tokens=1,
-                           max_tokens=4, ignore_eos=True)
+    drawn = SamplingParams(
+        temperature=1.1,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.01,
+        seed=4,
+        logprobs=2,
+        frequency_penalty=0.5,
+        repetition_penalty=1.2,
+        logit_bias={7: 2.0},
+        min_tokens=1,
+        max_tokens=4,
+        ignore_eos=True,
+    )
     checkpoint("qwen3")
     with emulated() as card, started(card, "qwen3") as engine:
         made = answers(engine.core, PROMPTS[:2] * 2, [drawn, drawn, GREEDY, GREEDY])

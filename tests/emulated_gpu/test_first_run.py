@@ -21,6 +21,7 @@ REFUSED = ("Qwen4-Exp", "GLM-5-next")
 
 
 if ALL:
+
     @pytest.mark.parametrize("name", [name for name in gpu_families.CONFIGS if name not in REFUSED])
     def test_a_small_model_answers_with_graphs_without_and_by_torch(name: str) -> None:
         with emulated(CARD_BYTES) as card:
@@ -32,14 +33,16 @@ if ALL:
         assert found["largest_gap"] < 1e-3 * found["largest_number"]
         assert not card.reports, [str(report) for report in card.reports]
 
-
     @pytest.mark.parametrize("name", ["adapters", "sinks"])
     def test_each_kernel_is_compared_with_torch_on_the_same_card(name: str) -> None:
         geometry = SimpleNamespace(config=gpu_families.CONFIGS[name])
-        with emulated(CARD_BYTES) as card, mock.patch.object(kernels, "ARENA_BYTES", 4 << 20), \
-                mock.patch.object(kernels, "LIBRARY_ROWS", 20), \
-                mock.patch.object(gpu_parts, "GEOMETRIES", (name,)), \
-                mock.patch.object(geometries, "find_geometry", return_value=geometry):
+        with (
+            emulated(CARD_BYTES) as card,
+            mock.patch.object(kernels, "ARENA_BYTES", 4 << 20),
+            mock.patch.object(kernels, "LIBRARY_ROWS", 20),
+            mock.patch.object(gpu_parts, "GEOMETRIES", (name,)),
+            mock.patch.object(geometries, "find_geometry", return_value=geometry),
+        ):
             asked = argparse.Namespace(device="cuda", after=0)
             found = [one for one in gpu_parts.check(asked) if "name" in one]
         assert len(found) > 20
@@ -57,9 +60,13 @@ def test_a_model_that_no_gpu_computes_is_refused_in_words(name: str) -> None:
 def test_each_small_model_answers_on_a_cpu_too() -> None:
     """By the C++ kernels and by torch."""
     found: dict[str, dict[str, Any]] = {
-        name: gpu_families.run(name, torch.device("cpu"), "float32") for name in gpu_families.CONFIGS}
-    assert {name: one for name, one in found.items()
-            if one["largest_gap"] > 1e-3 * one["largest_number"] or one["equal_tokens"] < one["tokens"]} == {}
+        name: gpu_families.run(name, torch.device("cpu"), "float32") for name in gpu_families.CONFIGS
+    }
+    assert {
+        name: one
+        for name, one in found.items()
+        if one["largest_gap"] > 1e-3 * one["largest_number"] or one["equal_tokens"] < one["tokens"]
+    } == {}
 
 
 def test_products_with_inputs_in_fp8_are_cases_of_a_hopper() -> None:
@@ -69,6 +76,7 @@ def test_products_with_inputs_in_fp8_are_cases_of_a_hopper() -> None:
 
     with emulated(CARD_BYTES), mock.patch.object(torch.version, "cuda", "12.9"):
         bench = Bench(CUDA, torch.bfloat16, (1,), (200,), 300)
-        names = [case.name for case in cases_of(
-            read_architecture(gpu_families.CONFIGS["adapters"]), bench, ("products",))]
+        names = [
+            case.name for case in cases_of(read_architecture(gpu_families.CONFIGS["adapters"]), bench, ("products",))
+        ]
     assert {"product int4 1", "product fp8 200", "product fp8 1024", "product fp8 x fp8 1024"} <= set(names)

@@ -41,25 +41,38 @@ def test_a_recording_does_not_run(card: Card) -> None:
     assert x.tolist() == [1] * 4
 
 
-@pytest.mark.parametrize("refused", [
-    lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: x.nonzero(), lambda x: x[x > 0],
-    lambda x: torch.ones(4).to(CUDA), lambda x: torch.cuda.synchronize(),
-    lambda x: torch.tensor([1], device=CUDA), lambda x: bool(x.any()), lambda x: room_for(CUDA, 1 << 16)])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.ones(4).to(CUDA),
+        lambda x: torch.cuda.synchronize(),
+        lambda x: torch.tensor([1], device=CUDA),
+        lambda x: bool(x.any()),
+        lambda x: room_for(CUDA, 1 << 16),
+    ],
+)
 def test_a_recording_refuses_what_waits(card: Card, refused: Callable[[torch.Tensor], Any]) -> None:
     x = torch.ones(4, device=CUDA)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="previous error during capture"), \
-            torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+    with (
+        pytest.raises(RuntimeError, match="previous error during capture"),
+        torch.cuda.graph(graph, stream=torch.cuda.Stream()),
+    ):
         refused(x)
 
 
 def test_the_control_a_pool_goes_on_recording_behind_an_error_of_cuda(card: Card) -> None:
     x, pool = torch.ones(4, device=CUDA), torch.cuda.graph_pool_handle()
-    with pytest.raises(RuntimeError), \
-            torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool, stream=torch.cuda.Stream()):
+    with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool, stream=torch.cuda.Stream()):
         x.sum().item()
-    with pytest.raises(RuntimeError, match="already recording to mempool_id"), \
-            torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool, stream=torch.cuda.Stream()):
+    with (
+        pytest.raises(RuntimeError, match="already recording to mempool_id"),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool, stream=torch.cuda.Stream()),
+    ):
         x.add_(1)
 
 
@@ -71,8 +84,7 @@ def test_a_key_that_cannot_be_recorded_costs_no_other_key(card: Card) -> None:
     recorded: list[int] = []
 
     def step_of(key: int) -> Any:
-        return (lambda: looks[key]() if recorded.append(key) or key != 2 or recorded.count(2) > 1
-                else x), ()
+        return (lambda: looks[key]() if recorded.append(key) or key != 2 or recorded.count(2) > 1 else x), ()
 
     recordings.record([1, 2, 3], step_of)
     assert recordings.keys == (1, 3)

@@ -52,7 +52,7 @@ def test_a_launch_refuses_memory_of_the_host(card: Card) -> None:
 def test_a_launch_refuses_a_grid_that_is_too_large(card: Card) -> None:
     x, kernel = torch.ones(8, device=CUDA), _gather
     with pytest.raises(RuntimeError, match="invalid argument"):
-        kernel[(1, 65_536)](x, torch.arange(4, device=CUDA), x, COUNT=4)   # type: ignore[index]
+        kernel[(1, 65_536)](x, torch.arange(4, device=CUDA), x, COUNT=4)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("index", [[0, 1, 2, 8], [0, 1, 2, -1]])
@@ -116,6 +116,8 @@ def test_a_kernel_that_is_compiled_ahead_computes_nothing_and_never_compiles_aga
 
 def test_a_recording_refuses_to_compile(card: Card) -> None:
     x, index = torch.ones(8, device=CUDA), torch.arange(4, device=CUDA)
-    with pytest.raises(RuntimeError, match="compiling _gather"), \
-            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+    with (
+        pytest.raises(RuntimeError, match="compiling _gather"),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()),
+    ):
         gather(x, index)

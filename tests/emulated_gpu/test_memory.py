@@ -139,9 +139,13 @@ def test_pieces_of_one_pinned_mapping_are_free_again_behind_their_copies(card: C
 LACKS: dict[str, tuple[int, dict[str, Any], str]] = {
     "weights": (9, {}, r"weights do not fit.*--quantize"),
     "a step of any size": (14, {}, r"does not fit into.* Nor does one of 65 tokens and 1 .*--quantize int4"),
-    "graphs": (104, {"max_num_batched_tokens": 4096, "max_model_len": 4096},
-               r"MiB too many. debug.cuda_graphs off frees \d+"),
-    "a store": (100, {"store": ""}, r"MiB too many. .*no --store frees 64.0 MiB")}
+    "graphs": (
+        104,
+        {"max_num_batched_tokens": 4096, "max_model_len": 4096},
+        r"MiB too many. debug.cuda_graphs off frees \d+",
+    ),
+    "a store": (100, {"store": ""}, r"MiB too many. .*no --store frees 64.0 MiB"),
+}
 
 
 @pytest.mark.parametrize("what", sample(LACKS, 1))
@@ -150,9 +154,9 @@ def test_a_start_that_lacks_memory_says_what_to_lower_and_by_how_much(what: str,
     if "store" in more:
         more = more | {"store": str(tmp_path)}
     checkpoint("qwen3_5")
-    with emulated(mebibytes << 20) as small, pytest.raises(ConfigError, match=said), \
-            started(small, "qwen3_5", **more):
+    with emulated(mebibytes << 20) as small, pytest.raises(ConfigError, match=said), started(small, "qwen3_5", **more):
         pass
+
 
 LONG: dict[str, Any] = {"max_num_batched_tokens": 4096, "max_model_len": 4096, "cuda_graphs": "off"}
 
@@ -181,6 +185,7 @@ def smallest_card() -> int:
 
 
 if ALL:
+
     @pytest.mark.parametrize("below", [1, 2, 4])
     def test_the_step_that_a_refused_start_names_does_fit(below: int) -> None:
         small = smallest_card() - below
@@ -193,16 +198,16 @@ if ALL:
 def test_what_a_failed_step_took_is_free_when_a_shorter_one_is_tried() -> None:
     """Its error holds it as long as that is handled: a larger card would say that less is free."""
     said = [refusal(mebibytes) or "" for mebibytes in (40, 54)]
-    less, more = (float(free) for one in said for free in
-                  re.findall(r"([\d.]+) MiB of the GPU (?:that )?are free", one))
+    less, more = (
+        float(free) for one in said for free in re.findall(r"([\d.]+) MiB of the GPU (?:that )?are free", one)
+    )
     assert more - less == 54 - 40
 
 
 def test_a_compaction_in_a_circle_takes_no_memory_of_its_size() -> None:
     """Fault 3: pieces of all pages go through a room that the start counted."""
     checkpoint("qwen3")
-    with mock.patch.object(arena, "MOVES_ROOM_BYTES", 4096), emulated() as card, \
-            started(card, "qwen3") as engine:
+    with mock.patch.object(arena, "MOVES_ROOM_BYTES", 4096), emulated() as card, started(card, "qwen3") as engine:
         held = cast(TorchExecutor, engine.core.executor).arena
         rows = held.buffer[: 12 * held.plan.page_bytes].view(12, -1)
         rows.copy_(torch.arange(12, device=CUDA).to(torch.uint8)[:, None].expand_as(rows))

@@ -27,13 +27,7 @@ from msgspec import structs
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import RESERVE_SLACK, Report
-from tests.emulated_gpu.engines import (
-    GREEDY,
-    answers,
-    assert_tokens_of_transformers,
-    said_by_transformers,
-    started,
-)
+from tests.emulated_gpu.engines import GREEDY, answers, assert_tokens_of_transformers, said_by_transformers, started
 from tests.emulated_gpu.install import CARD_BYTES
 from tests.emulated_gpu.sample import sample
 from tests.fixtures.checkpoints import checkpoint
@@ -55,12 +49,17 @@ LONGER = structs.replace(GREEDY, max_tokens=10)
 PROMPTS = [[7], [300, 20, 411, 5, 123]]
 
 
-def serve(family: str = "qwen3", prompts: list[list[int]] = PROMPTS, sampling: SamplingParams = GREEDY,
-          card_bytes: int = CARD_BYTES, **more: Any) -> list[Report]:
+def serve(
+    family: str = "qwen3",
+    prompts: list[list[int]] = PROMPTS,
+    sampling: SamplingParams = GREEDY,
+    card_bytes: int = CARD_BYTES,
+    **more: Any,
+) -> list[Report]:
     """What the card reports. Without a report, tokens are looked at."""
     checkpoint(family)
     with emulated(card_bytes) as card, started(card, family, **more) as engine:
-        if more.get("drafter") is not None:   # snapshots are written at once, in steps with drafts
+        if more.get("drafter") is not None:  # snapshots are written at once, in steps with drafts
             cast(StoreTier, engine.core.scheduler.store).writes.draining = True
         made = answers(engine.core, prompts, sampling)
     if card.reports:
@@ -116,9 +115,18 @@ def long_prompt() -> list[Report]:
 def small_steps() -> list[Report]:
     """A prefix comes back that takes more memory than a step."""
     with tempfile.TemporaryDirectory() as directory:
-        return [report for _ in range(2) for report in serve(
-            "qwen3", [list(range(3, 117))], store=directory, cuda_graphs="off", max_num_seqs=1,
-            max_num_batched_tokens=16)]
+        return [
+            report
+            for _ in range(2)
+            for report in serve(
+                "qwen3",
+                [list(range(3, 117))],
+                store=directory,
+                cuda_graphs="off",
+                max_num_seqs=1,
+                max_num_batched_tokens=16,
+            )
+        ]
 
 
 def compaction() -> list[Report]:
@@ -172,8 +180,11 @@ class LatePlans:
 def plans() -> list[Report]:
     """Three steps of prompts by FlashInfer, launched before the first has run."""
     library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=LatePlans)
-    with emulated() as card, mock.patch.object(prefill_backend, "_library", library), \
-            mock.patch.object(prefill_backend, "WORKSPACE_BYTES", 4096):
+    with (
+        emulated() as card,
+        mock.patch.object(prefill_backend, "_library", library),
+        mock.patch.object(prefill_backend, "WORKSPACE_BYTES", 4096),
+    ):
         planner = prefill_backend._Planner(CUDA)
         for step in range(3):
             planner.plan(numbers=[step] * 64)
@@ -336,8 +347,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     assert source.count(mutant.old) == 1, f"{mutant.name} has not one {mutant.old!r}"
     scope = function.__globals__ if inspect.isfunction(function) else {}
     names: dict[str, Any] = {}
-    code = compile(source.replace(mutant.old, mutant.new), "mutant", "exec",
-                   __future__.annotations.compiler_flag)
+    code = compile(source.replace(mutant.old, mutant.new), "mutant", "exec", __future__.annotations.compiler_flag)
     exec(code, scope, names)
     with mock.patch.object(mutant.owner, mutant.name, names[mutant.name]):
         yield

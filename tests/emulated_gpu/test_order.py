@@ -71,9 +71,15 @@ def test_streams_without_an_event_run_in_any_order() -> None:
     assert seen == {0, 2}
 
 
-@pytest.mark.parametrize("between", [
-    lambda one, other: one.wait_stream(other), lambda one, other: one.wait_event(other.record_event()),
-    lambda one, other: other.synchronize(), lambda one, other: torch.cuda.synchronize()])
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda one, other: one.wait_stream(other),
+        lambda one, other: one.wait_event(other.record_event()),
+        lambda one, other: other.synchronize(),
+        lambda one, other: torch.cuda.synchronize(),
+    ],
+)
 def test_the_control_streams_with_an_event_are_not(card: Card, between: Any) -> None:
     assert two_streams(card, between).tolist() == [2] * 4
     assert not card.reports

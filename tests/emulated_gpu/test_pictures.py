@@ -19,14 +19,21 @@ from weft.request import PlacedPicture, Request, SamplingParams
 STEPS = 6
 GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
 WAYS: dict[str, dict[str, Any]] = {
-    "graphs": {}, "without graphs": {"cuda_graphs": "off"}, "without overlap": {"overlap": "off"}}
+    "graphs": {},
+    "without graphs": {"cuda_graphs": "off"},
+    "without overlap": {"overlap": "off"},
+}
 Prompt = tuple[list[int], list[PlacedPicture]]
 
 
 def said(core: EngineCore, prompts: list[Prompt], name: str) -> list[list[int]]:
-    return answered(core, [
-        Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=GREEDY, pictures=pictures)
-        for at, (prompt, pictures) in enumerate(prompts)])
+    return answered(
+        core,
+        [
+            Request(request_id=f"{name}{at}", prompt_tokens=prompt, sampling=GREEDY, pictures=pictures)
+            for at, (prompt, pictures) in enumerate(prompts)
+        ],
+    )
 
 
 def after_sleep(core: EngineCore, prompts: list[Prompt], card: Card) -> list[list[int]]:

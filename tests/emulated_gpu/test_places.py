@@ -37,19 +37,31 @@ def test_torch_has_a_gpu_and_operators_give_what_they_give_on_a_cpu(card: Card) 
     x = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     y = x.to(CUDA)
     assert (y.device, y.is_cuda, y[1:].device) == (CUDA, True, CUDA)
-    for compute in (lambda a: a @ a.T, lambda a: a.softmax(1), lambda a: a[:, 1:3].contiguous().view(-1),
-                    lambda a: torch.where(a > 5, a, -1), lambda a: a.index_select(0, a[0, :2].long()),
-                    lambda a: torch.cat([a, a * 2]).sum(0), lambda a: a.to(torch.bfloat16).float()):
+    for compute in (
+        lambda a: a @ a.T,
+        lambda a: a.softmax(1),
+        lambda a: a[:, 1:3].contiguous().view(-1),
+        lambda a: torch.where(a > 5, a, -1),
+        lambda a: a.index_select(0, a[0, :2].long()),
+        lambda a: torch.cat([a, a * 2]).sum(0),
+        lambda a: a.to(torch.bfloat16).float(),
+    ):
         assert torch.equal(compute(y).cpu(), compute(x))
     y[1:, 0] = 7
     y[y > 9] = 0
     assert y.tolist() == [[0, 1, 2, 3], [7, 5, 6, 7], [7, 9, 0, 0]]
 
 
-@pytest.mark.parametrize("mixes", [
-    lambda y: y + torch.ones(3), lambda y: y.index_select(0, torch.arange(2)),
-    lambda y: torch.ones(2) @ y[:2], lambda y: torch.cat([y, torch.ones(1)]),
-    lambda y: torch.arange(3)[y.long()]])
+@pytest.mark.parametrize(
+    "mixes",
+    [
+        lambda y: y + torch.ones(3),
+        lambda y: y.index_select(0, torch.arange(2)),
+        lambda y: torch.ones(2) @ y[:2],
+        lambda y: torch.cat([y, torch.ones(1)]),
+        lambda y: torch.arange(3)[y.long()],
+    ],
+)
 def test_an_operator_that_mixes_places_raises(card: Card, mixes: Callable[[torch.Tensor], Any]) -> None:
     with pytest.raises(RuntimeError, match=r"same device|indices should be"):
         mixes(on_card(0, 1, 2))
@@ -64,13 +76,26 @@ def test_a_scalar_of_the_host_travels_with_the_launch(card: Card) -> None:
     assert y.tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("looks", [
-    lambda y: y.sum().item(), lambda y: y.tolist(), lambda y: y.cpu(), lambda y: bool((y > 0).all()),
-    lambda y: y.nonzero(), lambda y: y[y > 0], lambda y: torch.ones(3).copy_(y), lambda y: y.to("cpu"),
-    lambda y: torch.ones(3).to(CUDA), lambda y: y.copy_(torch.ones(3)),
-    lambda y: torch.tensor([1], device=CUDA), lambda y: y.copy_(torch.ones(3), non_blocking=True),
-    lambda y: torch.equal(y, y),
-    lambda y: torch.masked_select(y, y > 1), lambda y: y[torch.arange(2)]])
+@pytest.mark.parametrize(
+    "looks",
+    [
+        lambda y: y.sum().item(),
+        lambda y: y.tolist(),
+        lambda y: y.cpu(),
+        lambda y: bool((y > 0).all()),
+        lambda y: y.nonzero(),
+        lambda y: y[y > 0],
+        lambda y: torch.ones(3).copy_(y),
+        lambda y: y.to("cpu"),
+        lambda y: torch.ones(3).to(CUDA),
+        lambda y: y.copy_(torch.ones(3)),
+        lambda y: torch.tensor([1], device=CUDA),
+        lambda y: y.copy_(torch.ones(3), non_blocking=True),
+        lambda y: torch.equal(y, y),
+        lambda y: torch.masked_select(y, y > 1),
+        lambda y: y[torch.arange(2)],
+    ],
+)
 def test_each_wait_is_counted_with_its_line(card: Card, looks: Callable[[torch.Tensor], Any]) -> None:
     y = on_card(1, 2, 3)
     card.waits.clear()

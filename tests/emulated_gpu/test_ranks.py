@@ -30,13 +30,12 @@ def two() -> Iterator[Peers]:
 
 def life(family: str, two: Peers, store: Path) -> tuple[list[list[int]], int]:
     """The answers to ``STORED``, and then to two prompts side by side; the tokens that were loaded."""
-    with emulated() as card, started(card, family, peers=two, tp=2, rank_timeout=LIMIT_S,
-                                     store=str(store)) as engine:
+    with emulated() as card, started(card, family, peers=two, tp=2, rank_timeout=LIMIT_S, store=str(store)) as engine:
         made = answers(engine.core, [STORED])
         engine.core.write_all(20.0)
         assert engine.core.store is not None
         restored = engine.core.store.stats().restores.restored_tokens
-        made += answers(engine.core, OTHERS, name="then")   # rank 1 says with it what it has noticed
+        made += answers(engine.core, OTHERS, name="then")  # rank 1 says with it what it has noticed
         assert card.replays
     assert not card.reports, [str(report) for report in card.reports]
     return made, restored
@@ -44,7 +43,8 @@ def life(family: str, two: Peers, store: Path) -> tuple[list[list[int]], int]:
 
 @pytest.mark.parametrize("family", sample(["qwen3_5", "qwen3"], 1))
 def test_two_ranks_answer_load_and_store_as_transformers_does_and_nothing_is_reported(
-        family: str, two: Peers, tmp_path: Path) -> None:
+    family: str, two: Peers, tmp_path: Path
+) -> None:
     """Two lives with one store."""
     checkpoint(family)
     made, _ = life(family, two, tmp_path)
@@ -55,8 +55,10 @@ def test_two_ranks_answer_load_and_store_as_transformers_does_and_nothing_is_rep
 
 
 if ALL:
+
     def test_the_control_a_rank_that_pins_no_buffers_is_reported(
-            tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Fault 6: each copy of rank 1 waits."""
         checkpoint("qwen3")
         monkeypatch.setenv(UNPINNED, "1")

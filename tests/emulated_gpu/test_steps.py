@@ -39,25 +39,39 @@ COUNTS: dict[str, Callable[[EngineStats], int]] = {
     "prefixes that were loaded": lambda stats: stats.memory.cache.loaded,
     "prefixes that were stored": lambda stats: (stats.store or NO_TIER).store.puts,
     "states in 8 bits that were restored": lambda stats: stats.memory.cache.restored,
-    "pages in 8 bits that were restored": lambda stats: stats.memory.cache.restored_pages}
+    "pages in 8 bits that were restored": lambda stats: stats.memory.cache.restored_pages,
+}
 
 
 def rare(machine: str, stats: EngineStats) -> list[str]:
     """What a day should have had, and had less often than once in 200 steps."""
-    return [name for name, count in COUNTS.items()
-            if (machine == COMPRESSED or "8 bits" not in name) and count(stats) < STEPS // 200]
+    return [
+        name
+        for name, count in COUNTS.items()
+        if (machine == COMPRESSED or "8 bits" not in name) and count(stats) < STEPS // 200
+    ]
 
 
 def asked(chance: random.Random, prefixes: list[list[int]], name: str) -> Request:
-    prompt = [*chance.choice(prefixes)[: chance.randrange(1, 130)],
-              *(chance.randrange(3, 500) for _ in range(chance.randrange(40)))]
+    prompt = [
+        *chance.choice(prefixes)[: chance.randrange(1, 130)],
+        *(chance.randrange(3, 500) for _ in range(chance.randrange(40))),
+    ]
     sampling: dict[str, Any] = {"temperature": 0.0}
     if chance.random() < 0.5:
-        sampling = {"temperature": 1.0, "top_k": chance.choice([0, 20]), "top_p": chance.choice([1.0, 0.9]),
-                    "seed": chance.randrange(99), "logprobs": chance.choice([None, 3]),
-                    "frequency_penalty": chance.choice([0.0, 0.5])}
-    return Request(request_id=name, prompt_tokens=prompt, sampling=SamplingParams(
-        max_tokens=chance.randrange(1, 40), ignore_eos=True, **sampling))
+        sampling = {
+            "temperature": 1.0,
+            "top_k": chance.choice([0, 20]),
+            "top_p": chance.choice([1.0, 0.9]),
+            "seed": chance.randrange(99),
+            "logprobs": chance.choice([None, 3]),
+            "frequency_penalty": chance.choice([0.0, 0.5]),
+        }
+    return Request(
+        request_id=name,
+        prompt_tokens=prompt,
+        sampling=SamplingParams(max_tokens=chance.randrange(1, 40), ignore_eos=True, **sampling),
+    )
 
 
 @pytest.mark.parametrize("machine", sample(MACHINES, 1))
@@ -70,8 +84,7 @@ def test_seeded_steps_report_nothing(machine: str, tmp_path: Path, monkeypatch: 
     if machine == COMPRESSED:
         plan_small_states(monkeypatch)
         compress_all(monkeypatch)
-    with emulated(seed=31) as card, \
-            started(card, family, drafter=drafter, store=str(tmp_path), **more) as engine:
+    with emulated(seed=31) as card, started(card, family, drafter=drafter, store=str(tmp_path), **more) as engine:
         core, steps, live = engine.core, 0, 0
         card.values = False
         assert len(rare(machine, core.stats())) >= 3, "the control: a day without them fails"
@@ -83,7 +96,7 @@ def test_seeded_steps_report_nothing(machine: str, tmp_path: Path, monkeypatch: 
             if live and chance.random() < 0.02:
                 core.cancel(f"request-{chance.randrange(live)}")
             if chance.random() < 0.02:
-                core.flush_cache()   # what is needed again comes from the store
+                core.flush_cache()  # what is needed again comes from the store
             if core.has_work:
                 core.step()
                 steps += 1

@@ -28,15 +28,14 @@ WAYS: dict[str, dict[str, Any]] = {"as computed": {}, "compressed": {"exact": Fa
 
 
 @pytest.mark.parametrize("way", sample(WAYS, 1))
-def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(FAMILY)
     if way == "compressed":
         plan_small_states(monkeypatch)
         compress_all(monkeypatch)
     with emulated() as card, started(card, FAMILY, store=str(tmp_path), **WAYS[way]) as engine:
         assert engine.core.store is not None
-        engine.core.store.writes._paced_until_s = NEVER_S   # nothing is written before it is compressed
+        engine.core.store.writes._paced_until_s = NEVER_S  # nothing is written before it is compressed
         [said] = answers(engine.core, [PROMPT])
         answers(engine.core, [[9, 8, 7]], name="between")
         engine.core.write_all(20.0)
@@ -49,8 +48,9 @@ def test_decodes_go_on_while_a_prefix_is_loaded(tmp_path: Path, way: str,
         transfers.are_done = lambda step: False  # type: ignore[method-assign]
         tokens: dict[str, list[int]] = {"other": [], "loaded": []}
         for name, prompt, count in (("other", OTHER, 8), ("loaded", PROMPT, 4)):
-            core.submit(Request(request_id=name, prompt_tokens=prompt,
-                                sampling=structs.replace(GREEDY, max_tokens=count)))
+            core.submit(
+                Request(request_id=name, prompt_tokens=prompt, sampling=structs.replace(GREEDY, max_tokens=count))
+            )
         under_way = 0
         while core.has_work:
             for event in core.step():

@@ -40,7 +40,7 @@ from weft.runner.torch_executor import TorchExecutor
 from weft.speculation.drafter import SourceName
 from weft.speculation.speculator import Speculator
 
-PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][:3 if ALL else 2]
+PROMPTS = [[300, 20, 411, 5, 123], list(range(3, 43)), [7]][: 3 if ALL else 2]
 LONGER = structs.replace(GREEDY, max_tokens=12 if ALL else 7)
 SHORTER = structs.replace(GREEDY, max_tokens=5)
 RECORDINGS_MAX = 20
@@ -81,9 +81,17 @@ def served(card: Card, family: str, kind: Kind, **more: Any) -> tuple[list[list[
     return made, seen
 
 
-@pytest.mark.parametrize(("family", "kind"), sample(
-    [(family, kind) for family in ("qwen3_5", "qwen3", "bamba", "lfm2", "kimi_linear", "jamba")
-     for kind in ("perfect", "adversarial", "random")], 1))
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    sample(
+        [
+            (family, kind)
+            for family in ("qwen3_5", "qwen3", "bamba", "lfm2", "kimi_linear", "jamba")
+            for kind in ("perfect", "adversarial", "random")
+        ],
+        1,
+    ),
+)
 def test_verify_runs_are_replayed_with_the_tokens_of_transformers(family: str, kind: Kind) -> None:
     checkpoint(family)
     for prompt in PROMPTS:
@@ -111,8 +119,9 @@ def test_a_model_with_a_head_decodes_by_graphs(monkeypatch: pytest.MonkeyPatch) 
     def speculator() -> Speculator:
         return Speculator(("mtp",), costs=RowCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
 
-    expected = assemble(EngineConfig(model=str(EMBEDDED), device="cpu", speculate="off", threads=1,
-                                     max_model_len=256)).core
+    expected = assemble(
+        EngineConfig(model=str(EMBEDDED), device="cpu", speculate="off", threads=1, max_model_len=256)
+    ).core
     wanted = answers(expected, PROMPTS[:1], SHORTER)
     expected.close()
     source = speculator()
@@ -184,6 +193,7 @@ def test_a_head_of_latent_attention_drafts_by_graphs(tmp_path: Path) -> None:
 
 
 if ALL:
+
     @pytest.mark.parametrize("source", ["prediction", "tree", "suffix"])
     def test_each_source_of_drafts_is_right_with_the_tokens_of_transformers(source: SourceName) -> None:
         """The tests above have drafts of a stand-in."""
@@ -194,8 +204,12 @@ if ALL:
             drafter._tree = engine.core.memory.prefix_tree
             seen = counted(graphs_of(engine))
             for name in ("first", "again"):
-                request = Request(request_id=name, prompt_tokens=PROMPTS[1], sampling=LONGER,
-                                  prediction=said if source == "prediction" else [])
+                request = Request(
+                    request_id=name,
+                    prompt_tokens=PROMPTS[1],
+                    sampling=LONGER,
+                    prediction=said if source == "prediction" else [],
+                )
                 assert answered(engine.core, [request]) == [said]
         assert drafter.stats().sources[source].accepted
         assert seen, "verify runs were launched from Python"

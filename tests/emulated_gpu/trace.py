@@ -41,11 +41,11 @@ class Trace:
         if not ptrs.size:
             return
         low, high = int(ptrs.min()), int(ptrs.max())
-        if not self._is_inside(low, high) and not all(
-                self._is_inside(one, one) for one in ptrs.ravel().tolist()):
+        if not self._is_inside(low, high) and not all(self._is_inside(one, one) for one in ptrs.ravel().tolist()):
             raise IllegalAccessError(
                 f"CUDA error: an illegal memory access was encountered: {self._name} "
-                f"{'writes' if writes else 'reads'} an address outside of its arguments")
+                f"{'writes' if writes else 'reads'} an address outside of its arguments"
+            )
         lines = self._written if writes else self._read
         first, last = low >> LINE_BITS, high >> LINE_BITS
         if last - first < 2:

@@ -45,9 +45,7 @@ class Server:
         if self.wrong_every and self.asked % self.wrong_every == 0:
             answer = "0"
         choice = {"message": {"role": "assistant", "content": answer}}
-        return httpx.Response(
-            200, json={"choices": [choice], "usage": {"prompt_tokens": len(str(messages)) // 3}}
-        )
+        return httpx.Response(200, json={"choices": [choice], "usage": {"prompt_tokens": len(str(messages)) // 3}})
 
 
 async def score(server: Server, seen: list[tuple[int, int]] | None = None):  # type: ignore[no-untyped-def]

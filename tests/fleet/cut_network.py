@@ -50,8 +50,7 @@ class CutNetwork:
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._sockets += [client, server]
                 for source, sink, way in ((client, server, "there"), (server, client, "back")):
-                    threading.Thread(target=self._copy, args=(source, sink, self._open[way]),
-                                     daemon=True).start()
+                    threading.Thread(target=self._copy, args=(source, sink, self._open[way]), daemon=True).start()
 
     def _copy(self, source: socket.socket, sink: socket.socket, way: threading.Event) -> None:
         with contextlib.suppress(OSError):

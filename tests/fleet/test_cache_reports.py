@@ -25,7 +25,8 @@ def test_the_report_of_several_keeps_its_form_while_one_alone_answers() -> None:
     assert "replicas" not in alone
     assert left["replicas"] == [{"replica": 1, **alone}]
     assert {name: value for name, value in left.items() if name not in ("tree", "replicas")} == {
-        name: value for name, value in alone.items() if name != "tree"}
+        name: value for name, value in alone.items() if name != "tree"
+    }
 
 
 def test_without_an_engine_there_is_no_report() -> None:
@@ -48,4 +49,5 @@ def test_numbers_add_up_and_shares_do_not() -> None:
     sizes = [row["tokens_max"] for row in both["tree"]["by_depth"]]
     assert len(set(sizes)) == len(sizes)
     assert sum(row["bytes"] for row in both["tree"]["by_depth"]) == sum(
-        row["bytes"] for report in (one, other) for row in report["tree"]["by_depth"])
+        row["bytes"] for report in (one, other) for row in report["tree"]["by_depth"]
+    )

@@ -14,9 +14,11 @@ from weft.cli.main import main
 
 
 def test_a_replica_that_died_for_good_is_dead_with_its_reason_and_can_be_started(
-        model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running_server("build_paced", engine={"model": str(model_directory)},
-                        server={"replicas": "2", "restarts": 0}) as server:
+    model_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running_server(
+        "build_paced", engine={"model": str(model_directory)}, server={"replicas": "2", "restarts": 0}
+    ) as server:
         for again in (["drain", "1", "--start"], ["drain", "1", "--restart"], ["drain", "all", "--restart"]):
             os.kill(engine_pids(server)[1], signal.SIGKILL)
             assert eventually(lambda: replicas(server)[1]["state"] == "dead")

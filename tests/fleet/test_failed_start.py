@@ -45,14 +45,24 @@ class Broken:
 
 
 @pytest.mark.parametrize("where", ["start", "ready", "prepare"])
-@pytest.mark.parametrize(("error", "said"), [(KeyError("tokens"), "KeyError: 'tokens'"),
-                                             (OSError("no processes left"), "no processes left"),
-                                             (AssertionError("a bug"), "AssertionError: a bug")])
-async def test_any_error_of_a_first_start_is_the_reason_of_its_end(where: str, error: Exception,
-                                                                   said: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("tokens"), "KeyError: 'tokens'"),
+        (OSError("no processes left"), "no processes left"),
+        (AssertionError("a bug"), "AssertionError: a bug"),
+    ],
+)
+async def test_any_error_of_a_first_start_is_the_reason_of_its_end(where: str, error: Exception, said: str) -> None:
     engine, lost = Broken(where, error), asyncio.Event()
-    replica = Replica(0, lambda start: engine, 5, prepare=engine.prepare,  # type: ignore[arg-type, return-value]
-                      on_ready=lambda replica: None, on_lost=lambda replica: lost.set())
+    replica = Replica(
+        0,
+        lambda start: engine,
+        5,
+        prepare=engine.prepare,  # type: ignore[arg-type, return-value]
+        on_ready=lambda replica: None,
+        on_lost=lambda replica: lost.set(),
+    )
     replica.start()
     await asyncio.wait_for(lost.wait(), 20)
     assert replica.state == "dead"

@@ -41,8 +41,9 @@ FULL = QueueFullError("the queue is full", param="limits.max_queued_requests", c
 
 def placement(*errors: WeftError | None) -> tuple[Placement, list[Engine]]:
     engines = [Engine(error) for error in errors]
-    replicas: list[Any] = [SimpleNamespace(number=number, role="both", ready=True, engine=engine)
-                           for number, engine in enumerate(engines)]
+    replicas: list[Any] = [
+        SimpleNamespace(number=number, role="both", ready=True, engine=engine) for number, engine in enumerate(engines)
+    ]
     return Placement(EngineConfig(), replicas, LeastLoaded()), engines
 
 
@@ -75,9 +76,11 @@ def test_another_refusal_is_final() -> None:
 
 def test_a_client_of_a_full_fleet_gets_503_with_retry_after(model_directory: Path) -> None:
     body = {"model": "default", "prompt": "sing", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with running_server("build_slow", engine={"model": str(model_directory), "max_num_seqs": 1,
-                                              "max_queued_requests": 1},
-                        server={"replicas": "2"}) as server:
+    with running_server(
+        "build_slow",
+        engine={"model": str(model_directory), "max_num_seqs": 1, "max_queued_requests": 1},
+        server={"replicas": "2"},
+    ) as server:
         streams = []
         for _ in range(4):  # a running and a waiting one on each replica
             stream = server._http.stream("POST", server.url + "/v1/completions", json=body)

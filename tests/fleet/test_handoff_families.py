@@ -22,19 +22,32 @@ USUAL = ("qwen3", "qwen3_5", "granite_moe", "lfm2", "mamba", "falcon_h1", "recur
 
 
 def requests() -> list[Request]:
-    return [Request(request_id=f"r{length}",
-                    prompt_tokens=[(7 * at * at + 3 * at) % 200 for at in range(length)],
-                    sampling=SamplingParams(max_tokens=12, seed=length, temperature=0.9, ignore_eos=True,
-                                            n=1 + length % 2))
-            for length in (3, 64, 131, 210)]
+    return [
+        Request(
+            request_id=f"r{length}",
+            prompt_tokens=[(7 * at * at + 3 * at) % 200 for at in range(length)],
+            sampling=SamplingParams(max_tokens=12, seed=length, temperature=0.9, ignore_eos=True, n=1 + length % 2),
+        )
+        for length in (3, 64, 131, 210)
+    ]
 
 
-def assert_split_as_whole(directory: Path, asked: Sequence[Request], *, is_cut: bool = False,
-                          **form: Any) -> None:
+def assert_split_as_whole(directory: Path, asked: Sequence[Request], *, is_cut: bool = False, **form: Any) -> None:
     """The first of both engines answers alone before that, under a salt of its own."""
-    config = EngineConfig(**{
-        "model": str(directory), "memory": "16MB", "threads": 1, "max_model_len": 512, "handoffs": True,
-        "max_num_batched_tokens": 72, "max_num_seqs": 8, "device": "cpu", "speculate": "off", **form})
+    config = EngineConfig(
+        **{
+            "model": str(directory),
+            "memory": "16MB",
+            "threads": 1,
+            "max_model_len": 512,
+            "handoffs": True,
+            "max_num_batched_tokens": 72,
+            "max_num_seqs": 8,
+            "device": "cpu",
+            "speculate": "off",
+            **form,
+        }
+    )
     cores = [assemble(config).core for _ in range(2)]
     answers: dict[tuple[str, int], list[int]] = {}
     for request in asked:
@@ -43,12 +56,11 @@ def assert_split_as_whole(directory: Path, asked: Sequence[Request], *, is_cut: 
         for event in cores[0].step():
             answers.setdefault((event.request_id, event.index), []).extend(event.tokens)
     waiting = list(cores)
-    fleet = SplitFleet(None, ("prefill", "decode"), 0, new_core=lambda: waiting.pop(0),
-                       is_cut=is_cut)
+    fleet = SplitFleet(None, ("prefill", "decode"), 0, new_core=lambda: waiting.pop(0), is_cut=is_cut)
     assert fleet.run(list(asked)) == answers
     assert fleet.placement.handoff_count == len(asked), "handoffs"
     generated = sum(len(tokens) - 1 for tokens in answers.values())
-    if config.speculate == "off" and not is_cut:   # drafts are computed too
+    if config.speculate == "off" and not is_cut:  # drafts are computed too
         assert cores[1].computed_tokens <= generated + PAGE_TOKENS * len(answers), "more than the last page"
     for core in cores:
         core.close()

@@ -32,12 +32,20 @@ TOKENS = np.arange(200, dtype=np.int32)
 class End:
     """One engine's end: its store, its link, and a clock that a test moves."""
 
-    def __init__(self, folder: Path, *, namespace: bytes = MODEL, token: str | None = None,
-                 inbox_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, folder: Path, *, namespace: bytes = MODEL, token: str | None = None, inbox_bytes: int = 1 << 20
+    ) -> None:
         folder.mkdir()
         self.now_s = 0.0
-        self.store = PeerStore(NO_STORE, namespace, page_bytes=PAGE, state_bytes=STATE, chunk_tokens=CHUNK,
-                               inbox_bytes=inbox_bytes, clock=lambda: self.now_s)
+        self.store = PeerStore(
+            NO_STORE,
+            namespace,
+            page_bytes=PAGE,
+            state_bytes=STATE,
+            chunk_tokens=CHUNK,
+            inbox_bytes=inbox_bytes,
+            clock=lambda: self.now_s,
+        )
         keys = None if token is None else PeerKeys("127.0.0.1", 0, token)
         self.context = zmq.Context()
         self.link = PeerLink(self.context, str(folder), self.store.inbox.accept, keys)
@@ -111,8 +119,9 @@ def order(sender: End, address: str, start: int = 0) -> None:
 
 
 @pytest.mark.parametrize("is_near", [True, False])
-def test_what_arrives_is_what_was_sent_over_shared_memory_and_over_a_network(ends: tuple[End, End],
-                                                                           is_near: bool) -> None:
+def test_what_arrives_is_what_was_sent_over_shared_memory_and_over_a_network(
+    ends: tuple[End, End], is_near: bool
+) -> None:
     sender, receiver = ends
     order(sender, receiver.link.address if is_near else receiver.far)
     assert sender.put(64)
@@ -152,8 +161,9 @@ def test_records_of_another_model_are_refused_with_a_reason(ends: tuple[End, End
     stranger.close()
 
 
-def test_damaged_bytes_are_refused_before_an_engine_sees_them(ends: tuple[End, End],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_bytes_are_refused_before_an_engine_sees_them(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender, receiver = ends
     accept = receiver.store.inbox.accept
 
@@ -199,7 +209,8 @@ def two_orders(sender: End, receiver: End) -> None:
 
 @pytest.mark.parametrize("is_near", [True, False])
 def test_records_without_room_wait_in_their_order_until_others_are_taken(
-        ends: tuple[End, End], tmp_path: Path, is_near: bool) -> None:
+    ends: tuple[End, End], tmp_path: Path, is_near: bool
+) -> None:
     small = End(tmp_path / "s", token=TOKEN, inbox_bytes=ONE_PROMPT)
     for salt in ("a", "b"):
         ends[0].store.order(salt, small.link.address if is_near else small.far, salt, TOKENS[:150], 0)
@@ -217,8 +228,9 @@ def test_records_without_room_wait_in_their_order_until_others_are_taken(
     small.close()
 
 
-def test_records_that_get_no_room_end_the_order_after_a_while(ends: tuple[End, End], tmp_path: Path,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_get_no_room_end_the_order_after_a_while(
+    ends: tuple[End, End], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("weft.rpc.peer_link.ROOM_S", 0.1)
     small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT)
     two_orders(ends[0], small)
@@ -231,8 +243,7 @@ def test_records_that_get_no_room_end_the_order_after_a_while(ends: tuple[End, E
     small.close()
 
 
-def test_records_that_no_request_takes_for_seconds_go_for_new_ones(ends: tuple[End, End],
-                                                                   tmp_path: Path) -> None:
+def test_records_that_no_request_takes_for_seconds_go_for_new_ones(ends: tuple[End, End], tmp_path: Path) -> None:
     """Their client may have left."""
     small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT)
     two_orders(ends[0], small)
@@ -248,8 +259,9 @@ def test_records_that_no_request_takes_for_seconds_go_for_new_ones(ends: tuple[E
     small.close()
 
 
-def test_of_two_prompts_that_have_no_room_beside_each_other_the_first_one_arrives(ends: tuple[End, End],
-                                                                                tmp_path: Path) -> None:
+def test_of_two_prompts_that_have_no_room_beside_each_other_the_first_one_arrives(
+    ends: tuple[End, End], tmp_path: Path
+) -> None:
     """Each has begun, and waiting for the other one would have no end."""
     small = End(tmp_path / "s", inbox_bytes=ONE_PROMPT + 100)
     two_orders(ends[0], small)
@@ -307,18 +319,24 @@ time.sleep(3600)
 
 def partner(folder: Path, what: str) -> tuple[subprocess.Popen[str], str]:
     """Another process, and its address once it listens."""
-    process = subprocess.Popen([sys.executable, "-c", _PARTNER, str(folder), what], cwd=ROOT, text=True,
-                               stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"src{os.pathsep}."})
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PARTNER, str(folder), what],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"src{os.pathsep}."},
+    )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
 
-def test_a_receiver_that_vanishes_in_the_middle_of_a_record_ends_the_order(ends: tuple[End, End],
-                                                                         tmp_path: Path) -> None:
+def test_a_receiver_that_vanishes_in_the_middle_of_a_record_ends_the_order(
+    ends: tuple[End, End], tmp_path: Path
+) -> None:
     process, address = partner(tmp_path / "s", "receive")
     order(ends[0], address)
     assert ends[0].put(150)
-    time.sleep(0.2)   # it is inside of the record, or before it: the reason is the same
+    time.sleep(0.2)  # it is inside of the record, or before it: the reason is the same
     process.send_signal(signal.SIGKILL)
     process.wait()
     [(_, reason)] = ends[0].ended()
@@ -348,8 +366,9 @@ def test_roles_of_another_form_are_refused(text: str) -> None:
         parse_roles(text)
 
 
-@pytest.mark.parametrize(("text", "missing"), [("2p", "decode"), ("1d", "prefill"), ("1p1d", ""), ("2b", ""),
-                                               ("1p1b", ""), ("1b", "")])
+@pytest.mark.parametrize(
+    ("text", "missing"), [("2p", "decode"), ("1d", "prefill"), ("1p1d", ""), ("2b", ""), ("1p1b", ""), ("1b", "")]
+)
 def test_a_role_without_a_partner_is_named(text: str, missing: str) -> None:
     assert partner_missing(parse_roles(text)) == missing
 

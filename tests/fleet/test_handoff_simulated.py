@@ -24,21 +24,30 @@ HYBRID, ATTENTION, RECURRENT = 10, 0, 11
 
 def scenario(geometry: int = HYBRID) -> Scenario:
     one = sharing_scenario(geometry)
-    sizes = replace(one.sizes, max_model_len=min(one.sizes.max_model_len, 512), step_tokens_max=64,
-                    rows_max=8, queue_max=64)
+    sizes = replace(
+        one.sizes, max_model_len=min(one.sizes.max_model_len, 512), step_tokens_max=64, rows_max=8, queue_max=64
+    )
     return replace(one, sizes=sizes)
 
 
 def requests(seed: int, count: int = 3) -> list[Request]:
     chance = Random(seed)
     system = [chance.randrange(VOCAB_SIZE) for _ in range(70)]
-    return [Request(request_id=f"r{number}", cache_salt=chance.choice(("", "a")),
-                    prompt_tokens=[*system, *(chance.randrange(VOCAB_SIZE)
-                                              for _ in range(chance.choice((1, 40, 90))))],
-                    sampling=SamplingParams(
-                        max_tokens=chance.choice((1, 2, 5)) if number else 5, seed=number, ignore_eos=True,
-                        temperature=chance.choice((0.0, 1.0)), n=chance.choice((1, 1, 2))))
-            for number in range(count)]
+    return [
+        Request(
+            request_id=f"r{number}",
+            cache_salt=chance.choice(("", "a")),
+            prompt_tokens=[*system, *(chance.randrange(VOCAB_SIZE) for _ in range(chance.choice((1, 40, 90))))],
+            sampling=SamplingParams(
+                max_tokens=chance.choice((1, 2, 5)) if number else 5,
+                seed=number,
+                ignore_eos=True,
+                temperature=chance.choice((0.0, 1.0)),
+                n=chance.choice((1, 1, 2)),
+            ),
+        )
+        for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("geometry", [HYBRID, ATTENTION, RECURRENT])
@@ -64,15 +73,21 @@ def test_a_death_at_any_message_changes_no_answer_and_leaves_nothing_leased(seed
 
 def long_prompts(count: int) -> list[Request]:
     chance = Random(count)
-    return [Request(request_id=f"r{number}", prompt_tokens=[chance.randrange(VOCAB_SIZE) for _ in range(150)],
-                    sampling=SamplingParams(max_tokens=5, seed=number, ignore_eos=True))
-            for number in range(count)]
+    return [
+        Request(
+            request_id=f"r{number}",
+            prompt_tokens=[chance.randrange(VOCAB_SIZE) for _ in range(150)],
+            sampling=SamplingParams(max_tokens=5, seed=number, ignore_eos=True),
+        )
+        for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("prompts", [1.0, 1.5, 3.0])
 def test_an_engine_with_room_for_few_prompts_computes_none_of_them_again(
-        seed: int, prompts: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed: int, prompts: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six come at once. Records wait at their senders until there is room."""
     one, asked = scenario(), long_prompts(6)
     room_bytes = int(prompts * (ceil_div(150, PAGE_TOKENS) * one.arena.page_bytes + one.arena.slot_bytes))
@@ -85,8 +100,9 @@ def test_an_engine_with_room_for_few_prompts_computes_none_of_them_again(
 
     assert computed() == len(asked) * 4, "the tokens of the answers behind the first one"
     # the control: an inbox whose oldest records go for new ones
-    monkeypatch.setattr(Inbox, "_pushed_out", lambda inbox, parcel: [
-        name for name in inbox._arrivals if name != parcel.handoff])
+    monkeypatch.setattr(
+        Inbox, "_pushed_out", lambda inbox, parcel: [name for name in inbox._arrivals if name != parcel.handoff]
+    )
     assert computed() >= len(asked) * 4 + 150
 
 

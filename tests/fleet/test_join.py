@@ -53,8 +53,14 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model_directory: Path, token: Path) -> Iterator[RunningServer]:
     # The router of the default may send repeated prompts to one replica, which has their prefixes.
-    settings = {"replicas": "1", "restarts": 20, "stall_after": 5.0, "token": str(token),
-                "router": "least-loaded", "listen_engines": f"127.0.0.1:{free_port()}"}
+    settings = {
+        "replicas": "1",
+        "restarts": 20,
+        "stall_after": 5.0,
+        "token": str(token),
+        "router": "least-loaded",
+        "listen_engines": f"127.0.0.1:{free_port()}",
+    }
     with running_server("build_paced", engine={"model": str(model_directory)}, server=settings) as running:
         yield running
 
@@ -70,7 +76,12 @@ def joining(port: int, token: Path, *options: str) -> Iterator[subprocess.Popen[
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "weft", "join", f"127.0.0.1:{port}", "--token", str(token), *options],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     try:
         yield process
     finally:
@@ -138,8 +149,9 @@ async def until_noticed(server: RunningServer) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_joined_replica_serves_and_is_shown(server: RunningServer, undisturbed: list[str],
-                                                    machine: subprocess.Popen[str]) -> None:
+async def test_a_joined_replica_serves_and_is_shown(
+    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str]
+) -> None:
     assert both_ready(server)
     singing = asyncio.create_task(sung(server, 4))
     await until_it_computes(server)
@@ -152,8 +164,12 @@ async def test_a_joined_replica_serves_and_is_shown(server: RunningServer, undis
 
 @pytest.mark.parametrize("ways", [("there", "back"), ("there",), ("back",)])
 async def test_a_cut_network_is_noticed_and_its_streams_go_on(
-        server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], network: CutNetwork,
-        ways: tuple[str, ...]) -> None:
+    server: RunningServer,
+    undisturbed: list[str],
+    machine: subprocess.Popen[str],
+    network: CutNetwork,
+    ways: tuple[str, ...],
+) -> None:
     assert both_ready(server)
     engine = engine_of(machine)
     singing = asyncio.create_task(sung(server, 4))
@@ -172,8 +188,8 @@ async def test_a_cut_network_is_noticed_and_its_streams_go_on(
 
 @pytest.mark.parametrize("ending", [signal.SIGSTOP, signal.SIGKILL])
 async def test_an_engine_on_a_joined_machine_is_replaced(
-        server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str],
-        ending: signal.Signals) -> None:
+    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], ending: signal.Signals
+) -> None:
     assert both_ready(server)
     engine = engine_of(machine)
     singing = asyncio.create_task(sung(server, 4))
@@ -186,8 +202,8 @@ async def test_an_engine_on_a_joined_machine_is_replaced(
 
 
 async def test_a_reset_connection_is_opened_again(
-        server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str],
-        network: CutNetwork) -> None:
+    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], network: CutNetwork
+) -> None:
     assert both_ready(server)
     singing = asyncio.create_task(sung(server, 4))
     await until_it_computes(server)
@@ -217,7 +233,8 @@ def away(server: RunningServer, undisturbed: list[str], machine: subprocess.Pope
 
 
 async def test_the_requests_of_a_machine_that_stops_go_on_elsewhere(
-        server: RunningServer, undisturbed: list[str], away: Away) -> None:
+    server: RunningServer, undisturbed: list[str], away: Away
+) -> None:
     await until_noticed(server)
     assert away.singing.result(60) == undisturbed
     assert await sung(server, 4) == undisturbed, "the other replica serves"
@@ -244,7 +261,8 @@ def test_another_model_is_refused_on_both_sides(server: RunningServer, token: Pa
 
 
 async def test_a_machine_that_stops_and_goes_on_serves_with_its_engine(
-        server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], away: Away) -> None:
+    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], away: Away
+) -> None:
     await asyncio.sleep(max(away.until_s - time.monotonic(), 0.0))
     assert states(server) == {0: "ready", 1: "away"}
     for pid in (away.engine.pid, machine.pid):  # late events of the engine reach its agent first
@@ -256,8 +274,9 @@ async def test_a_machine_that_stops_and_goes_on_serves_with_its_engine(
     assert await singing == undisturbed, "late events are dropped"
 
 
-async def test_an_interrupted_machine_is_drained(server: RunningServer, undisturbed: list[str],
-                                                 machine: subprocess.Popen[str]) -> None:
+async def test_an_interrupted_machine_is_drained(
+    server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str]
+) -> None:
     assert both_ready(server)
     singing = asyncio.create_task(sung(server, 4))
     await until_it_computes(server)

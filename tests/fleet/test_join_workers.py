@@ -29,8 +29,13 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(token: Path) -> Iterator[RunningServer]:
-    settings = {"replicas": "0", "http_workers": 2, "token": str(token), "router": "seconds",
-                "listen_engines": f"127.0.0.1:{free_port()}"}
+    settings = {
+        "replicas": "0",
+        "http_workers": 2,
+        "token": str(token),
+        "router": "seconds",
+        "listen_engines": f"127.0.0.1:{free_port()}",
+    }
     engine = {"model": str(checkpoint("qwen3_5")), "max_model_len": 256}
     with running_server("", engine=engine, server=settings, wait_for="weft join HOST") as running:
         yield running
@@ -49,8 +54,7 @@ async def said(server: RunningServer, count: int) -> list[str]:
     return await asyncio.gather(*(one() for _ in range(count)))
 
 
-def test_a_server_without_replicas_serves_with_a_machine_that_joins(server: RunningServer,
-                                                                    token: Path) -> None:
+def test_a_server_without_replicas_serves_with_a_machine_that_joins(server: RunningServer, token: Path) -> None:
     with joining(joining_port(server), token, *MACHINE) as first:
         assert eventually(lambda: server.get("/health").json()["status"] == "ok", 40)
         answers = asyncio.run(said(server, 6))
@@ -89,7 +93,6 @@ def test_other_weights_are_refused(server: RunningServer, token: Path, tmp_path:
 
 
 def test_a_recording_of_no_replica_is_refused(token: Path, tmp_path: Path) -> None:
-    config = ServerConfig(replicas="0", token=str(token), listen_engines="127.0.0.1:0",
-                          record=str(tmp_path / "trace"))
+    config = ServerConfig(replicas="0", token=str(token), listen_engines="127.0.0.1:0", record=str(tmp_path / "trace"))
     with pytest.raises(ConfigError, match="--record records the replicas of this machine"):
         config.check()

@@ -11,8 +11,9 @@ from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 
 
 def live(n: int = 1) -> LiveRequest:
-    return LiveRequest(Request(request_id="a", prompt_tokens=[1, 2, 3],
-                               sampling=SamplingParams(n=n, seed=1, max_tokens=9)), 0)
+    return LiveRequest(
+        Request(request_id="a", prompt_tokens=[1, 2, 3], sampling=SamplingParams(n=n, seed=1, max_tokens=9)), 0
+    )
 
 
 def event(tokens: list[int], index: int = 0, **more: object) -> TokenEvent:

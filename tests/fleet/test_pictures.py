@@ -17,10 +17,17 @@ from tests.server.test_pictures import CLIP, QWEN_TEMPLATE, SHOWN, expected, fra
 
 NEW_TOKENS = 12
 """As ``expected`` has them; the answers are longer."""
-ASKED: list[Any] = [{"role": "user", "content": [
-    {"type": "text", "text": "compare"}, SHOWN,
-    {"type": "video", "video": frame_urls(*CLIP)},
-    {"type": "text", "text": "the dog and the cat"}]}]
+ASKED: list[Any] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "compare"},
+            SHOWN,
+            {"type": "video", "video": frame_urls(*CLIP)},
+            {"type": "text", "text": "the dog and the cat"},
+        ],
+    }
+]
 SIZES = ((200, 120), CLIP)
 
 
@@ -29,10 +36,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Positions of Qwen3.5 come from the places of pictures, so a resumption that forgets them shows."""
     folder = tmp_path_factory.mktemp("kill")
     (folder / "chat.jinja").write_text(QWEN_TEMPLATE)
-    engine = {"model": str(vision_checkpoint("qwen3_5_vl")), "memory": "32MB", "threads": 1,
-              "max_model_len": 1024, "store": str(folder / "store"), "store_size": "256MB"}
-    with running_server("", engine=engine, server={"chat_template": str(folder / "chat.jinja"),
-                                                   "restarts": 100}) as running:
+    engine = {
+        "model": str(vision_checkpoint("qwen3_5_vl")),
+        "memory": "32MB",
+        "threads": 1,
+        "max_model_len": 1024,
+        "store": str(folder / "store"),
+        "store_size": "256MB",
+    }
+    with running_server(
+        "", engine=engine, server={"chat_template": str(folder / "chat.jinja"), "restarts": 100}
+    ) as running:
         yield running
 
 
@@ -40,8 +54,14 @@ def stream(server: RunningServer, kill_at: int | None, **more: Any) -> list[int]
     """The tokens of an answer whose engine is killed once ``kill_at`` of them have come; 0: at once."""
     tokens: list[int] = []
     chunks = server.client().chat.completions.create(
-        model="default", messages=ASKED, max_tokens=120, temperature=0.8, seed=3, stream=True,
-        extra_body={"ignore_eos": True, "return_token_ids": True, **more})
+        model="default",
+        messages=ASKED,
+        max_tokens=120,
+        temperature=0.8,
+        seed=3,
+        stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True, **more},
+    )
     killed = kill_at is None
     for chunk in chunks:
         for choice in chunk.choices:
@@ -52,11 +72,14 @@ def stream(server: RunningServer, kill_at: int | None, **more: Any) -> list[int]
     return tokens
 
 
-def test_an_answer_about_pictures_is_the_same_when_its_engine_is_killed(
-        server: RunningServer) -> None:
+def test_an_answer_about_pictures_is_the_same_when_its_engine_is_killed(server: RunningServer) -> None:
     first = server.client().chat.completions.create(
-        model="default", messages=ASKED, max_tokens=NEW_TOKENS, temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True})
+        model="default",
+        messages=ASKED,
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
     prompt: list[int] = first.prompt_token_ids  # type: ignore[attr-defined]
     truth = expected(prompt, *SIZES, name="qwen3_5_vl")
     assert first.choices[0].token_ids == truth  # type: ignore[attr-defined]
@@ -72,8 +95,12 @@ def test_an_answer_about_pictures_is_the_same_when_its_engine_is_killed(
     os.kill(server.engine_pid(), signal.SIGKILL)
     assert eventually(lambda: server.get("/health").json() == {"status": "ok"})
     again = server.client().chat.completions.create(
-        model="default", messages=ASKED, max_tokens=NEW_TOKENS, temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True})
+        model="default",
+        messages=ASKED,
+        max_tokens=NEW_TOKENS,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
     assert again.choices[0].token_ids == truth  # type: ignore[attr-defined]
     assert again.usage is not None
     assert again.usage.prompt_tokens_details is not None

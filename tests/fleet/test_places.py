@@ -39,7 +39,9 @@ def test_one_replica_gets_the_machine_and_several_get_parts(monkeypatch: pytest.
 def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert [dict(place.environment) for place in divide_machine(EngineConfig(), 2)] == [
-        {"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+        {"CUDA_VISIBLE_DEVICES": "3"},
+        {"CUDA_VISIBLE_DEVICES": "5"},
+    ]
     with pytest.raises(ConfigError, match=r"--replicas is 3.*GPUs 3, 5.*--device cpu"):
         divide_machine(EngineConfig(), 3)
     assert len(divide_machine(EngineConfig(device="cpu"), 3)) == 3
@@ -72,8 +74,13 @@ def test_engines_choose_their_memory_one_after_the_other(monkeypatch: pytest.Mon
     turn = first.memory_turn
     assert turn is not None
     assert turn == second.memory_turn
-    with subprocess.Popen([sys.executable, "-c", MEASURES, str(turn)], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True, pass_fds=(turn,)) as engine:
+    with subprocess.Popen(
+        [sys.executable, "-c", MEASURES, str(turn)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=(turn,),
+    ) as engine:
         assert engine.stdin is not None
         assert engine.stdout is not None
         assert int(engine.stdout.readline()) > 0

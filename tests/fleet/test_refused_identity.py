@@ -21,9 +21,20 @@ from weft.tensor import native
 
 
 def identity(model: Path, **changes: Any) -> dict[str, str]:
-    built = assemble(EngineConfig(**{
-        "model": str(model), "memory": "16MB", "threads": 1, "max_model_len": 256, "device": "cpu",
-        "dtype": "float32", "handoffs": True, **changes}))
+    built = assemble(
+        EngineConfig(
+            **{
+                "model": str(model),
+                "memory": "16MB",
+                "threads": 1,
+                "max_model_len": 256,
+                "device": "cpu",
+                "dtype": "float32",
+                "handoffs": True,
+                **changes,
+            }
+        )
+    )
     built.core.close()
     return built.info.identity
 
@@ -48,16 +59,22 @@ def test_an_engine_like_the_others_is_let_in(served: dict[str, str]) -> None:
     check_identity(SimpleNamespace(info=SimpleNamespace(identity=there)), served, "far")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"threads": 2}, "threads is 2 there and 1 here"),
-    ({"dtype": "bfloat16"}, "dtype is bfloat16 there and float32 here; kv_dtype is bfloat16 there and "
-                            "float32 here; quantize is bfloat16 there and float32 here"),
-    ({"kv_dtype": "int8"}, "kv_dtype is int8 there and float32 here"),
-    ({"state_dtype": "bfloat16"}, "state_dtype is bfloat16 there and float32 here"),
-    ({"quantize": "int8"}, "quantize is int8, float32 there and float32 here"),
-], ids=lambda value: " ".join(value) if isinstance(value, dict) else "")
-def test_an_engine_of_another_form_is_refused(changes: dict[str, Any], said: str,
-                                              served: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"threads": 2}, "threads is 2 there and 1 here"),
+        (
+            {"dtype": "bfloat16"},
+            "dtype is bfloat16 there and float32 here; kv_dtype is bfloat16 there and "
+            "float32 here; quantize is bfloat16 there and float32 here",
+        ),
+        ({"kv_dtype": "int8"}, "kv_dtype is int8 there and float32 here"),
+        ({"state_dtype": "bfloat16"}, "state_dtype is bfloat16 there and float32 here"),
+        ({"quantize": "int8"}, "quantize is int8, float32 there and float32 here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_an_engine_of_another_form_is_refused(changes: dict[str, Any], said: str, served: dict[str, str]) -> None:
     assert refusal(identity(checkpoint("lfm2"), **changes), served) == said
 
 
@@ -80,8 +97,10 @@ def test_an_engine_with_another_configuration_is_refused(served: dict[str, str],
     assert refusal(identity(model), served).startswith("config is ")
 
 
-@pytest.mark.parametrize(("name", "value"), [("tp", "2"), ("page layout", "rows"), ("version", "0.0.1"),
-                                             ("tokenizer", "another"), ("records", "another")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tp", "2"), ("page layout", "rows"), ("version", "0.0.1"), ("tokenizer", "another"), ("records", "another")],
+)
 def test_each_fact_alone_is_a_reason(name: str, value: str, served: dict[str, str]) -> None:
     """What takes another machine, or another weft."""
     assert refusal(served | {name: value}, served) == f"{name} is {value} there and {served[name]} here"

@@ -17,21 +17,30 @@ import pytest
 from tests.server.running import RunningServer, eventually, running_server
 from weft.cli.main import main
 
-SUNG = {"model": "default", "prompt": "sing", "max_tokens": 1200, "temperature": 1.0,
-        "extra_body": {"ignore_eos": True}}
+SUNG = {
+    "model": "default",
+    "prompt": "sing",
+    "max_tokens": 1200,
+    "temperature": 1.0,
+    "extra_body": {"ignore_eos": True},
+}
 
 
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
-    with running_server("build_paced", engine={"model": str(model_directory)},
-                        server={"replicas": "2", "restarts": 20, "router": "least-loaded"}) as running:
+    with running_server(
+        "build_paced",
+        engine={"model": str(model_directory)},
+        server={"replicas": "2", "restarts": 20, "router": "least-loaded"},
+    ) as running:
         yield running
 
 
 async def sung(server: RunningServer, count: int, *, first_seed: int = 0, **more: Any) -> list[str]:
     client = server.async_client()
-    answers = await asyncio.gather(*(client.completions.create(**{**SUNG, "seed": seed, **more})
-                                     for seed in range(first_seed, first_seed + count)))
+    answers = await asyncio.gather(
+        *(client.completions.create(**{**SUNG, "seed": seed, **more}) for seed in range(first_seed, first_seed + count))
+    )
     return [answer.choices[0].text for answer in answers]
 
 
@@ -46,8 +55,11 @@ def replicas(server: RunningServer) -> list[dict[str, Any]]:
 
 
 def engine_pids(server: RunningServer) -> list[int]:
-    return [child.pid for child in psutil.Process(server.process.pid).children()
-            if "engine_process" in " ".join(child.cmdline())]
+    return [
+        child.pid
+        for child in psutil.Process(server.process.pid).children()
+        if "engine_process" in " ".join(child.cmdline())
+    ]
 
 
 def all_ready(server: RunningServer) -> bool:
@@ -73,7 +85,8 @@ async def until_both_work(server: RunningServer) -> None:
 
 
 async def test_requests_spread_and_those_of_a_killed_replica_go_on_at_the_other(
-        server: RunningServer, undisturbed: list[str]) -> None:
+    server: RunningServer, undisturbed: list[str]
+) -> None:
     singing = asyncio.create_task(sung(server, 6))
     await until_they_have(server, [3, 3])
     os.kill(engine_pids(server)[0], signal.SIGKILL)
@@ -88,8 +101,9 @@ async def test_requests_spread_and_those_of_a_killed_replica_go_on_at_the_other(
     assert server.get("/health").json() == {"status": "ok"}
 
 
-async def test_a_replica_is_drained_and_started_again(server: RunningServer, undisturbed: list[str],
-                                                      capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_replica_is_drained_and_started_again(
+    server: RunningServer, undisturbed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert all_ready(server)
     singing = asyncio.create_task(sung(server, 6))
     await until_both_work(server)
@@ -114,8 +128,7 @@ async def test_a_rolling_restart_changes_no_answer(server: RunningServer, undist
     before = engine_pids(server)
     singing = asyncio.create_task(sung(server, 6))
     await until_both_work(server)
-    rolled = await asyncio.to_thread(main, ["drain", "all", "--restart", "--timeout", "0.2", "--url",
-                                            server.url])
+    rolled = await asyncio.to_thread(main, ["drain", "all", "--restart", "--timeout", "0.2", "--url", server.url])
     assert rolled == 0
     assert await singing == undisturbed
     assert not set(before) & set(engine_pids(server))
@@ -141,12 +154,16 @@ async def test_the_cache_is_shown_by_replica_and_all_replicas_sleep(server: Runn
     assert len(await sung(server, 4, max_tokens=5)) == 4
 
 
-@pytest.mark.parametrize(("path", "status", "said"), [
-    ("/v1/replicas/0/drain?timeout=soon", 400, "timeout is 'soon'"),
-    ("/v1/replicas/0/drain?restart=perhaps", 400, "restart is 'perhaps'"),
-    ("/v1/replicas/0/start", 409, "only a drained or dead one"),
-    ("/v1/replicas/2/drain", 404, "no replica 2"),
-    ("/v1/replicas/one/start", 404, "no replica 'one'")])
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/v1/replicas/0/drain?timeout=soon", 400, "timeout is 'soon'"),
+        ("/v1/replicas/0/drain?restart=perhaps", 400, "restart is 'perhaps'"),
+        ("/v1/replicas/0/start", 409, "only a drained or dead one"),
+        ("/v1/replicas/2/drain", 404, "no replica 2"),
+        ("/v1/replicas/one/start", 404, "no replica 'one'"),
+    ],
+)
 def test_a_drain_that_cannot_be_is_refused(server: RunningServer, path: str, status: int, said: str) -> None:
     refused = server.post(path)
     assert refused.status_code == status

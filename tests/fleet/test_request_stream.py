@@ -13,8 +13,7 @@ from weft.request import FinishReason, LostTokens, TokenEvent
 from weft.server.generation import joined
 
 
-def event(index: int, tokens: list[int], finish_reason: FinishReason | None = None,
-          **facts: int) -> TokenEvent:
+def event(index: int, tokens: list[int], finish_reason: FinishReason | None = None, **facts: int) -> TokenEvent:
     return TokenEvent(request_id="a", index=index, tokens=tokens, finish_reason=finish_reason, **facts)
 
 
@@ -64,8 +63,9 @@ async def test_a_failure_of_the_engines_is_raised(before: bool) -> None:
 
 
 def test_joined_events_say_what_each_said() -> None:
-    first = TokenEvent(request_id="a", index=0, tokens=[1, 2], cached_tokens=64, queued_s=0.5,
-                       lost=LostTokens(no_checkpoint=3))
+    first = TokenEvent(
+        request_id="a", index=0, tokens=[1, 2], cached_tokens=64, queued_s=0.5, lost=LostTokens(no_checkpoint=3)
+    )
     last = event(0, [3], "stop", recomputed_tokens=5, accepted_drafts=2)
     both = joined([first, event(0, [9], accepted_drafts=1), last])
     assert (both.tokens, both.finish_reason, both.cached_tokens) == ([1, 2, 9, 3], "stop", 64)

@@ -22,15 +22,30 @@ from tests.server.test_lifecycle import Background, events_of
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates" / "hermes_think.jinja"
 PROMPT = [(7 * i * i + 3 * i) % 500 for i in range(70)]
-CALL = {"type": "function", "function": {"name": "forecast", "parameters": {
-    "type": "object", "additionalProperties": False, "required": ["note"],
-    "properties": {"note": {"type": "string", "minLength": 150, "maxLength": 200}}}}}
+CALL = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "parameters": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["note"],
+            "properties": {"note": {"type": "string", "minLength": 150, "maxLength": 200}},
+        },
+    },
+}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def completion(**more: Any) -> tuple[str, dict[str, Any]]:
-    return "completions", {"model": "default", "prompt": PROMPT, "max_tokens": 300, "seed": 11,
-                           "extra_body": {"return_token_ids": True, "ignore_eos": True}, **more}
+    return "completions", {
+        "model": "default",
+        "prompt": PROMPT,
+        "max_tokens": 300,
+        "seed": 11,
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
+        **more,
+    }
 
 
 def chat(**more: Any) -> tuple[str, dict[str, Any]]:
@@ -42,20 +57,28 @@ ASKED = {
     "sampled, streamed": completion(temperature=0.9, top_p=0.95, stream=True),
     "three answers": completion(n=3, temperature=1.0, stream=True),
     "logprobs": completion(temperature=0, logprobs=3, seed=2, echo=True),
-    "penalties and bias": completion(temperature=0.7, presence_penalty=0.6, frequency_penalty=0.4,
-                                     logit_bias={"9": 4, "11": 3}),
-    "repetition": completion(temperature=0, extra_body={"return_token_ids": True, "ignore_eos": True,
-                                                        "repetition_penalty": 1.3}),
-    "min_tokens": completion(temperature=1.0, max_tokens=350,
-                             extra_body={"return_token_ids": True, "min_tokens": 250}),
+    "penalties and bias": completion(
+        temperature=0.7, presence_penalty=0.6, frequency_penalty=0.4, logit_bias={"9": 4, "11": 3}
+    ),
+    "repetition": completion(
+        temperature=0, extra_body={"return_token_ids": True, "ignore_eos": True, "repetition_penalty": 1.3}
+    ),
+    "min_tokens": completion(temperature=1.0, max_tokens=350, extra_body={"return_token_ids": True, "min_tokens": 250}),
     "stop string": completion(temperature=1.0, seed=21, stop=["zz", "q7", "aaaaa"], stream=True),
-    "grammar": completion(temperature=1.0, extra_body={
-        "return_token_ids": True, "guided_regex": "([a-f]{5}-){40}end"}),
-    "a tool call": chat(temperature=1.0, tools=[CALL], tool_choice="required",
-                        extra_body={"chat_template_kwargs": {"enable_thinking": False}}),
-    "reasoning, streamed": chat(temperature=1.0, stream=True, max_tokens=300,
-                                stream_options={"include_usage": True},
-                                extra_body={"ignore_eos": True}),
+    "grammar": completion(temperature=1.0, extra_body={"return_token_ids": True, "guided_regex": "([a-f]{5}-){40}end"}),
+    "a tool call": chat(
+        temperature=1.0,
+        tools=[CALL],
+        tool_choice="required",
+        extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+    ),
+    "reasoning, streamed": chat(
+        temperature=1.0,
+        stream=True,
+        max_tokens=300,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    ),
 }
 
 
@@ -109,14 +132,16 @@ async def all_answered(server: RunningServer) -> dict[str, Any]:
 
 
 def restarts(server: RunningServer) -> int:
-    [line] = [line for line in server.get("/metrics").text.splitlines()
-              if line.startswith("weft:engine_restarts_total{")]
+    [line] = [
+        line for line in server.get("/metrics").text.splitlines() if line.startswith("weft:engine_restarts_total{")
+    ]
     return int(float(line.rpartition(" ")[2]))
 
 
 def resumes(server: RunningServer) -> int:
-    [line] = [line for line in server.get("/metrics").text.splitlines()
-              if line.startswith("weft:request_resumes_total{")]
+    [line] = [
+        line for line in server.get("/metrics").text.splitlines() if line.startswith("weft:request_resumes_total{")
+    ]
     return int(float(line.rpartition(" ")[2]))
 
 
@@ -140,8 +165,9 @@ async def kill_at_random(server: RunningServer, times: int, rng: random.Random) 
 @pytest.fixture(scope="module")
 def real() -> Iterator[RunningServer]:
     engine = {"model": str(checkpoint("qwen3_5")), "memory": "64MB", "threads": 1, "max_model_len": 1024}
-    server = RunningServer("weft.assemble:assemble", engine,
-                           {"chat_template": str(TEMPLATE), "restarts": 100}, "Ctrl-C finishes")
+    server = RunningServer(
+        "weft.assemble:assemble", engine, {"chat_template": str(TEMPLATE), "restarts": 100}, "Ctrl-C finishes"
+    )
     try:
         yield server
     finally:
@@ -165,8 +191,14 @@ async def test_every_kind_of_answer_is_the_same_when_its_engine_is_killed(real: 
     assert real.get("/health").json() == {"status": "ok"}
 
 
-SUNG = {"model": "default", "prompt": "sing", "max_tokens": 500, "temperature": 1.0, "seed": 3,
-        "extra_body": {"ignore_eos": True}}
+SUNG = {
+    "model": "default",
+    "prompt": "sing",
+    "max_tokens": 500,
+    "temperature": 1.0,
+    "seed": 3,
+    "extra_body": {"ignore_eos": True},
+}
 
 
 class Held:
@@ -192,8 +224,9 @@ class Held:
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     directory = write_model_directory(tmp_path_factory.mktemp("held"))
-    with running_server("build_for_resumes", engine={"model": str(directory)},
-                        server={"restarts": 100, "stall_after": 3.0}) as server:
+    with running_server(
+        "build_for_resumes", engine={"model": str(directory)}, server={"restarts": 100, "stall_after": 3.0}
+    ) as server:
         yield Held(server, directory)
 
 
@@ -269,8 +302,9 @@ def test_a_client_may_leave_and_come_while_the_engine_restarts(held: Held) -> No
     server = held.server
     undisturbed = sung(server, max_tokens=40)
     with held.restarts(), ThreadPoolExecutor(1) as threads:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={
-                "prompt": "sing", "max_tokens": 1500, "stream": True}) as leaving:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={"prompt": "sing", "max_tokens": 1500, "stream": True}
+        ) as leaving:
             lines = leaving.iter_lines()
             assert next(lines).startswith("data: ")
             os.kill(server.engine_pid(), signal.SIGKILL)
@@ -287,8 +321,9 @@ def test_a_client_may_leave_and_come_while_the_engine_restarts(held: Held) -> No
 
 
 def test_a_restart_that_fails_uses_up_an_attempt_and_then_the_server_ends(tmp_path: Path) -> None:
-    with running_server("build_once", engine={"model": str(write_model_directory(tmp_path))},
-                        server={"restarts": 2}) as server:
+    with running_server(
+        "build_once", engine={"model": str(write_model_directory(tmp_path))}, server={"restarts": 2}
+    ) as server:
         streamed = Background(server, stream=True)
         assert eventually(lambda: server.running() == 1, 60)
         os.kill(server.engine_pid(), signal.SIGKILL)

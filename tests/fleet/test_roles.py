@@ -28,21 +28,27 @@ PROMPT = [(7 * i * i + 3 * i) % 500 for i in range(700)]
 @contextlib.contextmanager
 def split(name: str, roles: str = "1p1d", **server: Any) -> Iterator[RunningServer]:
     """A server that splits every prompt that may be, as ``debug.router split`` does."""
-    with running_server("", engine={"model": str(checkpoint(name)), **ENGINE},
-                        server={"roles": roles, "router": "split", "restarts": 1000, **server}) as one:
+    with running_server(
+        "",
+        engine={"model": str(checkpoint(name)), **ENGINE},
+        server={"roles": roles, "router": "split", "restarts": 1000, **server},
+    ) as one:
         yield one
 
 
 def counted(server: RunningServer, metric: str, engine: int = 0) -> int:
-    [line] = [line for line in server.get("/metrics").text.splitlines()
-              if line.startswith(f'weft:{metric}{{engine="{engine}"')]
+    [line] = [
+        line
+        for line in server.get("/metrics").text.splitlines()
+        if line.startswith(f'weft:{metric}{{engine="{engine}"')
+    ]
     return int(float(line.rpartition(" ")[2]))
 
 
 def pids(server: RunningServer, module: str) -> list[int]:
     found = []
     for child in psutil.Process(server.process.pid).children():
-        with contextlib.suppress(psutil.Error):   # it may end between two calls
+        with contextlib.suppress(psutil.Error):  # it may end between two calls
             if module in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child.pid)
     return found
@@ -63,9 +69,19 @@ def engines(server: RunningServer, known: dict[str, int]) -> dict[str, int]:
 
 
 def tokens(server: RunningServer, length: int, **more: Any) -> list[list[int]]:
-    answer = server.post("/v1/completions", {
-        "model": "default", "prompt": PROMPT[:length], "max_tokens": 24, "temperature": 0.8, "seed": length,
-        "ignore_eos": True, "return_token_ids": True, **more})
+    answer = server.post(
+        "/v1/completions",
+        {
+            "model": "default",
+            "prompt": PROMPT[:length],
+            "max_tokens": 24,
+            "temperature": 0.8,
+            "seed": length,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **more,
+        },
+    )
     return [choice["token_ids"] for choice in answer.json()["choices"]]
 
 
@@ -97,8 +113,7 @@ def undisturbed(real: RunningServer) -> dict[str, Any]:
     return answers
 
 
-def test_every_kind_of_answer_is_the_same_when_it_is_split(real: RunningServer,
-                                                           undisturbed: dict[str, Any]) -> None:
+def test_every_kind_of_answer_is_the_same_when_it_is_split(real: RunningServer, undisturbed: dict[str, Any]) -> None:
     before = counted(real, "request_handoffs_total")
     answers = asyncio.run(all_answered(real))
     for kind in ASKED:
@@ -115,13 +130,14 @@ def test_the_engine_that_goes_on_computes_no_token_of_the_prompt_again(real: Run
 
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_answers_go_on_when_either_side_is_killed(real: RunningServer, processes: dict[str, int],
-                                                  undisturbed: dict[str, Any], side: str) -> None:
+def test_answers_go_on_when_either_side_is_killed(
+    real: RunningServer, processes: dict[str, int], undisturbed: dict[str, Any], side: str
+) -> None:
     """kill -9 while the prompt is computed, while its records travel, and while the answer is."""
     chance = random.Random(side)
     for number, length in enumerate(LENGTHS[1:], 1):
         assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
-        salt = f"{side} {number}"   # nothing of it is cached
+        salt = f"{side} {number}"  # nothing of it is cached
         with ThreadPoolExecutor(1) as threads:
             asked = threads.submit(tokens, real, length, cache_salt=salt)
             assert eventually(lambda asked=asked: real.running() > 0 or asked.done(), 60)
@@ -140,12 +156,13 @@ def test_each_replica_says_its_role(real: RunningServer) -> None:
 
 
 def test_split_requests_whose_http_processes_are_killed_leave_nothing_in_either_engine(
-        real: RunningServer, undisturbed: dict[str, Any]) -> None:
+    real: RunningServer, undisturbed: dict[str, Any]
+) -> None:
     """kill -9 while prompts are computed, records travel, and answers are."""
     assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
     salts = itertools.count()
 
-    def is_split() -> bool:   # not while the two replicas are not paired, behind a death of the tests before
+    def is_split() -> bool:  # not while the two replicas are not paired, behind a death of the tests before
         before = counted(real, "request_handoffs_total")
         tokens(real, 300, cache_salt=f"split {next(salts)}")
         return counted(real, "request_handoffs_total") > before
@@ -155,10 +172,18 @@ def test_split_requests_whose_http_processes_are_killed_leave_nothing_in_either_
     assert len(workers) == 2
 
     def ask(number: int) -> None:
-        with contextlib.suppress(httpx.TransportError):   # what a client sees, unless it was done before
-            httpx.post(f"{real.url}/v1/completions", timeout=60, json={
-                "model": "default", "prompt": PROMPT[:700 - number], "max_tokens": 300, "ignore_eos": True,
-                "cache_salt": f"gone {number}"})
+        with contextlib.suppress(httpx.TransportError):  # what a client sees, unless it was done before
+            httpx.post(
+                f"{real.url}/v1/completions",
+                timeout=60,
+                json={
+                    "model": "default",
+                    "prompt": PROMPT[: 700 - number],
+                    "max_tokens": 300,
+                    "ignore_eos": True,
+                    "cache_salt": f"gone {number}",
+                },
+            )
 
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(ask, number) for number in range(8)]
@@ -180,8 +205,7 @@ def test_split_requests_whose_http_processes_are_killed_leave_nothing_in_either_
         assert held["running_kv"] == held["running_states"] == 0, replica["replica"]
 
 
-def test_without_a_partner_requests_are_served_whole(real: RunningServer,
-                                                     undisturbed: dict[str, Any]) -> None:
+def test_without_a_partner_requests_are_served_whole(real: RunningServer, undisturbed: dict[str, Any]) -> None:
     """Without the one for answers they were, in ``undisturbed``."""
     assert eventually(lambda: real.get("/health").json() == {"status": "ok"}, 60)
     handoffs = counted(real, "request_handoffs_total")

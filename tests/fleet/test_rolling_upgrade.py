@@ -31,8 +31,7 @@ def next_version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(token: Path) -> dict[str, object]:
-    return {"replicas": "1", "token": str(token), "listen_engines": f"127.0.0.1:{free_port()}",
-            "drain_timeout": 60.0}
+    return {"replicas": "1", "token": str(token), "listen_engines": f"127.0.0.1:{free_port()}", "drain_timeout": 60.0}
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +41,15 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def old(model_directory: Path, token: Path) -> Iterator[RunningServer]:
-    with running_server("build_paced", engine={"model": str(model_directory)},
-                        server=settings(token)) as running:
+    with running_server("build_paced", engine={"model": str(model_directory)}, server=settings(token)) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def new(model_directory: Path, old: RunningServer, token: Path,
-        next_version: Path) -> Iterator[RunningServer]:
-    with running_server("build_paced", engine={"model": str(model_directory)}, server=settings(token),
-                        path=(next_version,)) as running:
+def new(model_directory: Path, old: RunningServer, token: Path, next_version: Path) -> Iterator[RunningServer]:
+    with running_server(
+        "build_paced", engine={"model": str(model_directory)}, server=settings(token), path=(next_version,)
+    ) as running:
         yield running
 
 
@@ -67,7 +65,8 @@ def left(machine: subprocess.Popen[str]) -> str:
 
 
 async def test_a_machine_of_another_version_is_refused_by_name_while_streams_go_on(
-        old: RunningServer, new: RunningServer, token: Path) -> None:
+    old: RunningServer, new: RunningServer, token: Path
+) -> None:
     own = metadata.version("weft")
     undisturbed = await sung_at_joined(old, 2)
     singing = asyncio.create_task(sung_at_joined(old, 2))
@@ -80,8 +79,7 @@ async def test_a_machine_of_another_version_is_refused_by_name_while_streams_go_
     assert await singing == undisturbed
 
 
-async def test_the_old_server_ends_its_streams_and_the_new_one_answers(
-        old: RunningServer, new: RunningServer) -> None:
+async def test_the_old_server_ends_its_streams_and_the_new_one_answers(old: RunningServer, new: RunningServer) -> None:
     undisturbed = await sung_at_joined(old, 4)
     singing = asyncio.create_task(sung_at_joined(old, 4))
     assert await asyncio.to_thread(eventually, lambda: old.running() == 4)

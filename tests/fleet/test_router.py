@@ -17,8 +17,9 @@ from tests.server.running import RunningServer, eventually, running_server
 
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
-    with running_server("build_cached", engine={"model": str(model_directory)},
-                        server={"replicas": "2", "restarts": 20}) as running:
+    with running_server(
+        "build_cached", engine={"model": str(model_directory)}, server={"replicas": "2", "restarts": 20}
+    ) as running:
         yield running
 
 
@@ -30,8 +31,7 @@ def metric(server: RunningServer, name: str) -> list[float]:
 
 def ask(server: RunningServer, text: str, **more: Any) -> int:
     """Cached tokens of the prompt."""
-    answer = server.client().completions.create(model="default", prompt=text, max_tokens=2, temperature=0.0,
-                                                **more)
+    answer = server.client().completions.create(model="default", prompt=text, max_tokens=2, temperature=0.0, **more)
     assert answer.usage is not None
     details = answer.usage.prompt_tokens_details
     return 0 if details is None or details.cached_tokens is None else details.cached_tokens
@@ -78,8 +78,9 @@ def test_a_killed_engine_is_forgotten_and_its_successor_is_known(server: Running
     for child in psutil.Process(server.process.pid).children():
         if "engine_process" in " ".join(child.cmdline()):
             os.kill(child.pid, signal.SIGKILL)
-    assert eventually(lambda: metric(server, "engine_restarts_total") == [1.0, 1.0]
-                      and metric(server, "engine_up") == [1.0, 1.0], 30)
+    assert eventually(
+        lambda: metric(server, "engine_restarts_total") == [1.0, 1.0] and metric(server, "engine_up") == [1.0, 1.0], 30
+    )
     assert known_everywhere(server)
     assert ask(server, text) == 0, "the caches of new processes are empty"
     assert ask(server, text) > 64

@@ -13,8 +13,7 @@ from weft.server.config import ServerConfig
 from weft.server.launch import placed_by_ray
 
 
-def load(*, running: int = 0, waiting: int = 0, admitted: int = 0, ready: int = 1,
-         starting: int = 0) -> FleetLoad:
+def load(*, running: int = 0, waiting: int = 0, admitted: int = 0, ready: int = 1, starting: int = 0) -> FleetLoad:
     return FleetLoad(running, waiting, admitted, ready, starting, rows=4)
 
 
@@ -52,10 +51,13 @@ def test_a_replica_goes_once_the_others_have_had_room_for_long() -> None:
     assert scaler.look(4 * IDLE_S, load()) == 1, "the least"
 
 
-@pytest.mark.parametrize(("device", "asked", "gpus"), [
-    ("auto", {}, 0), ("cuda", {}, 2), ("cuda", {"ray_gpus": 0.5}, 1), ("cuda", {"ray_gpus": 0}, 0)])
+@pytest.mark.parametrize(
+    ("device", "asked", "gpus"),
+    [("auto", {}, 0), ("cuda", {}, 2), ("cuda", {"ray_gpus": 0.5}, 1), ("cuda", {"ray_gpus": 0}, 0)],
+)
 def test_ranks_on_a_gpu_get_one_each_unless_another_share_is_set(
-        monkeypatch: pytest.MonkeyPatch, device: str, asked: dict[str, Any], gpus: float) -> None:
+    monkeypatch: pytest.MonkeyPatch, device: str, asked: dict[str, Any], gpus: float
+) -> None:
     orders: list[PlacerOrder] = []
     monkeypatch.setattr("weft.fleet.ray_fleet.RayFleet", lambda fleet, order, *range: orders.append(order))
     config = ServerConfig(ray="auto", ray_cpus=4, **asked)

@@ -25,8 +25,12 @@ async def lost(server: RunningServer) -> None:
 
 def test_a_machine_outlives_its_server(model_directory: Path, tmp_path: Path) -> None:
     token, port = tmp_path / "token", free_port()
-    settings: dict[str, Any] = {"replicas": "1", "token": str(token), "router": "least-loaded",
-                                "listen_engines": f"127.0.0.1:{port}"}
+    settings: dict[str, Any] = {
+        "replicas": "1",
+        "token": str(token),
+        "router": "least-loaded",
+        "listen_engines": f"127.0.0.1:{port}",
+    }
     with contextlib.ExitStack() as stack:
         model = {"model": str(model_directory)}
         first, second = (running_server("build_paced", engine=model, server=settings) for _ in range(2))

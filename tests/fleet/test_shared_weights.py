@@ -30,9 +30,15 @@ def mapped_kib(pid: int) -> dict[str, int]:
 
 def test_replicas_share_the_pages_of_packed_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack_small_weights(monkeypatch)
-    engine = {"model": str(stored_in_bfloat16("qwen3_5", tmp_path / "model")), "dtype": "bfloat16",
-              "memory": "16MB", "max_model_len": 128, "threads": 1, "speculate": "off",
-              "weights_cache": str(tmp_path / "cache")}
+    engine = {
+        "model": str(stored_in_bfloat16("qwen3_5", tmp_path / "model")),
+        "dtype": "bfloat16",
+        "memory": "16MB",
+        "max_model_len": 128,
+        "threads": 1,
+        "speculate": "off",
+        "weights_cache": str(tmp_path / "cache"),
+    }
     config = EngineConfig(**engine)
     build(config, on_progress=str).core.close()
     [file] = (tmp_path / "cache").iterdir()
@@ -43,8 +49,9 @@ def test_replicas_share_the_pages_of_packed_weights(tmp_path: Path, monkeypatch:
     assert own["Rss"] * 1024 >= 0.9 * file.stat().st_size
     assert own["Private"] == own["Rss"], "the control: no other process has these pages"
     del alone
-    server = RunningServer("tests.fixtures.packed_weights:build", engine,
-                           {"replicas": "2", "router": "round-robin"}, "Ctrl-C finishes")
+    server = RunningServer(
+        "tests.fixtures.packed_weights:build", engine, {"replicas": "2", "router": "round-robin"}, "Ctrl-C finishes"
+    )
     try:
         replicas = [mapped_kib(pid) for pid in engine_pids(server)]
         assert replicas == [{"Rss": own["Rss"], "Private": 0}] * 2

@@ -46,9 +46,14 @@ def answer(server: RunningServer, seed: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def half_stopped(model_directory: Path) -> Iterator[Stopped]:
-    with (running_server("build_paced", engine={"model": str(model_directory)},
-                         server={"replicas": "2", "router": "least-loaded", "stall_after": 300.0}) as server,
-          ThreadPoolExecutor(ANSWERS) as threads):
+    with (
+        running_server(
+            "build_paced",
+            engine={"model": str(model_directory)},
+            server={"replicas": "2", "router": "least-loaded", "stall_after": 300.0},
+        ) as server,
+        ThreadPoolExecutor(ANSWERS) as threads,
+    ):
         undisturbed = asyncio.run(sung(server, ANSWERS, max_tokens=LONG))
         engines = engine_pids(server)
         answers = [threads.submit(answer, server, seed) for seed in range(ANSWERS)]
@@ -74,9 +79,14 @@ async def test_the_router_leaves_a_slow_engine_alone(tmp_path: Path) -> None:
         async with server.async_client() as client:
 
             async def ask(count: int) -> None:
-                answers = await asyncio.gather(*(client.completions.create(
-                    model="default", prompt=f"{len(texts) + number} times", max_tokens=2, temperature=0)
-                    for number in range(count)))
+                answers = await asyncio.gather(
+                    *(
+                        client.completions.create(
+                            model="default", prompt=f"{len(texts) + number} times", max_tokens=2, temperature=0
+                        )
+                        for number in range(count)
+                    )
+                )
                 texts.extend(answer.choices[0].text for answer in answers)
 
             def requests() -> list[int]:

@@ -33,12 +33,13 @@ def install() -> None:
     changes_of: dict[tuple[Any, ...], list[tuple[Any, str, Any]]] = {}
 
     def patched_once(fn: Any) -> Any:
-        languages = languages_of.get(id(fn.__globals__))   # of a module, which stays
+        languages = languages_of.get(id(fn.__globals__))  # of a module, which stays
         if languages is None:
             languages = languages_of[id(fn.__globals__)] = tuple(
-                one for one in (tl, tl.core) if any(value is one for value in fn.__globals__.values()))
+                one for one in (tl, tl.core) if any(value is one for value in fn.__globals__.values())
+            )
         if languages in of_launch:
-            return None   # a call inside a launch, which does not look at the answer
+            return None  # a call inside a launch, which does not look at the answer
         if languages not in changes_of:
             scope = patch(fn)
             _quicken(scope)
@@ -57,7 +58,7 @@ def install() -> None:
         scope.restore = restored
         return scope
 
-    patched_once.of_launch = of_launch   # type: ignore[attr-defined]
+    patched_once.of_launch = of_launch  # type: ignore[attr-defined]
     private._patch_lang = patched_once
     _quicken_arguments()
     private._patch_attr = _patch_attr
@@ -117,7 +118,7 @@ def _quicken_arguments() -> None:
             return one
         if type(one) not in (int, float):
             return to_tensor(one, check_type)
-        key = (type(one), one or str(one))   # of -0.0 and 0.0
+        key = (type(one), one or str(one))  # of -0.0 and 0.0
         if key not in numbers:
             numbers[key] = to_tensor(one)
         return numbers[key]
@@ -146,8 +147,12 @@ def _intern_types() -> None:
     init = core.block_type.__init__
 
     def new(cls: Any, element_ty: Any, shape: Any) -> Any:
-        key = (type(element_ty), element_ty.name, getattr(element_ty, "const", None),
-               *(one.value if isinstance(one, core.constexpr) else one for one in shape))
+        key = (
+            type(element_ty),
+            element_ty.name,
+            getattr(element_ty, "const", None),
+            *(one.value if isinstance(one, core.constexpr) else one for one in shape),
+        )
         made = types.get(key)
         if made is None:
             made = object.__new__(cls)
@@ -168,12 +173,12 @@ def _intern_types() -> None:
     with_element = core.block_type.with_element_ty
 
     def of_element(block: Any, element: Any) -> Any:
-        known = block.__dict__.setdefault("of_elements", {})   # an entry keeps its element, and so the id
+        known = block.__dict__.setdefault("of_elements", {})  # an entry keeps its element, and so the id
         made = known.get(id(element))
         if made is None:
             made = with_element(block, element)
             if element.is_ptr():
-                return made   # made anew for each argument of a launch
+                return made  # made anew for each argument of a launch
             known[id(element)] = made, element
             return made
         return made[0]
@@ -183,7 +188,7 @@ def _intern_types() -> None:
     equal = core.tuple.__eq__
 
     def compare(one: Any, other: Any) -> Any:
-        if type(other) is list and all(type(value) is int for value in other):   # a shape
+        if type(other) is list and all(type(value) is int for value in other):  # a shape
             return core.constexpr(one.values == other)
         return equal(one, other)
 

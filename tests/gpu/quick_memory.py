@@ -83,24 +83,32 @@ def _one_number(ptr: Any) -> Any:
     key = (shape, element.name)
     if key not in _filled:
         _filled[key] = _default(ptr, None, element)
-    data = private._interpreter.load(ptr.handle.data, _on_everywhere(shape), _filled[key],
-                                     private._get_np_dtype(element))
+    data = private._interpreter.load(
+        ptr.handle.data, _on_everywhere(shape), _filled[key], private._get_np_dtype(element)
+    )
     return _made(data, element, element)
 
 
 def _default(ptr: Any, other: Any, element: Any) -> Any:
     """As the interpreter makes it. Nobody writes into it."""
     semantic = private.interpreter_semantic
-    made = (np.zeros(ptr.handle.data.shape, private._get_np_dtype(element)) if other is None else
-            semantic.cast(semantic.broadcast_impl_value(ptr, other)[1], element).handle.data)
+    made = (
+        np.zeros(ptr.handle.data.shape, private._get_np_dtype(element))
+        if other is None
+        else semantic.cast(semantic.broadcast_impl_value(ptr, other)[1], element).handle.data
+    )
     made.flags.writeable = False
     return made
 
 
 def store(slow: Callable[..., Any]) -> Callable[..., Any]:
     def quick(ptr: Any, value: Any, mask: Any, *how: Any) -> Any:
-        if not _is_quick(ptr) or ptr.type.scalar.is_const() or not value.type.is_block() \
-                or value.handle.data.shape != ptr.handle.data.shape:
+        if (
+            not _is_quick(ptr)
+            or ptr.type.scalar.is_const()
+            or not value.type.is_block()
+            or value.handle.data.shape != ptr.handle.data.shape
+        ):
             return slow(ptr, value, mask, *how)
         on = _mask_of(ptr, mask)
         if on is None:
@@ -119,11 +127,19 @@ def cast(slow: Callable[..., Any]) -> Callable[..., Any]:
         have, want = value.type.scalar, wanted.scalar
         if have is want:
             return value
-        if how or any(one is not None for one in named.values()) or have.name not in numbers \
-                or want.name not in numbers or (have.name == "fp16" and want.name != "fp32"):
+        if (
+            how
+            or any(one is not None for one in named.values())
+            or have.name not in numbers
+            or want.name not in numbers
+            or (have.name == "fp16" and want.name != "fp32")
+        ):
             return slow(value, wanted, *how, **named)
         handle = value.handle
-        return _made(handle.data.astype(private._get_np_dtype(want)), want,
-                     value.type.with_element_ty(want) if value.type.is_block() else want)
+        return _made(
+            handle.data.astype(private._get_np_dtype(want)),
+            want,
+            value.type.with_element_ty(want) if value.type.is_block() else want,
+        )
 
     return quick

@@ -27,13 +27,22 @@ WIDE_FLOATS = frozenset({"fp32", "fp64"})
 INTS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 OFFSETS = frozenset({"int32", "int64"})
 ARITHMETIC: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
-    "add": (np.add, FLOATS | INTS), "sub": (np.subtract, FLOATS | INTS), "mul": (np.multiply, FLOATS | INTS),
-    "truediv": (np.divide, WIDE_FLOATS), "and": (np.bitwise_and, INTS | {"int1"}),
-    "or": (np.bitwise_or, INTS | {"int1"}), "xor": (np.bitwise_xor, INTS | {"int1"})}
+    "add": (np.add, FLOATS | INTS),
+    "sub": (np.subtract, FLOATS | INTS),
+    "mul": (np.multiply, FLOATS | INTS),
+    "truediv": (np.divide, WIDE_FLOATS),
+    "and": (np.bitwise_and, INTS | {"int1"}),
+    "or": (np.bitwise_or, INTS | {"int1"}),
+    "xor": (np.bitwise_xor, INTS | {"int1"}),
+}
 COMPARISONS: dict[str, tuple[Callable[..., Any], frozenset[str]]] = {
-    "lt": (np.less, FLOATS | INTS), "le": (np.less_equal, FLOATS | INTS), "gt": (np.greater, FLOATS | INTS),
-    "ge": (np.greater_equal, FLOATS | INTS), "eq": (np.equal, FLOATS | INTS),
-    "ne": (np.not_equal, FLOATS | INTS)}
+    "lt": (np.less, FLOATS | INTS),
+    "le": (np.less_equal, FLOATS | INTS),
+    "gt": (np.greater, FLOATS | INTS),
+    "ge": (np.greater_equal, FLOATS | INTS),
+    "eq": (np.equal, FLOATS | INTS),
+    "ne": (np.not_equal, FLOATS | INTS),
+}
 _new_handle, _new_tensor = private.TensorHandle.__new__, core.tensor.__new__
 _joined: dict[tuple[int, int], Any] = {}
 """By two types of one dtype: interned blocks and the dtypes of the language live as long as the process."""
@@ -92,8 +101,9 @@ def _promoted(one: Any, other: Any, div_or_mod: bool) -> Any:
     key = (one.name, other.name, div_or_mod)
     if key not in _wider:
         known = {one.name, other.name} <= FLOATS | INTS
-        _wider[key] = private.interpreter_semantic.computation_type_impl(
-            one, False, other, False, div_or_mod) if known else None
+        _wider[key] = (
+            private.interpreter_semantic.computation_type_impl(one, False, other, False, div_or_mod) if known else None
+        )
     return _wider[key]
 
 
@@ -101,8 +111,14 @@ def _bool_of(type: Any) -> Any:
     return type.with_element_ty(tl.int1)
 
 
-def _binary(slow: Callable[..., Any], function: Callable[..., Any], dtypes: frozenset[str], *,
-            compares: bool = False, pointers: bool = False) -> Callable[..., Any]:
+def _binary(
+    slow: Callable[..., Any],
+    function: Callable[..., Any],
+    dtypes: frozenset[str],
+    *,
+    compares: bool = False,
+    pointers: bool = False,
+) -> Callable[..., Any]:
     divides = function is np.divide
     promotes = dtypes >= WIDE_FLOATS and not divides
 
@@ -136,14 +152,12 @@ def _binary(slow: Callable[..., Any], function: Callable[..., Any], dtypes: froz
             return slow(one, other)
         if dtype is tl.int1 and handle.data.dtype != np.bool_:
             return slow(one, other)
-        return _made(function(handle.data, right.data), handle.dtype.scalar,
-                     _bool_of(type) if compares else type)
+        return _made(function(handle.data, right.data), handle.dtype.scalar, _bool_of(type) if compares else type)
 
     return quick
 
 
-def _reversed(slow: Callable[..., Any], function: Callable[..., Any],
-              dtypes: frozenset[str]) -> Callable[..., Any]:
+def _reversed(slow: Callable[..., Any], function: Callable[..., Any], dtypes: frozenset[str]) -> Callable[..., Any]:
     """A number on the left."""
     divides = function is np.divide
 
@@ -178,8 +192,11 @@ def _indexed(slow: Callable[..., Any]) -> Callable[..., Any]:
     whole = slice(None)
 
     def quick(one: Any, slices: Any) -> Any:
-        if builtins.type(slices) is not tuple or not one.type.is_block() or not all(
-                part is None or (builtins.type(part) is slice and part == whole) for part in slices):
+        if (
+            builtins.type(slices) is not tuple
+            or not one.type.is_block()
+            or not all(part is None or (builtins.type(part) is slice and part == whole) for part in slices)
+        ):
             return slow(one, slices)
         key = (id(one.type), *map(operator.not_, slices))
         type = known.get(key)
@@ -219,7 +236,10 @@ def where(slow: Callable[..., Any]) -> Callable[..., Any]:
         joined = _join(condition.type, _bool_of(type)) if condition.type.is_block() else _bool_of(type)
         if joined is None:
             return slow(condition, x, y)
-        return _made(np.where(condition.handle.data, handles[0].data, handles[1].data),
-                     handles[1].dtype.scalar, joined.with_element_ty(of.dtype))
+        return _made(
+            np.where(condition.handle.data, handles[0].data, handles[1].data),
+            handles[1].dtype.scalar,
+            joined.with_element_ty(of.dtype),
+        )
 
     return quick

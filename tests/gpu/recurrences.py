@@ -39,16 +39,19 @@ class Recurrence:
         wide = torch.randn(slots, 3, *self.part, generator=torch.Generator().manual_seed(7)) * 0.5
         return wide.to(dtype)[:, 1]
 
-    def run(self, inputs: Inputs, states: torch.Tensor, runs: Runs, device: torch.device,
-            layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(
+        self, inputs: Inputs, states: torch.Tensor, runs: Runs, device: torch.device, layer: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and states of the kernels, on the CPU; ``states`` itself is left alone."""
         held = strided_on(states, device)
-        made = self.call(self.op, {name: x.to(device) for name, x in inputs.items()}, held,
-                         on_device(runs, device), layer)
+        made = self.call(
+            self.op, {name: x.to(device) for name, x in inputs.items()}, held, on_device(runs, device), layer
+        )
         return made.cpu(), held.cpu()
 
-    def run_twin(self, inputs: Inputs, states: torch.Tensor, runs: Runs,
-                 layer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def run_twin(
+        self, inputs: Inputs, states: torch.Tensor, runs: Runs, layer: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         held = states.clone()
         return self.call(self.twin, inputs, held, runs, layer), held
 
@@ -59,20 +62,24 @@ def _noise(seed: int) -> torch.Generator:
 
 def _delta_inputs(tokens: int, seed: int) -> Inputs:
     noise = _noise(seed)
-    return {"q": torch.randn(tokens, 1, 24, generator=noise),
-            "k": torch.randn(tokens, 1, 24, generator=noise),
-            "v": torch.randn(tokens, 2, 40, generator=noise),
-            "g": -torch.rand(tokens, 2, generator=noise).square() * 2,
-            "beta": torch.rand(tokens, 2, generator=noise)}
+    return {
+        "q": torch.randn(tokens, 1, 24, generator=noise),
+        "k": torch.randn(tokens, 1, 24, generator=noise),
+        "v": torch.randn(tokens, 2, 40, generator=noise),
+        "g": -torch.rand(tokens, 2, generator=noise).square() * 2,
+        "beta": torch.rand(tokens, 2, generator=noise),
+    }
 
 
 def _kimi_inputs(tokens: int, seed: int) -> Inputs:
     noise = _noise(seed)
-    return {"q": torch.randn(tokens, 1, 24, generator=noise),
-            "k": torch.randn(tokens, 1, 24, generator=noise),
-            "v": torch.randn(tokens, 1, 20, generator=noise),
-            "g": -torch.rand(tokens, 1, 24, generator=noise).square() * 2,
-            "beta": torch.rand(tokens, 1, generator=noise)}
+    return {
+        "q": torch.randn(tokens, 1, 24, generator=noise),
+        "k": torch.randn(tokens, 1, 24, generator=noise),
+        "v": torch.randn(tokens, 1, 20, generator=noise),
+        "g": -torch.rand(tokens, 1, 24, generator=noise).square() * 2,
+        "beta": torch.rand(tokens, 1, generator=noise),
+    }
 
 
 def _delta(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
@@ -82,10 +89,12 @@ def _delta(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> t
 def _mamba2_inputs(head_dim: int, width: int) -> Callable[[int, int], Inputs]:
     def made(tokens: int, seed: int) -> Inputs:
         noise = _noise(seed)
-        return {"x": torch.randn(tokens, 2, head_dim, generator=noise),
-                "dt": torch.randn(tokens, 2, generator=noise),
-                "b": torch.randn(tokens, 1, width, generator=noise) * 0.5,
-                "c": torch.randn(tokens, 1, width, generator=noise) * 0.5}
+        return {
+            "x": torch.randn(tokens, 2, head_dim, generator=noise),
+            "dt": torch.randn(tokens, 2, generator=noise),
+            "b": torch.randn(tokens, 1, width, generator=noise) * 0.5,
+            "c": torch.randn(tokens, 1, width, generator=noise) * 0.5,
+        }
 
     return made
 
@@ -98,10 +107,12 @@ def _mamba2(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> 
 def _mamba1_inputs(channels: int) -> Callable[[int, int], Inputs]:
     def made(tokens: int, seed: int) -> Inputs:
         noise = _noise(seed)
-        return {"x": torch.randn(tokens, channels, generator=noise),
-                "dt": torch.randn(tokens, channels, generator=noise) - 4,
-                "b": torch.randn(tokens, 6, generator=noise) * 0.5,
-                "c": torch.randn(tokens, 6, generator=noise) * 0.5}
+        return {
+            "x": torch.randn(tokens, channels, generator=noise),
+            "dt": torch.randn(tokens, channels, generator=noise) - 4,
+            "b": torch.randn(tokens, 6, generator=noise) * 0.5,
+            "c": torch.randn(tokens, 6, generator=noise) * 0.5,
+        }
 
     return made
 
@@ -115,8 +126,10 @@ def _mamba1(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> 
 
 def _max_inputs(tokens: int, seed: int) -> Inputs:
     noise = _noise(seed)
-    return {"log_decay": -torch.rand(tokens, 20, generator=noise).square(),
-            "x": torch.randn(tokens, 20, generator=noise)}
+    return {
+        "log_decay": -torch.rand(tokens, 20, generator=noise).square(),
+        "x": torch.randn(tokens, 20, generator=noise),
+    }
 
 
 def _max(op: Any, x: Inputs, state: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor:
@@ -138,7 +151,15 @@ RECURRENCES = [
 
 WIDE_MAMBA1 = Recurrence("mamba1 of two blocks", (70, 6), _mamba1_inputs(70), _mamba1, mamba1, naive_mamba1)
 
-RELEASED_MAMBA2 = [Recurrence(f"mamba2 of {head_dim} x {width}", (2, head_dim, width),
-                              _mamba2_inputs(head_dim, width), _mamba2, mamba2, naive_mamba2)
-                   for head_dim, width in ((16, 128), (32, 128), (64, 128), (64, 256))]
+RELEASED_MAMBA2 = [
+    Recurrence(
+        f"mamba2 of {head_dim} x {width}",
+        (2, head_dim, width),
+        _mamba2_inputs(head_dim, width),
+        _mamba2,
+        mamba2,
+        naive_mamba2,
+    )
+    for head_dim, width in ((16, 128), (32, 128), (64, 128), (64, 256))
+]
 """Head dims of releases: a compiler makes other products of them."""

@@ -36,5 +36,8 @@ def pages_on(pages: Pages, device: torch.device) -> Pages:
         rows.k.copy_(pack_k(unpack_k(pages.k), "rows"))
         rows.v.copy_(pack_v(unpack_v(pages.v), "rows"))
         pages = Pages(rows.k, rows.v, pages.scales)
-    return Pages(strided_on(pages.k, device), strided_on(pages.v, device),
-                 None if pages.scales is None else strided_on(pages.scales, device))
+    return Pages(
+        strided_on(pages.k, device),
+        strided_on(pages.v, device),
+        None if pages.scales is None else strided_on(pages.scales, device),
+    )

@@ -28,15 +28,23 @@ def noise(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def change(seed: int, spans: list[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, *,
-           scaled: bool = False) -> ProductChange:
+def change(
+    seed: int, spans: list[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, *, scaled: bool = False
+) -> ProductChange:
     """``spans``: (first row, last row, rank) of each part."""
     parts, begin, downs = [], 0, []
     for at, (first, last, rank) in enumerate(spans):
         vectors = {"gain": noise(seed + 70 + at, last - first), "shift": noise(seed + 80 + at, last - first)}
-        parts.append(Part(first, last, Factor(noise(seed + 50 + at, last - first, rank).to(device, dtype)),
-                          begin, begin + rank,
-                          **{name: one.to(device, dtype) for name, one in vectors.items() if scaled}))
+        parts.append(
+            Part(
+                first,
+                last,
+                Factor(noise(seed + 50 + at, last - first, rank).to(device, dtype)),
+                begin,
+                begin + rank,
+                **{name: one.to(device, dtype) for name, one in vectors.items() if scaled},
+            )
+        )
         downs.append(noise(seed + at, rank, WIDTH) * WIDTH**-0.5)
         begin += rank
     return ProductChange(Factor(torch.cat(downs).to(device, dtype)), tuple(parts), dtype)
@@ -56,14 +64,14 @@ def product(dtype: torch.dtype, device: torch.device) -> AdaptedProduct:
     return made
 
 
-def on_device(groups: RowGroups, lines: dict[str, int], device: torch.device,
-              blocks: int | None = None) -> RowGroups:
+def on_device(groups: RowGroups, lines: dict[str, int], device: torch.device, blocks: int | None = None) -> RowGroups:
     groups.device = AdapterBlocks.of(torch.from_numpy(groups.in_blocks(lines, blocks)).to(device))
     return groups
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16],
-                         ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
 def test_rows_of_adapters_equal_a_loop_over_rows(dtype: torch.dtype, device: torch.device) -> None:
     made = product(dtype, device)
     whose = ["a", "", "b", "c", *"d" * 18, "a", "b"]
@@ -94,7 +102,7 @@ def test_one_recording_replays_with_whatever_adapters_come(device: torch.device)
         assert held.device is not None
         order = held.device.order
         order.copy_(torch.from_numpy(now[: len(order)]))
-        held.device.places.copy_(torch.from_numpy(now[len(order):]))
+        held.device.places.copy_(torch.from_numpy(now[len(order) :]))
         active.step = StepAdapters({width: held})
         want = naive_ops.adapted(x, y, whose, made.changes)
         torch.testing.assert_close(made.added(x, y.clone()).cpu(), want, rtol=1e-5, atol=1e-4)

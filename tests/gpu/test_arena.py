@@ -33,8 +33,11 @@ from weft.tensor.layout import DTYPES
 from weft.units import PAD, PageId
 
 HYBRID = ModelSpec("tiny", 32, 16, 512, "float32", (attention(2, 16), short_conv(32, 3)))
-RECURRENT = {"gated delta": gated_delta(2, 4, 16, 16, 4), "mamba2": mamba2(4, 16, 1, 32, 4),
-             "mamba1": mamba1(64, 16, 4)}
+RECURRENT = {
+    "gated delta": gated_delta(2, 4, 16, 16, 4),
+    "mamba2": mamba2(4, 16, 1, 32, 4),
+    "mamba1": mamba1(64, 16, 4),
+}
 
 
 @contextmanager
@@ -44,8 +47,9 @@ def torch_alone() -> Iterator[None]:
     gpu.choose("triton")
 
 
-def both_ways(plan: ArenaPlan, device: torch.device, do: Callable[[DeviceArena], None],
-              numbers: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def both_ways(
+    plan: ArenaPlan, device: torch.device, do: Callable[[DeviceArena], None], numbers: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The arena's bytes before, after the kernels, and after torch's operators. ``numbers``: small float32
     numbers and not bytes of any kind."""
     generator = torch.Generator().manual_seed(1)
@@ -65,12 +69,13 @@ def both_ways(plan: ArenaPlan, device: torch.device, do: Callable[[DeviceArena],
     return before, by_kernels, arena.buffer.cpu()
 
 
-@pytest.mark.parametrize(("fill", "items"), [(fill_frames, [1, 3]), (fill_pages, [0, 7, 2]),
-                                             (fill_slots, [4]), (fill_frames, [])])
+@pytest.mark.parametrize(
+    ("fill", "items"), [(fill_frames, [1, 3]), (fill_pages, [0, 7, 2]), (fill_slots, [4]), (fill_frames, [])]
+)
 @pytest.mark.parametrize("byte", [0, NAN_BYTE, 0x41])
 def test_filling_touches_the_named_items_and_no_other_byte(
-        device: torch.device, fill: Callable[[DeviceArena, list[int], int], None], items: list[int],
-        byte: int) -> None:
+    device: torch.device, fill: Callable[[DeviceArena, list[int], int], None], items: list[int], byte: int
+) -> None:
     plan = plan_arena(HYBRID, 40_000)
     before, kernels, alone = both_ways(plan, device, lambda arena: fill(arena, items, byte))
     assert torch.equal(kernels, alone)
@@ -80,7 +85,8 @@ def test_filling_touches_the_named_items_and_no_other_byte(
 @pytest.mark.parametrize("kind", ["slots", "pages"])
 @pytest.mark.parametrize("copies", [[(1, 4)], [(1, 4), (1, 5), (2, 0)], [(3, 4), (4, 5), (5, 3)]])
 def test_copies_read_every_source_before_they_write(
-        device: torch.device, kind: str, copies: list[tuple[int, int]]) -> None:
+    device: torch.device, kind: str, copies: list[tuple[int, int]]
+) -> None:
     """The last: three in a circle."""
     plan = plan_arena(HYBRID, 40_000)
     ids = np.array(copies, np.int32).T
@@ -111,8 +117,7 @@ def test_compression_gives_the_codes_and_scales_that_torch_gives(device: torch.d
     spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT[name]))
     plan = with_compression(plan_arena(spec, 300_000), spec)
     state_compressions = compressed_rows(plan)
-    before, kernels, alone = both_ways(plan, device, lambda arena: arena.compress(state_compressions),
-                                       numbers=True)
+    before, kernels, alone = both_ways(plan, device, lambda arena: arena.compress(state_compressions), numbers=True)
     meant = bytes_that_mean_something(plan, state_compressions)
     assert torch.equal(kernels[meant], alone[meant])
     assert not torch.equal(kernels[meant], before[meant])
@@ -134,8 +139,7 @@ def test_states_in_half_the_bytes_are_compressed_alike(device: torch.device, dty
     """Compressed, to the bit. Restored, to one unit in the last place: the interpreter cuts off where a GPU
     rounds."""
     layers = (attention(1, 8), RECURRENT["mamba2"])
-    spec = with_cache_dtypes(ModelSpec("tiny", 32, 16, 512, "float32", layers), None,
-                   dtype)
+    spec = with_cache_dtypes(ModelSpec("tiny", 32, 16, 512, "float32", layers), None, dtype)
     plan = with_compression(plan_arena(spec, 200_000), spec)
     state_compressions = compressed_rows(plan)
 
@@ -161,8 +165,8 @@ def test_states_in_half_the_bytes_are_compressed_alike(device: torch.device, dty
 @pytest.mark.parametrize(("compressed", "least", "most"), [("int8", 1e-4, 0.01), ("int4", 1e-2, 0.1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_kv_is_compressed_and_restored_by_kernels_as_by_torch(
-        device: torch.device, dtype: DTypeName, compressed: CompressedKvName, least: float,
-        most: float) -> None:
+    device: torch.device, dtype: DTypeName, compressed: CompressedKvName, least: float, most: float
+) -> None:
     """Codes and scales to the bit; what is restored in 16 bits to one unit in the last place: the interpreter
     cuts off where a GPU rounds."""
     spec = ModelSpec("tiny", 32, 16, 512, dtype, (attention(2, 16), RECURRENT["mamba1"], attention(1, 32)))
@@ -187,8 +191,14 @@ def test_kv_is_compressed_and_restored_by_kernels_as_by_torch(
     def there_and_back(arena: DeviceArena) -> None:
         compress(arena)
         arena.restore_kv(records[::-1].copy())
-        found.append([part.float().cpu().clone() for cache in arena.layer_caches(3)
-                      for part in (cache.k, cache.v) if part is not None])
+        found.append(
+            [
+                part.float().cpu().clone()
+                for cache in arena.layer_caches(3)
+                for part in (cache.k, cache.v)
+                if part is not None
+            ]
+        )
 
     found: list[list[torch.Tensor]] = []
     both_ways(plan, device, there_and_back)
@@ -263,7 +273,8 @@ def test_staged_ids_do_what_ids_on_the_host_do(device: torch.device) -> None:
 
 
 def test_a_warmed_arena_compiles_nothing_inside_a_request(
-        device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The constants of every launch of a day's work were launched with before it."""
     from weft.runner import arena_kernels
 
@@ -280,18 +291,24 @@ def test_a_warmed_arena_compiles_nothing_inside_a_request(
     spec = ModelSpec("tiny", 32, 16, 512, "bfloat16", (attention(1, 16), RECURRENT["gated delta"]))
     plan = plan_arena(spec, 600_000, compress=True, compress_kv="int8", kv_layout="rows")
     arena = DeviceArena(plan, device)
-    arena._never_written = None   # as on a GPU: frames are zeroed the first time too
+    arena._never_written = None  # as on a GPU: frames are zeroed the first time too
     warm(arena)
     warmed = set(launches)
     assert len(warmed) >= 8
     launches.clear()
     states = np.array([[slot, *range(plan.compressed_pages)] for slot in (2, 3)])
     records = np.array([[page, 20, 21, 0] for page in (1, 2, 3)])
-    for kind, ids in ((WorkKind.ZERO_FRAMES, [1, 2]), (WorkKind.COPY_SLOTS, [[1], [2]]),
-                      (WorkKind.COPY_SLOTS, [[1, 2], [2, 3]]), (WorkKind.COPY_PAGES, [[5], [6]]),
-                      (WorkKind.COPY_PAGES, [[5, 6], [6, 5]]), (WorkKind.COMPRESS_STATES, states),
-                      (WorkKind.RESTORE_STATES, states), (WorkKind.COMPRESS_KV, records),
-                      (WorkKind.RESTORE_KV, records)):
+    for kind, ids in (
+        (WorkKind.ZERO_FRAMES, [1, 2]),
+        (WorkKind.COPY_SLOTS, [[1], [2]]),
+        (WorkKind.COPY_SLOTS, [[1, 2], [2, 3]]),
+        (WorkKind.COPY_PAGES, [[5], [6]]),
+        (WorkKind.COPY_PAGES, [[5, 6], [6, 5]]),
+        (WorkKind.COMPRESS_STATES, states),
+        (WorkKind.RESTORE_STATES, states),
+        (WorkKind.COMPRESS_KV, records),
+        (WorkKind.RESTORE_KV, records),
+    ):
         arena.perform(kind, np.array(ids))
     assert launches
     assert launches <= warmed

@@ -25,8 +25,10 @@ from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAD, PAGE_TOKENS
 
 KV_HEADS, DIM, PAGES = 2, 16, 60
-MIXED = ([Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
-         [Run(0, 65), Run(40, 30), PAD_ROW, Run(16, 1), Run(0, 1), Run(70, 20)])
+MIXED = (
+    [Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
+    [Run(0, 65), Run(40, 30), PAD_ROW, Run(16, 1), Run(0, 1), Run(70, 20)],
+)
 each_dtype = pytest.mark.parametrize("dtype", KV_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
@@ -34,11 +36,9 @@ def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.float32) -> tor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def attend(q: torch.Tensor, pages: Pages, runs: Runs, device: torch.device,
-           window: int | None = None) -> torch.Tensor:
+def attend(q: torch.Tensor, pages: Pages, runs: Runs, device: torch.device, window: int | None = None) -> torch.Tensor:
     there = pages_on(pages, device)
-    return paged_attention(q.to(device), there.k, there.v, on_device(runs, device), 0.3, window,
-                           there.scales).cpu()
+    return paged_attention(q.to(device), there.k, there.v, on_device(runs, device), 0.3, window, there.scales).cpu()
 
 
 def twin(q: torch.Tensor, pages: Pages, runs: Runs, window: int | None = None) -> torch.Tensor:
@@ -46,8 +46,7 @@ def twin(q: torch.Tensor, pages: Pages, runs: Runs, window: int | None = None) -
 
 
 @each_dtype
-def test_a_mixed_batch_over_bytes_of_0xff_equals_one_query_at_a_time(dtype: torch.dtype,
-                                                                     device: torch.device) -> None:
+def test_a_mixed_batch_over_bytes_of_0xff_equals_one_query_at_a_time(dtype: torch.dtype, device: torch.device) -> None:
     runs = make_runs(*MIXED, pages=PAGES)
     pages, q = filled_pages(runs, PAGES, KV_HEADS, DIM, dtype), noise(tokens_in(runs), 6, DIM)
     got = attend(q, pages, runs, device)
@@ -64,8 +63,9 @@ def test_a_mixed_batch_over_bytes_of_0xff_equals_one_query_at_a_time(dtype: torc
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [64, 80, 256])
-def test_queries_of_a_model_in_16_bits_over_heads_of_any_width(dtype: torch.dtype, dim: int,
-                                                               device: torch.device) -> None:
+def test_queries_of_a_model_in_16_bits_over_heads_of_any_width(
+    dtype: torch.dtype, dim: int, device: torch.device
+) -> None:
     runs = make_runs([Run(70)], [Run(20, 30)], pages=10)
     pages, q = filled_pages(runs, 10, 1, dim, dtype), noise(tokens_in(runs), 3, dim, dtype=dtype)
     got = attend(q * dim**-0.5, pages, runs, device)
@@ -80,8 +80,9 @@ def test_a_bias_by_distance_is_each_querys_own(window: int | None, device: torch
     pages = filled_pages(runs, PAGES, KV_HEADS, DIM, torch.float32)
     q = noise(tokens_in(runs), 6, DIM + 3)
     bank, there = noise(3, 200, seed=4), pages_on(pages, device)
-    got = paged_attention(q.to(device), there.k, there.v, on_device(runs, device), 0.3, window,
-                          bank_RE=bank.to(device)).cpu()
+    got = paged_attention(
+        q.to(device), there.k, there.v, on_device(runs, device), 0.3, window, bank_RE=bank.to(device)
+    ).cpu()
     want = naive_paged_attention(q, pages.k, pages.v, runs, 0.3, window, bank_RE=bank)
     torch.testing.assert_close(got, want, **close(torch.float32))
     # The control: a bias that is left out shows.
@@ -94,14 +95,15 @@ WIDE = {80: (1, 64), 86: (1, 32), 89: (1, 32), 90: (2, 64), 100: (2, 32), 120: (
 
 @pytest.mark.parametrize("capability", [80, 86, 90, 100])
 def test_wide_heads_have_blocks_for_each_gpu_and_the_same_result(
-        capability: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    capability: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of 128 numbers of four bytes, which the interpreter multiplies: the bytes of 256 in bfloat16."""
     monkeypatch.setattr(kernels, "capability_of", lambda device: capability)
     runs = make_runs([], [Run(70, 67), PAD_ROW, Run(0, 20)], pages=12)
     pages, q = filled_pages(runs, 12, 1, 128, torch.float32), noise(tokens_in(runs), 3, 128) * 0.3
     want = twin(q, pages, runs)
     torch.testing.assert_close(attend(q, pages, runs, device), want, **close(torch.float32))
-    runs.page_table_RP[0, 5] = runs.page_table_RP[0, 4]   # the control: each page counts
+    runs.page_table_RP[0, 5] = runs.page_table_RP[0, 4]  # the control: each page counts
     assert (attend(q, pages, runs, device) - want)[span(runs, 0)].abs().max() > 1e-2
 
 
@@ -111,9 +113,12 @@ def test_the_blocks_of_wide_heads_follow_the_gpu() -> None:
             blocks = kernels.prefill_blocks(dim, 2, 4, product, capability)
             assert (blocks["TILE_HEADS"], blocks["PAGES"] * PAGE_TOKENS) == (heads, keys), capability
             assert kernels.prefill_blocks(dim, 2, 1, product, capability)["TILE_HEADS"] == 1
-    for capability in WIDE:   # the compile gate has what each GPU launches
-        [one] = [one for one in of_paged_attention() if one.name.endswith("prefill bfloat16 256")
-                 and one.only and capability in one.only]
+    for capability in WIDE:  # the compile gate has what each GPU launches
+        [one] = [
+            one
+            for one in of_paged_attention()
+            if one.name.endswith("prefill bfloat16 256") and one.only and capability in one.only
+        ]
         blocks = kernels.prefill_blocks(256, 2, 4, one.constants["PRODUCT"], capability)
         listed = one.constants | {"num_warps": one.num_warps, "num_stages": one.num_stages}
         assert blocks.items() <= listed.items()
@@ -166,7 +171,8 @@ def test_how_a_row_is_split_depends_on_nothing_beside_it(context: int, device: t
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_the_list_of_splits_has_those_with_tokens_and_any_grid_gives_the_same_bits(
-        window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As wide a table as one would like: programs are few, and none is for a row that ends earlier."""
     runs = make_runs([Run(599), PAD_ROW, Run(2), Run(128)], [], pages=60)
     wide = torch.full((4, 1000), PAD, dtype=torch.int32)
@@ -175,8 +181,11 @@ def test_the_list_of_splits_has_those_with_tokens_and_any_grid_gives_the_same_bi
     pages, q = filled_pages(runs, 60, KV_HEADS, DIM, torch.float32), noise(4, 4, DIM)
     monkeypatch.setattr(decode_kernels, "ROWS_AT_ONCE", 2)
     memos: list[dict[str, Any]] = []
-    monkeypatch.setattr(kernels, "decode_items", lambda runs, *sizes, **more: (
-        memos.append(runs.memo), decode_kernels.decode_items(runs, *sizes, **more))[1])
+    monkeypatch.setattr(
+        kernels,
+        "decode_items",
+        lambda runs, *sizes, **more: (memos.append(runs.memo), decode_kernels.decode_items(runs, *sizes, **more))[1],
+    )
     got = attend(q, pages, runs, device, window)
     [items] = [value.tolist() for key, value in memos[0].items() if key.startswith("decode_items")]
     listed = items[1 : 1 + 2 * items[0]]
@@ -184,7 +193,7 @@ def test_the_list_of_splits_has_those_with_tokens_and_any_grid_gives_the_same_bi
     assert [*zip(listed[::2], listed[1::2], strict=True)] == splits
     torch.testing.assert_close(got, twin(q, pages, runs, window), **close(torch.float32))
     assert decode_kernels.programs_of(256, 32, 8) * 8 == decode_kernels.PROGRAMS
-    monkeypatch.setattr(decode_kernels, "PROGRAMS", 3)   # two for each KV head
+    monkeypatch.setattr(decode_kernels, "PROGRAMS", 3)  # two for each KV head
     assert torch.equal(attend(q, pages, runs, device, window), got)
     assert (got[0] - got[2]).abs().max() > 1e-2, "the control: rows differ"
 
@@ -201,8 +210,7 @@ def test_a_prompt_in_pieces_equals_one_run(device: torch.device) -> None:
             there = on_device(runs, device)
             shift = int(len(cuts) == 4 and begin == 37)  # the control: a piece that is one token off
             at = slice(begin + shift, end + shift)
-            write_kv(k[at].to(device), v[at].to(device), pages.k, pages.v, positions_of(runs).to(device),
-                     there)
+            write_kv(k[at].to(device), v[at].to(device), pages.k, pages.v, positions_of(runs).to(device), there)
             parts.append(paged_attention(q[begin:end].to(device), pages.k, pages.v, there, 0.35).cpu())
         made[len(cuts)] = torch.cat(parts)
     torch.testing.assert_close(made[2], made[5], **close(torch.float32))
@@ -215,8 +223,7 @@ def test_a_step_of_nothing_but_pad_rows_reads_nothing(device: torch.device) -> N
     assert (attend(noise(3, 4, DIM), pages, runs, device) == 0).all()
 
 
-def test_no_size_of_a_launch_comes_from_the_device(device: torch.device,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_size_of_a_launch_comes_from_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph is made of: the same launches whatever the rows' contexts."""
     grids: list[tuple[int, ...]] = []
 

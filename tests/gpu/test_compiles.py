@@ -36,10 +36,18 @@ KERNELS_KEPT = 600
 def gate(*options: str, lowest: bool) -> str:
     """What the gate prints under the lowest Triton or the installed one."""
     before = [str(lowest_triton.directory())] if lowest else []
-    variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(COMPILED),
-                              "PYTHONPATH": os.pathsep.join([*before, os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run([sys.executable, "-m", "tests.support.compile_gate", *options], env=variables,
-                         check=False, capture_output=True, text=True)
+    variables = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(COMPILED),
+        "PYTHONPATH": os.pathsep.join([*before, os.environ.get("PYTHONPATH", "")]),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.support.compile_gate", *options],
+        env=variables,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     faults = [line for line in ran.stdout.splitlines() if " sm_" in line and not line.endswith(" ok")]
     assert not faults, "\n".join(faults)
     assert ran.returncode == 0, ran.stderr
@@ -54,7 +62,7 @@ def test_every_kernel_compiles_under_the_lowest_triton_for_a_gpu_that_it_is_made
     assert f"Triton {lowest_triton.lowest_version()}." in told
     counts = [told.count(f" sm_{capability} ") for capability in SHARED_MAX_BYTES]
     assert sum(counts) >= len(kernel_modules())
-    assert max(counts) - min(counts) <= 2   # a kernel of newer GPUs alone leaves an older one's turn out
+    assert max(counts) - min(counts) <= 2  # a kernel of newer GPUs alone leaves an older one's turn out
 
 
 def test_the_installed_triton_takes_every_kernel_too() -> None:
@@ -70,8 +78,7 @@ def test_a_sum_that_adds_its_low_word_to_its_high_word_is_seen(register: str, ca
     another value; the high word has a register of its own; a sum of an address and a small number."""
     r, p = register, carry
     low = f"        /*5d70*/         {r[:-1]}IADD3 {r}4, {p}1, {r}1, 0x40, {r}Z ;     /* 0x00000 */"
-    high = (f"        /*5d80*/         {r[:-1]}IADD3.X {r}5, {r}1, -0x7fffffe0, {r}Z, {p}1, !{p}T ;"
-            "   /* 0x8 */")
+    high = f"        /*5d80*/         {r[:-1]}IADD3.X {r}5, {r}1, -0x7fffffe0, {r}Z, {p}1, !{p}T ;   /* 0x8 */"
     between = f"        /*5d78*/         {r[:-1]}MOV {r}1, {r}Z ;        /* 0x0000003f00057c82 */"
     assert len(compile_gate.wrong_descriptors("\n".join([low, high]))) == 1
     assert compile_gate.wrong_descriptors("\n".join([low, between, high])) == []
@@ -93,16 +100,20 @@ def test_every_kernel_has_a_variant_for_every_gpu(capability: int) -> None:
 
 def test_kernels_take_turns_on_the_gpus_each_at_its_largest_there() -> None:
     one, other = object(), object()
-    listed = [Compilation("large", one, {}, {"BLOCK": 64}, small_shared=False),
-              Compilation("small", one, {}, {"BLOCK": 32}, small_shared=True),
-              Compilation("any", other, {}), Compilation("new", other, {}, {"BLOCK": 32}, oldest=90)]
-    turns = [[(pair[0].name, pair[1]) for pair in in_turn(listed, iter(capabilities))]
-             for capabilities in ((80, 86), (89, 90))]
+    listed = [
+        Compilation("large", one, {}, {"BLOCK": 64}, small_shared=False),
+        Compilation("small", one, {}, {"BLOCK": 32}, small_shared=True),
+        Compilation("any", other, {}),
+        Compilation("new", other, {}, {"BLOCK": 32}, oldest=90),
+    ]
+    turns = [
+        [(pair[0].name, pair[1]) for pair in in_turn(listed, iter(capabilities))]
+        for capabilities in ((80, 86), (89, 90))
+    ]
     assert turns == [[("large", 80), ("any", 86)], [("small", 89), ("new", 90)]]
 
 
-def test_a_kernel_file_that_does_not_say_how_it_is_compiled_is_refused(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_file_that_does_not_say_how_it_is_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError, match="silent"):
         compilations_of(ModuleType("silent"))
     monkeypatch.setitem(compile_gate.VARIANTS, "empty", list)
@@ -113,9 +124,13 @@ def test_a_kernel_file_that_does_not_say_how_it_is_compiled_is_refused(
 def test_the_gate_takes_each_kernel_at_its_largest() -> None:
     one, other = object(), object()
     large = {"BLOCK": 32, "DIM": 64}
-    made = [Compilation("small", one, {}, large | {"BLOCK": 16}), Compilation("big", one, {}, large),
-            Compilation("deep", one, {}, large, num_stages=3),
-            Compilation("flag", one, {}, large | {"ON": True}), Compilation("other", other, {})]
+    made = [
+        Compilation("small", one, {}, large | {"BLOCK": 16}),
+        Compilation("big", one, {}, large),
+        Compilation("deep", one, {}, large, num_stages=3),
+        Compilation("flag", one, {}, large | {"ON": True}),
+        Compilation("other", other, {}),
+    ]
     assert [one.name for one in most_demanding(made)] == ["deep", "other"]
 
 

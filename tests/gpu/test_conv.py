@@ -29,19 +29,21 @@ def windows(slots: int, width: int, dtype: torch.dtype) -> torch.Tensor:
 def everything(width: int, dtype: torch.dtype) -> tuple[Runs, torch.Tensor]:
     """Decodes, a PAD row, fresh and continued runs shorter and longer than the window; taps inside the first
     tokens, on the grid and at the end; NaN in every slot that may not be read."""
-    runs = make_runs([Run(7, slot=3), PAD_ROW, Run(0, slot=8, fresh=True)],
-                     [Run(40, 90, slot=1), Run(0, 63, slot=2, fresh=True), Run(64, 1, slot=4), Run(0, 2)],
-                     taps=(TapPoint(3, 1, 5), TapPoint(3, 24, 6), TapPoint(3, 90, 7), TapPoint(4, 2, 9)))
+    runs = make_runs(
+        [Run(7, slot=3), PAD_ROW, Run(0, slot=8, fresh=True)],
+        [Run(40, 90, slot=1), Run(0, 63, slot=2, fresh=True), Run(64, 1, slot=4), Run(0, 2)],
+        taps=(TapPoint(3, 1, 5), TapPoint(3, 24, 6), TapPoint(3, 90, 7), TapPoint(4, 2, 9)),
+    )
     held = windows(12, width, dtype)
     held[[0, 2, 5, 6, 7, 8, 9, 10, 11]] = NAN
     return runs, held
 
 
 @DTYPES
-@pytest.mark.parametrize(("kernel", "bias", "activation"),
-                         [(4, True, "silu"), (2, False, None), (3, False, "silu")])
-def test_a_step_of_everything_equals_the_shifted_window(dtype: torch.dtype, kernel: int, bias: bool,
-                                                        activation: str | None, device: torch.device) -> None:
+@pytest.mark.parametrize(("kernel", "bias", "activation"), [(4, True, "silu"), (2, False, None), (3, False, "silu")])
+def test_a_step_of_everything_equals_the_shifted_window(
+    dtype: torch.dtype, kernel: int, bias: bool, activation: str | None, device: torch.device
+) -> None:
     runs, held = everything(kernel - 1, dtype)
     wider = noise(tokens_in(runs), CHANNELS + 9, seed=1).to(dtype)
     x = wider[:, 4 : 4 + CHANNELS]
@@ -50,15 +52,20 @@ def test_a_step_of_everything_equals_the_shifted_window(dtype: torch.dtype, kern
     want_held = held.clone()
     want = naive_causal_conv(x, weight, offset, activation, want_held, runs)
     got_held = strided_on(held, device)
-    got = causal_conv(x.to(device), weight.to(device), None if offset is None else offset.to(device),
-                      activation, got_held, on_device(runs, device))
+    got = causal_conv(
+        x.to(device),
+        weight.to(device),
+        None if offset is None else offset.to(device),
+        activation,
+        got_held,
+        on_device(runs, device),
+    )
     torch.testing.assert_close(got.cpu(), want, **close(dtype))
     assert torch.equal(got_held.cpu().nan_to_num(99.0), want_held.nan_to_num(99.0))
     assert not torch.equal(want_held.nan_to_num(99.0), held.nan_to_num(99.0))  # the control: windows do move
 
     stale = make_runs([Run(7, slot=3), Run(5, slot=8)], [])  # the control: what is not fresh is read
-    made = causal_conv(x[:2].to(device), weight.to(device), None, None, got_held.fill_(NAN),
-                       on_device(stale, device))
+    made = causal_conv(x[:2].to(device), weight.to(device), None, None, got_held.fill_(NAN), on_device(stale, device))
     assert made.isnan().all()
 
 
@@ -66,8 +73,9 @@ def test_a_run_in_pieces_of_any_length_is_the_same_to_the_last_bit(device: torch
     x, weight = noise(70, CHANNELS, seed=1).to(device), noise(CHANNELS, 4, seed=2).to(device)
     held = strided_on(windows(2, 3, torch.float32), device)
     whole_held, pieces = held.clone(), []
-    whole = causal_conv(x, weight, None, "silu", whole_held,
-                        on_device(make_runs([], [Run(0, 70, slot=1, fresh=True)]), device))
+    whole = causal_conv(
+        x, weight, None, "silu", whole_held, on_device(make_runs([], [Run(0, 70, slot=1, fresh=True)]), device)
+    )
     for begin, end in ((0, 1), (1, 3), (3, 68), (68, 70)):
         run = Run(begin, end - begin, slot=1, fresh=begin == 0)
         runs = make_runs([run], []) if end - begin == 1 else make_runs([], [run])

@@ -74,7 +74,7 @@ def test_a_sum_of_step_sizes_is_the_one_in_float64_rounded_once(first: float, de
     out = torch.empty(1, device=device)
     _sum[(1,)](terms.to(device), out, N=PLACES)
     assert out.cpu().tolist() == [float(terms.double().sum().float())]
-    if first > 1:   # the control
+    if first > 1:  # the control
         plain = torch.zeros(())
         for term in terms:
             plain = plain + term

@@ -9,9 +9,11 @@ from weft.tensor.ops.moe import ChoiceRule, choose_experts
 from weft.units import PAD
 
 RULES = {
-    "softmax": ChoiceRule(3, True, scale=2.0), "softmax over all": ChoiceRule(1, False),
+    "softmax": ChoiceRule(3, True, scale=2.0),
+    "softmax over all": ChoiceRule(1, False),
     "sigmoid": ChoiceRule(4, False, "sigmoid", scale=1.5),
-    "groups": ChoiceRule(3, True, "sigmoid", 2.5, 1e-20, groups=4, groups_chosen=2)}
+    "groups": ChoiceRule(3, True, "sigmoid", 2.5, 1e-20, groups=4, groups_chosen=2),
+}
 
 
 def scores_of(tokens: int, experts: int) -> torch.Tensor:
@@ -20,8 +22,7 @@ def scores_of(tokens: int, experts: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", RULES)
-def test_choices_and_weights_equal_those_of_torch(name: str, dtype: torch.dtype,
-                                                       device: torch.device) -> None:
+def test_choices_and_weights_equal_those_of_torch(name: str, dtype: torch.dtype, device: torch.device) -> None:
     rule, scores = RULES[name], scores_of(5, 12).to(device)
     bias = None
     if rule.scoring == "sigmoid":
@@ -32,8 +33,9 @@ def test_choices_and_weights_equal_those_of_torch(name: str, dtype: torch.dtype,
     assert ids.tolist() == exact_ids.tolist()
     assert ids.dtype == torch.int64
     live = positions != PAD
-    torch.testing.assert_close(weights[live], exact_weights[live],
-                               rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        weights[live], exact_weights[live], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
+    )
     assert weights.dtype == dtype
     assert (ids[~live] == PAD).all()
     assert (choose_experts(scores, rule, bias, None, dtype=dtype)[1] >= 0).all(), "the control"
@@ -43,8 +45,7 @@ def test_a_bias_and_groups_change_the_choice(device: torch.device) -> None:
     """The control: neither is ignored."""
     scores, rule = scores_of(8, 12).to(device), RULES["groups"]
     plain = choose_experts(scores, rule, None, None, dtype=torch.float32)[1]
-    biased = choose_experts(scores, rule, torch.linspace(-2, 2, 12, device=device), None,
-                            dtype=torch.float32)[1]
+    biased = choose_experts(scores, rule, torch.linspace(-2, 2, 12, device=device), None, dtype=torch.float32)[1]
     ungrouped = choose_experts(scores, RULES["sigmoid"], None, None, dtype=torch.float32)[1][:, :3]
     assert plain.tolist() != biased.tolist()
     assert plain.tolist() != ungrouped.tolist()

@@ -67,9 +67,21 @@ def compressed_rows(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Ten
 
 
 def by_rows(inputs: object) -> Form:
-    return Form({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {
-        "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
-                    "input_activations": inputs}}}, compressed_rows, "_scale", "float32")
+    return Form(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {
+                "group_0": {
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                    "input_activations": inputs,
+                }
+            },
+        },
+        compressed_rows,
+        "_scale",
+        "float32",
+    )
 
 
 BY_ROWS = by_rows({"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True})
@@ -84,8 +96,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("source", "form"), [("qwen3_next", KEPT), ("qwen3_5", BY_ROWS)])
-def test_a_checkpoint_in_fp8_is_the_model_of_its_widened_values(source: str, form: Form,
-                                                                tmp_path: Path) -> None:
+def test_a_checkpoint_in_fp8_is_the_model_of_its_widened_values(source: str, form: Form, tmp_path: Path) -> None:
     """In float32, also where inputs of 16 bits are rounded to fp8."""
     quantised, plain = write(source, tmp_path, form)
     loaded, widened = load(quantised), load(plain)
@@ -100,14 +111,14 @@ def test_the_control_another_scale_is_another_model(tmp_path: Path) -> None:
     def spoil(tensors: Tensors) -> None:
         name = next(name for name in tensors if name.endswith("_scale_inv"))
         tensors[name][0, 0] *= 1.5
+
     quantised, plain = write("qwen3_5", tmp_path, KEPT, spoil=spoil)
     got, want = (logits(load(path)) for path in (quantised, plain))
     assert (got - want).abs().max() > 10 * FLOAT32["atol"]
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("form", "inputs"), [(KEPT, "as they are"), (BY_ROWS, "fp8"),
-                                              (WEIGHTS_ALONE, "as they are")])
+@pytest.mark.parametrize(("form", "inputs"), [(KEPT, "as they are"), (BY_ROWS, "fp8"), (WEIGHTS_ALONE, "as they are")])
 def test_in_bfloat16_too(form: Form, inputs: str, tmp_path: Path) -> None:
     """Rows of 128 columns and one scale meet inputs in fp8; blocks of 32 columns do not, nor does a
     checkpoint whose weights alone are in fp8."""
@@ -120,15 +131,16 @@ def test_in_bfloat16_too(form: Form, inputs: str, tmp_path: Path) -> None:
 
 def expert_weights(loaded: LoadedModel) -> list[Any]:
     blocks = [layer.feed_forward for layer in loaded.model.layers]
-    return [weight for block in blocks if isinstance(block, ExpertsBlock)
-            for weight in (block.gate_up, block.down)]
+    return [weight for block in blocks if isinstance(block, ExpertsBlock) for weight in (block.gate_up, block.down)]
 
 
 def test_the_bytes_of_a_matrix_are_those_of_its_file(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, KEPT)
     loaded = load(quantised)
-    [held] = {id(layer.feed_forward.down.weight): layer.feed_forward.down.weight  # type: ignore[union-attr]
-              for layer in loaded.model.layers[:1]}.values()
+    [held] = {
+        id(layer.feed_forward.down.weight): layer.feed_forward.down.weight  # type: ignore[union-attr]
+        for layer in loaded.model.layers[:1]
+    }.values()
     assert isinstance(held, QuantizedWeight)
     assert held.codes.numel() == 64 * 96
     assert held.scales.shape == (4, 3, 1), "one for a tile of 16 rows and a block of columns"
@@ -153,9 +165,12 @@ def test_experts_that_are_stored_as_one_tensor_are_those_that_are_stored_one_by_
     blocks = {name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name}
     for end in ("", "_scale_inv"):
         for block in blocks:
+
             def every(part: str, block: str = block, end: str = end) -> torch.Tensor:
-                return torch.stack([tensors.pop(f"{block}.{expert}.{part}_proj.weight{end}").view(torch.uint8)
-                                    for expert in range(8)])
+                return torch.stack(
+                    [tensors.pop(f"{block}.{expert}.{part}_proj.weight{end}").view(torch.uint8) for expert in range(8)]
+                )
+
             both = torch.cat([every("gate"), every("up")], dim=1)
             dtype = torch.float32 if end else torch.float8_e4m3fn
             tensors[f"{block}.gate_up_proj{end}"] = both.view(dtype)
@@ -174,8 +189,11 @@ def test_columns_by_group_meet_inputs_in_that_order_and_experts_are_widened(tmp_
     loaded = load(quantised)
     assert "int4" in loaded.weights_form
     assert all(isinstance(weight, torch.Tensor) for weight in expert_weights(loaded))
-    qkv = next(layer.mixer.qkv for layer in loaded.model.layers             # type: ignore[union-attr]
-               if hasattr(layer.mixer, "qkv"))
+    qkv = next(
+        layer.mixer.qkv
+        for layer in loaded.model.layers  # type: ignore[union-attr]
+        if hasattr(layer.mixer, "qkv")
+    )
     assert isinstance(qkv.weight, OrderedWeight)
     want, got = logits(load(plain)), logits(loaded)
     torch.testing.assert_close(got, want, **FLOAT32)

@@ -18,11 +18,10 @@ def noise(*shape: int, seed: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("lines", [1, 200])
-def test_gates_of_strided_rows_equal_their_formula(dtype: torch.dtype, lines: int,
-                                                   device: torch.device) -> None:
+def test_gates_of_strided_rows_equal_their_formula(dtype: torch.dtype, lines: int, device: torch.device) -> None:
     columns = HEADS * lines
-    wide = (noise(TOKENS, columns + HEADS + 3) * 30).to(device, dtype)   # beyond both bends of softplus
-    a, b = wide[:, 3 : 3 + columns], wide[:, 3 + columns:]
+    wide = (noise(TOKENS, columns + HEADS + 3) * 30).to(device, dtype)  # beyond both bends of softplus
+    a, b = wide[:, 3 : 3 + columns], wide[:, 3 + columns :]
     bias, decay = noise(columns, seed=4).to(device), -noise(HEADS, seed=5).exp().to(device)
     g, beta = delta_gates(a, bias, decay, b, beta_scale=2.0)
     exact_g, exact_beta = delta_gates.torch(a, bias, decay, b, beta_scale=2.0)

@@ -21,8 +21,14 @@ from weft.runner.graphs import Capture, CudaCapture, Replay
 from weft.runner.mixed_graphs import MixedBlock, MixedShape
 from weft.tensor import gpu, native
 
-REFUSED = ("aten.lift_fresh", "aten.nonzero", "aten._local_scalar_dense", "aten.masked_select",
-           "aten.bincount", "aten._unique")
+REFUSED = (
+    "aten.lift_fresh",
+    "aten.nonzero",
+    "aten._local_scalar_dense",
+    "aten.masked_select",
+    "aten.bincount",
+    "aten._unique",
+)
 """What waits for the device, or brings something from the host."""
 DECODED = 3
 MIXED = ("lfm2", "jamba")
@@ -37,8 +43,9 @@ class Watched(TorchDispatchMode):
         if name.startswith(REFUSED):
             raise RuntimeError(f"{name} cannot be recorded")
         if name.startswith("aten.index") and any(
-                isinstance(one, torch.Tensor) and one.dtype == torch.bool
-                for one in (args[1] if isinstance(args[1], list | tuple) else ())):
+            isinstance(one, torch.Tensor) and one.dtype == torch.bool
+            for one in (args[1] if isinstance(args[1], list | tuple) else ())
+        ):
             raise RuntimeError(f"{name} by a mask cannot be recorded")
         return func(*args, **(kwargs or {}))
 
@@ -83,7 +90,8 @@ def shapes_of(serving: Serving) -> list[MixedShape]:
 
 @pytest.mark.parametrize("family", ["qwen3_5", "bamba", "lfm2", "jamba"])
 def test_decodes_and_steps_with_prompts_can_be_recorded_and_change_no_token(
-        family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mixed = family in MIXED
     monkeypatch.setattr(torch_executor, "recorded_shapes", lambda *sizes, **kinds: (SHAPE,) * mixed)
     monkeypatch.setattr(torch_executor, "decode_widths", lambda rows: (rows,))
@@ -100,9 +108,16 @@ def test_decodes_and_steps_with_prompts_can_be_recorded_and_change_no_token(
         assert torch.allclose(one.logits, other.logits, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("refused", [
-    lambda x: x[x > 0], lambda x: x.sum().item(), lambda x: torch.tensor([1, 2], device=x.device),
-    lambda x: x.nonzero(), lambda x: bool(x.any())])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda x: x[x > 0],
+        lambda x: x.sum().item(),
+        lambda x: torch.tensor([1, 2], device=x.device),
+        lambda x: x.nonzero(),
+        lambda x: bool(x.any()),
+    ],
+)
 def test_the_control_the_stand_in_refuses_what_a_graph_would(refused: Callable[[torch.Tensor], Any]) -> None:
     with pytest.raises(RuntimeError, match="recorded"):
         StandIn().capture(lambda: (refused(torch.ones(3)), torch.ones(3))[1])

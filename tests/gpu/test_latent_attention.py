@@ -20,7 +20,8 @@ def noise(*shape: int, seed: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", KV_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize(("width", "value_dim"), [(40, 32), (24, 20)])
 def test_a_mixed_batch_over_bytes_of_0xff_equals_one_query_at_a_time(
-        dtype: torch.dtype, width: int, value_dim: int, device: torch.device) -> None:
+    dtype: torch.dtype, width: int, value_dim: int, device: torch.device
+) -> None:
     runs = make_runs([Run(5), PAD_ROW, Run(290)], [Run(0, 33), Run(60, 20)], pages=40)
     q, rows = noise(tokens_in(runs), 3, width), noise(tokens_in(runs), width, seed=4)
     twin = filled_pages(runs, 40, 1, width, dtype, "rows")
@@ -30,8 +31,18 @@ def test_a_mixed_batch_over_bytes_of_0xff_equals_one_query_at_a_time(
         scales.append(None if pages.scales is None else pages.scales[:, :1])
     want = naive_latent_attention(q, rows, twin.k, positions_of(runs), runs, 0.3, value_dim, scales[1])
     for last in (rows, rows * 1.5):  # the second is the control: other rows are seen
-        made.append(latent_attention(q.to(device), last.to(device), mine.k, positions_of(runs).to(device),
-                                     on_device(runs, device), 0.3, value_dim, scales[0]).cpu())
+        made.append(
+            latent_attention(
+                q.to(device),
+                last.to(device),
+                mine.k,
+                positions_of(runs).to(device),
+                on_device(runs, device),
+                0.3,
+                value_dim,
+                scales[0],
+            ).cpu()
+        )
         if len(made) == 1:
             for got, held in zip(mine.raw(), twin.raw(), strict=True):
                 assert torch.equal(got.cpu(), held)

@@ -27,6 +27,7 @@ class Kernel:
             self.tries.append(num_stages)
             if num_stages > self.fits:
                 raise OutOfResources(100_000 * num_stages, 101_376, "shared memory")
+
         return start
 
 
@@ -37,8 +38,7 @@ def nothing_remembered() -> Iterator[None]:
     launching._fitting_stages.clear()
 
 
-def test_a_kernel_that_does_not_fit_runs_with_fewer_stages_and_says_so(
-        caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_does_not_fit_runs_with_fewer_stages_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     kernel = Kernel(fits=1)
     for _ in range(3):
         launch(kernel, (2, 1))(0, BLOCK=64, num_stages=4)

@@ -22,35 +22,54 @@ from weft.units import PAD
 Case = dict[str, torch.Tensor]
 
 
-def case(tokens: int, experts: int, choices: int, width: int, inner: int, *, gated: bool = True,
-         dtype: torch.dtype = torch.float32) -> Case:
+def case(
+    tokens: int,
+    experts: int,
+    choices: int,
+    width: int,
+    inner: int,
+    *,
+    gated: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> Case:
     noise = torch.Generator().manual_seed(0)
     ids = torch.stack([torch.randperm(experts, generator=noise)[:choices] for _ in range(tokens)])
-    shapes = {"x": (tokens, width), "up": (experts, (2 if gated else 1) * inner, width),
-              "down": (experts, width, inner)}
-    made = {name: (torch.randn(*shape, generator=noise) * (1 if name == "x" else 0.2)).to(dtype)
-            for name, shape in shapes.items()}
+    shapes = {
+        "x": (tokens, width),
+        "up": (experts, (2 if gated else 1) * inner, width),
+        "down": (experts, width, inner),
+    }
+    made = {
+        name: (torch.randn(*shape, generator=noise) * (1 if name == "x" else 0.2)).to(dtype)
+        for name, shape in shapes.items()
+    }
     return made | {"ids": ids, "weights": torch.rand(tokens, choices, generator=noise)}
 
 
-def call(made: Case, device: torch.device, activation: Activation = "silu",
-         gated: bool = True) -> torch.Tensor:
+def call(made: Case, device: torch.device, activation: Activation = "silu", gated: bool = True) -> torch.Tensor:
     on = {name: x.to(device) for name, x in made.items()}
-    return moe(on["x"], on["ids"], on["weights"], on["up"], on["down"], activation=activation,
-               gated=gated).cpu()
+    return moe(on["x"], on["ids"], on["weights"], on["up"], on["down"], activation=activation, gated=gated).cpu()
 
 
 def twin(made: Case, activation: Activation = "silu", gated: bool = True) -> torch.Tensor:
-    return naive_moe(made["x"], made["ids"], made["weights"], made["up"], made["down"], activation=activation,
-                     gated=gated)
+    return naive_moe(
+        made["x"], made["ids"], made["weights"], made["up"], made["down"], activation=activation, gated=gated
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("sizes", "activation", "gated"), [
-    ((1, 8, 3, 64, 32), "gelu", True), ((5, 4, 2, 40, 24), "silu", True),
-    ((60, 3, 2, 33, 70), "relu2", False), ((0, 4, 2, 16, 16), "silu", True)])
-def test_experts_of_any_size_equal_their_formula(sizes: tuple[int, ...], activation: Activation, gated: bool,
-                                                 dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "activation", "gated"),
+    [
+        ((1, 8, 3, 64, 32), "gelu", True),
+        ((5, 4, 2, 40, 24), "silu", True),
+        ((60, 3, 2, 33, 70), "relu2", False),
+        ((0, 4, 2, 16, 16), "silu", True),
+    ],
+)
+def test_experts_of_any_size_equal_their_formula(
+    sizes: tuple[int, ...], activation: Activation, gated: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     made = case(*sizes, gated=gated, dtype=dtype) if sizes[0] else case(1, *sizes[1:], dtype=dtype)
     if not sizes[0]:
         made |= {name: made[name][:0] for name in ("x", "ids", "weights")}
@@ -65,14 +84,16 @@ def test_biases_and_the_clamped_activation(tokens: int, device: torch.device) ->
     """With columns in one part and, for a token alone, in several."""
     made = case(tokens, 4, 2, 256, 24)
     made["x"] *= 4
-    biases = ExpertBiases(torch.randn(4, 48, generator=torch.Generator().manual_seed(1)) * 3,
-                          torch.randn(4, 256, generator=torch.Generator().manual_seed(2)))
+    biases = ExpertBiases(
+        torch.randn(4, 48, generator=torch.Generator().manual_seed(1)) * 3,
+        torch.randn(4, 256, generator=torch.Generator().manual_seed(2)),
+    )
     parts = [made[name] for name in ("x", "ids", "weights", "up", "down")]
     want = naive_moe(*parts, activation="clamped_swiglu", biases=biases)
     on = ExpertBiases(biases.gate_up_EJ.to(device), biases.down_ED.to(device))
     got = moe(*(x.to(device) for x in parts), activation="clamped_swiglu", biases=on).cpu()
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    assert (got - call(made, device, "clamped_swiglu")).abs().max() > 0.1   # the control: without biases
+    assert (got - call(made, device, "clamped_swiglu")).abs().max() > 0.1  # the control: without biases
 
 
 @pytest.mark.parametrize("tokens", [1, 40])
@@ -83,7 +104,7 @@ def test_gates_and_what_they_multiply_have_a_limit(tokens: int, device: torch.de
     parts = [made[name] for name in ("x", "ids", "weights", "up", "down")]
     got = moe(*(x.to(device) for x in parts), limit=1.5).cpu()
     torch.testing.assert_close(got, naive_moe(*parts, limit=1.5), atol=1e-4, rtol=1e-4)
-    assert (got - call(made, device)).abs().max() > 0.1   # the control: without a limit
+    assert (got - call(made, device)).abs().max() > 0.1  # the control: without a limit
     made["up"][:, 0] = float("nan")
     assert moe(*(x.to(device) for x in parts), limit=1.5).isnan().all(), "a limit hides no NaN"
 
@@ -117,8 +138,13 @@ def test_tokens_lie_on_the_grid_axis_without_a_bound(monkeypatch: pytest.MonkeyP
     for name in ("_count", "_align", "_product", "_combine"):
         monkeypatch.setattr(triton, name, Recorder(name))
     tokens = GRID_YZ_MAX + 1
-    triton.moe(torch.zeros(tokens, 16), torch.zeros(tokens, 1, dtype=torch.int64), torch.ones(tokens, 1),
-               torch.zeros(2, 32, 16), torch.zeros(2, 16, 16))
+    triton.moe(
+        torch.zeros(tokens, 16),
+        torch.zeros(tokens, 1, dtype=torch.int64),
+        torch.ones(tokens, 1),
+        torch.zeros(2, 32, 16),
+        torch.zeros(2, 16, 16),
+    )
     assert grids["_combine"][0] == tokens
     assert len(grids) == 4
     assert max(size for grid in grids.values() for size in grid[1:]) <= GRID_YZ_MAX
@@ -139,11 +165,13 @@ def test_company_changes_no_token(device: torch.device) -> None:
     assert (together[7] - together[8]).abs().max() > 1e-2  # the control: tokens differ
 
 
-@pytest.mark.parametrize("chosen", [[0] * 40, [3, 1] * 20, list(range(4)) * 10, [3] * 33 + [0] * 7,
-                                    [2], [-1] * 3 + [1] * 17, [-1]])
+@pytest.mark.parametrize(
+    "chosen", [[0] * 40, [3, 1] * 20, list(range(4)) * 10, [3] * 33 + [0] * 7, [2], [-1] * 3 + [1] * 17, [-1]]
+)
 @pytest.mark.parametrize("counted", [False, True])
-def test_tiles_hold_every_pair_once_and_never_two_experts(chosen: list[int], counted: bool,
-                                                          device: torch.device) -> None:
+def test_tiles_hold_every_pair_once_and_never_two_experts(
+    chosen: list[int], counted: bool, device: torch.device
+) -> None:
     """However the pairs fall: all to one expert, none to some, one more than a tile has rows. Blocks are
     smaller than the pairs, and a program has two experts. With counts of parts as without."""
     rows, experts, pairs = 16, 4, len(chosen)
@@ -155,8 +183,9 @@ def test_tiles_hold_every_pair_once_and_never_two_experts(chosen: list[int], cou
     if counts is not None:
         triton._count[(parts,)](ids, counts, pairs, PART=16, BINS=8, BLOCK=16)
         assert counts.sum().item() == 16 * parts
-    triton._align[(max(parts, 2),)](ids, counts, order, tiles, pairs, parts, 6, EXPERTS=experts, BINS=8,
-                                    PART=16, BM=rows, BLOCK=16, ROWS=16)
+    triton._align[(max(parts, 2),)](
+        ids, counts, order, tiles, pairs, parts, 6, EXPERTS=experts, BINS=8, PART=16, BM=rows, BLOCK=16, ROWS=16
+    )
     seen = []
     for expert, first, count in tiles.tolist():
         assert 0 <= count <= rows
@@ -191,8 +220,9 @@ def test_splits_follow_from_the_model_and_end_with_many_tokens() -> None:
 
 
 @pytest.mark.parametrize(("gated", "bits"), [(True, 0), (False, 0), (True, 8)])
-def test_split_channels_are_added_in_order(gated: bool, bits: int, device: torch.device,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_split_channels_are_added_in_order(
+    gated: bool, bits: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New memory is NaN: what is read was written, also with choices of PAD. A token has the same bits
     alone."""
     monkeypatch.setattr(products, "COLUMNS_MIN", 64)
@@ -207,9 +237,15 @@ def test_split_channels_are_added_in_order(gated: bool, bits: int, device: torch
         want = twin(made | {"up": codes.dense()}, gated=gated)
         up = replace(codes, codes=codes.codes.to(device), scales=codes.scales.to(device))
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *shape, **more: (
-        empty(*shape, **more).fill_(float("nan")) if more["dtype"].is_floating_point
-        else empty(*shape, **more).fill_(-7)))
+    monkeypatch.setattr(
+        torch,
+        "empty",
+        lambda *shape, **more: (
+            empty(*shape, **more).fill_(float("nan"))
+            if more["dtype"].is_floating_point
+            else empty(*shape, **more).fill_(-7)
+        ),
+    )
     on = {name: x.to(device) for name, x in made.items() if name != "up"}
     launched = call_of(on, up, slice(0, tokens), gated)
     torch.testing.assert_close(launched, want, atol=2e-5 * float(want.abs().max()), rtol=1e-4)

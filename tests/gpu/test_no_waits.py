@@ -29,9 +29,20 @@ from weft.text.grammars import regex_grammar
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 CONSTRAINED = structs.replace(SHORT, ignore_eos=False, grammar=regex_grammar("[a-f]{9}", field="f"))
-DRAWN = structs.replace(SHORT, temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=4, logprobs=2,
-                        prompt_logprobs=1, frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={7: 2.0},
-                        min_tokens=1)
+DRAWN = structs.replace(
+    SHORT,
+    temperature=1.1,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.01,
+    seed=4,
+    logprobs=2,
+    prompt_logprobs=1,
+    frequency_penalty=0.5,
+    repetition_penalty=1.2,
+    logit_bias={7: 2.0},
+    min_tokens=1,
+)
 ASKED = [DRAWN, CONSTRAINED, SHORT]
 PROMPTS = [[300, 20, 411, 5, 123], [9, 8], [7]]
 
@@ -50,8 +61,7 @@ def model_of(family: str, quantize: QuantizeChoice) -> LoadedModel:
 
 
 def serving(family: str, quantize: QuantizeChoice = "none", **more: Any) -> Serving:
-    made = Serving(family, max_num_seqs=len(PROMPTS), max_model_len=128, model=model_of(family, quantize),
-                   **more)
+    made = Serving(family, max_num_seqs=len(PROMPTS), max_model_len=128, model=model_of(family, quantize), **more)
     tokenizer = directory(family) / "tokenizer.json"
     made.core.grammars = GrammarCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
     return made
@@ -65,13 +75,22 @@ def watched(made: Serving) -> list[str]:
     def executed(plan: StepPlan) -> StepResult:
         with noticed(found):
             return execute(plan)
+
     made.executor.execute = executed  # type: ignore[method-assign]
     return found
 
 
-@pytest.mark.parametrize(("family", "quantize"), [
-    ("qwen3_5", "int4"), ("qwen3_5_moe", "int8"), ("bamba", "none"), ("jamba", "none"), ("lfm2", "none"),
-    ("kimi_linear", "none")])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        ("qwen3_5", "int4"),
+        ("qwen3_5_moe", "int8"),
+        ("bamba", "none"),
+        ("jamba", "none"),
+        ("lfm2", "none"),
+        ("kimi_linear", "none"),
+    ],
+)
 def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeChoice) -> None:
     """A row with everything, for some a constrained one, for one a greedy one too."""
     rows = {"qwen3_5": 2, "lfm2": 3}.get(family, 1)
@@ -83,8 +102,11 @@ def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeC
     gpu.choose("torch")
     plain = serving(family, quantize).run(prompts, asked)
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
-    for one, other in zip(answers[0].prompt_logprobs[1:] + answers[0].logprobs,
-                          plain[0].prompt_logprobs[1:] + plain[0].logprobs, strict=True):
+    for one, other in zip(
+        answers[0].prompt_logprobs[1:] + answers[0].logprobs,
+        plain[0].prompt_logprobs[1:] + plain[0].logprobs,
+        strict=True,
+    ):
         assert one is not None
         assert other is not None
         assert (one.token, one.rank) == (other.token, other.rank)
@@ -102,8 +124,7 @@ def test_loads_and_stores_wait_for_nothing_either() -> None:
         return MemoryStore(kept[0])
 
     for _ in range(2):
-        made = serving("qwen3_5", remote=True, cache=True, compress=True, compress_kv="int8",
-                       store=store)
+        made = serving("qwen3_5", remote=True, cache=True, compress=True, compress_kv="int8", store=store)
         found = watched(made)
         [answer] = made.run([prompt], SHORT)
         made.core.write_all(10.0)
@@ -117,15 +138,22 @@ def test_loads_and_stores_wait_for_nothing_either() -> None:
 
 
 def test_what_was_compressed_goes_to_a_store_and_comes_back_without_a_wait(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = [(7 * at * at + 3) % 400 + 4 for at in range(80)]
     compress_all(monkeypatch)
     counts = []
     for _ in range(2):
-        made = serving("qwen3_5", remote=True, cache=True, compress=True, compress_kv="int8",
-                       store=lambda one: store_of(one, tmp_path, "int8"))
+        made = serving(
+            "qwen3_5",
+            remote=True,
+            cache=True,
+            compress=True,
+            compress_kv="int8",
+            store=lambda one: store_of(one, tmp_path, "int8"),
+        )
         assert made.core.store is not None
-        made.core.store.writes._paced_until_s = NEVER_S   # until all of it is compressed
+        made.core.store.writes._paced_until_s = NEVER_S  # until all of it is compressed
         found = watched(made)
         made.run([prompt], SHORT)
         made.run([[9, 8, 7]], SHORT)
@@ -145,13 +173,26 @@ def test_the_control_a_host_that_may_look_is_seen_to_look() -> None:
     found = watched(made)
     made.run(PROMPTS, ASKED)
     assert {one.split()[0] for one in found} >= {"__bool__", "aten.lift_fresh.default"}, (
-        "torch's forms look at a mask, and make tensors of lists, on any device")
+        "torch's forms look at a mask, and make tensors of lists, on any device"
+    )
 
 
-@pytest.mark.parametrize("asked", [
-    lambda x: x[x > 0], lambda x: x.sum().item(), lambda x: torch.tensor([1, 2]), lambda x: x.nonzero(),
-    lambda x: bool(x.any()), lambda x: x.tolist(), lambda x: x.numpy(), lambda x: int(x.sum()),
-    lambda x: x.cpu(), lambda x: torch.masked_select(x, x > 0), lambda _: torch.from_numpy(np.ones(2))])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda x: x[x > 0],
+        lambda x: x.sum().item(),
+        lambda x: torch.tensor([1, 2]),
+        lambda x: x.nonzero(),
+        lambda x: bool(x.any()),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: int(x.sum()),
+        lambda x: x.cpu(),
+        lambda x: torch.masked_select(x, x > 0),
+        lambda _: torch.from_numpy(np.ones(2)),
+    ],
+)
 def test_the_control_each_way_to_wait_is_noticed(asked: Callable[[torch.Tensor], Any]) -> None:
     found: list[str] = []
     x = torch.ones(3)

@@ -18,20 +18,27 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtyp
 LINEAR = {"plus_one": False, "gate": None, "gate_first": False, "group_size": None}
 
 
-def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.float32,
-          device: torch.device | None = None) -> torch.Tensor:
+def noise(
+    *shape: int, seed: int = 3, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 @each_dtype
 @pytest.mark.parametrize("kind", ["plain", "plus one", "gated", "gate first in groups"])
-def test_a_norm_of_strided_rows_equals_its_formula(dtype: torch.dtype, kind: str,
-                                                   device: torch.device) -> None:
+def test_a_norm_of_strided_rows_equals_its_formula(dtype: torch.dtype, kind: str, device: torch.device) -> None:
     wide = noise(5, 3, 200, dtype=dtype, device=device) * 3
     x, gate = wide[:, :, 20:116], noise(5, 3, 96, seed=5, dtype=dtype, device=device)
     weight = noise(96, seed=4, dtype=dtype, device=device)
-    options = LINEAR | {"plain": {}, "plus one": {"plus_one": True}, "gated": {"gate": gate},
-                        "gate first in groups": {"gate": gate, "gate_first": True, "group_size": 24}}[kind]
+    options = (
+        LINEAR
+        | {
+            "plain": {},
+            "plus one": {"plus_one": True},
+            "gated": {"gate": gate},
+            "gate first in groups": {"gate": gate, "gate_first": True, "group_size": 24},
+        }[kind]
+    )
     got = rms_norm(x, weight, 1e-6, **options)
     want = naive_rms_norm(x, weight, 1e-6, **options)
     torch.testing.assert_close(got, want, **close(dtype))
@@ -51,7 +58,7 @@ def test_a_norm_does_not_depend_on_the_rows_beside_it(device: torch.device) -> N
     x, weight = noise(40, 48, device=device), noise(48, seed=4, device=device)
     whole = rms_norm(x, weight, 1e-5)
     assert norm_kernel.sizes(48)[0] < 40, "rows of several programs"
-    for first, last in ((4, 5), (3, 9), (17, 40)):   # at other places of a program too
+    for first, last in ((4, 5), (3, 9), (17, 40)):  # at other places of a program too
         assert torch.equal(rms_norm(x[first:last], weight, 1e-5), whole[first:last])
     x[4] = float("nan")  # the control: NaN does show, in its row alone
     hurt = rms_norm(x, weight, 1e-5)
@@ -62,8 +69,9 @@ def test_a_norm_does_not_depend_on_the_rows_beside_it(device: torch.device) -> N
 
 @each_dtype
 @pytest.mark.parametrize("scale", [1.0, 0.22])
-def test_a_sum_takes_the_place_of_what_is_added_and_comes_back_normed(dtype: torch.dtype, scale: float,
-                                                                      device: torch.device) -> None:
+def test_a_sum_takes_the_place_of_what_is_added_and_comes_back_normed(
+    dtype: torch.dtype, scale: float, device: torch.device
+) -> None:
     x, y = (noise(3, 80, seed=seed, dtype=dtype, device=device) for seed in (3, 4))
     weight, before = noise(80, seed=5, dtype=dtype, device=device), x.clone()
     want_sum = x.double() + scale * y.double()
@@ -77,8 +85,7 @@ def test_a_sum_takes_the_place_of_what_is_added_and_comes_back_normed(dtype: tor
 
 @each_dtype
 @pytest.mark.parametrize("width", [40, 1500])
-def test_the_gated_activation_equals_its_formula(dtype: torch.dtype, width: int,
-                                                 device: torch.device) -> None:
+def test_the_gated_activation_equals_its_formula(dtype: torch.dtype, width: int, device: torch.device) -> None:
     x = noise(3, 2 * width + 10, dtype=dtype, device=device)[:, 10:]
     # silu is rounded before the product, as the promise has it: once more than the twin.
     twice = {"rtol": 2 * close(dtype)["rtol"], "atol": close(dtype)["atol"]}
@@ -90,8 +97,7 @@ def test_the_gated_activation_equals_its_formula(dtype: torch.dtype, width: int,
 
 @each_dtype
 @pytest.mark.parametrize("turning", [8, 24, 40])
-def test_the_first_dims_are_turned_and_the_rest_pass(dtype: torch.dtype, turning: int,
-                                                     device: torch.device) -> None:
+def test_the_first_dims_are_turned_and_the_rest_pass(dtype: torch.dtype, turning: int, device: torch.device) -> None:
     made = noise(19, 6 * 40, dtype=dtype, device=device)
     q, k = made[:, :160].view(19, 4, 40), made[:, 160:].view(19, 2, 40)
     angles = noise(19, turning // 2, seed=4, device=device).repeat(1, 2) * 3

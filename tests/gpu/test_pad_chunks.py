@@ -32,8 +32,9 @@ TOKENS = tokens_in(REAL)
 @pytest.fixture(autouse=True)
 def tables_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     pack = device_runs.pack_lists
-    monkeypatch.setattr(device_runs, "pack_lists", lambda *lists: pack(
-        *lists, CHUNKS if len(lists[0]) == PADDED.run_count else 0))
+    monkeypatch.setattr(
+        device_runs, "pack_lists", lambda *lists: pack(*lists, CHUNKS if len(lists[0]) == PADDED.run_count else 0)
+    )
 
 
 def behind(x: torch.Tensor) -> torch.Tensor:
@@ -61,9 +62,11 @@ def test_the_table_ends_in_chunks_without_tokens_and_runs() -> None:
     assert table.chunk_tap_C.tolist() == [4, *[PAD] * 7]
 
 
-@pytest.mark.parametrize(("op", "dtype"), [
-    *((op, torch.float32) for op in RECURRENCES), *((op, torch.bfloat16) for op in RECURRENCES[1:])],
-    ids=lambda one: one.name if isinstance(one, Recurrence) else str(one).removeprefix("torch."))
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [*((op, torch.float32) for op in RECURRENCES), *((op, torch.bfloat16) for op in RECURRENCES[1:])],
+    ids=lambda one: one.name if isinstance(one, Recurrence) else str(one).removeprefix("torch."),
+)
 def test_a_recurrence(op: Recurrence, dtype: torch.dtype, device: torch.device) -> None:
     states = op.states(6, dtype)
     states[[0, 2, 4, 5]] = NAN

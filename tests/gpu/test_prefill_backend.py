@@ -35,21 +35,38 @@ class Paged:
 
     plans = 0
 
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *,
-                 backend: str = "auto") -> None:
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", *, backend: str = "auto") -> None:
         assert float_workspace_buffer.dtype == torch.uint8
         assert backend == "fa3", "others take tiles by the mean length of the batch's runs"
         self.device = float_workspace_buffer.device
         self.layout = kv_layout
 
-    def plan(self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor,
-             paged_kv_last_page_len: torch.Tensor, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
-             page_size: int, head_dim_vo: int | None = None, custom_mask: Any = None,
-             packed_custom_mask: Any = None, causal: bool = False, pos_encoding_mode: str = "NONE",
-             use_fp16_qk_reduction: bool = False, sm_scale: float | None = None, window_left: int = -1,
-             logits_soft_cap: float | None = None, rope_scale: float | None = None,
-             rope_theta: float | None = None, q_data_type: Any = "float16", kv_data_type: Any = None,
-             non_blocking: bool = True, disable_split_kv: bool = False) -> None:
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: Any = None,
+        packed_custom_mask: Any = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: Any = "float16",
+        kv_data_type: Any = None,
+        non_blocking: bool = True,
+        disable_split_kv: bool = False,
+    ) -> None:
         assert disable_split_kv, "bits would depend on the batch"
         for one in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
             assert one.dtype == torch.int32
@@ -78,11 +95,17 @@ class Paged:
         assert q_at[-1] == len(q)
         made = []
         for run, last in enumerate(asked.paged_kv_last_page_len.tolist()):
-            ids = asked.paged_kv_indices[page_at[run]:page_at[run + 1]].long()
+            ids = asked.paged_kv_indices[page_at[run] : page_at[run + 1]].long()
             context = (len(ids) - 1) * asked.page_size + last
-            ours = q[q_at[run]:q_at[run + 1]].float()
-            keys, values = (x[ids].transpose(1, 2).flatten(0, 1)[:context].float().repeat_interleave(
-                asked.num_qo_heads // asked.num_kv_heads, dim=1) for x in (k, v))
+            ours = q[q_at[run] : q_at[run + 1]].float()
+            keys, values = (
+                x[ids]
+                .transpose(1, 2)
+                .flatten(0, 1)[:context]
+                .float()
+                .repeat_interleave(asked.num_qo_heads // asked.num_kv_heads, dim=1)
+                for x in (k, v)
+            )
             scores = torch.einsum("qhd,khd->hqk", ours, keys) * asked.sm_scale
             key, query = (torch.arange(len(x), device=q.device) for x in (keys, ours))
             place = key - (len(keys) - len(ours) + query[:, None])
@@ -110,18 +133,23 @@ def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.bfloat16) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize(("dtype", "dim", "window", "gated"), [
-    (torch.bfloat16, 64, None, True), (torch.float16, 128, 20, False), (torch.bfloat16, 256, None, False)])
-def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Paged], device: torch.device,
-                                             dtype: torch.dtype, dim: int, window: int | None,
-                                             gated: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "dim", "window", "gated"),
+    [(torch.bfloat16, 64, None, True), (torch.float16, 128, 20, False), (torch.bfloat16, 256, None, False)],
+)
+def test_prompts_go_to_it_and_decodes_do_not(
+    flashinfer: type[Paged], device: torch.device, dtype: torch.dtype, dim: int, window: int | None, gated: bool
+) -> None:
     """Contexts that begin in the middle of a page, one that is new, one token alone, beside decodes."""
     runs = make_runs([Run(70), PAD_ROW], [Run(20, 30), Run(0, 65), Run(16, 1)], pages=20)
     pages, q = filled_pages(runs, 20, 2, dim, dtype), noise(tokens_in(runs), 6, dim, dtype=dtype)
-    gates = Gates(noise(len(q), 6 * dim, seed=4, dtype=dtype).to(device),
-                  noise(len(q), 6, seed=5, dtype=dtype).to(device)) if gated else None
+    gates = (
+        Gates(noise(len(q), 6 * dim, seed=4, dtype=dtype).to(device), noise(len(q), 6, seed=5, dtype=dtype).to(device))
+        if gated
+        else None
+    )
     there, ours = pages_on(pages, device), on_device(runs, device)
-    for _ in range(2):   # one plan for all layers of a step
+    for _ in range(2):  # one plan for all layers of a step
         got = triton.attend(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
     assert flashinfer.plans == 1
     want = naive_ops.paged_attention(q, pages.k, pages.v, runs, SCALE, window)
@@ -137,19 +165,26 @@ def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Paged], device: to
     assert (other.float() - want.float()).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("q_dtype", "page_dtype", "dim", "fits"), [
-    (torch.bfloat16, torch.bfloat16, 128, True), (torch.float16, torch.float16, 64, True),
-    (torch.bfloat16, torch.float8_e4m3fn, 128, False), (torch.bfloat16, torch.int8, 128, False),
-    (torch.float32, torch.float32, 128, False), (torch.bfloat16, torch.float16, 128, False),
-    (torch.bfloat16, torch.bfloat16, 80, False), (torch.bfloat16, torch.bfloat16, 512, False)])
-def test_the_table_lists_what_fits(q_dtype: torch.dtype, page_dtype: torch.dtype, dim: int,
-                                   fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("q_dtype", "page_dtype", "dim", "fits"),
+    [
+        (torch.bfloat16, torch.bfloat16, 128, True),
+        (torch.float16, torch.float16, 64, True),
+        (torch.bfloat16, torch.float8_e4m3fn, 128, False),
+        (torch.bfloat16, torch.int8, 128, False),
+        (torch.float32, torch.float32, 128, False),
+        (torch.bfloat16, torch.float16, 128, False),
+        (torch.bfloat16, torch.bfloat16, 80, False),
+        (torch.bfloat16, torch.bfloat16, 512, False),
+    ],
+)
+def test_the_table_lists_what_fits(q_dtype: torch.dtype, page_dtype: torch.dtype, dim: int, fits: bool) -> None:
     assert prefill_backend.fits(q_dtype, page_dtype, dim) == fits
 
 
 def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Paged], device: torch.device) -> None:
     runs = make_runs([], [Run(20, 30), PAD_ROW], pages=10)
-    for dtype, dim in ((torch.float32, 64), (torch.bfloat16, 64)):   # by its dtype; by a row that is PAD
+    for dtype, dim in ((torch.float32, 64), (torch.bfloat16, 64)):  # by its dtype; by a row that is PAD
         pages, q = filled_pages(runs, 10, 2, dim, dtype), noise(tokens_in(runs), 4, dim, dtype=dtype)
         there = pages_on(pages, device)
         got = triton.paged_attention(q.to(device), there.k, there.v, on_device(runs, device), SCALE).cpu()
@@ -165,16 +200,19 @@ def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.Mon
     prefill_backend.choose("weft", None)
 
 
-@pytest.mark.parametrize(("capability", "named"), [
-    (None, "no GPU"), ((8, 0), "capability 8.0"), ((10, 0), "capability 10.0")])
+@pytest.mark.parametrize(
+    ("capability", "named"), [(None, "no GPU"), ((8, 0), "capability 8.0"), ((10, 0), "capability 10.0")]
+)
 def test_a_gpu_on_which_its_tiles_follow_the_batch_is_an_error(
-        flashinfer: type[Paged], capability: tuple[int, int] | None, named: str) -> None:
+    flashinfer: type[Paged], capability: tuple[int, int] | None, named: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"takes capability 9\.0, and here is .*{named}"):
         prefill_backend.choose("flashinfer", capability)
 
 
-def test_a_version_whose_splits_follow_the_batch_is_an_error(flashinfer: type[Paged],
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_whose_splits_follow_the_batch_is_an_error(
+    flashinfer: type[Paged], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(flashinfer, "plan", lambda self, qo_indptr: None)
     with pytest.raises(ConfigError, match="whose version has no disable_split_kv"):
         prefill_backend.choose("flashinfer", HOPPER)
@@ -200,7 +238,8 @@ class LateCopies:
 
 
 def test_a_plan_does_not_overwrite_the_one_that_is_on_its_way(
-        flashinfer: type[Paged], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    flashinfer: type[Paged], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late = LateCopies(monkeypatch)
     for length in (30, 20, 10, 5):
         runs = make_runs([], [Run(0, length)], pages=4)

@@ -23,14 +23,18 @@ from weft.units import PAD
 
 
 def on(made: QuantizedWeight, device: torch.device) -> QuantizedWeight:
-    return replace(made, codes=made.codes.to(device), scales=made.scales.to(device),
-                   zeros=None if made.zeros is None else made.zeros.to(device))
+    return replace(
+        made,
+        codes=made.codes.to(device),
+        scales=made.scales.to(device),
+        zeros=None if made.zeros is None else made.zeros.to(device),
+    )
 
 
-@pytest.mark.parametrize(("bits", "group", "zeros"), [(8, None, False), (4, None, False), (4, 64, True),
-                                                      (8, -1, True)])
-def test_a_product_equals_that_of_the_widened_weight(bits: int, group: int | None, zeros: bool,
-                                                     device: torch.device) -> None:
+@pytest.mark.parametrize(("bits", "group", "zeros"), [(8, None, False), (4, None, False), (4, 64, True), (8, -1, True)])
+def test_a_product_equals_that_of_the_widened_weight(
+    bits: int, group: int | None, zeros: bool, device: torch.device
+) -> None:
     """Rows that fill no tile, columns that fill no line, more than one block of both."""
     made = weight(bits, 70, 200, group=group, zeros=zeros)
     bias = noise(5, 70)
@@ -42,13 +46,15 @@ def test_a_product_equals_that_of_the_widened_weight(bits: int, group: int | Non
         plain = quantized_linear(x.to(device).bfloat16(), on(made, device)).cpu()
         assert plain.dtype == torch.bfloat16
         torch.testing.assert_close(plain.float(), want - bias, atol=0.3, rtol=2e-2)
-    assert (want - naive_ops.quantized_linear(x, weight(bits, 70, 200, group=group, zeros=zeros, seed=9),
-                                          bias)).abs().max() > 1   # the control: other codes, another product
+    assert (
+        want - naive_ops.quantized_linear(x, weight(bits, 70, 200, group=group, zeros=zeros, seed=9), bias)
+    ).abs().max() > 1  # the control: other codes, another product
 
 
 @pytest.mark.parametrize(("bits", "zeros"), [(8, False), (4, True)])
 def test_many_rows_are_multiplied_with_the_values_of_the_weight(
-        bits: int, zeros: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    bits: int, zeros: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = on(weight(bits, 70, 200, zeros=zeros), device)
     for dtype in (torch.float32, torch.float16):
         assert torch.equal(triton.dense(made, dtype).float(), made.dense().to(dtype).float())
@@ -86,19 +92,17 @@ def test_no_row_is_no_product(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("bits", "zeros", "gated"), [(8, False, True), (4, True, True), (4, False, False)])
-def test_quantised_experts_equal_their_formula(bits: int, zeros: bool, gated: bool,
-                                               device: torch.device) -> None:
+def test_quantised_experts_equal_their_formula(bits: int, zeros: bool, gated: bool, device: torch.device) -> None:
     tokens, experts, inner, width = 5, 4, 48, 72
     up = weight(bits, experts, (2 if gated else 1) * inner, width, zeros=zeros)
     down = weight(bits, experts, width, inner, zeros=zeros, seed=3)
     x, shares = noise(7, tokens, width), noise(8, tokens, 2).abs()
     ids = torch.tensor([[0, 3], [PAD, 3], [2, PAD], [PAD, PAD], [3, 2]])
     want = naive_moe(x, ids, shares, up.dense(), down.dense(), gated=gated)
-    got = moe(x.to(device), ids.to(device), shares.to(device), on(up, device), on(down, device),
-              gated=gated).cpu()
+    got = moe(x.to(device), ids.to(device), shares.to(device), on(up, device), on(down, device), gated=gated).cpu()
     torch.testing.assert_close(got, want, atol=2e-4 * float(want.abs().max()), rtol=1e-3)
     assert not got[3].any()
-    ids[0, 0] = 1   # the control: another expert, another token
+    ids[0, 0] = 1  # the control: another expert, another token
     assert (got[0] - naive_moe(x, ids, shares, up.dense(), down.dense(), gated=gated)[0]).abs().max() > 0.1
 
 
@@ -112,8 +116,9 @@ def test_one_side_may_be_quantised_alone(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("high", "lanes"), [(32, 1), (24, 16)])
-def test_a_product_with_fp8_is_that_of_its_widened_values(high: int, lanes: int, device: torch.device,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_with_fp8_is_that_of_its_widened_values(
+    high: int, lanes: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks that tiles of 16 rows divide have one scale for a tile; others one for each row."""
     weight = fp8_weight(70, 200, high=high)
     assert (weight.scales.shape[-1], weight.form) == (lanes, "fp8")
@@ -153,11 +158,19 @@ def test_fp8_by_fp8_is_the_sum_of_codes_by_parts(high: int, rows: int, device: t
     assert ((alone - got[-1:]).abs() <= 1e-6 * scale[-1:]).all(), "whatever the number of rows"
 
 
-def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, recipe_a: object,
-              scale_b: torch.Tensor, recipe_b: object, *, output_dtype: torch.dtype) -> torch.Tensor:
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    recipe_a: object,
+    scale_b: torch.Tensor,
+    recipe_b: object,
+    *,
+    output_dtype: torch.dtype,
+) -> torch.Tensor:
     """torch's, with what it asks of its arguments on a GPU (2.13, ``ScaledBlas.cpp``); the CPU has none."""
     (rows, columns), width = a.shape, b.shape[1]
-    blocks = torch.nn.functional.ScalingType.BlockWise1x128   # type: ignore[attr-defined]
+    blocks = torch.nn.functional.ScalingType.BlockWise1x128  # type: ignore[attr-defined]
     assert recipe_a == recipe_b == blocks
     assert a.dtype == b.dtype == torch.float8_e4m3fn
     assert (a.stride(1), b.stride(0), columns % 16, width % 16) == (1, 1, 0, 0)
@@ -165,45 +178,52 @@ def scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, recipe_a:
         assert (scale.dtype, scale.shape) == (torch.float32, (own, -(-columns // 128)))
         assert scale.stride() == (1, own)
     assert rows % 4 == 0
-    wide = [one.float() * scale.repeat_interleave(128, 1)[:, :columns]
-            for one, scale in ((a, scale_a), (b.t(), scale_b))]
+    wide = [
+        one.float() * scale.repeat_interleave(128, 1)[:, :columns] for one, scale in ((a, scale_a), (b.t(), scale_b))
+    ]
     return (wide[0] @ wide[1].T).to(output_dtype)
 
 
 @pytest.mark.parametrize("high", [32, 24])
 def test_many_rows_of_fp8_are_multiplied_by_torch_with_the_same_numbers(
-        high: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    high: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, bias = on(rounding(high), device), noise(5, 80).to(device)
     codes, scales = triton.plain(made)
     assert torch.equal(codes.float() * scales.t().repeat_interleave(128, 1), made.dense())
     x = noise(3, 19, 384).to(device).bfloat16()
     few = quantized_linear(x, made, bias)
     asked: list[int] = []
-    monkeypatch.setattr(torch.nn.functional, "scaled_mm",
-                        lambda *given, **more: (asked.append(1), scaled_mm(*given, **more))[1])
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_mm", lambda *given, **more: (asked.append(1), scaled_mm(*given, **more))[1]
+    )
     monkeypatch.setattr(triton, "DENSE_ROWS", 19)
     many = quantized_linear(x, made, bias)
     assert (asked, many.dtype, many.shape) == ([1], torch.bfloat16, (19, 80))
     assert ((many - few).abs() <= 2.0**-6 * few.abs().amax(1, keepdim=True)).all()
     quantized_linear(x[:18], made, bias)
-    quantized_linear(x, replace(made, byte_inputs=False), bias)   # the other path: widened weights
+    quantized_linear(x, replace(made, byte_inputs=False), bias)  # the other path: widened weights
     assert len(asked) == 1
 
 
-def test_matrices_that_torch_does_not_take_see_their_inputs_as_they_are(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_that_torch_does_not_take_see_their_inputs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all of them where torch has no such product."""
     form = RuntimeForm(on_gpu_kernels=True, fp8_inputs=True)
-    for shape, called in (((80, 384), "fp8 x fp8"), ((70, 384), "fp8"), ((80, 200), "fp8"),
-                          ((2, 80, 384), "fp8")):
-        codes = Codes(8, torch.zeros(shape, dtype=torch.uint8), torch.ones(*shape[:-1], -(-shape[-1] // 128)),
-                      None, 128, fp8=True)
+    for shape, called in (((80, 384), "fp8 x fp8"), ((70, 384), "fp8"), ((80, 200), "fp8"), ((2, 80, 384), "fp8")):
+        codes = Codes(
+            8, torch.zeros(shape, dtype=torch.uint8), torch.ones(*shape[:-1], -(-shape[-1] // 128)), None, 128, fp8=True
+        )
         assert form.of_codes(codes).form == called
         assert RuntimeForm(on_gpu_kernels=True).of_codes(codes).form == "fp8"
     gpu_ = torch.device("cuda", 0)
-    for capability, cuda, multiplies in (((9, 0), "12.9", True), ((9, 0), "13.0", True),
-                                         ((9, 0), "12.8", False), ((10, 0), "13.0", False),
-                                         ((8, 9), "13.0", False), ((9, 0), None, False)):
+    for capability, cuda, multiplies in (
+        ((9, 0), "12.9", True),
+        ((9, 0), "13.0", True),
+        ((9, 0), "12.8", False),
+        ((10, 0), "13.0", False),
+        ((8, 9), "13.0", False),
+        ((9, 0), None, False),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, is_=capability: is_)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         assert multiplies_fp8(gpu_) is multiplies
@@ -227,18 +247,18 @@ def test_experts_in_fp8_equal_their_formula(device: torch.device) -> None:
     assert (up.scales.shape[-1], down.scales.shape[-1]) == (1, 16)
     x, shares = noise(7, tokens, width), noise(8, tokens, 2).abs()
     ids = torch.tensor([[0, 3], [PAD, 3], [2, PAD], [PAD, PAD], [3, 2]])
-    up.codes[1], down.codes[1] = 0x7F, 0x7F      # NaN in an expert that no token chose
+    up.codes[1], down.codes[1] = 0x7F, 0x7F  # NaN in an expert that no token chose
     want = naive_moe(x, ids, shares, up.dense(), down.dense())
     got = moe(x.to(device), ids.to(device), shares.to(device), on(up, device), on(down, device)).cpu()
     torch.testing.assert_close(got, want, atol=2e-4 * float(want.abs().max()), rtol=1e-3)
     assert not got[3].any()
-    ids[3, 0] = 1      # the control: it is read when it is chosen
-    assert moe(x.to(device), ids.to(device), shares.to(device), on(up, device),
-               on(down, device))[3].isnan().all()
+    ids[3, 0] = 1  # the control: it is read when it is chosen
+    assert moe(x.to(device), ids.to(device), shares.to(device), on(up, device), on(down, device))[3].isnan().all()
 
 
 def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
-        device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New memory is NaN: every partial sum that is read was written. A row has the same bits alone."""
     monkeypatch.setattr(products, "COLUMNS_MIN", 128)
     weight_, bias = on(weight(8, 40, 384), device), noise(5, 40).to(device)
@@ -247,8 +267,9 @@ def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **more: empty(*shape, **more).fill_(float("nan")))
     assert triton.splits_of(1, 40, 384) == triton.splits_of(16, 40, 384) == ColumnSplits(3, 128)
-    alone, few, some = (quantized_linear(x[rows].to(device), weight_, bias).cpu()
-                        for rows in (slice(5, 6), slice(0, 7), slice(0, 33)))
+    alone, few, some = (
+        quantized_linear(x[rows].to(device), weight_, bias).cpu() for rows in (slice(5, 6), slice(0, 7), slice(0, 33))
+    )
     for got, rows in ((few, 7), (some, 33)):
         torch.testing.assert_close(got, want[:rows], atol=2e-5 * float(want.abs().max()), rtol=1e-5)
     assert torch.equal(alone[0], few[5])

@@ -17,29 +17,34 @@ from tests.gpu import quick_memory
 from tests.gpu.quick_operators import quick_members, where
 
 RAW: dict[str, Callable[..., Any]] = {name: getattr(tl.core.tensor, name) for name in quick_members()}
-DTYPES = {tl.float32: np.float32, tl.float16: np.float16, tl.int32: np.int32, tl.uint8: np.uint8,
-          tl.int1: np.bool_, tl.bfloat16: np.uint16}
+DTYPES = {
+    tl.float32: np.float32,
+    tl.float16: np.float16,
+    tl.int32: np.int32,
+    tl.uint8: np.uint8,
+    tl.int1: np.bool_,
+    tl.bfloat16: np.uint16,
+}
 SHAPES: tuple[tuple[int, ...], ...] = ((), (4,), (4, 1), (2, 4))
 NUMBERS = (0, 3, -1, 0.0, -0.0, 0.1, float("inf"), True)
 
 
 @triton.jit
-def a_kernel(x):   # it has the language in its globals
+def a_kernel(x):  # it has the language in its globals
     tl.store(x, 1)
 
 
 @pytest.fixture
 def launch() -> Iterator[Any]:
     """As inside of a launch. Gives the interpreter's semantic."""
-    scope = interpreter._patch_lang(a_kernel.fn)   # type: ignore[attr-defined]
-    yield interpreter.interpreter_semantic   # type: ignore[attr-defined]
+    scope = interpreter._patch_lang(a_kernel.fn)  # type: ignore[attr-defined]
+    yield interpreter.interpreter_semantic  # type: ignore[attr-defined]
     scope.restore()
 
 
 def value(dtype: Any, shape: tuple[int, ...], seed: int = 0) -> Any:
     data = np.random.default_rng(seed).integers(1, 100, shape or (1,)).astype(DTYPES[dtype])
-    return tl.core.tensor(TensorHandle(data, dtype),
-                          tl.core.block_type(dtype, list(shape)) if shape else dtype)
+    return tl.core.tensor(TensorHandle(data, dtype), tl.core.block_type(dtype, list(shape)) if shape else dtype)
 
 
 def seen(function: Callable[..., Any], *sides: Any) -> tuple[Any, ...]:
@@ -49,8 +54,16 @@ def seen(function: Callable[..., Any], *sides: Any) -> tuple[Any, ...]:
             made = function(*sides)
     except Exception as error:
         return (type(error).__name__,)
-    return (made.handle.data.tobytes(), made.handle.data.dtype, made.handle.data.shape, made.handle.dtype,
-            made.type, made.dtype, made.shape, made.numel.value)
+    return (
+        made.handle.data.tobytes(),
+        made.handle.data.dtype,
+        made.handle.data.shape,
+        made.handle.dtype,
+        made.type,
+        made.dtype,
+        made.shape,
+        made.numel.value,
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in RAW if name != "__getitem__"])
@@ -79,7 +92,7 @@ def test_numbers_and_constants_are_the_interpreters(launch: Any) -> None:
         said = seen(lambda one: type(launch).to_tensor(launch, one), number)
         assert said == seen(launch.to_tensor, number) == seen(launch.to_tensor, number), number
     for one in (*NUMBERS, None, "x"):
-        assert tl.core._unwrap_if_constexpr(tl.constexpr(one)) is one   # type: ignore[attr-defined]
+        assert tl.core._unwrap_if_constexpr(tl.constexpr(one)) is one  # type: ignore[attr-defined]
         assert tl.core._unwrap_if_constexpr([one, tl.constexpr(one)]) == [one, one]  # type: ignore[attr-defined]
 
 
@@ -87,15 +100,18 @@ def test_addresses_indices_and_choices_are_the_interpreters(launch: Any) -> None
     for shape, wide in product(SHAPES, SHAPES):
         kind = tl.core.pointer_type(tl.float32)
         data = np.arange(10_000, 10_000 + max(1, int(np.prod(shape))), dtype=np.uint64).reshape(shape or (1,))
-        address = tl.core.tensor(TensorHandle(data, kind),
-                                 tl.core.block_type(kind, list(shape)) if shape else kind)
+        address = tl.core.tensor(TensorHandle(data, kind), tl.core.block_type(kind, list(shape)) if shape else kind)
         add = quick_members()["__add__"](lambda *sides: RAW["__add__"](*sides, _semantic=launch))
         for offset in (value(tl.int32, wide), value(tl.uint8, wide), 4):
             said = seen(lambda *sides: RAW["__add__"](*sides, _semantic=launch), address, offset)
             assert said == seen(add, address, offset) == seen(add, address, offset)
         chosen = where(lambda *sides: type(launch).where(launch, *sides))
-        for x, y in ((value(tl.float32, shape), value(tl.float32, wide, 1)), (value(tl.int32, shape), 0),
-                     (0.5, value(tl.float32, shape)), (value(tl.float32, shape), value(tl.int32, wide))):
+        for x, y in (
+            (value(tl.float32, shape), value(tl.float32, wide, 1)),
+            (value(tl.int32, shape), 0),
+            (0.5, value(tl.float32, shape)),
+            (value(tl.float32, shape), value(tl.int32, wide)),
+        ):
             for condition in (value(tl.int1, wide), value(tl.int1, ())):
                 said = seen(lambda *sides: type(launch).where(launch, *sides), condition, x, y)
                 assert said == seen(chosen, condition, x, y) == seen(chosen, condition, x, y)
@@ -104,8 +120,7 @@ def test_addresses_indices_and_choices_are_the_interpreters(launch: Any) -> None
     asked = ((None, whole), (whole, None), (whole, None, whole), (None,), (whole, whole, whole), (0,))
     for shape in SHAPES:
         for slices in asked:
-            said = seen(lambda *sides: RAW["__getitem__"](*sides, _semantic=launch), value(tl.int32, shape),
-                        slices)
+            said = seen(lambda *sides: RAW["__getitem__"](*sides, _semantic=launch), value(tl.int32, shape), slices)
             again = [seen(index, value(tl.int32, shape), slices) for _ in range(2)]
             assert again == [said, said], (shape, slices)
 
@@ -133,16 +148,18 @@ def test_loads_and_stores_are_the_interpreters(launch: Any) -> None:
 
         def pointers(memory: Any, kind: Any = kind, shape: tuple[int, ...] = shape) -> Any:
             at = memory.ctypes.data + memory.itemsize * np.arange(memory.size, dtype=np.uint64)
-            return tl.core.tensor(TensorHandle(at.reshape(shape or (1,)), kind),
-                                  tl.core.block_type(kind, list(shape)) if shape else kind)
+            return tl.core.tensor(
+                TensorHandle(at.reshape(shape or (1,)), kind), tl.core.block_type(kind, list(shape)) if shape else kind
+            )
 
         half = value(tl.int32, wide, 2)
         half = type(launch).less_than(launch, half, launch.to_tensor(50))
-        others = (None, launch.to_tensor(0.0), launch.to_tensor(7), value(dtype, wide, 5),
-                  value(tl.float32, wide))
+        others = (None, launch.to_tensor(0.0), launch.to_tensor(7), value(dtype, wide, 5), value(tl.float32, wide))
         for mask, other in product((None, half), others):
-            calls = [(ways[0], ways[1], pointers(memory)) for ways, memory in zip(
-                ((type(launch).load, type(launch).store), _quick_of(launch)), held, strict=True)]
+            calls = [
+                (ways[0], ways[1], pointers(memory))
+                for ways, memory in zip(((type(launch).load, type(launch).store), _quick_of(launch)), held, strict=True)
+            ]
             said = [seen(function, launch, ptr, mask, other, policy, False) for function, _, ptr in calls]
             assert said[0] == said[1], (dtype, shape, wide)
             for stored in (value(dtype, wide, 9), value(tl.float32, shape, 8)):

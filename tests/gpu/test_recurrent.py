@@ -23,8 +23,7 @@ Net = tuple[Any, GatedDeltaWeights | Mamba2Weights, int, tuple[int, ...], tuple[
 
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_step_of_everything_equals_the_recurrence(op: Recurrence, dtype: torch.dtype,
-                                                    device: torch.device) -> None:
+def test_a_step_of_everything_equals_the_recurrence(op: Recurrence, dtype: torch.dtype, device: torch.device) -> None:
     """Decodes, PAD rows, fresh and continued runs of 1 and of 63 tokens and more, a run without a slot, taps
     on the grid, off it and at the end; NaN in every slot that may not be read."""
     decodes = [Run(7, slot=3), PAD_ROW, Run(0, slot=8, fresh=True)]
@@ -59,12 +58,14 @@ def test_prompts_of_released_head_dims_equal_the_recurrence(op: Recurrence, devi
 
 
 @each
-def test_a_prompt_in_two_pieces_cut_on_the_grid_is_the_same_to_the_last_bit(op: Recurrence,
-                                                                           device: torch.device) -> None:
+def test_a_prompt_in_two_pieces_cut_on_the_grid_is_the_same_to_the_last_bit(
+    op: Recurrence, device: torch.device
+) -> None:
     inputs, states = op.inputs(70, 3), op.states(3)
     whole, whole_states = op.run(inputs, states, make_runs([], [Run(0, 70, slot=1, fresh=True)]), device)
-    first, between = op.run({name: x[:64] for name, x in inputs.items()}, states,
-                            make_runs([], [Run(0, 64, slot=1, fresh=True)]), device)
+    first, between = op.run(
+        {name: x[:64] for name, x in inputs.items()}, states, make_runs([], [Run(0, 64, slot=1, fresh=True)]), device
+    )
     rest = make_runs([], [Run(64, 6, slot=1)])
     second, end = op.run({name: x[64:] for name, x in inputs.items()}, between, rest, device)
     assert torch.equal(torch.cat((first, second)), whole)
@@ -75,8 +76,9 @@ def test_a_prompt_in_two_pieces_cut_on_the_grid_is_the_same_to_the_last_bit(op: 
 
 
 @each
-def test_a_tap_is_the_state_that_a_run_goes_on_from_in_prefills_and_decodes(op: Recurrence,
-                                                                           device: torch.device) -> None:
+def test_a_tap_is_the_state_that_a_run_goes_on_from_in_prefills_and_decodes(
+    op: Recurrence, device: torch.device
+) -> None:
     inputs, states = op.inputs(12, 5), op.states(3)
     runs = make_runs([], [Run(0, 12, slot=0, fresh=True)], taps=(TapPoint(0, 10, 1),))
     whole, held = op.run(inputs, states, runs, device)
@@ -103,14 +105,14 @@ def test_company_in_the_step_changes_nothing(op: Recurrence, device: torch.devic
 
 @pytest.mark.parametrize("op", [*RECURRENCES, WIDE_MAMBA1], ids=lambda op: op.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(op: Recurrence, dtype: torch.dtype,
-                                                                      device: torch.device) -> None:
+def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(
+    op: Recurrence, dtype: torch.dtype, device: torch.device
+) -> None:
     """Each token from the state that the kernel stored before it, as taps show. An accumulator that is off by
     its last bit may be rounded the other way. Through the sums of the next token such a step reaches small
     numbers of its column, as several of their own. Float32 in another order did so in 4 to 39 of 100 runs."""
     taps = tuple(TapPoint(run, at, slot) for run, at, slot in ((2, 1, 3), (2, 2, 4), (2, 3, 5), (3, 1, 6)))
-    runs = make_runs([Run(9, slot=0), PAD_ROW], [Run(62, 4, slot=1), Run(0, 2, slot=2, fresh=True)],
-                     taps=taps)
+    runs = make_runs([Run(9, slot=0), PAD_ROW], [Run(62, 4, slot=1), Run(0, 2, slot=2, fresh=True)], taps=taps)
     inputs, states = op.inputs(tokens_in(runs), 4), op.states(8, dtype)
     states[2:] = NAN
     got, got_states = op.run(inputs, states, runs, device, layer=5)
@@ -119,8 +121,10 @@ def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(op: Recurr
     tokens = [0, *range(2, 8)]
     before = torch.cat((states[[0, 1]], got_states[[3, 4, 5, 7, 6]]))
     after = got_states[[0, 3, 4, 5, 1, 6, 2]]
-    one_each = make_runs([Run(9, slot=0), *(Run(62 + at, slot=1 + at) for at in range(4)),
-                          Run(0, slot=5, fresh=True), Run(1, slot=6)], [])
+    one_each = make_runs(
+        [Run(9, slot=0), *(Run(62 + at, slot=1 + at) for at in range(4)), Run(0, slot=5, fresh=True), Run(1, slot=6)],
+        [],
+    )
     by_token = {name: x[tokens] for name, x in inputs.items()}
     want, want_states = op.run_twin(by_token, before, one_each, layer=5)
     step = {"rtol": 2.0**-7, "atol": 1e-30}
@@ -136,8 +140,7 @@ def test_a_state_in_few_bits_is_rounded_by_the_rule_after_every_token(op: Recurr
 
 @pytest.mark.parametrize("decay", [0.0, -60.0, float("-inf")])
 @pytest.mark.parametrize("name", ["gated_delta", "kimi_delta"])
-def test_repeated_keys_under_no_decay_and_under_all_of_it(name: str, decay: float,
-                                                          device: torch.device) -> None:
+def test_repeated_keys_under_no_decay_and_under_all_of_it(name: str, decay: float, device: torch.device) -> None:
     op = next(op for op in RECURRENCES if op.name == name)
     runs, states = make_runs([], [Run(0, 66, slot=0, fresh=True)]), op.states(1)
     inputs = op.inputs(66, 0)
@@ -169,8 +172,16 @@ def gated_delta_net(device: torch.device) -> Net:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
     weights = GatedDeltaWeights(
-        conv_CK=made(80, 4, seed=1), decay_H=-made(2, seed=2).exp(), dt_bias_H=made(2, seed=3),
-        norm_V=made(16, seed=4), norm_eps=1e-6, k_heads=1, heads=2, k_dim=24, v_dim=16)
+        conv_CK=made(80, 4, seed=1),
+        decay_H=-made(2, seed=2).exp(),
+        dt_bias_H=made(2, seed=3),
+        norm_V=made(16, seed=4),
+        norm_eps=1e-6,
+        k_heads=1,
+        heads=2,
+        k_dim=24,
+        v_dim=16,
+    )
     return gated_delta_layer, weights, 80 + 32 + 4, (80, 3), (2, 24, 16)
 
 
@@ -179,19 +190,32 @@ def mamba2_net(device: torch.device) -> Net:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
     weights = Mamba2Weights(
-        conv_CK=made(80, 4, seed=1), conv_bias_C=made(80, seed=2), a_H=-made(2, seed=3).exp(),
-        d_H=made(2, seed=4), dt_bias_H=made(2, seed=5), norm_C=made(40, seed=6), norm_eps=1e-6,
-        gate_first=True, heads=2, groups=1, head_dim=20, state_dim=20, dt_limit=(0.0, float("inf")))
+        conv_CK=made(80, 4, seed=1),
+        conv_bias_C=made(80, seed=2),
+        a_H=-made(2, seed=3).exp(),
+        d_H=made(2, seed=4),
+        dt_bias_H=made(2, seed=5),
+        norm_C=made(40, seed=6),
+        norm_eps=1e-6,
+        gate_first=True,
+        heads=2,
+        groups=1,
+        head_dim=20,
+        state_dim=20,
+        dt_limit=(0.0, float("inf")),
+    )
     return mamba2_layer, weights, 40 + 80 + 2, (80, 3), (2, 20, 20)
 
 
 @pytest.mark.parametrize("net", [gated_delta_net, mamba2_net])
-def test_a_layer_is_what_its_ops_are_and_asks_nothing_of_the_device(net: Any, device: torch.device,
-                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_is_what_its_ops_are_and_asks_nothing_of_the_device(
+    net: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What would bring numbers to the host, and so wait for the device, is not called for any run."""
     layer, weights, width, window, part = net(device)
-    runs = make_runs([Run(7, slot=3), PAD_ROW], [Run(60, 9, slot=1), Run(0, 5, slot=2, fresh=True)],
-                     taps=(TapPoint(2, 4, 0),))
+    runs = make_runs(
+        [Run(7, slot=3), PAD_ROW], [Run(60, 9, slot=1), Run(0, 5, slot=2, fresh=True)], taps=(TapPoint(2, 4, 0),)
+    )
     noise = torch.Generator().manual_seed(9)
     made = torch.randn(tokens_in(runs), width, generator=noise)
     windows, states = (torch.randn(4, *shape, generator=noise) for shape in (window, part))

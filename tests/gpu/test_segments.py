@@ -37,18 +37,21 @@ def run_programs_backwards(patch: pytest.MonkeyPatch) -> None:
     """The last program of a grid first. A GPU has an order of its own."""
     builder: Any = interpreter.interpreter_builder
     forwards = builder.set_grid_idx
-    patch.setattr(builder, "set_grid_idx", lambda *at: forwards(
-        *(size - 1 - index for size, index in zip(builder.grid_dim, at, strict=True))))
+    patch.setattr(
+        builder,
+        "set_grid_idx",
+        lambda *at: forwards(*(size - 1 - index for size, index in zip(builder.grid_dim, at, strict=True))),
+    )
 
 
 @pytest.mark.usefixtures("new_memory_is_nan")
 @pytest.mark.parametrize("op", SEGMENTED, ids=lambda op: op.name)
-def test_segments_change_no_bit_in_any_order_of_programs(op: Recurrence, device: torch.device,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_change_no_bit_in_any_order_of_programs(
+    op: Recurrence, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five chunks at once and in pairs, A B | B C | C: B has no slot, C has a tap on its cut. In the second
     pair one run takes a carry and another leaves one."""
-    runs = make_runs([], [Run(60, 3, slot=1), Run(63, 2), Run(0, 3, slot=2, fresh=True)],
-                     taps=(TapPoint(2, 1, 0),))
+    runs = make_runs([], [Run(60, 3, slot=1), Run(63, 2), Run(0, 3, slot=2, fresh=True)], taps=(TapPoint(2, 1, 0),))
     assert device_runs(runs).chunk_count == 5
     inputs, states = op.inputs(tokens_in(runs), 0), op.states(4)
     states[[0, 2, 3]] = NAN

@@ -20,13 +20,15 @@ from weft.tensor.gpu.runs import GRID_YZ_MAX, DeviceRuns, device_runs, unpack
 from weft.units import SlotId
 
 MIXED = plans.plan(
-    [(3, 20, [7], 2, True), (0, 5, [8], 0, True), (4, 40, list(range(171)), 5, False),
-     (1, 0, [9, 10], 1, True)], decode_count=2, admissions=[plans.admission(4, [1, 2, 3, 4])],
-    taps=[Tap(run=2, position=128, slot=SlotId(3))], table_writes=[(3, 0, 11)])
+    [(3, 20, [7], 2, True), (0, 5, [8], 0, True), (4, 40, list(range(171)), 5, False), (1, 0, [9, 10], 1, True)],
+    decode_count=2,
+    admissions=[plans.admission(4, [1, 2, 3, 4])],
+    taps=[Tap(run=2, position=128, slot=SlotId(3))],
+    table_writes=[(3, 0, 11)],
+)
 
 
-def test_the_runs_of_a_step_are_staged_with_it_and_are_those_that_would_be_made_later(
-        device: torch.device) -> None:
+def test_the_runs_of_a_step_are_staged_with_it_and_are_those_that_would_be_made_later(device: torch.device) -> None:
     spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(2, 16), short_conv(32, 3)))
     arena = DeviceArena(plan_arena(spec, 200_000), device)
     for pads in (0, 5):

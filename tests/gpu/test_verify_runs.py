@@ -34,13 +34,15 @@ def with_window(device: torch.device) -> Runs:
 
 @each
 def test_a_window_has_the_rows_of_decodes_and_leaves_its_slot_until_the_replay(
-        op: Recurrence, device: torch.device) -> None:
+    op: Recurrence, device: torch.device
+) -> None:
     inputs, states = op.inputs(1 + WINDOW + 3, 1), op.states(4)
     own = {name: x[1 : 1 + WINDOW] for name, x in inputs.items()}
     rows, after = [], [states]
     for at in range(WINDOW):
-        made, held = op.run({name: x[at : at + 1] for name, x in own.items()}, after[-1],
-                            make_runs([Run(70 + at, slot=1)], []), device)
+        made, held = op.run(
+            {name: x[at : at + 1] for name, x in own.items()}, after[-1], make_runs([Run(70 + at, slot=1)], []), device
+        )
         rows.append(made)
         after.append(held)
     held = strided_on(states, device)
@@ -48,11 +50,11 @@ def test_a_window_has_the_rows_of_decodes_and_leaves_its_slot_until_the_replay(
     step = op.call(op.op, {name: x.to(device) for name, x in inputs.items()}, held, runs, 0).cpu()
     torch.testing.assert_close(step[1 : 1 + WINDOW], torch.cat(rows), **close(torch.float32))
     assert torch.equal(held[1].cpu(), states[1])
-    assert not torch.equal(held[3].cpu(), states[3])   # the decode beside it did write
+    assert not torch.equal(held[3].cpu(), states[3])  # the decode beside it did write
 
     replay(runs, [3], Staging(device))
     torch.testing.assert_close(held[1].cpu(), after[3][1], **close(torch.float32))
-    for wrong in (2, 4):   # the controls: one too few, one too many
+    for wrong in (2, 4):  # the controls: one too few, one too many
         assert (held[1].cpu() - after[wrong][1]).abs().max() > 1e-3
 
 
@@ -73,4 +75,4 @@ def test_a_window_of_the_short_convolution_does_too(device: torch.device) -> Non
     assert torch.equal(held[1].cpu(), windows[1])
     replay(runs, [3], Staging(device))
     torch.testing.assert_close(held[1].cpu(), after[2], **close(torch.float32))
-    assert not torch.equal(held[1].cpu(), after[1])   # the control: one too few
+    assert not torch.equal(held[1].cpu(), after[1])  # the control: one too few

@@ -16,8 +16,10 @@ from weft.tensor.inputs import TapPoint
 from weft.tensor.ops.window_attention import window_attention
 
 FP8 = torch.float8_e4m3fn
-MIXED = ([Run(30, slot=1), Run(3, slot=2), PAD_ROW, Run(24, slot=6, fresh=True)],
-         [Run(0, 70, slot=3, fresh=True), Run(20, 9, slot=4), Run(0, 3, slot=5, fresh=True), Run(50, 2)])
+MIXED = (
+    [Run(30, slot=1), Run(3, slot=2), PAD_ROW, Run(24, slot=6, fresh=True)],
+    [Run(0, 70, slot=3, fresh=True), Run(20, 9, slot=4), Run(0, 3, slot=5, fresh=True), Run(50, 2)],
+)
 
 
 def noise(*shape: int, seed: int = 3) -> torch.Tensor:
@@ -44,8 +46,7 @@ def test_a_mixed_batch_with_taps_equals_one_query_at_a_time(dtype: torch.dtype, 
     mine = strided_on(twin, device)
     want = naive_window_attention(q, k, v, twin, runs, 0.3)
     got = window_attention(q.to(device), k.to(device), v.to(device), mine, on_device(runs, device), 0.3).cpu()
-    live = [token for run in range(runs.run_count) if run != 2
-            for token in range(*span(runs, run).indices(1000))]
+    live = [token for run in range(runs.run_count) if run != 2 for token in range(*span(runs, run).indices(1000))]
     torch.testing.assert_close(got[live], want[live], **close(torch.float32))
     assert got[span(runs, 2)].isfinite().all()
     assert torch.equal(mine.cpu().contiguous().view(torch.uint8), twin.contiguous().view(torch.uint8))
@@ -60,8 +61,7 @@ def test_sinks_take_part_in_sums(device: torch.device) -> None:
     on = [x.to(device) for x in (q, k, v)]
     got = window_attention(*on, mine, on_device(runs, device), 0.3, sinks_H=sinks.to(device)).cpu()
     without = window_attention(*on, plain, on_device(runs, device), 0.3).cpu()
-    live = [token for run in range(runs.run_count) if run != 2
-            for token in range(*span(runs, run).indices(1000))]
+    live = [token for run in range(runs.run_count) if run != 2 for token in range(*span(runs, run).indices(1000))]
     torch.testing.assert_close(got[live], want[live], **close(torch.float32))
     assert (got[live] - without[live]).abs().max() > 0.1
 
@@ -75,8 +75,7 @@ def test_a_bias_by_distance_is_each_querys_own(device: torch.device) -> None:
     want = naive_window_attention(q, k, v, twin, runs, 0.3, bank_RE=bank)
     on = [x.to(device) for x in (q, k, v)]
     got = window_attention(*on, mine, on_device(runs, device), 0.3, bank_RE=bank.to(device)).cpu()
-    live = [token for run in range(runs.run_count) if run != 2
-            for token in range(*span(runs, run).indices(1000))]
+    live = [token for run in range(runs.run_count) if run != 2 for token in range(*span(runs, run).indices(1000))]
     torch.testing.assert_close(got[live], want[live], **close(torch.float32))
 
 

@@ -16,8 +16,10 @@ from weft.tensor.ops.write_kv import write_kv
 from weft.units import PAD
 
 PAGES = 60
-MIXED = ([Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15), *[Run(start) for start in range(12)]],
-         [Run(0, 65), Run(40, 30), PAD_ROW, Run(16, 1)])
+MIXED = (
+    [Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15), *[Run(start) for start in range(12)]],
+    [Run(0, 65), Run(40, 30), PAD_ROW, Run(16, 1)],
+)
 each_dtype = pytest.mark.parametrize("dtype", KV_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
@@ -37,8 +39,9 @@ def bytes_of(part: torch.Tensor) -> torch.Tensor:
 
 @each_dtype
 @pytest.mark.parametrize("model", [torch.float32, torch.bfloat16])
-def test_pages_hold_the_bytes_that_the_twin_writes_and_no_others(dtype: torch.dtype, model: torch.dtype,
-                                                                 device: torch.device) -> None:
+def test_pages_hold_the_bytes_that_the_twin_writes_and_no_others(
+    dtype: torch.dtype, model: torch.dtype, device: torch.device
+) -> None:
     runs = make_runs(*MIXED, pages=PAGES)
     tokens, heads, dim = tokens_in(runs), 2, 24 if model == torch.float32 else 16
     k, v = noise(tokens, heads, dim + 4)[..., 4:] * 3, noise(tokens, heads, dim, seed=4) * 40
@@ -76,8 +79,14 @@ def test_a_prompt_written_in_pieces_is_the_prompt_written_at_once(device: torch.
         for begin, end in pairwise(cuts):
             run = [Run(begin, end - begin)]
             runs = make_runs(run, [], pages=10) if begin == 99 else make_runs([], run, pages=10)
-            write_kv(x[begin:end].to(device), -x[begin:end].to(device), pages.k, pages.v,
-                     positions_of(runs).to(device), on_device(runs, device))
+            write_kv(
+                x[begin:end].to(device),
+                -x[begin:end].to(device),
+                pages.k,
+                pages.v,
+                positions_of(runs).to(device),
+                on_device(runs, device),
+            )
         made.append(pages.raw())
     for whole, pieces, less in zip(*made, strict=True):
         assert torch.equal(whole, pieces)

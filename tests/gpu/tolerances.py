@@ -15,9 +15,15 @@ import torch
 COMPILED = os.environ.get("WEFT_TEST_DEVICE") == "cuda"
 
 _INTERPRETED: dict[torch.dtype, tuple[float, float]] = {
-    torch.float32: (1e-5, 1e-5), torch.float16: (1e-3, 1e-4), torch.bfloat16: (2.0**-7, 1e-4)}
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (1e-3, 1e-4),
+    torch.bfloat16: (2.0**-7, 1e-4),
+}
 _ON_A_GPU: dict[torch.dtype, tuple[float, float]] = {
-    torch.float32: (1e-5, 2e-5), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.6e-2, 8e-3)}
+    torch.float32: (1e-5, 2e-5),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 8e-3),
+}
 
 
 def close(dtype: torch.dtype) -> dict[str, float]:

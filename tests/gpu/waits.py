@@ -17,11 +17,36 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ASKING = frozenset({"tolist", "item", "numpy", "cpu", "nonzero", "unique", "bincount", "masked_select",
-                    "__bool__", "__int__", "__float__", "__index__", "__array__", "is_nonzero", "equal",
-                    "allclose"})
-OPERATORS = ("aten.lift_fresh", "aten.nonzero", "aten._local_scalar_dense", "aten.masked_select",
-             "aten.bincount", "aten._unique", "aten.equal", "aten.is_nonzero")
+ASKING = frozenset(
+    {
+        "tolist",
+        "item",
+        "numpy",
+        "cpu",
+        "nonzero",
+        "unique",
+        "bincount",
+        "masked_select",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+        "is_nonzero",
+        "equal",
+        "allclose",
+    }
+)
+OPERATORS = (
+    "aten.lift_fresh",
+    "aten.nonzero",
+    "aten._local_scalar_dense",
+    "aten.masked_select",
+    "aten.bincount",
+    "aten._unique",
+    "aten.equal",
+    "aten.is_nonzero",
+)
 VIEWS = (("/runner/transfers.py", "states"), ("/runner/transfers.py", "pages"))
 """Functions that take views of pinned memory."""
 LET_THROUGH = ("/triton/runtime/", "/runner/staging.py", "/runner/readback.py", "/tests/oracle/serving.py")
@@ -49,8 +74,9 @@ class _Operators(TorchDispatchMode):
         if name.startswith(OPERATORS):
             self._note(name)
         if name.startswith("aten.index") and any(
-                isinstance(one, torch.Tensor) and one.dtype == torch.bool
-                for one in (args[1] if isinstance(args[1], list | tuple) else ())):
+            isinstance(one, torch.Tensor) and one.dtype == torch.bool
+            for one in (args[1] if isinstance(args[1], list | tuple) else ())
+        ):
             self._note(f"{name} by a mask")
         return func(*args, **(kwargs or {}))
 
@@ -58,7 +84,7 @@ class _Operators(TorchDispatchMode):
 @contextlib.contextmanager
 def noticed(found: list[str]) -> Iterator[None]:
     """Inside, each wait is added to ``found``, with the place that asked for it."""
-    outside = sys._getframe(2)   # whose ``with`` this is
+    outside = sys._getframe(2)  # whose ``with`` this is
 
     def note(name: str) -> None:
         frame, place = sys._getframe(2), ""
@@ -72,11 +98,13 @@ def noticed(found: list[str]) -> Iterator[None]:
                 place = f"{path.rpartition('/weft/')[2]}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         found.append(f"{name} {place}".rstrip())
+
     from_numpy = torch.from_numpy
 
     def noted(array: Any) -> torch.Tensor:
         note("from_numpy")
         return from_numpy(array)
+
     torch.from_numpy = noted  # type: ignore[assignment]
     try:
         with _Python(note), _Operators(note):

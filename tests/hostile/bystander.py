@@ -12,7 +12,7 @@ Other work on the machine also delays the bystander, and three things allow for 
 time for which the server and its child processes were ready to run and had no core
 (``/proc/PID/schedstat``), but for 250 ms at most: an attack that makes the server's own processes compete
 is not excused. A second thread sleeps 5 ms again and again; its worst delay, ``stall_ms``, is added to the
-limit. Where the undisturbed median is above 5 ms (an idle machine has 3), the limit grows in proportion. """
+limit. Where the undisturbed median is above 5 ms (an idle machine has 3), the limit grows in proportion."""
 
 from __future__ import annotations
 
@@ -63,18 +63,37 @@ class Bystander:
         assert self.slowest_ms <= limit_ms + self.stall_ms, str(self)
 
     def __str__(self) -> str:
-        return (f"bystander: {len(self.latencies_ms)} requests, slowest {self.slowest_ms:.0f} ms, "
-                f"undisturbed median {self.undisturbed_ms:.1f} ms, machine stalled {self.stall_ms:.0f} ms")
+        return (
+            f"bystander: {len(self.latencies_ms)} requests, slowest {self.slowest_ms:.0f} ms, "
+            f"undisturbed median {self.undisturbed_ms:.1f} ms, machine stalled {self.stall_ms:.0f} ms"
+        )
 
 
 @contextlib.contextmanager
-def bystander(server: RunningServer, *, path: str = "/v1/completions", body: Mapping[str, Any] | None = None,
-              headers: Mapping[str, str] | None = None) -> Iterator[Bystander]:
+def bystander(
+    server: RunningServer,
+    *,
+    path: str = "/v1/completions",
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[Bystander]:
     """Sends one small request after another to ``server`` while the block runs."""
-    arguments = json.dumps({"url": server.url, "pid": server.process.pid, "path": path,
-                            "body": SMALL_BODY if body is None else body, "headers": dict(headers or {})})
-    child = subprocess.Popen([sys.executable, "-m", "tests.hostile.bystander", arguments], cwd=_ROOT,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    arguments = json.dumps(
+        {
+            "url": server.url,
+            "pid": server.process.pid,
+            "path": path,
+            "body": SMALL_BODY if body is None else body,
+            "headers": dict(headers or {}),
+        }
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.hostile.bystander", arguments],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -157,8 +176,13 @@ def _main() -> None:
     def send() -> tuple[float, float, str | None]:
         """Milliseconds, those without a core among them, and what was wrong."""
         before_ms, began_s = _without_core_ms(asked["pid"]), time.monotonic()
-        wrong = _small_request(address.hostname or "", address.port or 80, asked["path"],
-                               json.dumps(asked["body"]).encode(), asked["headers"])
+        wrong = _small_request(
+            address.hostname or "",
+            address.port or 80,
+            asked["path"],
+            json.dumps(asked["body"]).encode(),
+            asked["headers"],
+        )
         latency_ms = (time.monotonic() - began_s) * 1000
         # Never below zero: a child that ended takes its count along.
         waited_ms = max(_without_core_ms(asked["pid"]) - before_ms, 0.0)

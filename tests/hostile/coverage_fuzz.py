@@ -25,14 +25,7 @@ except ImportError:
 with atheris.instrument_imports(include=["weft.server.protocol", "weft.text", "weft.families"]):
     from weft.errors import WeftError
     from weft.families import read_spec
-    from weft.server.protocol import (
-        ChatBody,
-        CompletionBody,
-        grammar_of,
-        parse_body,
-        sampling_params,
-        value_count,
-    )
+    from weft.server.protocol import ChatBody, CompletionBody, grammar_of, parse_body, sampling_params, value_count
     from weft.text.grammar_limits import check_shape
     from weft.text.grammar_worker import lark_of
     from weft.text.tools.definitions import read_choice, read_tools
@@ -78,8 +71,7 @@ def tool_call(raw: bytes) -> None:
 def _read_calls(row: ToolFormat, parts: list[str]) -> tuple[str, dict[int, str]]:
     reader = ToolCallReader(row, [], eager=False)
     parsed = [part for read in [*map(reader.push, parts), reader.finish()] for part in read]
-    arguments = {part.index: (part.name or "") + part.arguments
-                 for part in parsed if not isinstance(part, str)}
+    arguments = {part.index: (part.name or "") + part.arguments for part in parsed if not isinstance(part, str)}
     return "".join(part for part in parsed if isinstance(part, str)), arguments
 
 
@@ -107,8 +99,17 @@ def main() -> None:
         for kind, corpus in enumerate((BODIES, GRAMMARS, SCHEMAS)):
             for number, text in enumerate(corpus):
                 Path(folder, f"{kind}-{number}").write_bytes(bytes([kind]) + text.encode())
-        atheris.Setup([sys.argv[0], folder, f"-max_total_time={args.seconds}", f"-seed={args.seed}",
-                       "-max_len=65536", "-timeout=20"], one)
+        atheris.Setup(
+            [
+                sys.argv[0],
+                folder,
+                f"-max_total_time={args.seconds}",
+                f"-seed={args.seed}",
+                "-max_len=65536",
+                "-timeout=20",
+            ],
+            one,
+        )
         atheris.Fuzz()
 
 

@@ -27,8 +27,9 @@ class Answer:
 class RawClient:
     """One connection. ``address`` is the client's own, so that several count as different ones."""
 
-    def __init__(self, url: str, *, address: str = ADDRESS, limit_s: float = 10.0,
-                 receive_bytes: int | None = None) -> None:
+    def __init__(
+        self, url: str, *, address: str = ADDRESS, limit_s: float = 10.0, receive_bytes: int | None = None
+    ) -> None:
         server = urlsplit(url)
         self.socket = socket.socket()
         self.socket.settimeout(limit_s)

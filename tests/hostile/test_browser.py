@@ -1,7 +1,7 @@
 """A real browser opens a page of another site, whose script sends requests to the server.
 
 Where no Chromium is installed, the test checks what the page would send with bare requests instead, and the
-run says at its end that the browser was left out. """
+run says at its end that the browser was left out."""
 
 from __future__ import annotations
 
@@ -70,10 +70,24 @@ def other_site() -> Iterator[OtherSite]:
 def _report_of(page: str, site: OtherSite, profile: Path) -> dict[str, str]:
     assert CHROMIUM is not None
     browser = subprocess.Popen(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         "--host-resolver-rules=MAP *.example 127.0.0.1", f"--user-data-dir={profile}",
-         "--remote-debugging-port=0", page], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--host-resolver-rules=MAP *.example 127.0.0.1",
+            f"--user-data-dir={profile}",
+            "--remote-debugging-port=0",
+            page,
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         return site.results.get(timeout=BROWSER_LIMIT_S)
     finally:
@@ -87,39 +101,48 @@ def _generated(server: RunningServer) -> float:
     return float(match[1])
 
 
-@pytest.mark.parametrize(("page_host", "server_host"), [
-    ("127.0.0.1", "127.0.0.1"),        # another port of the same address
-    ("evil.example", "127.0.0.1"),     # another site
-    ("127.0.0.1", "evil.example"),     # a name that was rebound to this machine
-])
-def test_a_page_of_another_site_reaches_nothing(server: RunningServer, other_site: OtherSite, tmp_path: Path,
-                                                page_host: str, server_host: str) -> None:
+@pytest.mark.parametrize(
+    ("page_host", "server_host"),
+    [
+        ("127.0.0.1", "127.0.0.1"),  # another port of the same address
+        ("evil.example", "127.0.0.1"),  # another site
+        ("127.0.0.1", "evil.example"),  # a name that was rebound to this machine
+    ],
+)
+def test_a_page_of_another_site_reaches_nothing(
+    server: RunningServer, other_site: OtherSite, tmp_path: Path, page_host: str, server_host: str
+) -> None:
     before = _generated(server)
     target = server.url.replace("127.0.0.1", server_host)
     origin = f"http://{page_host}:{other_site.port}"
     if CHROMIUM is None:
-        status = send(server, "POST", "/v1/completions", {"Host": target.removeprefix("http://"),
-                                                          "Origin": origin}, {"prompt": "a"}).status
+        status = send(
+            server,
+            "POST",
+            "/v1/completions",
+            {"Host": target.removeprefix("http://"), "Origin": origin},
+            {"prompt": "a"},
+        ).status
         assert status == (421 if server_host == "evil.example" else 403)
     else:
         report = _report_of(f"{origin}/?server={target}", other_site, tmp_path)
-        assert report == {"simple post": "blocked", "unread post": "opaque", "json post": "blocked",
-                          "read": "blocked"}
+        assert report == {"simple post": "blocked", "unread post": "opaque", "json post": "blocked", "read": "blocked"}
     assert _generated(server) == before
 
 
-def test_a_page_of_an_allowed_origin_is_served(model_directory: Path, other_site: OtherSite,
-                                               tmp_path: Path) -> None:
+def test_a_page_of_an_allowed_origin_is_served(model_directory: Path, other_site: OtherSite, tmp_path: Path) -> None:
     """The control: the same script, allowed."""
     origin = f"http://127.0.0.1:{other_site.port}"
-    with running_server("build", engine={"model": str(model_directory)},
-                        server={"allowed_origin": [origin]}) as own:
+    with running_server("build", engine={"model": str(model_directory)}, server={"allowed_origin": [origin]}) as own:
         if CHROMIUM is None:
-            answer = send(own, "POST", "/v1/completions", {
-                "Host": "localhost", "Origin": origin, "Content-Type": "application/json"},
-                {"prompt": "a", "max_tokens": 1})
+            answer = send(
+                own,
+                "POST",
+                "/v1/completions",
+                {"Host": "localhost", "Origin": origin, "Content-Type": "application/json"},
+                {"prompt": "a", "max_tokens": 1},
+            )
             assert answer.headers["access-control-allow-origin"] == origin
         else:
             report = _report_of(f"{origin}/?server={own.url}", other_site, tmp_path)
-            assert report == {"simple post": "415", "unread post": "opaque", "json post": "200",
-                              "read": "200"}
+            assert report == {"simple post": "415", "unread post": "opaque", "json post": "200", "read": "200"}

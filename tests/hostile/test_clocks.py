@@ -19,8 +19,14 @@ from tests.server.running import RunningServer, eventually, running_server
 from weft.server.edge import SWEEP_S, EdgeLimits, HttpEdge
 
 LIMIT_S = 1.0
-SERVER = {"header_timeout": LIMIT_S, "body_timeout": LIMIT_S, "idle_timeout": LIMIT_S,
-          "write_timeout": LIMIT_S, "max_connections": 1500, "max_connections_per_address": 1100}
+SERVER = {
+    "header_timeout": LIMIT_S,
+    "body_timeout": LIMIT_S,
+    "idle_timeout": LIMIT_S,
+    "write_timeout": LIMIT_S,
+    "max_connections": 1500,
+    "max_connections_per_address": 1100,
+}
 HALF_HEAD = b"GET /health HTTP/1.1\r\nHost: local"
 HALF_BODY = b"POST /tokenize HTTP/1.1\r\n%sContent-Length: 100\r\n\r\n{" % HEAD
 ENDLESS = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
@@ -69,6 +75,7 @@ class _Swept(asyncio.Protocol):
 def test_a_body_that_came_while_the_server_stood_still_is_read_before_its_client_is_called_slow() -> None:
     """A process that the machine does not run may stand still between two reads, and its timers come first
     behind that."""
+
     async def run() -> int:
         edge, protocols, loop = HttpEdge(EdgeLimits()), [_Swept(), _Swept()], asyncio.get_running_loop()
         waiting, other = protocols
@@ -157,8 +164,9 @@ def test_a_client_that_never_reads_is_cut(server: RunningServer) -> None:
         client.post("/v1/completions", json.dumps({**ENDLESS, "n": 4, "logprobs": 20}).encode())
         assert eventually(lambda: server.running() > 0)
         assert eventually(lambda: server.running() == 0, 30)
-        assert eventually(lambda: 'http_connections{engine="0",model_name="scripted"} 1.0'
-                          in server.get("/metrics").text, 10)
+        assert eventually(
+            lambda: 'http_connections{engine="0",model_name="scripted"} 1.0' in server.get("/metrics").text, 10
+        )
 
 
 def test_a_drain_waits_no_longer_for_a_client_that_never_reads(model_directory: object) -> None:

@@ -63,17 +63,29 @@ COUNT_MIN = 16
 """Texts on a machine that is too slow for the seconds."""
 FIRST_SEED = int(os.environ.get("WEFT_FUZZ_SEED", "0"))
 TEMPLATES = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates"
-ODD = ("\x00", "\ud800", "\\", "\"", "1e999", "-1", "9" * 400, "null", "{", "[", "🏔", "{{", "%}", "\n")
+ODD = ("\x00", "\ud800", "\\", '"', "1e999", "-1", "9" * 400, "null", "{", "[", "🏔", "{{", "%}", "\n")
 PAIRS = (("(", ")"), ("[", "]"), ('{"a":', "}"), ("{%if 1%}", "{%endif%}"))
 INTERNALS = ("panic", "backtrace", "Traceback", ".rs:", "site-packages")
 
-SCHEMAS = [json.dumps(schema) for schema in (
-    reference_chain(40), {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0}},
-                          "required": ["a"], "additionalProperties": False},
-    {"anyOf": [{"enum": ["x", 1, None]}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 3}]},
-    {"type": "string", "pattern": "^a+(b|c){2,5}$", "maxLength": 9, "format": "date-time"})]
-GRAMMARS = [rule_chain(40), 'root ::= "<" num{1,3} ">" | "(" root ")"\nnum ::= [0-9a-f]+ # n\n',
-            'start: (NAME "," )* %json {"type": "object"}\nNAME: /[a-z]{1,8}/ & ~/b.*/\n%ignore / /\n']
+SCHEMAS = [
+    json.dumps(schema)
+    for schema in (
+        reference_chain(40),
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+        {"anyOf": [{"enum": ["x", 1, None]}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 3}]},
+        {"type": "string", "pattern": "^a+(b|c){2,5}$", "maxLength": 9, "format": "date-time"},
+    )
+]
+GRAMMARS = [
+    rule_chain(40),
+    'root ::= "<" num{1,3} ">" | "(" root ")"\nnum ::= [0-9a-f]+ # n\n',
+    'start: (NAME "," )* %json {"type": "object"}\nNAME: /[a-z]{1,8}/ & ~/b.*/\n%ignore / /\n',
+]
 REGEXES = [r"(a|b)*\d{2,30}[^x-z]?", r"\p{L}+(\s|$)", r"((a{1,9}){1,9}){1,9}"]
 BODIES = [json.dumps(body) for body in (
     {"model": "m", "prompt": ["a", [1, 2]], "n": 2, "temperature": 0.5, "stop": ["x"], "seed": 1,
@@ -126,15 +138,15 @@ def _mutated(draw: random.Random, text: str, corpus: list[str]) -> str:
             return text[:first] + part * draw.choice((2, 50, 2000)) + text[last:]
         case 2:
             other = draw.choice(corpus)
-            return text[:first] + other[draw.randrange(len(other) + 1):]
+            return text[:first] + other[draw.randrange(len(other) + 1) :]
         case 3:
-            return text[:first] + draw.choice(ODD) + text[last if draw.random() < 0.5 else first:]
+            return text[:first] + draw.choice(ODD) + text[last if draw.random() < 0.5 else first :]
         case 4:
             depth = draw.choice((3, 100, 3000))
             opening, closing = draw.choice(PAIRS)
             return text[:first] + opening * depth + part + closing * depth + text[last:]
         case 5:
-            return text[:first] + chr(draw.randrange(128)) + text[first + 1:]
+            return text[:first] + chr(draw.randrange(128)) + text[first + 1 :]
         case _:
             return text[:first] + text[last:] + part
 
@@ -187,8 +199,9 @@ def test_mutated_bodies_are_read_or_refused() -> None:
             parse_body(raw, RerankBody if '"query"' in text else ScoreBody)
         else:
             body = parse_body(raw, CompletionBody)
-            sampling_params(body, {}, n=body.n, logprobs=body.logprobs, max_tokens=body.max_tokens,
-                            grammar=grammar_of(body)).check(1000)
+            sampling_params(
+                body, {}, n=body.n, logprobs=body.logprobs, max_tokens=body.max_tokens, grammar=grammar_of(body)
+            ).check(1000)
 
     check(BODIES, run)
 
@@ -207,9 +220,14 @@ def test_mutated_bodies_of_ollamas_api_are_read_or_refused() -> None:
             create = parse_body(raw, OllamaCreateBody, unserved=UNSERVED_IN_CREATE)
             name = check_preset_name(served_name(create.model or ""), param="model")
             system, messages = _messages(create)
-            preset = Preset(name=name, model="m", created_s=0.0, system=system or "",
-                            parameters=_parameters(create.parameters),
-                            messages=messages or [])
+            preset = Preset(
+                name=name,
+                model="m",
+                created_s=0.0,
+                system=system or "",
+                parameters=_parameters(create.parameters),
+                messages=messages or [],
+            )
             SamplingParams(**preset.defaults).check(1000)
             read_again = msgspec.json.decode(msgspec.json.encode(preset), type=Preset)
             assert read_again.begun([]) == []
@@ -240,8 +258,7 @@ def test_mutated_pictures_and_their_addresses_are_read_or_refused() -> None:
     """Files have a character for each byte."""
     settings, pixels = ImageSettings(), drawn("photo", 40, 30)
     fetcher = MediaFetcher(["*.example.org"], bytes_max=1 << 20, seconds=5, resolve=lambda host, port: [])
-    addresses = ["https://a.example.org/x.png?y=1#z", "https://[2001:db8::1]:443/",
-                 "https://u@a.example.org\\"]
+    addresses = ["https://a.example.org/x.png?y=1#z", "https://[2001:db8::1]:443/", "https://u@a.example.org\\"]
     files = [encoded(pixels, form).decode("latin-1") for form in FORMATS]
     urls = [f"data:image/png;base64,{base64.b64encode(encoded(pixels)).decode()}"]
 
@@ -262,16 +279,30 @@ def gguf_corpus(directory: Path) -> list[str]:
     import numpy as np
 
     texts = []
-    for name, shapes in (("lfm2", {"blk.0.attn_q.weight": (8, 8)}),
-                         ("jamba", {"blk.0.ffn_gate_inp.weight": (2, 8)}),
-                         ("qwen35", {"blk.0.ssm_a": (4,), "blk.1.attn_q.weight": (32, 8)})):
+    for name, shapes in (
+        ("lfm2", {"blk.0.attn_q.weight": (8, 8)}),
+        ("jamba", {"blk.0.ffn_gate_inp.weight": (2, 8)}),
+        ("qwen35", {"blk.0.ssm_a": (4,), "blk.1.attn_q.weight": (32, 8)}),
+    ):
         writer = gguf.GGUFWriter(directory / "made.gguf", name)
         numbers = {
-            "block_count": 2, "embedding_length": 8, "context_length": 64, "feed_forward_length": 16,
-            "attention.head_count": 2, "attention.key_length": 4, "shortconv.l_cache": 3, "expert_count": 2,
-            "expert_used_count": 1, "expert_feed_forward_length": 4, "expert_shared_feed_forward_length": 4,
-            "ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.state_size": 4, "ssm.inner_size": 16,
-            "ssm.conv_kernel": 4}
+            "block_count": 2,
+            "embedding_length": 8,
+            "context_length": 64,
+            "feed_forward_length": 16,
+            "attention.head_count": 2,
+            "attention.key_length": 4,
+            "shortconv.l_cache": 3,
+            "expert_count": 2,
+            "expert_used_count": 1,
+            "expert_feed_forward_length": 4,
+            "expert_shared_feed_forward_length": 4,
+            "ssm.time_step_rank": 4,
+            "ssm.group_count": 2,
+            "ssm.state_size": 4,
+            "ssm.inner_size": 16,
+            "ssm.conv_kernel": 4,
+        }
         for key, value in numbers.items():
             writer.add_uint32(f"{name}.{key}", value)
         writer.add_array(f"{name}.attention.head_count_kv", [0, 1])

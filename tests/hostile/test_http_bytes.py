@@ -1,7 +1,7 @@
 """Bytes that are nearly HTTP: mutations of valid requests, with a fixed seed and budget.
 
 The server must answer 2xx or 4xx or close the connection, must not fail with a 5xx, and must serve a
-bystander. """
+bystander."""
 
 from __future__ import annotations
 
@@ -16,19 +16,36 @@ ROUNDS = int(os.environ.get("WEFT_FUZZ_ROUNDS", "400"))
 SERVER = {"header_timeout": 0.2, "body_timeout": 0.2, "max_body_mb": 1}
 SEEDS = (
     b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\n" + HEAD + b"Content-Length: 34\r\n\r\n"
-    b"{\"prompt\": \"say:a\", \"max_tokens\":1}",
-    b"POST /tokenize HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-    b"10\r\n{\"prompt\": \"abc\"}\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\n" + HEAD + b'Content-Length: 34\r\n\r\n{"prompt": "say:a", "max_tokens":1}',
+    b"POST /tokenize HTTP/1.1\r\n" + HEAD + b'Transfer-Encoding: chunked\r\n\r\n10\r\n{"prompt": "abc"}\r\n0\r\n\r\n',
     b"POST /v1/chat/completions HTTP/1.1\r\n" + HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
-    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\nUpgrade: websocket\r\n"
-    b"Connection: upgrade\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
 )
-TOKENS = (b"\r\n", b"\n", b"\r", b"\x00", b" ", b":", b"\xff\xfe", b"Content-Length: 5\r\n",
-          b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n",
-          b"Transfer-Encoding: chunked\r\n", b"Host: a\r\n", b"HTTP/9.9", b"CONNECT a:1 ", b"%00",
-          b"%ff", b"//", b"http://a@b:c/", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
-          b"Connection: close\r\n", b" folded: a\r\n\tb\r\n", b"a" * 9000)
+TOKENS = (
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"\x00",
+    b" ",
+    b":",
+    b"\xff\xfe",
+    b"Content-Length: 5\r\n",
+    b"Content-Length: -1\r\n",
+    b"Content-Length: 99999999999999999999\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Host: a\r\n",
+    b"HTTP/9.9",
+    b"CONNECT a:1 ",
+    b"%00",
+    b"%ff",
+    b"//",
+    b"http://a@b:c/",
+    b"0\r\n\r\n",
+    b"ffffffffffffffff\r\n",
+    b"Connection: close\r\n",
+    b" folded: a\r\n\tb\r\n",
+    b"a" * 9000,
+)
 
 
 def mutated(source: random.Random) -> bytes:
@@ -39,12 +56,12 @@ def mutated(source: random.Random) -> bytes:
             case 0:
                 data[at:at] = source.choice(TOKENS)
             case 1:
-                del data[at:at + source.randint(1, 20)]
+                del data[at : at + source.randint(1, 20)]
             case 2:
-                data[at:at + 1] = bytes([source.randrange(256)])
+                data[at : at + 1] = bytes([source.randrange(256)])
             case _:
                 other = source.choice(SEEDS)
-                data[at:] = other[source.randrange(len(other)):]
+                data[at:] = other[source.randrange(len(other)) :]
         data = data or bytearray(b"\r\n")
     return bytes(data)
 

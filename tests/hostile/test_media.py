@@ -38,8 +38,14 @@ from weft.server.pictures import PictureReader
 from weft.text.pictures import PicturePart
 
 PUBLIC, OTHER = "93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"
-NAMES = {"img.example.org": [PUBLIC], "cdn.example.org": [OTHER], "inside.example.org": ["10.0.0.7"],
-         "elsewhere.test": [PUBLIC], "wrong-name.example.org": [PUBLIC], "silent.example.org": []}
+NAMES = {
+    "img.example.org": [PUBLIC],
+    "cdn.example.org": [OTHER],
+    "inside.example.org": ["10.0.0.7"],
+    "elsewhere.test": [PUBLIC],
+    "wrong-name.example.org": [PUBLIC],
+    "silent.example.org": [],
+}
 PNG = encoded(drawn("photo", 90, 60))
 BYTES_MAX = 1 << 20
 REFUSED = [
@@ -53,11 +59,16 @@ REFUSED = [
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        redirects = {"/inside": "https://inside.example.org/cat.png", "/file": "file:///etc/passwd",
-                     "/plain": "http://img.example.org/cat.png", "/port": "https://img.example.org:8443/",
-                     "/elsewhere": "https://elsewhere.test/cat.png", "/loop": "/loop",
-                     "/cdn": "//cdn.example.org/cat.png",
-                     "/number": "https://[::ffff:169.254.169.254]/latest/meta-data"}
+        redirects = {
+            "/inside": "https://inside.example.org/cat.png",
+            "/file": "file:///etc/passwd",
+            "/plain": "http://img.example.org/cat.png",
+            "/port": "https://img.example.org:8443/",
+            "/elsewhere": "https://elsewhere.test/cat.png",
+            "/loop": "/loop",
+            "/cdn": "//cdn.example.org/cat.png",
+            "/number": "https://[::ffff:169.254.169.254]/latest/meta-data",
+        }
         if self.path in redirects:
             self.send_response(302)
             self.send_header("Location", redirects[self.path])
@@ -72,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
             with_errors_ignored(lambda: self._for_ever(b"x", 0.05))
         elif self.path == "/gone":
             self.send_error(404)
-        else:   # the media type and the name lie
+        else:  # the media type and the name lie
             data = PNG if "cat" in self.path else b"<svg xmlns='http://www.w3.org/2000/svg'/>"
             self._answer(data, {"Content-Type": "text/html", "Content-Length": str(len(data))})
 
@@ -107,8 +118,7 @@ class Sockets(httpcore.AnyIOBackend):
         self.dialled: list[str] = []
         self._port = port
 
-    async def connect_tcp(self, host: str, port: int, *more: Any,
-                          **named: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, *more: Any, **named: Any) -> httpcore.AsyncNetworkStream:
         self.dialled.append(host)
         assert port == 443
         return await super().connect_tcp("127.0.0.1", self._port)
@@ -119,8 +129,9 @@ class Tls:
         self.port = port
         self.trust = trust
 
-    def fetcher(self, domains: Sequence[str] = ("*.example.org",), *, seconds: float = 5.0,
-                names: Any = None) -> tuple[MediaFetcher, Sockets, list[str]]:
+    def fetcher(
+        self, domains: Sequence[str] = ("*.example.org",), *, seconds: float = 5.0, names: Any = None
+    ) -> tuple[MediaFetcher, Sockets, list[str]]:
         """The fetcher, its sockets, and the names that were resolved."""
         asked: list[str] = []
 
@@ -129,8 +140,13 @@ class Tls:
             return (names or NAMES.__getitem__)(host)  # type: ignore[no-any-return]
 
         sockets = Sockets(self.port)
-        return MediaFetcher(domains, bytes_max=BYTES_MAX, seconds=seconds, resolve=resolve, backend=sockets,
-                            trust=self.trust), sockets, asked
+        return (
+            MediaFetcher(
+                domains, bytes_max=BYTES_MAX, seconds=seconds, resolve=resolve, backend=sockets, trust=self.trust
+            ),
+            sockets,
+            asked,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -152,19 +168,28 @@ def make_certificate(file: Path, names: list[str]) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
     now = datetime.datetime.now(datetime.UTC)
-    made = (x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-            .serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=2))
-            .add_extension(x509.SubjectAlternativeName(list(map(x509.DNSName, names))), critical=False)
-            .sign(key, hashes.SHA256()))
-    file.write_bytes(made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName(list(map(x509.DNSName, names))), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file.write_bytes(
+        made.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
 
 
 def fetched(fetcher: MediaFetcher, url: str) -> bytes:
     async def data() -> bytes:
         async with fetcher.file(url) as held:
             return held
+
     return asyncio.run(data())
 
 
@@ -194,8 +219,9 @@ def test_no_socket_is_opened_to_an_address_that_is_not_public(tls: Tls, address:
 
 def test_a_host_that_is_written_as_a_number_is_checked_like_a_name(tls: Tls) -> None:
     for host in ("127.0.0.1", "2130706433", "0x7f000001", "[::1]", "[::ffff:10.0.0.1]", "localhost"):
-        fetcher = MediaFetcher(["*"], bytes_max=BYTES_MAX, seconds=5, backend=(sockets := Sockets(tls.port)),
-                               trust=tls.trust)   # with the machine's own resolver
+        fetcher = MediaFetcher(
+            ["*"], bytes_max=BYTES_MAX, seconds=5, backend=(sockets := Sockets(tls.port)), trust=tls.trust
+        )  # with the machine's own resolver
         assert "an address that is not public" in refusal(fetcher, f"https://{host}/latest/meta-data")
         assert sockets.dialled == []
 
@@ -210,14 +236,12 @@ def test_a_name_that_changes_its_address_behind_the_check_reaches_nothing(tls: T
 class DialByName(_CheckedDial):
     """The mistake: it checks an answer, and connects by name."""
 
-    async def connect_tcp(self, host: str, port: int, *more: Any,
-                          **named: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, *more: Any, **named: Any) -> httpcore.AsyncNetworkStream:
         assert all(map(is_public, self._resolve(host, port)))
         return await self._backend.connect_tcp(self._resolve(host, port)[0], port)
 
 
-def test_the_same_name_reaches_loopback_where_the_connection_goes_by_name(tls: Tls,
-                                                                          monkeypatch: Any) -> None:
+def test_the_same_name_reaches_loopback_where_the_connection_goes_by_name(tls: Tls, monkeypatch: Any) -> None:
     """The control of the test above."""
     monkeypatch.setattr("weft.server.media._CheckedDial", DialByName)
     answers = iter([[PUBLIC], ["127.0.0.1"]])
@@ -226,14 +250,20 @@ def test_the_same_name_reaches_loopback_where_the_connection_goes_by_name(tls: T
     assert sockets.dialled == ["127.0.0.1"]
 
 
-@pytest.mark.parametrize(("path", "words", "dialled"), [
-    ("/inside", "an address that is not public", [PUBLIC]),
-    ("/number", "'::ffff:169.254.169.254', which --media-domains does not name", [PUBLIC]),
-    ("/plain", "by https alone", [PUBLIC]), ("/file", "by https alone", [PUBLIC]),
-    ("/port", "from port 443", [PUBLIC]), ("/elsewhere", "which --media-domains does not name", [PUBLIC]),
-    ("/loop", "redirects more than 3 times", [PUBLIC] * 4), ("/gone", "answers 404", [PUBLIC])])
-def test_each_redirect_is_checked_as_the_address_was(tls: Tls, path: str, words: str,
-                                                     dialled: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "words", "dialled"),
+    [
+        ("/inside", "an address that is not public", [PUBLIC]),
+        ("/number", "'::ffff:169.254.169.254', which --media-domains does not name", [PUBLIC]),
+        ("/plain", "by https alone", [PUBLIC]),
+        ("/file", "by https alone", [PUBLIC]),
+        ("/port", "from port 443", [PUBLIC]),
+        ("/elsewhere", "which --media-domains does not name", [PUBLIC]),
+        ("/loop", "redirects more than 3 times", [PUBLIC] * 4),
+        ("/gone", "answers 404", [PUBLIC]),
+    ],
+)
+def test_each_redirect_is_checked_as_the_address_was(tls: Tls, path: str, words: str, dialled: list[str]) -> None:
     fetcher, sockets, _ = tls.fetcher()
     assert words in refusal(fetcher, f"https://img.example.org{path}")
     assert sockets.dialled == dialled
@@ -251,32 +281,41 @@ def test_a_redirect_by_number_is_refused_where_every_host_is_allowed(tls: Tls) -
     assert sockets.dialled == [PUBLIC]
 
 
-@pytest.mark.parametrize(("url", "words"), [
-    ("http://img.example.org/cat.png", "by https alone"),
-    ("https://img.example.org:22/", "from port 443"),
-    ("https://img.example.org@elsewhere.test/", "without a user's name"),
-    ("https://elsewhere.test/#.example.org", "which --media-domains does not name"),
-    ("https://elsewhere.test\\.example.org/", "without blanks and backslashes"),
-    ("https://img.example.org/a b", "without blanks"),
-    ("https://img.example.org/\r\nHost: x", "without blanks"),
-    ("https://img.example.org/\u00e9", "percent-encoded"), ("https://img.example.org/" + "a" * 9000, "8192"),
-    ("https://example.org/cat.png", "which --media-domains does not name"),
-    ("https://evilexample.org/cat.png", "which --media-domains does not name"),
-    ("https:///cat.png", "which --media-domains does not name"), ("https://[::1/", "is no address"),
-    ("https://img.example.org:x/", "is no address")])
-def test_an_address_that_is_not_served_is_refused_before_its_name_is_resolved(tls: Tls, url: str,
-                                                                              words: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://img.example.org/cat.png", "by https alone"),
+        ("https://img.example.org:22/", "from port 443"),
+        ("https://img.example.org@elsewhere.test/", "without a user's name"),
+        ("https://elsewhere.test/#.example.org", "which --media-domains does not name"),
+        ("https://elsewhere.test\\.example.org/", "without blanks and backslashes"),
+        ("https://img.example.org/a b", "without blanks"),
+        ("https://img.example.org/\r\nHost: x", "without blanks"),
+        ("https://img.example.org/\u00e9", "percent-encoded"),
+        ("https://img.example.org/" + "a" * 9000, "8192"),
+        ("https://example.org/cat.png", "which --media-domains does not name"),
+        ("https://evilexample.org/cat.png", "which --media-domains does not name"),
+        ("https:///cat.png", "which --media-domains does not name"),
+        ("https://[::1/", "is no address"),
+        ("https://img.example.org:x/", "is no address"),
+    ],
+)
+def test_an_address_that_is_not_served_is_refused_before_its_name_is_resolved(tls: Tls, url: str, words: str) -> None:
     fetcher, sockets, asked = tls.fetcher()
     assert words in refusal(fetcher, url)
     assert (sockets.dialled, asked) == ([], [])
 
 
-@pytest.mark.parametrize(("url", "words"), [
-    ("https://img.example.org/huge", "more than 1.0 MiB (limits.image_bytes)"),
-    ("https://img.example.org/endless", "more than 1.0 MiB (limits.image_bytes)"),
-    ("https://img.example.org/slow", "more than 0.5 s to fetch (limits.image_seconds)"),
-    ("https://wrong-name.example.org/cat.png", "its certificate is not trusted"),
-    ("https://silent.example.org/cat.png", "has no address")])
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://img.example.org/huge", "more than 1.0 MiB (limits.image_bytes)"),
+        ("https://img.example.org/endless", "more than 1.0 MiB (limits.image_bytes)"),
+        ("https://img.example.org/slow", "more than 0.5 s to fetch (limits.image_seconds)"),
+        ("https://wrong-name.example.org/cat.png", "its certificate is not trusted"),
+        ("https://silent.example.org/cat.png", "has no address"),
+    ],
+)
 def test_a_host_costs_no_more_than_the_limits(tls: Tls, url: str, words: str) -> None:
     """The endless and the slow one send for ever: that the fetch ends at all is its limit."""
     fetcher, _, _ = tls.fetcher(seconds=0.5)
@@ -284,8 +323,9 @@ def test_a_host_costs_no_more_than_the_limits(tls: Tls, url: str, words: str) ->
 
 
 @pytest.mark.parametrize(("per_host", "waits"), [(media.HOST_FETCHES_MAX, False), (media.FETCHES_MAX, True)])
-def test_slow_hosts_do_not_hold_up_others(tls: Tls, monkeypatch: pytest.MonkeyPatch, per_host: int,
-                                          waits: bool) -> None:
+def test_slow_hosts_do_not_hold_up_others(
+    tls: Tls, monkeypatch: pytest.MonkeyPatch, per_host: int, waits: bool
+) -> None:
     """Eight of them, asked for many files. The control: without a bound for each they fill the line."""
     monkeypatch.setattr(media, "HOST_FETCHES_MAX", per_host)
     opened = asyncio.Event()
@@ -298,8 +338,13 @@ def test_slow_hosts_do_not_hold_up_others(tls: Tls, monkeypatch: pytest.MonkeyPa
             raise httpcore.ConnectError
 
     fetcher = MediaFetcher(
-        ["*"], bytes_max=BYTES_MAX, seconds=30, backend=Silent(tls.port), trust=tls.trust,
-        resolve=lambda host, port: [PUBLIC if host == "img.example.org" else OTHER])
+        ["*"],
+        bytes_max=BYTES_MAX,
+        seconds=30,
+        backend=Silent(tls.port),
+        trust=tls.trust,
+        resolve=lambda host, port: [PUBLIC if host == "img.example.org" else OTHER],
+    )
 
     async def data(url: str) -> bytes:
         async with fetcher.file(url) as held:
@@ -343,31 +388,42 @@ def test_files_that_wait_to_be_read_are_bounded(tls: Tls, monkeypatch: pytest.Mo
 def test_a_fetched_picture_is_what_the_same_picture_is_in_the_request(tls: Tls) -> None:
     settings, limits = vision_settings("lfm2_vl"), ImageLimits()
     fetcher, _, _ = tls.fetcher()
-    reader = PictureReader(PictureStart(settings, limits), tokens={"image": "<image>"},
-                           seconds={"image": 10, "video": 10}, memory_bytes=1 << 30, pictures_max=4,
-                           media=fetcher)
+    reader = PictureReader(
+        PictureStart(settings, limits),
+        tokens={"image": "<image>"},
+        seconds={"image": 10, "video": 10},
+        memory_bytes=1 << 30,
+        pictures_max=4,
+        media=fetcher,
+    )
 
     async def read(url: str) -> list[Picture]:
         return await reader.read([PicturePart(url, "messages[0].content[0]")])
 
     assert [one.digest for one in asyncio.run(read("https://img.example.org/cat"))] == [
-        read_picture(PNG, settings, limits).digest]
+        read_picture(PNG, settings, limits).digest
+    ]
     with pytest.raises(RequestError, match="in no known format"):
         asyncio.run(read("https://img.example.org/dog.png"))
 
 
 def test_frames_and_files_of_videos_are_fetched(tls: Tls) -> None:
     start, (fetcher, sockets, _) = vision_start("qwen3_5_vl"), tls.fetcher()
-    reader = PictureReader(start, tokens={"image": "<|image_pad|>", "video": "<|video_pad|>"},
-                           seconds={"image": 10, "video": 10}, memory_bytes=1 << 30, pictures_max=4,
-                           media=fetcher)
+    reader = PictureReader(
+        start,
+        tokens={"image": "<|image_pad|>", "video": "<|video_pad|>"},
+        seconds={"image": 10, "video": 10},
+        memory_bytes=1 << 30,
+        pictures_max=4,
+        media=fetcher,
+    )
 
     def read(source: str | list[str | bytes]) -> Picture:
         part = PicturePart(source, "messages[0].content[0]", kind="video")
         return asyncio.run(reader.read([part]))[0]
+
     inline = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
-    assert read(["https://img.example.org/cat", inline]).digest == read_video(
-        [PNG, PNG], Sampling(), start).digest
+    assert read(["https://img.example.org/cat", inline]).digest == read_video([PNG, PNG], Sampling(), start).digest
     with pytest.raises(RequestError, match="the video is in no known format"):
         read("https://img.example.org/cat.mp4")
     assert sockets.dialled == [PUBLIC] * 2

@@ -57,8 +57,10 @@ def test_beyond_the_limit_the_first_ones_are_answered_and_the_connection_ends(se
     assert answers[-1].headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("broken", [b"\x00\x01\x02\r\n\r\n", b"GET /" + b"a" * 20_000,
-                                    b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"])
+@pytest.mark.parametrize(
+    "broken",
+    [b"\x00\x01\x02\r\n\r\n", b"GET /" + b"a" * 20_000, b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
+)
 def test_a_refusal_does_not_break_into_the_answer_under_way(server: RunningServer, broken: bytes) -> None:
     with RawClient(server.url) as client:
         client.send(_request({**SHORT, "prompt": "say:whole", "max_tokens": 50}) + broken)

@@ -17,18 +17,25 @@ START = b"POST /tokenize HTTP/1.1\r\nAuthorization: Bearer a-key\r\n" + HEAD
 MB = 1_000_000
 
 
-@pytest.mark.parametrize(("data", "status", "code", "flag"), [
-    (b"GET /" + b"a" * 9000, 414, "request_line_too_long", "limits.max_request_line"),
-    (b"GET / HTTP/1.1\r\nA: " + b"b" * 300_000, 431, "headers_too_large", "limits.max_header_bytes"),
-    (b"GET / HTTP/1.1\r\n" + b"A" * 300_000, 431, "headers_too_large", "limits.max_header_bytes"),
-    (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 102, 431, "headers_too_large", "limits.max_header_bytes"),
-    (b"GET / HTTP/1.1\r\n" + b"A: %s\r\n" % (b"c" * 4000) * 10, 431, "headers_too_large",
-     "limits.max_header_bytes"),
-    (b"POST / HTTP/1.1\r\n%sContent-Length: 60000001\r\n\r\n" % HEAD, 413, "body_too_large",
-     "limits.max_body_mb"),
-])
-def test_a_size_over_its_limit_is_refused(server: RunningServer, data: bytes, status: int, code: str,
-                                          flag: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "status", "code", "flag"),
+    [
+        (b"GET /" + b"a" * 9000, 414, "request_line_too_long", "limits.max_request_line"),
+        (b"GET / HTTP/1.1\r\nA: " + b"b" * 300_000, 431, "headers_too_large", "limits.max_header_bytes"),
+        (b"GET / HTTP/1.1\r\n" + b"A" * 300_000, 431, "headers_too_large", "limits.max_header_bytes"),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 102, 431, "headers_too_large", "limits.max_header_bytes"),
+        (
+            b"GET / HTTP/1.1\r\n" + b"A: %s\r\n" % (b"c" * 4000) * 10,
+            431,
+            "headers_too_large",
+            "limits.max_header_bytes",
+        ),
+        (b"POST / HTTP/1.1\r\n%sContent-Length: 60000001\r\n\r\n" % HEAD, 413, "body_too_large", "limits.max_body_mb"),
+    ],
+)
+def test_a_size_over_its_limit_is_refused(
+    server: RunningServer, data: bytes, status: int, code: str, flag: str
+) -> None:
     with RawClient(server.url) as client:
         client.send(data)
         answer = client.answer()
@@ -100,8 +107,9 @@ def test_unfinished_bodies_share_one_budget(server: RunningServer) -> None:
         for client in clients:
             client.send(START + b"Content-Length: 50000001\r\n\r\n" + b" " * 50 * MB)
         assert rss_of(pid) < before + 250 * MB
-        refused = re.search(r'http_refusals_total{code="server_buffers_full".*} (\S+)',
-                            server.get("/metrics", headers=KEY).text)
+        refused = re.search(
+            r'http_refusals_total{code="server_buffers_full".*} (\S+)', server.get("/metrics", headers=KEY).text
+        )
         assert refused is not None
         assert float(refused[1]) >= 17
     other.check()

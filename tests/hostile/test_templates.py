@@ -27,7 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("word", ["loop", "many", "huge"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 def test_a_hostile_template_disturbs_no_completion_and_no_health_check(
-        server: RunningServer, word: str, path: str) -> None:
+    server: RunningServer, word: str, path: str
+) -> None:
     before_bytes = rss_of(server.process.pid)
     with bystander(server) as other:
         attack = {"messages": [{"role": "user", "content": word}]}
@@ -44,7 +45,8 @@ def test_a_hostile_template_disturbs_no_completion_and_no_health_check(
 def test_endless_loops_of_short_operations_disturb_no_completion(tmp_path: Path) -> None:
     loops = "{% for a in messages %}" * 8 + "x" + "{% endfor %}" * 8
     directory = write_model_directory(
-        tmp_path, template="{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + PLAIN)
+        tmp_path, template="{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + PLAIN
+    )
     attack = {"messages": [{"role": "user", "content": "loop"}] * 200}
     with running_server("build", engine={"model": str(directory)}, server=SERVER) as running:
         with bystander(running) as other:
@@ -67,9 +69,11 @@ def test_a_template_that_folds_a_huge_constant_ends_the_start_with_a_clear_line(
     directory = write_model_directory(tmp_path, template="{{ 10 ** (10 ** 9) }}" + SWITCH)
     # It would compute for as long as it may: a second, and ten for the start, which are a half here.
     (tmp_path / "sitecustomize.py").write_text(
-        "import weft.text.chat_request\nweft.text.chat_request._START_WITHIN_S = 0.5\n")
-    with running_server("build", engine={"model": str(directory)}, server=SERVER, path=(tmp_path,),
-                        wait_for="listening") as running:
+        "import weft.text.chat_request\nweft.text.chat_request._START_WITHIN_S = 0.5\n"
+    )
+    with running_server(
+        "build", engine={"model": str(directory)}, server=SERVER, path=(tmp_path,), wait_for="listening"
+    ) as running:
         code = running.exit_code(30)
         output = running.rest_of_output()
     assert code == 2, output

@@ -33,8 +33,10 @@ def test_characters_that_are_tokenized_at_once_are_bounded(server: RunningServer
     assert answer.status_code == 413
     assert "limits.max_tokenize_chars" in answer.json()["error"]["message"]
     with ThreadPoolExecutor(4) as threads:
-        codes = {future.result().status_code for future in
-                 [threads.submit(tokenize, server, "a b " * 300_000) for _ in range(4)]}
+        codes = {
+            future.result().status_code
+            for future in [threads.submit(tokenize, server, "a b " * 300_000) for _ in range(4)]
+        }
     assert codes <= {200, 503}
     assert 503 in codes
     assert tokenize(server, "a b").status_code == 200

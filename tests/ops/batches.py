@@ -22,8 +22,9 @@ class Run:
 PAD_ROW = Run(start=PAD)
 
 
-def make_runs(decodes: list[Run], prefills: list[Run], *, taps: tuple[TapPoint, ...] = (),
-              pages: int = 0, seed: int = 0) -> Runs:
+def make_runs(
+    decodes: list[Run], prefills: list[Run], *, taps: tuple[TapPoint, ...] = (), pages: int = 0, seed: int = 0
+) -> Runs:
     """``pages``: pages in the cache; each run gets its own, in random order."""
     runs = [*decodes, *prefills]
     assert all(run.length == 1 for run in decodes)
@@ -36,11 +37,19 @@ def make_runs(decodes: list[Run], prefills: list[Run], *, taps: tuple[TapPoint, 
         for row, context in enumerate(contexts):
             for index in range(pages_for(context)):
                 table[row, index] = free.pop()
-    return Runs(offsets=offsets, starts=[run.start for run in runs], lengths=[run.length for run in runs],
-                slots=[run.slot for run in runs], fresh=[run.fresh for run in runs],
-                decode_count=len(decodes), starts_R=torch.tensor([run.start for run in runs]),
-                slots_R=torch.tensor([run.slot for run in runs]), context_R=torch.tensor(contexts),
-                page_table_RP=table, taps=taps)
+    return Runs(
+        offsets=offsets,
+        starts=[run.start for run in runs],
+        lengths=[run.length for run in runs],
+        slots=[run.slot for run in runs],
+        fresh=[run.fresh for run in runs],
+        decode_count=len(decodes),
+        starts_R=torch.tensor([run.start for run in runs]),
+        slots_R=torch.tensor([run.slot for run in runs]),
+        context_R=torch.tensor(contexts),
+        page_table_RP=table,
+        taps=taps,
+    )
 
 
 def tokens_in(runs: Runs) -> int:
@@ -49,8 +58,12 @@ def tokens_in(runs: Runs) -> int:
 
 def positions_of(runs: Runs) -> torch.Tensor:
     """int64 [T], PAD for the token of a PAD row."""
-    return torch.cat([torch.arange(start, start + length) if start != PAD else torch.tensor([PAD])
-                      for start, length in zip(runs.starts, runs.lengths, strict=True)])
+    return torch.cat(
+        [
+            torch.arange(start, start + length) if start != PAD else torch.tensor([PAD])
+            for start, length in zip(runs.starts, runs.lengths, strict=True)
+        ]
+    )
 
 
 def span(runs: Runs, run: int) -> slice:

@@ -10,9 +10,19 @@ import pytest
 from weft.tensor import native
 
 # Without a compiler there are no kernels to test; with one, that they are missing is a failure there.
-collect_ignore = [] if native.MISSING is None or shutil.which("c++") else [
-    "test_native.py", "test_native_linear.py", "test_native_cache_dtypes.py", "test_native_layers.py",
-    "test_native_threads.py", "test_native_chain.py", "test_native_adapters.py"]
+collect_ignore = (
+    []
+    if native.MISSING is None or shutil.which("c++")
+    else [
+        "test_native.py",
+        "test_native_linear.py",
+        "test_native_cache_dtypes.py",
+        "test_native_layers.py",
+        "test_native_threads.py",
+        "test_native_chain.py",
+        "test_native_adapters.py",
+    ]
+)
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,11 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
 def unwritten(kv_heads: int, dim: int, index_width: int, dtype: torch.dtype) -> tuple[LayerCache, LayerCache]:
     """A cache with an index of that width, and the index: NaN in all pages."""
     index = LayerCache(k=torch.full((PAGES, *k_block_shape(1, index_width, dtype)), torch.nan, dtype=dtype))
-    return LayerCache(k=torch.full((PAGES, *k_block_shape(kv_heads, dim, dtype)), torch.nan, dtype=dtype),
-                      v=torch.full((PAGES, *v_block_shape(kv_heads, dim, dtype)), torch.nan, dtype=dtype),
-                      index=index), index
+    return LayerCache(
+        k=torch.full((PAGES, *k_block_shape(kv_heads, dim, dtype)), torch.nan, dtype=dtype),
+        v=torch.full((PAGES, *v_block_shape(kv_heads, dim, dtype)), torch.nan, dtype=dtype),
+        index=index,
+    ), index
 
 
 def in_pieces(cuts: list[int], masks: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,8 +41,7 @@ def in_pieces(cuts: list[int], masks: torch.Tensor, step: Step) -> tuple[torch.T
     return masks, torch.cat(outputs)
 
 
-def attended(masks: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-             scale: float) -> torch.Tensor:
+def attended(masks: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Of queries [T, heads, D] that see ``masks`` [KV heads, T, T], a token and a head at a time."""
     group, outputs = q.shape[1] // k.shape[1], []
     for p in range(len(q)):

@@ -36,20 +36,19 @@ class Pages:
         return [part.contiguous().view(torch.uint8) for part in self.parts()]
 
 
-def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype,
-                layout: KvLayoutName = "vnni") -> Pages:
+def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype, layout: KvLayoutName = "vnni") -> Pages:
     block = kv_heads * dim * PAGE_TOKENS * dtype.itemsize
     arena = torch.full((count, 3 * block + 256 * kv_heads), 0xFF, dtype=torch.uint8)
     shapes = k_block_shape(kv_heads, dim, dtype, layout), v_block_shape(kv_heads, dim, dtype, layout)
-    k, v = (arena[:, i * block : (i + 1) * block].view(dtype).view(count, *shape)
-            for i, shape in enumerate(shapes))
+    k, v = (arena[:, i * block : (i + 1) * block].view(dtype).view(count, *shape) for i, shape in enumerate(shapes))
     scales = arena[:, 2 * block : 2 * block + 64 * kv_heads].view(torch.bfloat16)
     scales = scales.view(count, 2, kv_heads, PAGE_TOKENS)
     return Pages(k, v, scales if dtype == torch.int8 else None)
 
 
-def filled_pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype,
-                 layout: KvLayoutName = "vnni") -> Pages:
+def filled_pages(
+    runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype, layout: KvLayoutName = "vnni"
+) -> Pages:
     """Random keys and values at the places of the runs' contexts."""
     noise = torch.Generator().manual_seed(11)
     pages = blank_pages(count, kv_heads, dim, dtype, layout)

@@ -11,8 +11,9 @@ def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def weight(bits: int, *shape: int, zeros: bool = False, exact: bool = False, group: int | None = None,
-           seed: int = 0) -> QuantizedWeight:
+def weight(
+    bits: int, *shape: int, zeros: bool = False, exact: bool = False, group: int | None = None, seed: int = 0
+) -> QuantizedWeight:
     """Random: [rows, columns], or with experts before. ``zeros``: others in each group. ``group`` -1
     for a scale per row."""
     codes = rounded(noise(seed, *shape), bits)
@@ -32,5 +33,5 @@ def fp8_weight(*shape: int, high: int = 128, wide: int = 128, seed: int = 0) -> 
     codes = values.to(torch.float8_e4m3fn).view(torch.uint8)
     generator = torch.Generator().manual_seed(seed + 1)
     blocks = torch.rand(*shape[:-2], -(-shape[-2] // high), -(-shape[-1] // wide), generator=generator) + 0.5
-    scales = blocks.repeat_interleave(high, dim=-2)[..., :shape[-2], :]
+    scales = blocks.repeat_interleave(high, dim=-2)[..., : shape[-2], :]
     return in_tiles(Codes(8, codes, scales, None, wide, fp8=True))

@@ -61,10 +61,13 @@ def _conv(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tenso
 
 def _delta_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
-    return {"q": torch.randn(tokens, 2, 8, generator=noise), "k": torch.randn(tokens, 2, 8, generator=noise),
-            "v": torch.randn(tokens, 4, 12, generator=noise),
-            "g": -torch.rand(tokens, 4, generator=noise).square() * 2,
-            "beta": torch.rand(tokens, 4, generator=noise)}
+    return {
+        "q": torch.randn(tokens, 2, 8, generator=noise),
+        "k": torch.randn(tokens, 2, 8, generator=noise),
+        "v": torch.randn(tokens, 4, 12, generator=noise),
+        "g": -torch.rand(tokens, 4, generator=noise).square() * 2,
+        "beta": torch.rand(tokens, 4, generator=noise),
+    }
 
 
 def _delta(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
@@ -74,24 +77,39 @@ def _delta(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tens
 
 def _mamba_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
-    return {"x": torch.randn(tokens, 4, 6, generator=noise), "dt": torch.randn(tokens, 4, generator=noise),
-            "b": torch.randn(tokens, 2, 10, generator=noise) * 0.5,
-            "c": torch.randn(tokens, 2, 10, generator=noise) * 0.5}
+    return {
+        "x": torch.randn(tokens, 4, 6, generator=noise),
+        "dt": torch.randn(tokens, 4, generator=noise),
+        "b": torch.randn(tokens, 2, 10, generator=noise) * 0.5,
+        "c": torch.randn(tokens, 2, 10, generator=noise) * 0.5,
+    }
 
 
 def _mamba(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
     op: Any = mamba2 if which == "cpu" else naive_mamba2
-    return op(x["x"], x["dt"], torch.tensor([-0.1, -0.7, -2.0, -9.0]), x["b"], x["c"],
-              torch.tensor([1.0, 0.5, -0.3, 2.0]), torch.tensor([0.1, -1.0, 0.0, 0.5]), state, runs,
-              dt_limit=(0.001, 3.0))
+    return op(
+        x["x"],
+        x["dt"],
+        torch.tensor([-0.1, -0.7, -2.0, -9.0]),
+        x["b"],
+        x["c"],
+        torch.tensor([1.0, 0.5, -0.3, 2.0]),
+        torch.tensor([0.1, -1.0, 0.0, 0.5]),
+        state,
+        runs,
+        dt_limit=(0.001, 3.0),
+    )
 
 
 def _kimi_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
-    return {"q": torch.randn(tokens, 3, 8, generator=noise), "k": torch.randn(tokens, 3, 8, generator=noise),
-            "v": torch.randn(tokens, 3, 12, generator=noise),
-            "g": -torch.rand(tokens, 3, 8, generator=noise).square() * 2,
-            "beta": torch.rand(tokens, 3, generator=noise)}
+    return {
+        "q": torch.randn(tokens, 3, 8, generator=noise),
+        "k": torch.randn(tokens, 3, 8, generator=noise),
+        "v": torch.randn(tokens, 3, 12, generator=noise),
+        "g": -torch.rand(tokens, 3, 8, generator=noise).square() * 2,
+        "beta": torch.rand(tokens, 3, generator=noise),
+    }
 
 
 def _kimi(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
@@ -101,13 +119,19 @@ def _kimi(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tenso
 
 def wkv7_inputs(heads: int, k_dim: int, v_dim: int) -> Callable[[int, int], Inputs]:
     """``kk`` of length 1, and rates below 1: what RWKV-7 gives."""
+
     def made(tokens: int, seed: int) -> Inputs:
         noise = _generator(seed)
         r, k, kk, g, rate = (torch.randn(tokens, heads, k_dim, generator=noise) for _ in range(5))
         kk = torch.nn.functional.normalize(kk, dim=-1)
-        return {"r": r * k_dim**-0.5, "g": -0.6 * g.sigmoid(), "k": k * 0.5,
-                "v": torch.randn(tokens, heads, v_dim, generator=noise), "kk": kk,
-                "b": kk * rate.sigmoid()}
+        return {
+            "r": r * k_dim**-0.5,
+            "g": -0.6 * g.sigmoid(),
+            "k": k * 0.5,
+            "v": torch.randn(tokens, heads, v_dim, generator=noise),
+            "kk": kk,
+            "b": kk * rate.sigmoid(),
+        }
 
     return made
 
@@ -119,8 +143,11 @@ def _wkv7(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tenso
 
 def _window_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
-    return {"q": torch.randn(tokens, 4, 8, generator=noise), "k": torch.randn(tokens, 2, 8, generator=noise),
-            "v": torch.randn(tokens, 2, 8, generator=noise)}
+    return {
+        "q": torch.randn(tokens, 4, 8, generator=noise),
+        "k": torch.randn(tokens, 2, 8, generator=noise),
+        "v": torch.randn(tokens, 2, 8, generator=noise),
+    }
 
 
 def _biased_inputs(tokens: int, seed: int) -> Inputs:
@@ -131,7 +158,7 @@ def _biased_inputs(tokens: int, seed: int) -> Inputs:
 
 def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
     op: Any = window_attention if which == "cpu" else naive_window_attention
-    if x["q"].shape[2] > 8:   # states of a bias that ends inside the window
+    if x["q"].shape[2] > 8:  # states of a bias that ends inside the window
         bank = torch.randn(3, 17, generator=_generator(2))
         return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5, bank_RE=bank)
     return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5)
@@ -139,22 +166,33 @@ def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Ten
 
 def _mamba1_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
-    return {"x": torch.randn(tokens, 5, generator=noise), "dt": torch.randn(tokens, 5, generator=noise),
-            "b": torch.randn(tokens, 4, generator=noise) * 0.5,
-            "c": torch.randn(tokens, 4, generator=noise) * 0.5}
+    return {
+        "x": torch.randn(tokens, 5, generator=noise),
+        "dt": torch.randn(tokens, 5, generator=noise),
+        "b": torch.randn(tokens, 4, generator=noise) * 0.5,
+        "c": torch.randn(tokens, 4, generator=noise) * 0.5,
+    }
 
 
 def _mamba1(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
     op: Any = mamba1 if which == "cpu" else naive_mamba1
     rates = -torch.logspace(-2, 1, 20).view(5, 4)
-    return op(x["x"], x["dt"], rates, x["b"], x["c"], torch.tensor([1.0, 0.5, -0.3, 2.0, 0.1]),
-              torch.tensor([0.1, -1.0, 0.0, 0.5, -2.0]), state, runs)
+    return op(
+        x["x"],
+        x["dt"],
+        rates,
+        x["b"],
+        x["c"],
+        torch.tensor([1.0, 0.5, -0.3, 2.0, 0.1]),
+        torch.tensor([0.1, -1.0, 0.0, 0.5, -2.0]),
+        state,
+        runs,
+    )
 
 
 def _max_inputs(tokens: int, seed: int) -> Inputs:
     noise = _generator(seed)
-    return {"log_decay": -torch.rand(tokens, 5, generator=noise).square(),
-            "x": torch.randn(tokens, 5, generator=noise)}
+    return {"log_decay": -torch.rand(tokens, 5, generator=noise).square(), "x": torch.randn(tokens, 5, generator=noise)}
 
 
 def _max(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:

@@ -42,14 +42,27 @@ def test_gated_delta_equals_qwen3_5s_chunked_and_recurrent_rule() -> None:
     state = torch.full((1, 4, 16, 8), float("nan"))
     n = TOKENS
     want, want_state = qwen.torch_chunk_gated_delta_rule(
-        q[None, :n], k[None, :n], v[None, :n], g=g[None, :n], beta=beta[None, :n], output_final_state=True,
-        use_qk_l2norm_in_kernel=True)
+        q[None, :n],
+        k[None, :n],
+        v[None, :n],
+        g=g[None, :n],
+        beta=beta[None, :n],
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
     got = delta_rule(q[:n], k[:n], v[:n], g[:n], beta[:n], state, prompt(), scale=16**-0.5)
     torch.testing.assert_close(got, want[0], **CLOSE)
     torch.testing.assert_close(state, want_state, **CLOSE)
     want, want_state = qwen.torch_recurrent_gated_delta_rule(
-        q[None, n:], k[None, n:], v[None, n:], g=g[None, n:], beta=beta[None, n:], initial_state=want_state,
-        output_final_state=True, use_qk_l2norm_in_kernel=True)
+        q[None, n:],
+        k[None, n:],
+        v[None, n:],
+        g=g[None, n:],
+        beta=beta[None, n:],
+        initial_state=want_state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
     got = delta_rule(q[n:], k[n:], v[n:], g[n:], beta[n:], state, one_more(), scale=16**-0.5)
     torch.testing.assert_close(got, want[0], **CLOSE)
     torch.testing.assert_close(state, want_state, **CLOSE)
@@ -62,14 +75,31 @@ def test_mamba2_equals_granites_chunk_scan_and_state_update() -> None:
     state = torch.full((1, 4, 8, 16), float("nan"))
     n = TOKENS
     want, want_state = granite.mamba2_chunk_scan(
-        x[None, :n], dt[None, :n], a, b[None, :n], c[None, :n], chunk_size=32, D=d, dt_bias=bias,
-        dt_softplus=True, return_final_states=True)
+        x[None, :n],
+        dt[None, :n],
+        a,
+        b[None, :n],
+        c[None, :n],
+        chunk_size=32,
+        D=d,
+        dt_bias=bias,
+        dt_softplus=True,
+        return_final_states=True,
+    )
     got = mamba2(x[:n], dt[:n], a, b[:n], c[:n], d, bias, state, prompt())
     torch.testing.assert_close(got, want[0], **CLOSE)
     torch.testing.assert_close(state, want_state, **CLOSE)
     want_one = granite.mamba2_selective_state_update(
-        want_state, x[n:], dt[n:, :, None].expand(1, 4, 8), a[:, None, None].expand(4, 8, 16), b[n:], c[n:],
-        d[:, None].expand(4, 8), dt_bias=bias[:, None].expand(4, 8), dt_softplus=True)
+        want_state,
+        x[n:],
+        dt[n:, :, None].expand(1, 4, 8),
+        a[:, None, None].expand(4, 8, 16),
+        b[n:],
+        c[n:],
+        d[:, None].expand(4, 8),
+        dt_bias=bias[:, None].expand(4, 8),
+        dt_softplus=True,
+    )
     got = mamba2(x[n:], dt[n:], a, b[n:], c[n:], d, bias, state, one_more())
     torch.testing.assert_close(got, want_one, **CLOSE)
     torch.testing.assert_close(state, want_state, **CLOSE)
@@ -95,22 +125,29 @@ def test_causal_conv_equals_the_models_convolution_and_its_update(module, activa
 def test_norms_equal_the_models_norms_to_the_last_rounding(dtype: torch.dtype) -> None:
     x, gate = (noise(9, 32) * 3).to(dtype), noise(9, 32, seed=1).to(dtype)
     weight = noise(32, seed=2)
-    cases = [(qwen.Qwen3_5RMSNorm(32, eps=1e-6), (x,), {"plus_one": True}),
-             (qwen.Qwen3_5RMSNormGated(32, eps=1e-6), (x, gate), {"gate": gate}),
-             (lfm2.Lfm2RMSNorm(32, eps=1e-6), (x,), {}),
-             (granite.GraniteMoeHybridRMSNormGated(32, group_size=8, eps=1e-6), (x, gate),
-              {"gate": gate, "gate_first": True, "group_size": 8})]
+    cases = [
+        (qwen.Qwen3_5RMSNorm(32, eps=1e-6), (x,), {"plus_one": True}),
+        (qwen.Qwen3_5RMSNormGated(32, eps=1e-6), (x, gate), {"gate": gate}),
+        (lfm2.Lfm2RMSNorm(32, eps=1e-6), (x,), {}),
+        (
+            granite.GraniteMoeHybridRMSNormGated(32, group_size=8, eps=1e-6),
+            (x, gate),
+            {"gate": gate, "gate_first": True, "group_size": 8},
+        ),
+    ]
     for module, arguments, options in cases:
         module.weight.data = weight.to(dtype)
         got = rms_norm(x, weight.to(dtype), 1e-6, **options)
-        torch.testing.assert_close(got, module(*arguments).detach(),
-                                   rtol=1e-2 if dtype.itemsize == 2 else 1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            got, module(*arguments).detach(), rtol=1e-2 if dtype.itemsize == 2 else 1e-6, atol=1e-6
+        )
 
 
 def test_rotary_equals_qwen3_5s_partial_rotary() -> None:
     q, k, angles = noise(7, 4, 16), noise(7, 2, 16, seed=1), noise(7, 4, seed=2).repeat(1, 2)
-    want_q, want_k = qwen.apply_rotary_pos_emb(q[None], k[None], angles.cos()[None], angles.sin()[None],
-                                               unsqueeze_dim=2)
+    want_q, want_k = qwen.apply_rotary_pos_emb(
+        q[None], k[None], angles.cos()[None], angles.sin()[None], unsqueeze_dim=2
+    )
     got_q, got_k = rotary(q, k, angles.cos(), angles.sin())
     torch.testing.assert_close(got_q, want_q[0], **CLOSE)
     torch.testing.assert_close(got_k, want_k[0], **CLOSE)
@@ -131,8 +168,9 @@ def test_paged_attention_equals_eager_attention_on_contiguous_keys() -> None:
 
 
 def test_moe_equals_granites_experts() -> None:
-    config = granite.GraniteMoeHybridConfig(num_local_experts=5, hidden_size=12, intermediate_size=7,
-                                            num_experts_per_tok=2, mamba_n_heads=4)
+    config = granite.GraniteMoeHybridConfig(
+        num_local_experts=5, hidden_size=12, intermediate_size=7, num_experts_per_tok=2, mamba_n_heads=4
+    )
     config._experts_implementation = "eager"
     experts = granite.GraniteMoeHybridExperts(config)
     experts.gate_up_proj.data, experts.down_proj.data = noise(5, 14, 12), noise(5, 12, 7, seed=1)

@@ -7,16 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.ops.batches import (
-    PAD_ROW,
-    Run,
-    make_runs,
-    poison_scratch,
-    positions_of,
-    span,
-    tokens_in,
-    written_places,
-)
+from tests.ops.batches import PAD_ROW, Run, make_runs, poison_scratch, positions_of, span, tokens_in, written_places
 from tests.support.naive_ops import paged_attention as naive_paged_attention
 from tests.support.naive_ops import write_kv as naive_write_kv
 from tests.support.page_packing import pack_k, pack_v
@@ -30,8 +21,10 @@ from weft.units import PAD, PAGE_TOKENS
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 KV_HEADS, DIM = 2, 8
 
-MIXED = ([Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
-         [Run(0, 65), Run(40, 30), Run(16, 1), Run(0, 1), Run(70, 20)])
+MIXED = (
+    [Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
+    [Run(0, 65), Run(40, 30), Run(16, 1), Run(0, 1), Run(70, 20)],
+)
 
 
 def cache_strides(pages: int, dtype: torch.dtype, fill: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,8 +35,9 @@ def cache_strides(pages: int, dtype: torch.dtype, fill: float) -> tuple[torch.Te
     return arena[:, :size].view(pages, *k_shape), arena[:, size : 2 * size].view(pages, *v_shape)
 
 
-def filled_caches(runs: Runs, pages: int, dtype: torch.dtype = torch.float32,
-                  unwritten: float = float("nan")) -> tuple[torch.Tensor, torch.Tensor]:
+def filled_caches(
+    runs: Runs, pages: int, dtype: torch.dtype = torch.float32, unwritten: float = float("nan")
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Random K and V at the places of the runs' contexts, ``unwritten`` everywhere else."""
     noise = torch.Generator().manual_seed(11)
     seen = written_places(runs, pages).flatten()[:, None, None]
@@ -82,8 +76,7 @@ def test_tokens_at_pad_positions_and_on_pad_pages_are_not_written() -> None:
     write_kv(queries(runs, KV_HEADS), queries(runs, KV_HEADS), *caches, positions_of(runs), runs)
     assert (unpack_k(caches[0]) != 0).any(dim=(1, 2)).sum() == 1 + 6
     runs_without_pad_page = make_runs([PAD_ROW, Run(3)], [Run(10, 10)], pages=4)  # the control
-    write_kv(queries(runs, KV_HEADS), queries(runs, KV_HEADS), *caches, positions_of(runs),
-             runs_without_pad_page)
+    write_kv(queries(runs, KV_HEADS), queries(runs, KV_HEADS), *caches, positions_of(runs), runs_without_pad_page)
     assert (unpack_k(caches[0]) != 0).any(dim=(1, 2)).sum() == 1 + 10
 
 
@@ -124,8 +117,9 @@ def test_how_decodes_are_grouped_changes_nothing(gather_bytes: int, monkeypatch:
 
 @pytest.mark.parametrize("window", [1, 7, 16, 40, 300, 1000])
 @pytest.mark.parametrize("gather_bytes", [1, 3000, 2 << 20])
-def test_a_window_over_pages_equals_one_query_at_a_time(window: int, gather_bytes: int,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_over_pages_equals_one_query_at_a_time(
+    window: int, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
     caches = filled_caches(runs, 60)
@@ -139,8 +133,9 @@ def test_a_window_over_pages_equals_one_query_at_a_time(window: int, gather_byte
 
 @pytest.mark.parametrize("window", [None, 7, 40])
 @pytest.mark.parametrize("gather_bytes", [3000, 2 << 20])
-def test_sinks_take_part_in_sums_and_add_nothing(window: int | None, gather_bytes: int,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_take_part_in_sums_and_add_nothing(
+    window: int | None, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
     caches, q = filled_caches(runs, 60), queries(runs, 6)
@@ -154,10 +149,11 @@ def test_sinks_take_part_in_sums_and_add_nothing(window: int | None, gather_byte
 
 
 @pytest.mark.parametrize(("window", "gather_bytes"), [(None, 3000), (40, 2 << 20)])
-def test_a_bias_by_distance_is_each_querys_own_and_ends(window: int | None, gather_bytes: int,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_by_distance_is_each_querys_own_and_ends(
+    window: int | None, gather_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
-    monkeypatch.setattr(paging, "_BIASES", 3000)   # prompts in several parts
+    monkeypatch.setattr(paging, "_BIASES", 3000)  # prompts in several parts
     runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
     caches = filled_caches(runs, 60)
     noise = torch.Generator().manual_seed(5)
@@ -185,8 +181,10 @@ def test_a_window_reads_only_its_pages() -> None:
 
 def test_what_unwritten_memory_holds_changes_nothing() -> None:
     runs = make_runs(*MIXED, pages=60)
-    made = [paged_attention(queries(runs), *filled_caches(runs, 60, unwritten=fill), runs, 0.3)
-            for fill in (0.0, float("nan"), 1e30)]
+    made = [
+        paged_attention(queries(runs), *filled_caches(runs, 60, unwritten=fill), runs, 0.3)
+        for fill in (0.0, float("nan"), 1e30)
+    ]
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
     caches = filled_caches(runs, 60)  # the control: NaN at a written place must show, in its run alone

@@ -125,11 +125,11 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
     w, x = weight(130, 224), noise(8, 40, 224)
     together = quantized_linear(x, w)
     for row in (0, 5, 6, 39):
-        assert torch.equal(quantized_linear(x[row:row + 1], w)[0], together[row])
+        assert torch.equal(quantized_linear(x[row : row + 1], w)[0], together[row])
     order = torch.randperm(40, generator=torch.Generator().manual_seed(9))
     assert torch.equal(quantized_linear(x[order], w), together[order])
     for cut in (1, 3, 16, 33):
-        parts = [quantized_linear(x[first:first + cut], w) for first in range(0, 40, cut)]
+        parts = [quantized_linear(x[first : first + cut], w) for first in range(0, 40, cut)]
         assert torch.equal(torch.cat(parts), together)
 
 

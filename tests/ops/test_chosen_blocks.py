@@ -19,16 +19,18 @@ HEADS, KV_HEADS, DIM = 4, 2, 16
 
 ROWS, ASKED = numbers(LENGTH, 8, seed=1), numbers(LENGTH, 3, 8, seed=2)
 WEIGHTS = numbers(LENGTH, 3, seed=3).abs()
-Q, K, V = numbers(LENGTH, HEADS, DIM, seed=4), numbers(LENGTH, KV_HEADS, DIM, seed=5), numbers(
-    LENGTH, KV_HEADS, DIM, seed=6)
+Q, K, V = (
+    numbers(LENGTH, HEADS, DIM, seed=4),
+    numbers(LENGTH, KV_HEADS, DIM, seed=5),
+    numbers(LENGTH, KV_HEADS, DIM, seed=6),
+)
 
 
 def keys(rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:
     return rows_NKW.mean(1) + 0.1 * numbers_N[:, None]
 
 
-def computed(cuts: list[int], dtype: torch.dtype, *, damaged: int | None = None) -> tuple[
-        torch.Tensor, torch.Tensor]:
+def computed(cuts: list[int], dtype: torch.dtype, *, damaged: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks [LENGTH, LENGTH] and outputs. ``damaged``: a place whose index row is lost before the last
     piece."""
     cache, index = unwritten(KV_HEADS, DIM, 8, dtype)
@@ -52,11 +54,11 @@ def expected() -> tuple[torch.Tensor, torch.Tensor]:
         blocks = (p + 1) // SHAPE.block
         scores = []
         for block in range(blocks):
-            key = ROWS[block * SHAPE.block:(block + 1) * SHAPE.block].double().mean(0) + 0.1 * block
+            key = ROWS[block * SHAPE.block : (block + 1) * SHAPE.block].double().mean(0) + 0.1 * block
             scores.append(float((torch.relu(ASKED[p].double() @ key) * WEIGHTS[p].double()).sum()))
-        for block in sorted(range(blocks), key=lambda b: -scores[b])[:SHAPE.chosen]:
-            masks[p, block * SHAPE.block:(block + 1) * SHAPE.block] = True
-        masks[p, blocks * SHAPE.block:p + 1] = True
+        for block in sorted(range(blocks), key=lambda b: -scores[b])[: SHAPE.chosen]:
+            masks[p, block * SHAPE.block : (block + 1) * SHAPE.block] = True
+        masks[p, blocks * SHAPE.block : p + 1] = True
     return masks, attended(masks.expand(KV_HEADS, -1, -1), Q, K, V, 0.3)
 
 

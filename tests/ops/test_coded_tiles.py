@@ -17,15 +17,34 @@ from weft.tensor.weights.tiles import CodedTiles, ExpertTiles, TiledWeight, code
 BUILT = native.MISSING is None and native.extension().has_coded_tiles()
 ROWS = (1, 2, 5, 12, 13, 40, 200)
 SIZES = ((130, 256), (64, 1024), (16, 64), (40, 1032))
-FORMS = ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4", "fp8 rows small", "mxfp8 small",
-         "nf4 by 32") if BUILT else ()
+FORMS = (
+    ("fp8 blocks", "fp8 rows", "fp8 groups", "mxfp8", "nf4", "fp4", "fp8 rows small", "mxfp8 small", "nf4 by 32")
+    if BUILT
+    else ()
+)
 """Without the kernels there are no such tiles."""
 PAIRS = BUILT and "x86_64_v4_bf16" in native.extension().instruction_sets()
 """Vectors multiply pairs of bfloat16, in each set of instructions."""
 UNITS = [unit for unit in native.matrix_units() if unit != "none"] if BUILT else []
 """The software unit, and AMX where this process may use it."""
-_NF4 = [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0, 0.0795803,
-        0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0]
+_NF4 = [
+    -1.0,
+    -0.6961928,
+    -0.5250731,
+    -0.3949175,
+    -0.2844414,
+    -0.1847734,
+    -0.0910500,
+    0.0,
+    0.0795803,
+    0.1609302,
+    0.2461123,
+    0.3379152,
+    0.4407098,
+    0.5626170,
+    0.7229568,
+    1.0,
+]
 _FP4 = [0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25]
 
 
@@ -53,9 +72,9 @@ def codes_of(form: str, rows: int, columns: int) -> Codes:
     e4m3 = any_of(127) + (any_of(2) << 7)
     if form.startswith("mxfp8"):
         powers = torch.randint(110, 121, (rows, -(-columns // 32)), generator=generator, dtype=torch.uint8)
-        if form == "mxfp8 small":   # products leave the normal numbers
+        if form == "mxfp8 small":  # products leave the normal numbers
             powers[::3, ::2] = torch.arange(powers[::3, ::2].numel()).view(powers[::3, ::2].shape) % 20
-            powers[1::3, ::2] = 133    # the largest that is not widened
+            powers[1::3, ::2] = 133  # the largest that is not widened
         return Codes(8, e4m3, powers.view(torch.float8_e8m0fnu), None, 32, fp8=True)
     if form == "fp8 blocks":
         return Codes(8, e4m3, scales(128)[:1].repeat(rows, 1), None, 128, fp8=True)
@@ -113,7 +132,7 @@ def test_products_have_the_bits_of_the_widened_weights(form: str, by: str) -> No
             assert torch.equal(product, truth) or not same, (form, rows)
             # A bit of the last place, and what sums in float32 may differ by.
             sizes = x.float().abs() @ plain.dense().float().abs().T
-            room = 2.0 ** -7 * truth.float().abs() + 2.0 ** -20 * sizes
+            room = 2.0**-7 * truth.float().abs() + 2.0**-20 * sizes
             assert bool(((product.float() - truth.float()).abs() <= room).all()), (form, rows)
 
 
@@ -135,7 +154,7 @@ def test_each_weight_of_a_product_has_the_bits_of_the_library(form: str, rows: i
     ones = torch.eye(256, dtype=torch.bfloat16)
     columns = torch.cat([tiled_linear(part, coded, None) for part in ones.split(rows)])
     assert torch.equal(columns, tiled_linear(ones, plain, None))
-    if "small" not in form:   # products of denormals are zeros
+    if "small" not in form:  # products of denormals are zeros
         assert torch.equal(columns.T, coded.dense())
 
 
@@ -189,6 +208,6 @@ def test_a_scale_or_a_code_that_is_no_number_is_left_to_be_widened(form: str) ->
     spoilt[3, 5] = 255
     assert coded_tiles(replace(codes, codes=spoilt)) is None
     scales = codes.scales.clone()
-    scales.view(torch.uint8)[7] = 255    # NaN of float32, and of e8m0
+    scales.view(torch.uint8)[7] = 255  # NaN of float32, and of e8m0
     assert coded_tiles(replace(codes, scales=scales)) is None
     assert replace(codes, scales=scales).dense()[7].isnan().any()

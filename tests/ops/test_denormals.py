@@ -13,7 +13,7 @@ from weft.tensor import native
 from weft.tensor.inputs import Runs
 
 HEADS, DIM, TOKENS = 2, 32, 2
-DECAYS = (-42.0, -43.5)   # after two of them a state near 1e-3 is denormal in float32
+DECAYS = (-42.0, -43.5)  # after two of them a state near 1e-3 is denormal in float32
 
 
 @pytest.fixture(autouse=True)
@@ -27,24 +27,47 @@ def tokens(count: int, *parts: int) -> torch.Tensor:
 
 
 def mamba2(state: torch.Tensor, runs: Runs, count: int) -> None:
-    native_ops.mamba2(tokens(count, HEADS, DIM), tokens(count, HEADS), torch.tensor(DECAYS),
-                      tokens(count, 1, DIM), tokens(count, 1, DIM), torch.ones(HEADS),
-                      torch.full((HEADS,), 0.5413249), state, runs, dt_limit=(0.0, float("inf")))
+    native_ops.mamba2(
+        tokens(count, HEADS, DIM),
+        tokens(count, HEADS),
+        torch.tensor(DECAYS),
+        tokens(count, 1, DIM),
+        tokens(count, 1, DIM),
+        torch.ones(HEADS),
+        torch.full((HEADS,), 0.5413249),
+        state,
+        runs,
+        dt_limit=(0.0, float("inf")),
+    )
 
 
 def mamba1(state: torch.Tensor, runs: Runs, count: int) -> None:
     channels = HEADS * DIM
-    native_ops.mamba1(tokens(count, channels), tokens(count, channels),
-                      torch.tensor(DECAYS).repeat_interleave(DIM)[:, None].expand(channels, DIM),
-                      tokens(count, DIM), tokens(count, DIM), torch.ones(channels),
-                      torch.full((channels,), 0.5413249), state.view(2, channels, DIM), runs)
+    native_ops.mamba1(
+        tokens(count, channels),
+        tokens(count, channels),
+        torch.tensor(DECAYS).repeat_interleave(DIM)[:, None].expand(channels, DIM),
+        tokens(count, DIM),
+        tokens(count, DIM),
+        torch.ones(channels),
+        torch.full((channels,), 0.5413249),
+        state.view(2, channels, DIM),
+        runs,
+    )
 
 
 def delta(state: torch.Tensor, runs: Runs, count: int, lines: bool = False) -> None:
     decays = torch.tensor(DECAYS).expand(count, HEADS)
-    native_ops.delta_rule(tokens(count, HEADS, DIM), tokens(count, HEADS, DIM), tokens(count, HEADS, DIM),
-                          decays[:, :, None].repeat(1, 1, DIM) if lines else decays,
-                          tokens(count, HEADS), state, runs, scale=1.0)
+    native_ops.delta_rule(
+        tokens(count, HEADS, DIM),
+        tokens(count, HEADS, DIM),
+        tokens(count, HEADS, DIM),
+        decays[:, :, None].repeat(1, 1, DIM) if lines else decays,
+        tokens(count, HEADS),
+        state,
+        runs,
+        scale=1.0,
+    )
 
 
 def kimi(state: torch.Tensor, runs: Runs, count: int) -> None:

@@ -22,8 +22,10 @@ from weft.units import PAGE_TOKENS
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 KV_HEADS, DIM, PAGES = 2, 16, 60
-MIXED = ([Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
-         [Run(0, 65), Run(40, 30), Run(16, 1), Run(0, 1), Run(70, 20)])
+MIXED = (
+    [Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
+    [Run(0, 65), Run(40, 30), Run(16, 1), Run(0, 1), Run(70, 20)],
+)
 FP8 = torch.float8_e4m3fn
 each_dtype = pytest.mark.parametrize("dtype", KV_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
@@ -95,7 +97,8 @@ def test_attention_over_bytes_of_0xff_equals_one_query_at_a_time(dtype: torch.dt
 @pytest.mark.parametrize("gather_bytes", [1, 3000, 2 << 20])
 @pytest.mark.parametrize("window", [None, 7, 40])
 def test_groups_and_windows_over_narrow_pages_equal_one_query_at_a_time(
-        dtype: torch.dtype, gather_bytes: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype: torch.dtype, gather_bytes: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paging, "GATHER_BYTES", gather_bytes)
     runs = make_runs([Run(start) for start in (0, 200, 3, 90, 17, 15)], [Run(90, 100)], pages=PAGES)
     pages = filled_pages(runs, PAGES, KV_HEADS, DIM, dtype)
@@ -137,8 +140,10 @@ def test_latent_attention_equals_its_twin_over_bytes_of_0xff(dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", [FP8, torch.float16, torch.bfloat16])
 def test_a_ring_in_few_bits_equals_its_twin(dtype: torch.dtype) -> None:
-    runs = make_runs([Run(30, slot=1), Run(3, slot=2), PAD_ROW],
-                     [Run(0, 40, slot=3, fresh=True), Run(20, 9, slot=4), Run(0, 3, slot=5, fresh=True)])
+    runs = make_runs(
+        [Run(30, slot=1), Run(3, slot=2), PAD_ROW],
+        [Run(0, 40, slot=3, fresh=True), Run(20, 9, slot=4), Run(0, 3, slot=5, fresh=True)],
+    )
     q, k, v = (noise(tokens_in(runs), heads, 8, seed=seed) for seed, heads in ((3, 4), (4, 2), (5, 2)))
     rings = [narrowed(noise(6, 2, 2, 24, 8, seed=6), dtype) for _ in range(2)]
     for ring in rings:

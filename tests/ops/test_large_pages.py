@@ -38,7 +38,7 @@ def test_a_copy_is_dense_and_shares_no_byte_with_its_neighbours(small: None) -> 
 def test_a_slab_is_given_back_with_the_last_tensor_in_it(small: None) -> None:
     first = large_pages.empty((1024,), torch.float32)
     slab = weakref.ref(large_pages._slabs._memory)
-    second = large_pages.empty((4096,), torch.float32)   # in the next one
+    second = large_pages.empty((4096,), torch.float32)  # in the next one
     assert slab() is not None
     del first
     gc.collect()

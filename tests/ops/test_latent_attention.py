@@ -16,8 +16,10 @@ from weft.units import PAD, PAGE_TOKENS
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 WIDTH, VALUES, HEADS, PAGES = 12, 8, 5, 60
 
-MIXED = ([Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
-         [Run(0, 65), Run(40, 30), Run(16, 1), Run(0, 1), Run(70, 20)])
+MIXED = (
+    [Run(5), PAD_ROW, Run(0), Run(300), Run(16), Run(15)],
+    [Run(0, 65), Run(40, 30), Run(16, 1), Run(0, 1), Run(70, 20)],
+)
 
 
 def pages_of(runs: Runs, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -35,8 +37,10 @@ def pages_of(runs: Runs, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def inputs(runs: Runs) -> tuple[torch.Tensor, torch.Tensor]:
     noise = torch.Generator().manual_seed(3)
-    return (torch.randn(tokens_in(runs), HEADS, WIDTH, generator=noise),
-            torch.randn(tokens_in(runs), WIDTH, generator=noise))
+    return (
+        torch.randn(tokens_in(runs), HEADS, WIDTH, generator=noise),
+        torch.randn(tokens_in(runs), WIDTH, generator=noise),
+    )
 
 
 def both(runs: Runs, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,13 +82,17 @@ def test_a_run_in_two_pieces_and_then_decodes_equals_one() -> None:
     q, x = inputs(whole)
     want = latent_attention(q, x, pages_of(whole), positions_of(whole), whole, 0.3, VALUES)
     cache, made = pages_of(whole), []
-    for runs in (make_runs([], [Run(0, 37)], pages=PAGES), make_runs([], [Run(37, 31)], pages=PAGES),
-                 make_runs([Run(68)], [], pages=PAGES), make_runs([Run(69)], [], pages=PAGES)):
+    for runs in (
+        make_runs([], [Run(0, 37)], pages=PAGES),
+        make_runs([], [Run(37, 31)], pages=PAGES),
+        make_runs([Run(68)], [], pages=PAGES),
+        make_runs([Run(69)], [], pages=PAGES),
+    ):
         runs.page_table_RP[0] = whole.page_table_RP[0, : runs.page_table_RP.shape[1]]
         at = slice(runs.starts[0], runs.starts[0] + runs.lengths[0])
         made.append(latent_attention(q[at], x[at], cache, positions_of(runs), runs, 0.3, VALUES))
     torch.testing.assert_close(torch.cat(made), want, **CLOSE)
-    cache[whole.page_table_RP[0, 1]] = 0.0   # the control: a lost page must show
+    cache[whole.page_table_RP[0, 1]] = 0.0  # the control: a lost page must show
     lost = latent_attention(q[69:], x[69:], cache, positions_of(runs), runs, 0.3, VALUES)
     assert (lost - made[-1]).abs().max() > 1e-2
 

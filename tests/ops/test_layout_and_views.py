@@ -49,8 +49,10 @@ def test_packing_puts_each_number_where_the_layout_says_and_unpacking_finds_it(d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_rows_are_one_dense_row_for_each_token_and_unpacking_finds_them(dtype: torch.dtype) -> None:
     x = torch.randn(32, 3, 8).to(dtype)
-    for pack, shape, unpack, rows_of in ((pack_k, k_block_shape, unpack_k, k_rows),
-                                         (pack_v, v_block_shape, unpack_v, v_rows)):
+    for pack, shape, unpack, rows_of in (
+        (pack_k, k_block_shape, unpack_k, k_rows),
+        (pack_v, v_block_shape, unpack_v, v_rows),
+    ):
         pages = torch.empty(2, *shape(3, 8, dtype, "rows"), dtype=dtype)
         pages.copy_(pack(x, "rows"))
         assert pages.numel() == pack(x).numel(), "the same bytes as packed"
@@ -67,10 +69,16 @@ def test_views_put_page_i_and_slot_j_at_their_bytes() -> None:
     page_bytes, slot_stride = 4 * 2048, 4096
     arena = torch.zeros(16 * 2048, dtype=torch.uint8)
     caches = build_layer_caches(
-        arena, layer_count=3, page_bytes=page_bytes, page_count=4, slot_stride_bytes=slot_stride,
-        slot_count=8, kv_dtype="bfloat16", kv_fields=[Kv(1, 256, 2304, 2, 32)],
-        state_fields=[State(0, "conv", 0, (5, 3), "bfloat16"),
-                      State(0, "recurrent", 256, (2, 4, 8), "float32")])
+        arena,
+        layer_count=3,
+        page_bytes=page_bytes,
+        page_count=4,
+        slot_stride_bytes=slot_stride,
+        slot_count=8,
+        kv_dtype="bfloat16",
+        kv_fields=[Kv(1, 256, 2304, 2, 32)],
+        state_fields=[State(0, "conv", 0, (5, 3), "bfloat16"), State(0, "recurrent", 256, (2, 4, 8), "float32")],
+    )
     assert caches[2].k is None
     assert caches[2].state == {}
     k, v, recurrent = caches[1].k, caches[1].v, caches[0].state["recurrent"]
@@ -90,12 +98,26 @@ def test_views_put_page_i_and_slot_j_at_their_bytes() -> None:
 
 def test_a_view_that_would_leave_the_arena_is_caught() -> None:
     with pytest.raises(AssertionError, match="view ends at byte"):
-        strided_view(torch.zeros(1024, dtype=torch.uint8), count=5, stride_bytes=256, offset_bytes=0,
-                     shape=(64,), dtype=torch.float32)
+        strided_view(
+            torch.zeros(1024, dtype=torch.uint8),
+            count=5,
+            stride_bytes=256,
+            offset_bytes=0,
+            shape=(64,),
+            dtype=torch.float32,
+        )
 
 
 def test_a_model_without_attention_or_without_states_has_empty_caches() -> None:
-    caches = build_layer_caches(torch.zeros(0, dtype=torch.uint8), layer_count=2, page_bytes=0, page_count=0,
-                                slot_stride_bytes=0, slot_count=0, kv_dtype="float32", kv_fields=[],
-                                state_fields=[])
+    caches = build_layer_caches(
+        torch.zeros(0, dtype=torch.uint8),
+        layer_count=2,
+        page_bytes=0,
+        page_count=0,
+        slot_stride_bytes=0,
+        slot_count=0,
+        kv_dtype="float32",
+        kv_fields=[],
+        state_fields=[],
+    )
     assert all(cache.k is None and cache.state == {} for cache in caches)

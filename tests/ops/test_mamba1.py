@@ -24,8 +24,15 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def inputs(tokens: int) -> tuple[torch.Tensor, ...]:
     """x, dt, A, B, C, D, dt_bias."""
     rates = -torch.logspace(-2, 1.2, CHANNELS * WIDTH).view(CHANNELS, WIDTH)
-    return (noise(tokens, CHANNELS), noise(tokens, CHANNELS, seed=1), rates, noise(tokens, WIDTH, seed=2),
-            noise(tokens, WIDTH, seed=3), noise(CHANNELS, seed=4), noise(CHANNELS, seed=5))
+    return (
+        noise(tokens, CHANNELS),
+        noise(tokens, CHANNELS, seed=1),
+        rates,
+        noise(tokens, WIDTH, seed=2),
+        noise(tokens, WIDTH, seed=3),
+        noise(CHANNELS, seed=4),
+        noise(CHANNELS, seed=5),
+    )
 
 
 def cut(given: tuple[torch.Tensor, ...], begin: int, end: int) -> tuple[torch.Tensor, ...]:
@@ -38,17 +45,19 @@ def test_a_prompt_cut_on_the_grid_gives_the_very_same_numbers(cuts: tuple[int, .
     given, ends = inputs(300), [0, *cuts, 300]
     whole_state, state = torch.zeros(2, CHANNELS, WIDTH), torch.zeros(2, CHANNELS, WIDTH)
     whole = mamba1(*given, whole_state, make_runs([], [Run(0, 300, slot=0, fresh=True)]))
-    pieces = [mamba1(*cut(given, begin, end), state,
-                     make_runs([], [Run(begin, end - begin, slot=0, fresh=begin == 0)]))
-              for begin, end in itertools.pairwise(ends)]
+    pieces = [
+        mamba1(*cut(given, begin, end), state, make_runs([], [Run(begin, end - begin, slot=0, fresh=begin == 0)]))
+        for begin, end in itertools.pairwise(ends)
+    ]
     assert torch.equal(torch.cat(pieces), whole)
     assert torch.equal(state[0], whole_state[0])
 
 
 def test_a_run_from_a_tap_gives_the_very_same_numbers() -> None:
     given, state = inputs(300), torch.zeros(3, CHANNELS, WIDTH)
-    whole = mamba1(*given, state, make_runs([], [Run(0, 300, slot=0, fresh=True)],
-                                            taps=(TapPoint(0, 128, 1), TapPoint(0, 256, 2))))
+    whole = mamba1(
+        *given, state, make_runs([], [Run(0, 300, slot=0, fresh=True)], taps=(TapPoint(0, 128, 1), TapPoint(0, 256, 2)))
+    )
     for slot, begin in ((1, 128), (2, 256)):
         rest = mamba1(*cut(given, begin, 300), state, make_runs([], [Run(begin, 300 - begin, slot=slot)]))
         assert torch.equal(rest, whole[begin:])
@@ -82,13 +91,22 @@ def test_mamba1_equals_transformers_scan_and_state_update() -> None:
     x, dt, a, b, c, d, bias = inputs(151)
     state, n = torch.full((1, CHANNELS, WIDTH), float("nan")), 150
     want, want_state = modeling_mamba.mamba_selective_scan(
-        x[None, :n].mT, dt[None, :n].mT, a, b[None, :n].mT, c[None, :n].mT, D=d, delta_bias=bias,
-        delta_softplus=True, return_last_state=True)
+        x[None, :n].mT,
+        dt[None, :n].mT,
+        a,
+        b[None, :n].mT,
+        c[None, :n].mT,
+        D=d,
+        delta_bias=bias,
+        delta_softplus=True,
+        return_last_state=True,
+    )
     got = mamba1(*cut((x, dt, a, b, c, d, bias), 0, n), state, make_runs([], [Run(0, n, slot=0, fresh=True)]))
     torch.testing.assert_close(got, want[0].T, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(state, want_state, rtol=2e-5, atol=2e-5)
-    want_one = modeling_mamba.mamba_selective_state_update(want_state, x[n:], dt[n:], a, b[n:], c[n:], d,
-                                                           dt_bias=bias, dt_softplus=True)
+    want_one = modeling_mamba.mamba_selective_state_update(
+        want_state, x[n:], dt[n:], a, b[n:], c[n:], d, dt_bias=bias, dt_softplus=True
+    )
     got = mamba1(*cut((x, dt, a, b, c, d, bias), n, n + 1), state, make_runs([Run(n, slot=0)], []))
     torch.testing.assert_close(got, want_one, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(state, want_state, rtol=2e-5, atol=2e-5)

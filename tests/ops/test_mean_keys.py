@@ -20,12 +20,16 @@ WIDTH = 10
 """A mean has 36 numbers, which 4 tokens hold: one is padding, for pairs of bfloat16."""
 
 
-Q, K, V = numbers(LENGTH, HEADS, DIM, seed=1), numbers(LENGTH, KV_HEADS, DIM, seed=2), numbers(
-    LENGTH, KV_HEADS, DIM, seed=3)
+Q, K, V = (
+    numbers(LENGTH, HEADS, DIM, seed=1),
+    numbers(LENGTH, KV_HEADS, DIM, seed=2),
+    numbers(LENGTH, KV_HEADS, DIM, seed=3),
+)
 
 
-def computed(cuts: list[int], dtype: torch.dtype, *, wrong_drafts: bool = False,
-             damaged: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def computed(
+    cuts: list[int], dtype: torch.dtype, *, wrong_drafts: bool = False, damaged: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks [KV_HEADS, LENGTH, LENGTH] and outputs. ``wrong_drafts``: each piece was written with other keys
     first. ``damaged``: a mean that is lost before the last piece."""
     cache, index = unwritten(KV_HEADS, DIM, WIDTH, dtype)
@@ -47,18 +51,17 @@ def computed(cuts: list[int], dtype: torch.dtype, *, wrong_drafts: bool = False,
 def chosen(head: int, p: int) -> list[int]:
     """The blocks that the token at ``p`` sees, by the formulas."""
     keys, group = K[: p + 1, head].double(), HEADS // KV_HEADS
-    queries = Q[p, head * group:(head + 1) * group].double() * SCALE
+    queries = Q[p, head * group : (head + 1) * group].double() * SCALE
 
     def ended(size: int, stride: int) -> torch.Tensor:
         starts = range(0, p + 2 - size, stride)
-        return torch.stack([queries @ keys[start:start + size].mean(0) for start in starts])
+        return torch.stack([queries @ keys[start : start + size].mean(0) for start in starts])
 
     wide = ended(8 * SHAPE.stride, 4 * SHAPE.stride)
     shares = (ended(2 * SHAPE.stride, SHAPE.stride).exp() / wide.exp().sum(0)).sum(1)
     blocks, each = p // SHAPE.block + 1, SHAPE.block // SHAPE.stride
     always = [b for b in range(blocks) if b < SHAPE.first or b >= blocks - 1 - SHAPE.near]
-    score = {b: float(shares[max(0, b * each - 1):b * each + each].max()) for b in range(blocks)
-             if b not in always}
+    score = {b: float(shares[max(0, b * each - 1) : b * each + each].max()) for b in range(blocks) if b not in always}
     return [*always, *sorted(score, key=lambda b: -score[b])[: SHAPE.chosen - len(always)]]
 
 
@@ -70,7 +73,7 @@ def expected() -> tuple[torch.Tensor, torch.Tensor]:
                 masks[head, p, : p + 1] = True
                 continue
             for block in chosen(head, p):
-                masks[head, p, block * SHAPE.block:min(p + 1, (block + 1) * SHAPE.block)] = True
+                masks[head, p, block * SHAPE.block : min(p + 1, (block + 1) * SHAPE.block)] = True
     return masks, attended(masks, Q, K, V, SCALE)
 
 

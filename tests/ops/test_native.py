@@ -28,9 +28,15 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 MIXED = make_runs(
     [Run(7, slot=3), PAD_ROW, Run(200, slot=0), Run(64, slot=8), Run(0, slot=6, fresh=True)],
-    [Run(0, 65, slot=1, fresh=True), Run(40, 170, slot=5), Run(128, 64, slot=2),
-     Run(0, 3, slot=9, fresh=True), Run(63, 2, slot=4)],
-    taps=(TapPoint(6, 24, 11), TapPoint(6, 170, 12), TapPoint(6, 2, 13), TapPoint(5, 64, 10)))
+    [
+        Run(0, 65, slot=1, fresh=True),
+        Run(40, 170, slot=5),
+        Run(128, 64, slot=2),
+        Run(0, 3, slot=9, fresh=True),
+        Run(63, 2, slot=4),
+    ],
+    taps=(TapPoint(6, 24, 11), TapPoint(6, 170, 12), TapPoint(6, 2, 13), TapPoint(5, 64, 10)),
+)
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -85,8 +91,7 @@ def _delta(k_heads: int, heads: int, k_dim: int, v_dim: int) -> Recurrent:
         beta = noise(5, tokens, heads).sigmoid()
         return module.delta_rule(q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
 
-    return Recurrent(f"delta-{k_heads}-{heads}-{k_dim}-{v_dim}", (heads, k_dim, v_dim), naive_ops,
-                     native_ops, call)
+    return Recurrent(f"delta-{k_heads}-{heads}-{k_dim}-{v_dim}", (heads, k_dim, v_dim), naive_ops, native_ops, call)
 
 
 def _kimi(heads: int, k_dim: int, v_dim: int) -> Recurrent:
@@ -114,11 +119,13 @@ def _mamba2(heads: int, groups: int, head_dim: int, state_dim: int) -> Recurrent
         tokens = tokens_in(runs)
         b, c = (noise(seed, tokens, groups, state_dim, dtype=dtype) * 0.5 for seed in (3, 4))
         x, dt = noise(1, tokens, heads, head_dim, dtype=dtype), noise(2, tokens, heads, dtype=dtype)
-        return module.mamba2(x, dt, -noise(5, heads).abs(), b, c, noise(6, heads), noise(8, heads), state,
-                             runs, dt_limit=(0.001, 5.0))
+        return module.mamba2(
+            x, dt, -noise(5, heads).abs(), b, c, noise(6, heads), noise(8, heads), state, runs, dt_limit=(0.001, 5.0)
+        )
 
-    return Recurrent(f"mamba2-{heads}-{groups}-{head_dim}-{state_dim}", (heads, head_dim, state_dim),
-                     naive_ops, native_ops, call)
+    return Recurrent(
+        f"mamba2-{heads}-{groups}-{head_dim}-{state_dim}", (heads, head_dim, state_dim), naive_ops, native_ops, call
+    )
 
 
 def _mamba1(channels: int, state_dim: int) -> Recurrent:
@@ -126,27 +133,47 @@ def _mamba1(channels: int, state_dim: int) -> Recurrent:
         tokens = tokens_in(runs)
         x, dt = noise(1, tokens, channels, dtype=dtype), noise(2, tokens, channels, dtype=dtype) * 3
         b, c = noise(3, tokens, state_dim, dtype=dtype), noise(4, tokens, state_dim, dtype=dtype)
-        return module.mamba1(x, dt, -noise(5, channels, state_dim).exp(), b, c, noise(6, channels),
-                             noise(8, channels), state, runs)
+        return module.mamba1(
+            x, dt, -noise(5, channels, state_dim).exp(), b, c, noise(6, channels), noise(8, channels), state, runs
+        )
 
-    return Recurrent(f"mamba1-{channels}-{state_dim}", (channels, state_dim), naive_ops, native_ops,
-                     call)
+    return Recurrent(f"mamba1-{channels}-{state_dim}", (channels, state_dim), naive_ops, native_ops, call)
 
 
 def _conv(channels: int, kernel: int, activation: str | None, bias: bool) -> Recurrent:
     def call(module: Any, runs: Runs, dtype: torch.dtype, state: torch.Tensor) -> torch.Tensor:
         x = noise(1, tokens_in(runs), channels + 8, dtype=dtype)[:, 8:]
-        return module.causal_conv(x, noise(2, channels, kernel, dtype=dtype),
-                                  noise(3, channels, dtype=dtype) if bias else None, activation, state, runs)
+        return module.causal_conv(
+            x,
+            noise(2, channels, kernel, dtype=dtype),
+            noise(3, channels, dtype=dtype) if bias else None,
+            activation,
+            state,
+            runs,
+        )
 
     return Recurrent(f"conv-{channels}-{kernel}", (channels, kernel - 1), naive_ops, native_ops, call)
 
 
-RECURRENT = [_delta(2, 4, 32, 32), _delta(1, 3, 16, 48), _delta(1, 2, 16, 208), _delta(1, 2, 48, 64),
-             _kimi(3, 32, 32), _wkv7(3, 32, 32), _wkv7(2, 64, 64), _wkv7(2, 16, 80),
-             _mamba2(4, 2, 24, 32), _mamba2(3, 1, 16, 128), _mamba2(6, 2, 40, 208),
-             _mamba1(32, 16), _mamba1(16, 5), _conv(80, 4, "silu", True),
-             _conv(16, 2, None, False), _conv(144, 3, "silu", False), _conv(32, 8, None, True)]
+RECURRENT = [
+    _delta(2, 4, 32, 32),
+    _delta(1, 3, 16, 48),
+    _delta(1, 2, 16, 208),
+    _delta(1, 2, 48, 64),
+    _kimi(3, 32, 32),
+    _wkv7(3, 32, 32),
+    _wkv7(2, 64, 64),
+    _wkv7(2, 16, 80),
+    _mamba2(4, 2, 24, 32),
+    _mamba2(3, 1, 16, 128),
+    _mamba2(6, 2, 40, 208),
+    _mamba1(32, 16),
+    _mamba1(16, 5),
+    _conv(80, 4, "silu", True),
+    _conv(16, 2, None, False),
+    _conv(144, 3, "silu", False),
+    _conv(32, 8, None, True),
+]
 each_op = pytest.mark.parametrize("op", RECURRENT, ids=lambda op: op.name)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
@@ -155,10 +182,13 @@ def twins(op: Recurrent, runs: Runs, dtype: torch.dtype, states: torch.Tensor | 
     states = op.states(dtype) if states is None else states
     want_states = states.clone()
     want = op.call(op.naive, runs, dtype, want_states)
-    live = [token for run in range(runs.run_count) if runs.starts[run] != -1
-            for token in range(runs.offsets[run], runs.offsets[run] + runs.lengths[run])]
-    for got, got_states in in_each_set(
-            lambda: (op.call(op.native, runs, dtype, here := states.clone()), here)):
+    live = [
+        token
+        for run in range(runs.run_count)
+        if runs.starts[run] != -1
+        for token in range(runs.offsets[run], runs.offsets[run] + runs.lengths[run])
+    ]
+    for got, got_states in in_each_set(lambda: (op.call(op.native, runs, dtype, here := states.clone()), here)):
         torch.testing.assert_close(got[live], want[live], **CLOSE[dtype])
         assert bool(got.isfinite().all())
         torch.testing.assert_close(got_states, want_states, equal_nan=True, **CLOSE[dtype])
@@ -209,13 +239,13 @@ def test_a_prompt_a_token_a_step_is_the_prompt_at_once_to_the_last_bit(op: Recur
         """State 2 goes through all tokens at once, state 3 from the same start through one in each step."""
         here = states.clone()
         here[3] = here[2]
-        whole = op.call(op.native, make_runs([], [Run(9, tokens, slot=2)], taps=(TapPoint(0, tapped, 4),)),
-                        torch.float32, here)
+        whole = op.call(
+            op.native, make_runs([], [Run(9, tokens, slot=2)], taps=(TapPoint(0, tapped, 4),)), torch.float32, here
+        )
         for at in range(tokens):  # the others beside it, without a slot: a token has the inputs of its place
             beside = [Run(9, at)] if at else []
             after = [Run(0, tokens - at - 1)] if at + 1 < tokens else []
-            steps = op.call(op.native, make_runs([], [*beside, Run(9 + at, 1, slot=3), *after]),
-                            torch.float32, here)
+            steps = op.call(op.native, make_runs([], [*beside, Run(9 + at, 1, slot=3), *after]), torch.float32, here)
             assert torch.equal(steps[at], whole[at])
             if at + 1 == tapped:
                 assert torch.equal(here[3], here[4])
@@ -239,10 +269,14 @@ def pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -
 
 @each_dtype
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (9, 1, 128), (16, 8, 32), (12, 1, 256)])
-def test_attention_over_pages_full_of_nan_equals_the_twin(dtype: torch.dtype, heads: int, kv_heads: int,
-                                                          dim: int) -> None:
-    runs = make_runs([Run(7), PAD_ROW, Run(200), Run(64), Run(1500)],
-                     [Run(0, 65), Run(40, 90), Run(128, 64), Run(0, 3), Run(63, 2)], pages=160)
+def test_attention_over_pages_full_of_nan_equals_the_twin(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+) -> None:
+    runs = make_runs(
+        [Run(7), PAD_ROW, Run(200), Run(64), Run(1500)],
+        [Run(0, 65), Run(40, 90), Run(128, 64), Run(0, 3), Run(63, 2)],
+        pages=160,
+    )
     k, v = pages(runs, 160, kv_heads, dim, dtype)
     q = noise(3, tokens_in(runs), heads, dim, dtype=dtype)
     want = naive_ops.paged_attention(q, k, v, runs, 0.1)
@@ -308,22 +342,25 @@ def test_a_long_context_of_one_row_is_split_over_any_number_of_threads(threads: 
 def test_keys_and_values_go_where_the_twin_puts_them_and_nowhere_else(dtype: torch.dtype) -> None:
     runs = make_runs([Run(7), PAD_ROW, Run(200)], [Run(0, 65), Run(40, 90)], pages=40)
     k, v = noise(1, tokens_in(runs), 2, 32, dtype=dtype), noise(2, tokens_in(runs), 2, 32, dtype=dtype)
-    want = [torch.full(shape(2, 32, dtype), 7.0, dtype=dtype).expand(40, -1, -1, -1, -1).clone()
-            for shape in (layout.k_block_shape, layout.v_block_shape)]
+    want = [
+        torch.full(shape(2, 32, dtype), 7.0, dtype=dtype).expand(40, -1, -1, -1, -1).clone()
+        for shape in (layout.k_block_shape, layout.v_block_shape)
+    ]
     got = [cache.clone() for cache in want]
     naive_ops.write_kv(k, v, want[0], want[1], positions_of(runs), runs)
-    for _ in in_each_set(lambda: native_ops.write_kv(k, v, got[0].fill_(7), got[1].fill_(7),
-                                                    positions_of(runs), runs)):
+    for _ in in_each_set(lambda: native_ops.write_kv(k, v, got[0].fill_(7), got[1].fill_(7), positions_of(runs), runs)):
         assert torch.equal(got[0], want[0])
         assert torch.equal(got[1], want[1])
 
 
 @each_dtype
 @pytest.mark.parametrize("plus_one", [False, True])
-@pytest.mark.parametrize(("gated", "gate_first", "group"), [(False, False, None), (True, False, None),
-                                                            (True, True, 32), (True, True, None)])
-def test_norms_of_strided_rows_equal_the_twin(dtype: torch.dtype, plus_one: bool, gated: bool,
-                                              gate_first: bool, group: int | None) -> None:
+@pytest.mark.parametrize(
+    ("gated", "gate_first", "group"), [(False, False, None), (True, False, None), (True, True, 32), (True, True, None)]
+)
+def test_norms_of_strided_rows_equal_the_twin(
+    dtype: torch.dtype, plus_one: bool, gated: bool, gate_first: bool, group: int | None
+) -> None:
     x = noise(1, 5, 3, 80, dtype=dtype)[..., 16:]
     gate = noise(2, 5, 3, 96, dtype=dtype)[..., :64] if gated else None
     weight = noise(3, 64, dtype=dtype)
@@ -353,15 +390,13 @@ def test_silu_mul_equals_the_twin_over_the_whole_range(dtype: torch.dtype) -> No
 
 @each_dtype
 @pytest.mark.parametrize("shape", [(7,), (3, 2, 16), (2, 4099)])
-def test_gelu_by_tanh_equals_the_twin_over_the_whole_range(dtype: torch.dtype,
-                                                           shape: tuple[int, ...]) -> None:
+def test_gelu_by_tanh_equals_the_twin_over_the_whole_range(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x = (noise(1, *shape) * 10).to(dtype)
     before, want = x.clone(), naive_ops.gelu_tanh(x)
     for got in in_each_set(lambda: native_ops.activate(x, "gelu_tanh")):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
     assert torch.equal(x, before)
-    for spent, got in in_each_set(
-            lambda: ((mine := x.clone()), native_ops.activate(mine, "gelu_tanh", spent=True))):
+    for spent, got in in_each_set(lambda: ((mine := x.clone()), native_ops.activate(mine, "gelu_tanh", spent=True))):
         assert got is spent
         torch.testing.assert_close(got, want, **CLOSE[dtype])
 

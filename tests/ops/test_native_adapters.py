@@ -27,14 +27,21 @@ def noise(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def change(seed: int, spans: list[tuple[int, int, int]], dtype: torch.dtype, *,
-           scaled: bool = False) -> ProductChange:
+def change(seed: int, spans: list[tuple[int, int, int]], dtype: torch.dtype, *, scaled: bool = False) -> ProductChange:
     """``spans``: (first row, last row, rank) of each part."""
     parts, begin, downs = [], 0, []
     for at, (first, last, rank) in enumerate(spans):
         vectors = {"gain": noise(seed + 70 + at, last - first), "shift": noise(seed + 80 + at, last - first)}
-        parts.append(Part(first, last, Factor.of(noise(seed + 50 + at, last - first, rank).to(dtype)), begin,
-                          begin + rank, **{name: one.to(dtype) for name, one in vectors.items() if scaled}))
+        parts.append(
+            Part(
+                first,
+                last,
+                Factor.of(noise(seed + 50 + at, last - first, rank).to(dtype)),
+                begin,
+                begin + rank,
+                **{name: one.to(dtype) for name, one in vectors.items() if scaled},
+            )
+        )
         downs.append(noise(seed + at, rank, WIDTH) * WIDTH**-0.5)
         begin += rank
     return ProductChange(Factor.of(torch.cat(downs).to(dtype)), tuple(parts), dtype)
@@ -55,22 +62,23 @@ def added(made: AdaptedProduct, x: torch.Tensor, y: torch.Tensor, whose: list[st
     return made.added(x, y.clone())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16],
-                         ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("instructions", SETS)
 def test_rows_of_adapters_equal_a_loop_over_rows_with_the_bits_that_they_have_alone(
-        instructions: str, dtype: torch.dtype) -> None:
+    instructions: str, dtype: torch.dtype
+) -> None:
     made = product(dtype)
     native.extension().use(instructions)
     whose = ["a", "", "b", "c", *"b" * 20, *"a" * 70, "b"]
     x, y = noise(3, len(whose), WIDTH).to(dtype), noise(4, len(whose), OUT).to(dtype)
     got, want = added(made, x, y, whose), naive_ops.adapted(x, y, whose, made.changes)
-    torch.testing.assert_close(got, want, rtol=1e-5 if dtype == torch.float32 else 2e-2,
-                               atol=1e-4 if dtype == torch.float32 else 0.25)
+    torch.testing.assert_close(
+        got, want, rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-4 if dtype == torch.float32 else 0.25
+    )
     assert torch.equal(got[[1, 3]], y[[1, 3]]), "rows of others have not moved"
     assert (want.float() - y.float()).abs().max() > 1, "the control: adapters add something"
     for row in (0, 2, 23, 24, 60, len(whose) - 1):
-        alone = added(made, x[row:row + 1], y[row:row + 1], [whose[row]])
+        alone = added(made, x[row : row + 1], y[row : row + 1], [whose[row]])
         assert torch.equal(alone[0], got[row])
 
 

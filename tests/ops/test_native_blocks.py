@@ -23,12 +23,23 @@ from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import E2M1, BlockNumbers, Codes, QuantizedWeight, in_tiles, stacked
 from weft.units import PAD
 
-FORMS = (*(name for name, form in BLOCK_FORMS.items() if form.of_cpus or form.table),
-         "NVFP4", "NVFP4 divided", "torchao 32", "torchao 128", "torchao 256", "unsigned 64")
+FORMS = (
+    *(name for name, form in BLOCK_FORMS.items() if form.of_cpus or form.table),
+    "NVFP4",
+    "NVFP4 divided",
+    "torchao 32",
+    "torchao 128",
+    "torchao 256",
+    "unsigned 64",
+)
 SHAPES = ((70, 512), (16, 256), (5, 768))
 ALONE = ((0, 1), (3, 5), (7, 12), (0, 23), (39, 40))
-KERNELS = [(name, unit) for name in (native.extension().instruction_sets() if native.MISSING is None else ())
-           for unit in native.matrix_units() if unit == "none" or name == "x86_64_v4"]
+KERNELS = [
+    (name, unit)
+    for name in (native.extension().instruction_sets() if native.MISSING is None else ())
+    for unit in native.matrix_units()
+    if unit == "none" or name == "x86_64_v4"
+]
 
 
 @pytest.fixture(autouse=True, params=KERNELS, ids="-".join)
@@ -52,7 +63,7 @@ def weight_of(name: str, rows: int, columns: int, seed: int = 0) -> QuantizedWei
         assert weight.scales.dtype == weight.minimums.dtype == (torch.float16 if signed else torch.float32)
         return weight
     made = random_blocks(name, rows, columns, seed=seed)
-    if name == "MXFP4":     # exponents of one matrix; otherwise one group is all that counts
+    if name == "MXFP4":  # exponents of one matrix; otherwise one group is all that counts
         made.reshape(-1, 17)[:, 0] = 118 + made.reshape(-1, 17)[:, 0] % 6
     return in_tiles(BLOCK_FORMS[name].codes(torch.from_numpy(made)))
 
@@ -73,8 +84,9 @@ def nvfp4(rows: int, columns: int, seed: int, *, divides: bool) -> Codes:
     scales = torch.rand(rows, columns // 16, generator=generator).mul_(448).to(torch.float8_e4m3fn)
     shared = torch.rand(rows, 1, generator=generator).add_(0.5)
     table = torch.tensor([value + 128 for value in E2M1], dtype=torch.uint8)
-    return Codes(4, codes, BlockNumbers(scales, shared * 1e4 if divides else shared / 1e4, divides), None, 16,
-                 table=table)
+    return Codes(
+        4, codes, BlockNumbers(scales, shared * 1e4 if divides else shared / 1e4, divides), None, 16, table=table
+    )
 
 
 def inputs(columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -85,8 +97,7 @@ def inputs(columns: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FORMS)
-def test_products_are_those_of_the_values(name: str, shape: tuple[int, int], exact: bool,
-                                          dtype: torch.dtype) -> None:
+def test_products_are_those_of_the_values(name: str, shape: tuple[int, int], exact: bool, dtype: torch.dtype) -> None:
     weight = replace(weight_of(name, *shape), exact=exact)
     x, values = inputs(shape[1], dtype), weight.dense()
     for rows in (1, 2, 5, 40):
@@ -122,8 +133,9 @@ def test_rows_are_looked_up_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1", "IQ4_XS", "MXFP4", "NVFP4",
-                                  "torchao 128", "torchao 32"])
+@pytest.mark.parametrize(
+    "name", ["Q4_K", "Q6_K", "Q2_K", "Q4_1", "IQ4_XS", "MXFP4", "NVFP4", "torchao 128", "torchao 32"]
+)
 def test_experts_are_those_of_the_values(name: str, dtype: torch.dtype) -> None:
     """Three experts [256, 512] and [256, 256]; each row of x alone has the bits that it has in company."""
     first = stacked([weight_of(name, 512, 256, seed) for seed in range(3)])
@@ -149,6 +161,7 @@ def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: 
         stack = stacked([weight_of("torchao 128", rows, 256, seed) for seed in range(begin, begin + 3)])
         orders = [torch.randperm(256, generator=generator).int() for _ in range(3)]
         return OrderedWeight(stack, torch.stack(orders)) if in_order else stack
+
     first = experts(512, 0, in_order=ordered != "second")
     second = experts(256, 3, in_order=ordered != "first")
     x = torch.randn(23, 256, generator=generator).to(dtype)
@@ -163,13 +176,14 @@ def test_experts_see_their_inputs_in_an_order_of_their_own(ordered: str, dtype: 
             inner = torch.nn.functional.silu(gate) * up
             out[row] += second[ids[row, choice]] @ inner * weights[row, choice]
         return out
+
     taken = _moe(x, ids, weights, first, second)
     assert isinstance(taken, torch.Tensor), "the loop of torch"
     values = [one.dense() for one in (first, second)]
     right, near = truth(*values), 0.03
     assert (taken.float() - right).norm() <= right.norm() * near
     for number, one in enumerate((first, second)):
-        if isinstance(one, OrderedWeight):      # the control: an order of another expert
+        if isinstance(one, OrderedWeight):  # the control: an order of another expert
             wrong = [*values]
             wrong[number] = OrderedWeight(one.weight, one.order.roll(1, dims=0)).dense()
             assert (taken.float() - truth(*wrong)).norm() > 10 * right.norm() * near

@@ -14,8 +14,11 @@ from weft.tensor import native
 from weft.tensor.ops.write_kv import write_kv
 
 PAGES, DIM = 160, 32
-RUNS = make_runs([Run(7), PAD_ROW, Run(200), Run(64), Run(1200)],
-                 [Run(0, 65), Run(40, 90), Run(128, 64), Run(0, 3), Run(63, 2)], pages=PAGES)
+RUNS = make_runs(
+    [Run(7), PAD_ROW, Run(200), Run(64), Run(1200)],
+    [Run(0, 65), Run(40, 90), Run(128, 64), Run(0, 3), Run(63, 2)],
+    pages=PAGES,
+)
 each_dtype = pytest.mark.parametrize("dtype", KV_DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 each_input = pytest.mark.parametrize("inputs", [torch.float32, torch.bfloat16])
 
@@ -48,7 +51,7 @@ def test_pages_have_the_bytes_that_torch_writes(dtype: torch.dtype, inputs: torc
 @each_input
 def test_attention_over_bytes_of_0xff_equals_the_twin(dtype: torch.dtype, inputs: torch.dtype) -> None:
     pages = filled_pages(RUNS, PAGES, 2, DIM, dtype)
-    pages.v.view(torch.uint8)[:, :, :2] //= 8   # as small as the dtype has them, in some of the tokens
+    pages.v.view(torch.uint8)[:, :, :2] //= 8  # as small as the dtype has them, in some of the tokens
     q = noise(3, 6).to(inputs)
     want = naive_ops.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
     got = native_ops.paged_attention(q, pages.k, pages.v, RUNS, 0.2, scales=pages.scales)
@@ -68,10 +71,16 @@ def test_states_in_few_bits_are_the_twins(op: Recurrent, dtype: torch.dtype) -> 
     states = [op.states(torch.float32).to(dtype) for _ in range(2)]
     for state in states:
         state[[1, 6, 7, 9, 10, 11, 12, 13]] = float("nan")  # fresh, free and tapped
-    got, want = (op.call(module, MIXED, torch.float32, state)
-                 for module, state in zip((op.native, op.naive), states, strict=True))
-    live = [token for run in range(MIXED.run_count) if MIXED.starts[run] != -1
-            for token in range(MIXED.offsets[run], MIXED.offsets[run] + MIXED.lengths[run])]
+    got, want = (
+        op.call(module, MIXED, torch.float32, state)
+        for module, state in zip((op.native, op.naive), states, strict=True)
+    )
+    live = [
+        token
+        for run in range(MIXED.run_count)
+        if MIXED.starts[run] != -1
+        for token in range(MIXED.offsets[run], MIXED.offsets[run] + MIXED.lengths[run])
+    ]
     torch.testing.assert_close(got[live], want[live], rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(*(state.float() for state in states), rtol=2e-2, atol=2e-2, equal_nan=True)
     same = (states[0] == states[1]) | (states[0].isnan() & states[1].isnan())
@@ -81,8 +90,9 @@ def test_states_in_few_bits_are_the_twins(op: Recurrent, dtype: torch.dtype) -> 
 @each_op
 @each_narrow
 @pytest.mark.parametrize("cut", [1, 37, 64])
-def test_a_run_in_two_pieces_keeps_the_same_narrow_state_to_the_last_bit(op: Recurrent, dtype: torch.dtype,
-                                                                         cut: int) -> None:
+def test_a_run_in_two_pieces_keeps_the_same_narrow_state_to_the_last_bit(
+    op: Recurrent, dtype: torch.dtype, cut: int
+) -> None:
     whole, pieces = (op.states(torch.float32).to(dtype) for _ in range(2))
     made = op.call(op.native, make_runs([], [Run(0, 100, slot=2)]), torch.float32, whole)
     first = make_runs([], [Run(0, cut, slot=2), Run(cut, 100 - cut)])

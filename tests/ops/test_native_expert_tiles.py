@@ -21,8 +21,15 @@ from weft.units import PAD
 BF16 = torch.bfloat16
 EXPERTS, CHOICES, WIDTH = 5, 2, 96
 TILED = native.MISSING is None and native.extension().has_twelve_bit_products()
-WAYS = [f"{kernels} {unit}" for kernels in native.extension().instruction_sets()
-        for unit in (native.matrix_units() if "v4" in kernels else ["none"])] if TILED else []
+WAYS = (
+    [
+        f"{kernels} {unit}"
+        for kernels in native.extension().instruction_sets()
+        for unit in (native.matrix_units() if "v4" in kernels else ["none"])
+    ]
+    if TILED
+    else []
+)
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, BF16: {"rtol": 2e-2, "atol": 3e-2}}
 
 
@@ -49,8 +56,11 @@ def mixed(weight: torch.Tensor) -> InTiles:
 
 
 FORMS: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], InTiles]]] = {
-    "float32": (torch.float32, plain), "bfloat16": (BF16, plain), "12 bits": (BF16, made_of),
-    "mixed": (BF16, mixed)}
+    "float32": (torch.float32, plain),
+    "bfloat16": (BF16, plain),
+    "12 bits": (BF16, made_of),
+    "mixed": (BF16, mixed),
+}
 each_form = pytest.mark.parametrize("form", FORMS)
 
 
@@ -71,11 +81,17 @@ def routed(tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor,
 
 
 @each_form
-@pytest.mark.parametrize(("gated", "activation", "inner"),
-                         [(True, "silu", 64), (True, "gelu", 40), (False, "relu2", 72),
-                          (True, "gelu_tanh", 48), (True, "clamped_swiglu", 40)])
-def test_a_step_is_that_of_the_naive_twin(form: str, gated: bool, activation: Activation, inner: int,
-                                          way: str) -> None:
+@pytest.mark.parametrize(
+    ("gated", "activation", "inner"),
+    [
+        (True, "silu", 64),
+        (True, "gelu", 40),
+        (False, "relu2", 72),
+        (True, "gelu_tanh", 48),
+        (True, "clamped_swiglu", 40),
+    ],
+)
+def test_a_step_is_that_of_the_naive_twin(form: str, gated: bool, activation: Activation, inner: int, way: str) -> None:
     if not supported(form, way):
         return
     gate_up = experts(form, EXPERTS, (2 if gated else 1) * inner, WIDTH, seed=1)
@@ -100,8 +116,7 @@ def test_biases_are_those_of_each_expert(form: str, gated: bool, activation: Act
     down = experts(form, EXPERTS, WIDTH, inner, seed=2)
     biases = ExpertBiases(noise(3, EXPERTS, (2 if gated else 1) * inner) * 8, noise(6, EXPERTS, WIDTH) * 4)
     x, ids, weights = routed(40, FORMS[form][0])
-    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated,
-                          biases=biases)
+    truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated, biases=biases)
     got = moe.native(x, ids, weights, gate_up, down, activation=activation, gated=gated, biases=biases)
     assert isinstance(got, torch.Tensor)
     scale = float(truth.abs().max())
@@ -148,7 +163,7 @@ def test_experts_that_no_token_chose_are_not_read(form: str, way: str) -> None:
         return
     gate_up, down = (experts(form, EXPERTS, *shape, seed=1) for shape in ((128, WIDTH), (WIDTH, 64)))
     x, _, weights = routed(9, FORMS[form][0])
-    gate_up.experts[2].body.view(torch.uint8).fill_(255)     # NaN
+    gate_up.experts[2].body.view(torch.uint8).fill_(255)  # NaN
     ids = torch.tensor([[0, 1]]).expand(9, 2).contiguous()
     assert moe(x, ids, weights, gate_up, down).isfinite().all()
     ids[4, 1] = 2
@@ -171,5 +186,6 @@ def test_tiles_of_experts_are_those_of_each_and_torch_can_use_them(torch_kernels
     ids = torch.arange(12).view(6, 2) % EXPERTS
     weights = torch.ones(6, 2)
     truth = naive_ops.moe(x.double(), ids, weights, values, down)
-    torch.testing.assert_close(moe(x, ids, weights, made, down).double(), truth, rtol=3e-2,
-                               atol=2e-2 * float(truth.abs().max()))
+    torch.testing.assert_close(
+        moe(x, ids, weights, made, down).double(), truth, rtol=3e-2, atol=2e-2 * float(truth.abs().max())
+    )

@@ -28,8 +28,7 @@ RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1,
 TOKENS, WIDTH = tokens_in(RUNS), 48
 FORMS = ["float32 tiles", "bfloat16 tiles", "int8", "ordered"]
 Kept = list[torch.Tensor]
-Block = tuple[int, int, Kept, Callable[[FusedBlock, torch.Tensor, Kept], Any],
-              Callable[[torch.Tensor, Kept], Any]]
+Block = tuple[int, int, Kept, Callable[[FusedBlock, torch.Tensor, Kept], Any], Callable[[torch.Tensor, Kept], Any]]
 """Rows of the first weight, columns of the second, what is kept, the fused, the core by itself."""
 
 
@@ -46,10 +45,9 @@ def weight_of(form: str, rows: int, columns: int, seed: int) -> Any:
         return JoinedWeight(tuple(quantised(bits, count, columns, seed=seed) for bits, count in forms))
     if form == "ordered":
         return ordered(4, rows, columns, seed)
-    if form == "ordered parts":     # two of one order, one of none, one of another
+    if form == "ordered parts":  # two of one order, one of none, one of another
         parts = [ordered(bits, 8, columns, seed) for bits in (4, 8)]
-        return JoinedWeight((*parts, quantised(8, 8, columns, seed=seed),
-                             ordered(4, rows - 24, columns, seed + 1)))
+        return JoinedWeight((*parts, quantised(8, 8, columns, seed=seed), ordered(4, rows - 24, columns, seed + 1)))
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
     return in_order((noise(seed, rows, columns) * columns**-0.5).to(dtype))
 
@@ -68,42 +66,69 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
 
 
 def swiglu(dtype: torch.dtype) -> Block:
-    return (2 * 96, 96, [], lambda fused, x, _: fused_stages.swiglu(fused, x),
-            lambda x, _: elementwise.silu_mul(x))
+    return (2 * 96, 96, [], lambda fused, x, _: fused_stages.swiglu(fused, x), lambda x, _: elementwise.silu_mul(x))
 
 
 def lfm2(dtype: torch.dtype) -> Block:
     weight, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
-    return (3 * 80, 80, [states(80, 2, dtype=dtype)],
-            lambda fused, x, kept: fused_stages.short_conv(fused, x, weight, bias, *kept, RUNS),
-            lambda x, kept: conv.short_conv(x, weight, bias, *kept, RUNS))
+    return (
+        3 * 80,
+        80,
+        [states(80, 2, dtype=dtype)],
+        lambda fused, x, kept: fused_stages.short_conv(fused, x, weight, bias, *kept, RUNS),
+        lambda x, kept: conv.short_conv(x, weight, bias, *kept, RUNS),
+    )
 
 
 def delta(dtype: torch.dtype) -> Block:
     k_heads, heads, k_dim, v_dim = 2, 4, 16, 32
     channels = 2 * k_heads * k_dim + heads * v_dim
     weights = GatedDeltaWeights(
-        noise(1, channels, 4, dtype=dtype), -noise(2, heads).exp(), noise(3, heads),
-        noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, 1.0)
-    return (channels + heads * v_dim + 2 * heads, heads * v_dim,
-            [states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)],
-            lambda fused, x, kept: fused_stages.recurrent(
-                recurrent_layers.GATED_DELTA, fused, x, weights, *kept, RUNS),
-            lambda x, kept: recurrent_layers.gated_delta_layer(x, weights, *kept, RUNS))
+        noise(1, channels, 4, dtype=dtype),
+        -noise(2, heads).exp(),
+        noise(3, heads),
+        noise(4, v_dim, dtype=dtype),
+        1e-5,
+        k_heads,
+        heads,
+        k_dim,
+        v_dim,
+        1.0,
+    )
+    return (
+        channels + heads * v_dim + 2 * heads,
+        heads * v_dim,
+        [states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)],
+        lambda fused, x, kept: fused_stages.recurrent(recurrent_layers.GATED_DELTA, fused, x, weights, *kept, RUNS),
+        lambda x, kept: recurrent_layers.gated_delta_layer(x, weights, *kept, RUNS),
+    )
 
 
 def mamba2(dtype: torch.dtype) -> Block:
     heads, groups, head_dim, state_dim = 4, 2, 16, 32
     inner, channels = heads * head_dim, heads * head_dim + 2 * groups * state_dim
     weights = Mamba2Weights(
-        noise(1, channels, 4, dtype=dtype), noise(9, channels, dtype=dtype), -noise(2, heads).exp(),
-        noise(3, heads), noise(6, heads), noise(4, inner, dtype=dtype), 1e-5, True, heads, groups,
-        head_dim, state_dim, (0.0, float("inf")))
-    return (inner + channels + heads, inner,
-            [states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)],
-            lambda fused, x, kept: fused_stages.recurrent(
-                recurrent_layers.MAMBA2, fused, x, weights, *kept, RUNS),
-            lambda x, kept: recurrent_layers.mamba2_layer(x, weights, *kept, RUNS))
+        noise(1, channels, 4, dtype=dtype),
+        noise(9, channels, dtype=dtype),
+        -noise(2, heads).exp(),
+        noise(3, heads),
+        noise(6, heads),
+        noise(4, inner, dtype=dtype),
+        1e-5,
+        True,
+        heads,
+        groups,
+        head_dim,
+        state_dim,
+        (0.0, float("inf")),
+    )
+    return (
+        inner + channels + heads,
+        inner,
+        [states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)],
+        lambda fused, x, kept: fused_stages.recurrent(recurrent_layers.MAMBA2, fused, x, weights, *kept, RUNS),
+        lambda x, kept: recurrent_layers.mamba2_layer(x, weights, *kept, RUNS),
+    )
 
 
 def attention(dtype: torch.dtype) -> Block:
@@ -113,16 +138,23 @@ def attention(dtype: torch.dtype) -> Block:
     angles = noise(4, TOKENS, 8).repeat(1, 2)
     cos_sin = angles.cos(), angles.sin()
     inputs = StepInputs(torch.zeros(TOKENS, dtype=torch.int64), positions_of(RUNS), RUNS)
-    return (dim * (2 * heads + 2 * kv_heads), heads * dim, list(pages(RUNS, 40, kv_heads, dim, dtype)),
-            lambda fused, x, kept: fused_stages.attention(fused, x, core, inputs, LayerCache(*kept), cos_sin),
-            lambda x, kept: attention_layer.attention_layer(x, core, inputs, LayerCache(*kept), cos_sin))
+    return (
+        dim * (2 * heads + 2 * kv_heads),
+        heads * dim,
+        list(pages(RUNS, 40, kv_heads, dim, dtype)),
+        lambda fused, x, kept: fused_stages.attention(fused, x, core, inputs, LayerCache(*kept), cos_sin),
+        lambda x, kept: attention_layer.attention_layer(x, core, inputs, LayerCache(*kept), cos_sin),
+    )
 
 
-@pytest.mark.parametrize(("form", "bias"), [*((form, bias) for form in FORMS for bias in (False, True)),
-                                            ("joined", False), ("ordered parts", False)])
+@pytest.mark.parametrize(
+    ("form", "bias"),
+    [*((form, bias) for form in FORMS for bias in (False, True)), ("joined", False), ("ordered parts", False)],
+)
 @pytest.mark.parametrize("make", [swiglu, lfm2, delta, mamba2, attention])
-def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtype], Block], form: str,
-                                                      bias: bool) -> None:
+def test_a_chain_gives_the_bits_of_its_ops_one_by_one(
+    make: Callable[[torch.dtype], Block], form: str, bias: bool
+) -> None:
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
     first_rows, second_columns, kept, run_fused, core = make(dtype)
     first, second = weight_of(form, first_rows, WIDTH, 20), weight_of(form, WIDTH, second_columns, 21)

@@ -21,9 +21,14 @@ DIGEST = "26eca18ba6926fd8"
 """Of what Python hands over: see the test that compares it."""
 
 
-@pytest.mark.parametrize(("built", "age"), [
-    (SimpleNamespace(INTERFACE=native.INTERFACE - 1), "older"), (SimpleNamespace(), "older"),
-    (SimpleNamespace(INTERFACE=native.INTERFACE + 1), "newer")])
+@pytest.mark.parametrize(
+    ("built", "age"),
+    [
+        (SimpleNamespace(INTERFACE=native.INTERFACE - 1), "older"),
+        (SimpleNamespace(), "older"),
+        (SimpleNamespace(INTERFACE=native.INTERFACE + 1), "newer"),
+    ],
+)
 def test_kernels_of_another_interface_are_not_used_and_the_way_out_is_named(built: Any, age: str) -> None:
     found = native.load(lambda: built)
     assert found.extension is None
@@ -58,8 +63,13 @@ except Exception as error:
 
 
 def test_weft_says_so_once_and_goes_on_in_torch() -> None:
-    told = subprocess.run([sys.executable, "-c", STALE], capture_output=True, text=True, check=True,
-                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    told = subprocess.run(
+        [sys.executable, "-c", STALE],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert told.stderr.count("the C++ kernels are not used") == 1
     assert native.REBUILD in told.stderr
     ran, refused = told.stdout.splitlines()

@@ -18,8 +18,11 @@ from weft.tensor.ops.moe import moe
 from weft.tensor.weights.quantized import QuantizedWeight
 
 DTYPES = [torch.float32, torch.bfloat16]
-CLOSE = {torch.float32: {"rtol": 3e-5, "atol": 3e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
-         torch.float16: {"rtol": 4e-3, "atol": 4e-3}}
+CLOSE = {
+    torch.float32: {"rtol": 3e-5, "atol": 3e-5},
+    torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},
+    torch.float16: {"rtol": 4e-3, "atol": 4e-3},
+}
 ROWS = [*range(1, 10), 33]
 
 
@@ -44,10 +47,11 @@ def byte_products(w: QuantizedWeight) -> bool:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize(("bits", "zeros", "group"), [
-    (8, False, None), (8, True, 32), (8, False, -1), (4, False, None), (4, True, 64), (4, True, -1)])
-def test_a_product_is_the_naive_one(bits: int, zeros: bool, group: int | None, exact: bool,
-                                    dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("bits", "zeros", "group"),
+    [(8, False, None), (8, True, 32), (8, False, -1), (4, False, None), (4, True, 64), (4, True, -1)],
+)
+def test_a_product_is_the_naive_one(bits: int, zeros: bool, group: int | None, exact: bool, dtype: torch.dtype) -> None:
     for rows_out, columns in ((64, 64), (33, 100), (130, 224), (1, 32)):
         w = weight(bits, rows_out, columns, zeros=zeros, exact=exact, group=group)
         x = noise(1, 33, columns, dtype=dtype)
@@ -63,11 +67,11 @@ def test_a_product_is_the_naive_one(bits: int, zeros: bool, group: int | None, e
 def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(bits: int) -> None:
     w = weight(bits, 130, 224, zeros=True, group=32)
     if not byte_products(w):
-        return      # many rows are the matrix library's there
+        return  # many rows are the matrix library's there
     x = noise(3, 40, 224)
     together = native_ops.quantized_linear(x, w)
     for row in (0, 7, 8, 39):
-        assert torch.equal(native_ops.quantized_linear(x[row:row + 1], w)[0], together[row])
+        assert torch.equal(native_ops.quantized_linear(x[row : row + 1], w)[0], together[row])
 
 
 def test_rounding_the_inputs_is_what_exact_leaves_out() -> None:
@@ -87,8 +91,7 @@ def test_many_rows_with_widened_weights_are_the_same_product(bits: int, rows: in
     w = weight(bits, 700, 100, zeros=True, exact=True)
     x, bias = noise(5, rows, 100), noise(6, 700)
     truth = naive_of(x, w, bias)
-    torch.testing.assert_close(native_ops.quantized_linear(x, w, bias), truth,
-                               **scaled(CLOSE[torch.float32], truth))
+    torch.testing.assert_close(native_ops.quantized_linear(x, w, bias), truth, **scaled(CLOSE[torch.float32], truth))
 
 
 def naive_of(x: torch.Tensor, w: QuantizedWeight, bias: torch.Tensor) -> torch.Tensor:
@@ -101,8 +104,9 @@ def test_inputs_of_other_shapes_strides_and_dtypes() -> None:
     truth = naive_ops.quantized_linear(x, w)
     torch.testing.assert_close(native_ops.quantized_linear(x, w), truth, rtol=1e-4, atol=1e-4)
     turned = noise(8, 96, 5).T
-    torch.testing.assert_close(native_ops.quantized_linear(turned, w),
-                               naive_ops.quantized_linear(turned, w), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        native_ops.quantized_linear(turned, w), naive_ops.quantized_linear(turned, w), rtol=1e-4, atol=1e-4
+    )
     half = native_ops.quantized_linear(x.half(), w)
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), truth, **scaled(CLOSE[torch.float16], truth))
@@ -131,8 +135,9 @@ def experts(form: str, count: int, rows: int, columns: int, seed: int) -> Expert
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize(("activation", "gated"), [("silu", True), ("gelu", True), ("relu2", False)])
 @pytest.mark.parametrize("tokens", [1, 3, 20])
-def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bool, tokens: int,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_the_naive_ones(
+    form: str, activation: Activation, gated: bool, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
     x = noise(10, tokens, 96, dtype=dtype) * 0.2
     gate_up = experts(form, 5, 128 if gated else 64, 96, 11)
@@ -141,7 +146,7 @@ def test_experts_are_the_naive_ones(form: str, activation: Activation, gated: bo
     ids[0, 1] = -1
     weights = torch.rand(tokens, 3, generator=torch.Generator().manual_seed(14))
     truth = naive_ops.moe(x.double(), ids, weights, gate_up, down, activation=activation, gated=gated)
-    for few_rows in (experts_op._FEW_ROWS, 99):     # torch takes 20 tokens in float, the kernel can
+    for few_rows in (experts_op._FEW_ROWS, 99):  # torch takes 20 tokens in float, the kernel can
         monkeypatch.setattr(experts_op, "_FEW_ROWS", few_rows)
         got = moe(x, ids, weights, gate_up, down, activation=activation, gated=gated)
         torch.testing.assert_close(got.double(), truth, **scaled(CLOSE[dtype], truth))
@@ -177,5 +182,4 @@ def test_experts_that_the_kernel_does_not_take_go_to_torch() -> None:
     ids = torch.zeros(1, 1, dtype=torch.int64)
     one, many = torch.ones(1, 1), torch.ones(99, 1)
     assert moe.native(noise(19, 1, 48), ids, one, noise(20, 2, 24, 48), noise(21, 2, 48, 12)) is UNFIT
-    assert moe.native(noise(19, 99, 64), ids.expand(99, 1), many, noise(20, 2, 64, 64),
-                      noise(21, 2, 64, 32)) is UNFIT
+    assert moe.native(noise(19, 99, 64), ids.expand(99, 1), many, noise(20, 2, 64, 64), noise(21, 2, 64, 32)) is UNFIT

@@ -81,7 +81,7 @@ def residue_bias(x: torch.Tensor, weight: torch.Tensor, row: int) -> torch.Tenso
 @pytest.mark.parametrize(("rows_out", "columns"), SHAPES)
 def test_sums_have_the_order_and_the_zeros_of_the_manual(rows_out: int, columns: int, unit: str) -> None:
     if not native.extension().follows_manual():
-        return      # a unit of another order serves all rows itself: the next test
+        return  # a unit of another order serves all rows itself: the next test
     weight, x = with_tiny_ones(1, rows_out, columns), with_tiny_ones(2, 33, columns)
     total, tiles = by_manual(x, weight), in_order(weight)
     seen = 0
@@ -109,7 +109,7 @@ def test_a_row_has_the_same_bits_in_either_form_and_any_batch(rows_out: int, col
     dense = both["plain"].dense()
     for row in (0, 6, 14, 40):
         bias = residue_bias(x, dense, row)
-        alone = tiled_linear(x[row:row + 1], both["plain"], bias)[0]
+        alone = tiled_linear(x[row : row + 1], both["plain"], bias)[0]
         assert alone.isfinite().all()
         for form, weight in both.items():
             for rows in (count for count in ROWS if count > row):
@@ -125,8 +125,12 @@ def test_a_product_is_the_exact_one_to_the_rounding(columns: int) -> None:
     x = wide[:, 6:]
     truth = x.double() @ weight.double().T
     for rows in (3, 150):
-        torch.testing.assert_close(tiled_linear(x[:rows], in_order(weight)).double(), truth[:rows], rtol=8e-3,
-                                   atol=1e-5 * float(truth.abs().max()))
+        torch.testing.assert_close(
+            tiled_linear(x[:rows], in_order(weight)).double(),
+            truth[:rows],
+            rtol=8e-3,
+            atol=1e-5 * float(truth.abs().max()),
+        )
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
@@ -141,8 +145,12 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 
 def test_no_rows_are_no_work() -> None:
     x, weight = noise(2, 0, 96, dtype=BF16), noise(1, 64, 96, dtype=BF16)
-    for product in (tiled_linear(x, in_order(weight)), tiled_linear(x, made_of(weight)),
-                    quantized_linear(x, of_codes("int4", 64, 96)), quantized_linear(x, byte_weight(64, 96))):
+    for product in (
+        tiled_linear(x, in_order(weight)),
+        tiled_linear(x, made_of(weight)),
+        quantized_linear(x, of_codes("int4", 64, 96)),
+        quantized_linear(x, byte_weight(64, 96)),
+    ):
         assert product.shape == (0, 64)
 
 
@@ -174,9 +182,15 @@ def test_few_rows_by_other_sums_would_be_seen() -> None:
     assert not torch.equal(bits(tiled_linear(x[:FEW_ROWS], in_order(weight), bias)[3]), bits(many[3]))
 
 
-CODES = {"int8": (8, False, None), "int8 zeros": (8, True, 32), "int8 rows": (8, False, -1),
-         "int8 wide": (8, True, 320), "int4": (4, False, None), "int4 zeros": (4, True, 96),
-         "int4 rows": (4, False, -1)}
+CODES = {
+    "int8": (8, False, None),
+    "int8 zeros": (8, True, 32),
+    "int8 rows": (8, False, -1),
+    "int8 wide": (8, True, 320),
+    "int4": (4, False, None),
+    "int4 zeros": (4, True, 96),
+    "int4 rows": (4, False, -1),
+}
 """Form -> bits, zeros, columns that share a scale: less than a chunk of 256, more, and no divisor of it."""
 each_code = pytest.mark.parametrize("form", CODES)
 
@@ -194,9 +208,9 @@ def codes_by_manual(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     total = np.zeros((len(x), weight.rows), np.float32)
     for group, first in enumerate(range(0, weight.columns, weight.group)):
         last = min(first + weight.group, weight.columns)
-        numbers = plain.codes[:weight.rows, first:last].int() - zeros[:weight.rows, group, None].int()
+        numbers = plain.codes[: weight.rows, first:last].int() - zeros[: weight.rows, group, None].int()
         sums = by_manual(x[:, first:last], numbers.to(BF16)).numpy().astype(np.longdouble)
-        scales = plain.scales[:weight.rows, group].numpy().astype(np.longdouble)
+        scales = plain.scales[: weight.rows, group].numpy().astype(np.longdouble)
         total = flushed((sums * scales + total).astype(np.float32))
     return torch.from_numpy(total)
 
@@ -231,7 +245,7 @@ def test_a_row_of_a_product_of_codes_has_the_same_bits_in_any_batch(form: str) -
         for row in (0, 3, 14, 40):
             bias = residue_bias(x, dense, row)
             assert float((x[row].double() @ dense.double().T + bias).abs().max()) < 1e-5
-            alone = quantized_linear(x[row:row + 1], weight, bias)[0]
+            alone = quantized_linear(x[row : row + 1], weight, bias)[0]
             assert float(alone.abs().max()) < 1e-3, "x was rounded"
             for rows in (count for count in (2, 3, 4, 5, 16, 17, 33, 49) if count > row):
                 got = quantized_linear(x[:rows], replace(weight, exact=rows % 2 == 0), bias)

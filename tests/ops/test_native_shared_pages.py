@@ -17,8 +17,7 @@ from weft.units import PAD, PAGE_TOKENS
 
 PAGES = 420
 DECODES = [Run(500), Run(333), PAD_ROW, *map(Run, (500, 331, 200, 500, 140, 640, 499, 333))]
-SHARING = {0: (0, 30), 3: (0, 30), 6: (0, 25), 8: (0, 31), 9: (0, 30), 1: (1, 20), 4: (1, 20), 10: (1, 8),
-           7: (5, 5)}
+SHARING = {0: (0, 30), 3: (0, 30), 6: (0, 25), 8: (0, 31), 9: (0, 30), 1: (1, 20), 4: (1, 20), 10: (1, 8), 7: (5, 5)}
 """Row -> whose pages it begins with, and how many; those of the last are too few to be worth it."""
 
 
@@ -46,8 +45,7 @@ def test_shared_pages_equal_the_twin(kv_dtype: torch.dtype, heads: int, kv_heads
     dtype = torch.float32 if kv_dtype == torch.float32 else torch.bfloat16
     q = noise(3, tokens_in(runs), heads, dim, dtype=dtype)
     want = naive_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None, pages.scales)
-    for got in in_each_set(lambda: native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
-                                                                    pages.scales)):
+    for got in in_each_set(lambda: native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None, pages.scales)):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
 
 
@@ -102,8 +100,7 @@ def test_a_page_of_pad_inside_a_context_is_skipped(kv_dtype: torch.dtype, thread
     """Law L4: nothing is read in its place, and the row sees its other tokens. Decodes alone, in parts and
     together, and prompts; the last row sees no page at all."""
     native.set_threads(threads)
-    runs = make_runs([Run(700), Run(333), PAD_ROW, Run(333), Run(40), Run(20)], [Run(0, 65), Run(40, 90)],
-                     pages=PAGES)
+    runs = make_runs([Run(700), Run(333), PAD_ROW, Run(333), Run(40), Run(20)], [Run(0, 65), Run(40, 90)], pages=PAGES)
     runs.page_table_RP[3, :10] = runs.page_table_RP[1, :10]
     pages = filled_pages(runs, PAGES, 2, 64, kv_dtype)
     dtype = torch.float32 if kv_dtype == torch.float32 else torch.bfloat16
@@ -115,13 +112,11 @@ def test_a_page_of_pad_inside_a_context_is_skipped(kv_dtype: torch.dtype, thread
         for token in range(runs.lengths[row]):
             want[runs.offsets[row] + token] = without_pages(runs, row, token, left, pages, q)
         runs.page_table_RP[row, columns] = PAD
-    for got in in_each_set(lambda: native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
-                                                                    pages.scales)):
+    for got in in_each_set(lambda: native_ops.paged_attention(q, pages.k, pages.v, runs, 0.1, None, pages.scales)):
         torch.testing.assert_close(got, want, **CLOSE[dtype])
 
 
-def without_pages(runs: Runs, row: int, token: int, columns: list[int], pages: Pages, q: torch.Tensor,
-                  ) -> torch.Tensor:
+def without_pages(runs: Runs, row: int, token: int, columns: list[int], pages: Pages, q: torch.Tensor) -> torch.Tensor:
     """[heads, D] of one token whose sequence consists of the pages in ``columns`` alone."""
     position = runs.starts[row] + token
     seen = sum(max(0, min(PAGE_TOKENS, position + 1 - column * PAGE_TOKENS)) for column in columns)

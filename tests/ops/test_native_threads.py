@@ -81,6 +81,11 @@ print(before, alive(), bool((y > 0).all()))
 
 
 def test_numbers_too_small_to_be_normal_live_on_in_the_process_and_on_the_kernels_threads() -> None:
-    told = subprocess.run([sys.executable, "-c", DENORMALS], capture_output=True, text=True, check=False,
-                          env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    told = subprocess.run(
+        [sys.executable, "-c", DENORMALS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert told.stdout.split() == ["True", "True", "True"], told.stderr

@@ -38,8 +38,12 @@ def test_codes_and_bounds_equal_their_formula(shape: tuple[int, ...], dtype: tor
     low_apart = ((codes % 16).int() - (want_codes % 16).int()).abs().max()
     high_apart = ((codes // 16).int() - (want_codes // 16).int()).abs().max()
     assert max(low_apart, high_apart) <= 1, "a tie may fall either way"
-    torch.testing.assert_close(decode_nibbles(codes, bounds, torch.float32),
-                               naive_ops.decode_nibbles(codes, bounds, torch.float32), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        decode_nibbles(codes, bounds, torch.float32),
+        naive_ops.decode_nibbles(codes, bounds, torch.float32),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_no_number_is_off_by_more_than_half_a_step_and_what_the_bounds_are_rounded_by() -> None:

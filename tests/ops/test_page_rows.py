@@ -34,10 +34,11 @@ def test_attention_reads_rows_as_it_reads_packed_pages(dtype: torch.dtype, windo
     runs = steps()
     q = noise(tokens_in(runs), 4, DIM)
     packed, rows = (filled_pages(runs, PAGES, HEADS, DIM, dtype, layout) for layout in LAYOUTS)
-    want, got = (paged_attention.torch(q, pages.k, pages.v, steps(), 0.3, window, pages.scales)
-                 for pages in (packed, rows))
+    want, got = (
+        paged_attention.torch(q, pages.k, pages.v, steps(), 0.3, window, pages.scales) for pages in (packed, rows)
+    )
     torch.testing.assert_close(got, want, **close(torch.float32))
-    other = Pages(rows.k, rows.v.flip(0), rows.scales)   # the control: other pages are seen
+    other = Pages(rows.k, rows.v.flip(0), rows.scales)  # the control: other pages are seen
     hurt = paged_attention.torch(q, other.k, other.v, steps(), 0.3, window, other.scales)
     assert not torch.equal(hurt, got)
 

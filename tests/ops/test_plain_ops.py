@@ -23,11 +23,14 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("gate_first", [None, False, True])
 @pytest.mark.parametrize("plus_one", [False, True])
 @pytest.mark.parametrize("group_size", [None, 8, 32])
-def test_every_kind_of_norm_equals_its_formula(gate_first: bool | None, plus_one: bool,
-                                               group_size: int | None) -> None:
+def test_every_kind_of_norm_equals_its_formula(gate_first: bool | None, plus_one: bool, group_size: int | None) -> None:
     x, weight = noise(5, 3, 32), noise(32, seed=1)
-    options = {"plus_one": plus_one, "group_size": group_size, "gate_first": bool(gate_first),
-               "gate": None if gate_first is None else noise(5, 3, 32, seed=2)}
+    options = {
+        "plus_one": plus_one,
+        "group_size": group_size,
+        "gate_first": bool(gate_first),
+        "gate": None if gate_first is None else noise(5, 3, 32, seed=2),
+    }
     want = naive_rms_norm(x, weight, 1e-6, **options)
     torch.testing.assert_close(rms_norm(x, weight, 1e-6, **options), want, **CLOSE)
 

@@ -67,7 +67,7 @@ def test_a_product_is_the_naive_one(bits: int, rows: int, dtype: torch.dtype) ->
     x, bias = noise(5, rows, 100, dtype=dtype), noise(6, 33)
     w = weight(bits, 33, 100, zeros=True)
     truth = naive_ops.quantized_linear(x.float(), w, bias)
-    if dtype == torch.bfloat16:     # torch widens to the dtype of x
+    if dtype == torch.bfloat16:  # torch widens to the dtype of x
         truth = x.float() @ w.dense(dtype=dtype).float().T + bias
     torch.testing.assert_close(quantized_linear(x, w, bias), truth.to(dtype), **CLOSE[dtype])
     assert quantized_linear(x[None], w).shape == (1, rows, 33)

@@ -19,19 +19,24 @@ from weft.tensor.weights.quantized import rounded
 
 ROWS = noise(4, 256)
 ENCODERS: dict[str, Callable[[], Any]] = {
-    "int8 weights": lambda: rounded(ROWS, 8), "int4 weights": lambda: rounded(ROWS, 4),
-    **{f"a copy in {form}": lambda form=form: _rounded(ROWS, form, torch.bfloat16)  # type: ignore[misc]
-       for form in ("w8a8", "int8", "int4")},
+    "int8 weights": lambda: rounded(ROWS, 8),
+    "int4 weights": lambda: rounded(ROWS, 4),
+    **{
+        f"a copy in {form}": lambda form=form: _rounded(ROWS, form, torch.bfloat16)  # type: ignore[misc]
+        for form in ("w8a8", "int8", "int4")
+    },
     "states": lambda: encode_state(ROWS, torch.empty(4, 256, dtype=torch.int8), torch.empty(4)),
-    "nibbles": lambda: encode_nibbles(ROWS, torch.empty(4, 128, dtype=torch.uint8),
-                                      torch.empty(4, 2, dtype=torch.bfloat16))}
+    "nibbles": lambda: encode_nibbles(
+        ROWS, torch.empty(4, 128, dtype=torch.uint8), torch.empty(4, 2, dtype=torch.bfloat16)
+    ),
+}
 
 
 class Divisions(TorchDispatchMode):
     """``divisors``: those that were numbers of Python."""
 
     def __init__(self) -> None:
-        super().__init__()   # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]
         self.divisors: list[float] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

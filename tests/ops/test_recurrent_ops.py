@@ -20,8 +20,12 @@ def both(op: RecurrentOp, runs: Runs, states: torch.Tensor, seed: int = 0) -> tu
     inputs = op.inputs(tokens_in(runs), seed)
     naive_states, cpu_states = states.clone(), states.clone()
     poison_scratch()
-    return (op.call("naive", inputs, naive_states, runs), naive_states,
-            op.call("cpu", inputs, cpu_states, runs), cpu_states)
+    return (
+        op.call("naive", inputs, naive_states, runs),
+        naive_states,
+        op.call("cpu", inputs, cpu_states, runs),
+        cpu_states,
+    )
 
 
 def agree(op: RecurrentOp, runs: Runs, states: torch.Tensor, seed: int = 0) -> None:
@@ -32,15 +36,23 @@ def agree(op: RecurrentOp, runs: Runs, states: torch.Tensor, seed: int = 0) -> N
 
 @pytest.mark.parametrize("start", [0, 5, 63, 64, 100])
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 63, 64, 65, 200])
-def test_a_prefill_of_any_length_from_any_position_equals_the_recurrence(op: RecurrentOp, start: int,
-                                                                         length: int) -> None:
+def test_a_prefill_of_any_length_from_any_position_equals_the_recurrence(
+    op: RecurrentOp, start: int, length: int
+) -> None:
     agree(op, make_runs([], [Run(start, length, slot=2, fresh=start == 0)]), op.states(4))
 
 
 def test_a_mixed_batch_equals_the_recurrence_run_by_run(op: RecurrentOp) -> None:
-    runs = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0), Run(64, slot=8)],
-                     [Run(0, 65, slot=1, fresh=True), Run(40, 170, slot=5), Run(128, 64, slot=2),
-                      Run(0, 3, slot=9, fresh=True), Run(63, 2, slot=4)])
+    runs = make_runs(
+        [Run(7, slot=3), PAD_ROW, Run(200, slot=0), Run(64, slot=8)],
+        [
+            Run(0, 65, slot=1, fresh=True),
+            Run(40, 170, slot=5),
+            Run(128, 64, slot=2),
+            Run(0, 3, slot=9, fresh=True),
+            Run(63, 2, slot=4),
+        ],
+    )
     agree(op, runs, op.states(12))
 
 
@@ -61,16 +73,19 @@ def test_a_run_in_two_pieces_equals_one(op: RecurrentOp, cut: int) -> None:
     inputs = op.inputs(length, 3)
     whole_states, piece_states = op.states(3), op.states(3)
     whole = op.call("cpu", inputs, whole_states, make_runs([], [Run(0, length, slot, fresh=True)]))
-    first = op.call("cpu", {k: x[:cut] for k, x in inputs.items()}, piece_states,
-                    make_runs([], [Run(0, cut, slot, fresh=True)]))
-    second = op.call("cpu", {k: x[cut:] for k, x in inputs.items()}, piece_states,
-                     make_runs([], [Run(cut, length - cut, slot)]))
+    first = op.call(
+        "cpu", {k: x[:cut] for k, x in inputs.items()}, piece_states, make_runs([], [Run(0, cut, slot, fresh=True)])
+    )
+    second = op.call(
+        "cpu", {k: x[cut:] for k, x in inputs.items()}, piece_states, make_runs([], [Run(cut, length - cut, slot)])
+    )
     torch.testing.assert_close(torch.cat((first, second)), whole, **CLOSE)
     torch.testing.assert_close(piece_states, whole_states, **CLOSE)
 
     lost_states = op.states(3)  # the control: a second piece that starts from another state must differ
-    lost = op.call("cpu", {k: x[cut:] for k, x in inputs.items()}, lost_states,
-                   make_runs([], [Run(cut, length - cut, slot)]))
+    lost = op.call(
+        "cpu", {k: x[cut:] for k, x in inputs.items()}, lost_states, make_runs([], [Run(cut, length - cut, slot)])
+    )
     assert (lost - second).abs().max() > 1e-2
 
 
@@ -78,11 +93,17 @@ def test_a_prefill_goes_on_as_decodes(op: RecurrentOp) -> None:
     inputs = op.inputs(70, 5)
     whole_states, step_states = op.states(3), op.states(3)
     whole = op.call("cpu", inputs, whole_states, make_runs([], [Run(0, 70, slot=0, fresh=True)]))
-    pieces = [op.call("cpu", {k: x[:60] for k, x in inputs.items()}, step_states,
-                      make_runs([], [Run(0, 60, slot=0, fresh=True)]))]
+    pieces = [
+        op.call(
+            "cpu", {k: x[:60] for k, x in inputs.items()}, step_states, make_runs([], [Run(0, 60, slot=0, fresh=True)])
+        )
+    ]
     for at in range(60, 70):
-        pieces.append(op.call("cpu", {k: x[at : at + 1] for k, x in inputs.items()}, step_states,
-                              make_runs([Run(at, slot=0)], [])))
+        pieces.append(
+            op.call(
+                "cpu", {k: x[at : at + 1] for k, x in inputs.items()}, step_states, make_runs([Run(at, slot=0)], [])
+            )
+        )
     torch.testing.assert_close(torch.cat(pieces), whole, **CLOSE)
     torch.testing.assert_close(step_states, whole_states, **CLOSE)
 
@@ -133,10 +154,19 @@ def test_pad_rows_work_where_there_are_no_slots_at_all(op: RecurrentOp) -> None:
 
 
 def test_taps_write_the_state_inside_a_run(op: RecurrentOp) -> None:
-    taps = (TapPoint(1, 1, 6), TapPoint(1, 24, 7), TapPoint(1, 25, 8), TapPoint(1, 150, 9),
-            TapPoint(2, 64, 10), TapPoint(2, 65, 11), TapPoint(3, 2, 12), TapPoint(2, 7, PAD))
-    runs = make_runs([Run(5, slot=0)],
-                     [Run(40, 150, slot=1), Run(0, 130, slot=2, fresh=True), Run(10, 3, slot=3)], taps=taps)
+    taps = (
+        TapPoint(1, 1, 6),
+        TapPoint(1, 24, 7),
+        TapPoint(1, 25, 8),
+        TapPoint(1, 150, 9),
+        TapPoint(2, 64, 10),
+        TapPoint(2, 65, 11),
+        TapPoint(3, 2, 12),
+        TapPoint(2, 7, PAD),
+    )
+    runs = make_runs(
+        [Run(5, slot=0)], [Run(40, 150, slot=1), Run(0, 130, slot=2, fresh=True), Run(10, 3, slot=3)], taps=taps
+    )
     states = op.states(14)
     states[6:] = float("nan")
     agree(op, runs, states)
@@ -145,10 +175,8 @@ def test_taps_write_the_state_inside_a_run(op: RecurrentOp) -> None:
 def test_a_run_resumed_from_a_tap_goes_on_as_if_never_cut(op: RecurrentOp) -> None:
     inputs = op.inputs(100, 2)
     states = op.states(3)
-    whole = op.call("cpu", inputs, states,
-                    make_runs([], [Run(0, 100, slot=0, fresh=True)], taps=(TapPoint(0, 64, 1),)))
-    rest = op.call("cpu", {k: x[64:] for k, x in inputs.items()}, states,
-                   make_runs([], [Run(64, 36, slot=1)]))
+    whole = op.call("cpu", inputs, states, make_runs([], [Run(0, 100, slot=0, fresh=True)], taps=(TapPoint(0, 64, 1),)))
+    rest = op.call("cpu", {k: x[64:] for k, x in inputs.items()}, states, make_runs([], [Run(64, 36, slot=1)]))
     torch.testing.assert_close(rest, whole[64:], **CLOSE)
     torch.testing.assert_close(states[1], states[0], **CLOSE)
 
@@ -167,8 +195,11 @@ def test_company_in_the_batch_changes_nothing(op: RecurrentOp) -> None:
 
 
 def test_a_long_step_is_computed_in_blocks_of_chunks(op: RecurrentOp) -> None:
-    runs = make_runs([], [Run(17, 1300, slot=0), Run(0, 900, slot=1, fresh=True), Run(64, 64, slot=2)],
-                     taps=(TapPoint(0, 1000, 3), TapPoint(1, 576, 4)))
+    runs = make_runs(
+        [],
+        [Run(17, 1300, slot=0), Run(0, 900, slot=1, fresh=True), Run(64, 64, slot=2)],
+        taps=(TapPoint(0, 1000, 3), TapPoint(1, 576, 4)),
+    )
     agree(op, runs, op.states(5))
 
 

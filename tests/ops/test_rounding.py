@@ -39,8 +39,13 @@ def test_the_mean_over_many_positions_is_the_number_itself(dtype: torch.dtype) -
     for value in (1.0004, -3.001, 2.0**-18 * 1.3, 100.1):
         x = torch.full((20_000, 1), value)
         mean = float(rounded(x, dtype, range(20_000), 0).mean())
-        step = abs(float(torch.nextafter(torch.tensor(value, dtype=dtype),
-                                         torch.tensor(float("inf"), dtype=dtype))) - value) + 2.0**-24
+        step = (
+            abs(
+                float(torch.nextafter(torch.tensor(value, dtype=dtype), torch.tensor(float("inf"), dtype=dtype)))
+                - value
+            )
+            + 2.0**-24
+        )
         assert abs(mean - value) < 0.02 * step + 1e-7 * abs(value)
 
 
@@ -55,6 +60,7 @@ def test_what_is_too_large_is_the_largest_and_nan_stays(dtype: torch.dtype) -> N
 
 def test_the_bits_are_those_of_the_rule() -> None:
     """lowbias32 in plain integers; another rule would make another state of a text that is cached."""
+
     def mixed(x: int) -> int:
         x = ((x ^ x >> 16) * 0x7FEB352D) & 0xFFFFFFFF
         x = ((x ^ x >> 15) * 0x846CA68B) & 0xFFFFFFFF
@@ -78,9 +84,11 @@ def test_rows_layers_and_positions_draw_for_themselves() -> None:
         assert not torch.equal(rounded(x, torch.bfloat16, [position], layer), first)
 
 
-MIXED = make_runs([Run(7, slot=3), PAD_ROW, Run(40, slot=0), Run(0, slot=6, fresh=True)],
-                  [Run(0, 20, slot=1, fresh=True), Run(40, 30, slot=5), Run(0, 3), Run(63, 2, slot=4)],
-                  taps=(TapPoint(5, 24, 8), TapPoint(5, 30, 9), TapPoint(5, 2, 10)))
+MIXED = make_runs(
+    [Run(7, slot=3), PAD_ROW, Run(40, slot=0), Run(0, slot=6, fresh=True)],
+    [Run(0, 20, slot=1, fresh=True), Run(40, 30, slot=5), Run(0, 3), Run(63, 2, slot=4)],
+    taps=(TapPoint(5, 24, 8), TapPoint(5, 30, 9), TapPoint(5, 2, 10)),
+)
 
 
 @each_op
@@ -91,8 +99,7 @@ def test_a_mixed_step_over_narrow_states_equals_the_twin(op: RecurrentOp, dtype:
     for state in states:
         state[[1, 6, 8, 9, 10]] = float("nan")
     inputs = op.inputs(tokens_in(MIXED), 1)
-    got, want = (op.call(which, inputs, state, MIXED)
-                 for which, state in zip(("cpu", "naive"), states, strict=True))
+    got, want = (op.call(which, inputs, state, MIXED) for which, state in zip(("cpu", "naive"), states, strict=True))
     live = [t for t in range(tokens_in(MIXED)) if t != 1]
     torch.testing.assert_close(got[live], want[live], rtol=1e-3, atol=1e-3)
     assert (states[0] == states[1]).float().mean() > 0.99
@@ -105,7 +112,8 @@ def test_a_mixed_step_over_narrow_states_equals_the_twin(op: RecurrentOp, dtype:
 @each_narrow
 @pytest.mark.parametrize("cut", [1, 7, 19])
 def test_a_run_in_pieces_and_in_decodes_leaves_the_state_of_the_run_in_one(
-        op: RecurrentOp, dtype: torch.dtype, cut: int) -> None:
+    op: RecurrentOp, dtype: torch.dtype, cut: int
+) -> None:
     inputs = op.inputs(20, 1)
     part = {name: x[cut:] for name, x in inputs.items()}
     whole, pieces = op.states(2).to(dtype), op.states(2).to(dtype)
@@ -117,6 +125,6 @@ def test_a_run_in_pieces_and_in_decodes_leaves_the_state_of_the_run_in_one(
         op.call("cpu", one, pieces, make_runs([Run(5 + cut + token, slot=0)], []))
     assert (whole == pieces).float().mean() > 0.98
     torch.testing.assert_close(whole.float(), pieces.float(), rtol=1e-2, atol=1e-3)
-    nearest = op.states(2)     # the control: what is rounded otherwise is another state
+    nearest = op.states(2)  # the control: what is rounded otherwise is another state
     op.call("cpu", inputs, nearest, make_runs([], [Run(5, 20, slot=0)]))
     assert (whole == nearest.to(dtype)).float().mean() < 0.9

@@ -34,8 +34,9 @@ def native_kernels(torch_kernels: None) -> None:
     native.choose("native")
 
 
-def codes(bits: int, *, zeros: bool = False, exact: bool = False,
-          group: int | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+def codes(
+    bits: int, *, zeros: bool = False, exact: bool = False, group: int | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
     w = weight(bits, 130, 256, zeros=zeros, exact=exact, group=group)
     for dtype in (torch.float32, torch.bfloat16):
         assert not linear.widened(15, dtype, w), "torch multiplies fewer rows than it should"
@@ -51,9 +52,12 @@ def float_tiles(dtype: torch.dtype, *, twelve_bit: bool = False) -> Callable[[to
 
 FORMS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
     "float32 tiles": lambda: float_tiles(torch.float32),
-    "int8": lambda: codes(8), "int8 exact": lambda: codes(8, exact=True),
+    "int8": lambda: codes(8),
+    "int8 exact": lambda: codes(8, exact=True),
     "int8 zeros": lambda: codes(8, zeros=True, group=32),
-    "int4": lambda: codes(4), "int4 zeros exact": lambda: codes(4, zeros=True, exact=True, group=64)}
+    "int4": lambda: codes(4),
+    "int4 zeros exact": lambda: codes(4, zeros=True, exact=True, group=64),
+}
 if native.MISSING is None and serves(torch.bfloat16):
     FORMS["bfloat16 tiles"] = lambda: float_tiles(torch.bfloat16)
 if native.MISSING is None and serves(torch.bfloat16) and native.extension().has_twelve_bit_products():
@@ -65,7 +69,7 @@ DTYPE = {"bfloat16 tiles": torch.bfloat16, "12 bits": torch.bfloat16}
 def test_a_product_of_a_row_alone_is_that_row_of_2_to_16(form: str) -> None:
     product = FORMS[form]()
     x = noise(2, 16, 256).to(DTYPE.get(form, torch.float32))
-    alone = list(in_each_set(lambda: torch.cat([product(x[row:row + 1]) for row in range(16)])))
+    alone = list(in_each_set(lambda: torch.cat([product(x[row : row + 1]) for row in range(16)])))
     assert all(rows.abs().sum() > 0 for rows in alone)
     for count in range(2, ROWS_MAX[form.startswith("int")] + 1):
         together = list(in_each_set(lambda n=count: product(x[:n])))
@@ -79,17 +83,20 @@ def rows_of_runs(runs: Runs, q: torch.Tensor, pages: Pages) -> torch.Tensor:
 def part_of(runs: Runs, whole: int, starts: list[int], lengths: list[int]) -> Runs:
     """Runs that read the pages of run ``whole``."""
     parts = list(zip(starts, lengths, strict=True))
-    part = make_runs([Run(start) for start, length in parts if length == 1],
-                     [Run(start, length) for start, length in parts if length > 1])
-    table = runs.page_table_RP[whole:whole + 1].expand(len(starts), -1).contiguous()
+    part = make_runs(
+        [Run(start) for start, length in parts if length == 1],
+        [Run(start, length) for start, length in parts if length > 1],
+    )
+    table = runs.page_table_RP[whole : whole + 1].expand(len(starts), -1).contiguous()
     object.__setattr__(part, "page_table_RP", table)
     return part
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
 @pytest.mark.parametrize(("start", "threads"), [(3, 1), (507, 3), (1020, 1)])
-def test_attention_of_a_decode_is_that_row_of_a_window_and_of_a_prompt(kv_dtype: torch.dtype, start: int,
-                                                                       threads: int) -> None:
+def test_attention_of_a_decode_is_that_row_of_a_window_and_of_a_prompt(
+    kv_dtype: torch.dtype, start: int, threads: int
+) -> None:
     """Contexts are cut every 512 tokens, whatever the length of the run and the number of threads."""
     count = 8
     whole = make_runs([], [Run(0, start + count), Run(0, 700)], pages=PAGES)
@@ -101,15 +108,22 @@ def test_attention_of_a_decode_is_that_row_of_a_window_and_of_a_prompt(kv_dtype:
     before = native.extension().threads()
     native.set_threads(threads)
     try:
-        decodes = list(in_each_set(lambda: torch.cat([
-            rows_of_runs(part_of(whole, 0, [start + i], [1]), q[start + i:start + i + 1], pages)
-            for i in range(count)])))
+        decodes = list(
+            in_each_set(
+                lambda: torch.cat(
+                    [
+                        rows_of_runs(part_of(whole, 0, [start + i], [1]), q[start + i : start + i + 1], pages)
+                        for i in range(count)
+                    ]
+                )
+            )
+        )
         one_run = part_of(whole, 0, [start], [count])
         window = list(in_each_set(lambda: rows_of_runs(one_run, q[start:], pages)))
         in_prompt = list(in_each_set(lambda: rows_of_runs(prompt, q, pages)[start:]))
         half, third = start // 2, start // 3
         starts, lengths = [start, half, start + 1, third, start + 2], [1, 1, 5, 9, 3]
-        company = torch.cat([q[first:first + length] for first, length in zip(starts, lengths, strict=True)])
+        company = torch.cat([q[first : first + length] for first, length in zip(starts, lengths, strict=True)])
         mixed = list(in_each_set(lambda: rows_of_runs(part_of(whole, 0, starts, lengths), company, pages)))
     finally:
         native.set_threads(before)
@@ -125,6 +139,6 @@ def test_torch_products_depend_on_the_rows_beside_them() -> None:
     """Why small matrices, routers and torch's attention are compared by tokens: oneDNN and MKL choose another
     order of sums for another number of rows."""
     x, w = noise(4, 64, 512), noise(5, 300, 512)
-    alone = torch.cat([F.linear(x[row:row + 1], w) for row in range(64)])
+    alone = torch.cat([F.linear(x[row : row + 1], w) for row in range(64)])
     assert not torch.equal(F.linear(x, w), alone)
     torch.testing.assert_close(F.linear(x, w), alone, rtol=1e-4, atol=1e-4)

@@ -33,9 +33,12 @@ def test_codes_and_scales_equal_their_formula(shape: tuple[int, ...], dtype: tor
     naive_ops.encode_state(state, want_codes, want_scales)
     torch.testing.assert_close(scales, want_scales, rtol=1e-6, atol=0)
     assert (codes.int() - want_codes.int()).abs().max() <= 1, "a tie may fall either way"
-    torch.testing.assert_close(decode_state(codes, scales, dtype),
-                               naive_ops.decode_state(codes, scales, dtype),
-                               rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
+    torch.testing.assert_close(
+        decode_state(codes, scales, dtype),
+        naive_ops.decode_state(codes, scales, dtype),
+        rtol=1e-6 if dtype == torch.float32 else 1e-2,
+        atol=0,
+    )
 
 
 def test_no_number_is_off_by_more_than_half_a_scale_of_its_row() -> None:
@@ -55,8 +58,11 @@ def spec(*layers: object) -> ModelSpec:
     return ModelSpec("tests", 32, 64, 512, "bfloat16", (attention(1, 16), *layers))  # type: ignore[arg-type]
 
 
-MODELS = {"gated delta": spec(gated_delta(2, 4, 16, 16, 4)), "mamba2": spec(mamba2(4, 16, 1, 32, 4)),
-          "mamba1": spec(mamba1(64, 16, 4))}
+MODELS = {
+    "gated delta": spec(gated_delta(2, 4, 16, 16, 4)),
+    "mamba2": spec(mamba2(4, 16, 1, 32, 4)),
+    "mamba1": spec(mamba1(64, 16, 4)),
+}
 
 
 def states_of(arena: DeviceArena, slot: int) -> dict[str, torch.Tensor]:

@@ -68,8 +68,9 @@ def test_a_weight_of_any_size_is_tiled_where_the_kernel_is_the_faster_one(dtype:
 @each_dtype
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows_out", "columns"), SHAPES)
-def test_a_product_is_the_exact_one_to_the_rounding(rows_out: int, columns: int, bias: bool,
-                                                    dtype: torch.dtype, kernels: None) -> None:
+def test_a_product_is_the_exact_one_to_the_rounding(
+    rows_out: int, columns: int, bias: bool, dtype: torch.dtype, kernels: None
+) -> None:
     weight, x = noise(1, rows_out, columns, dtype=dtype), noise(2, 33, columns, dtype=dtype)
     added = noise(3, rows_out, dtype=dtype) if bias else None
     made = in_order(weight)
@@ -78,22 +79,24 @@ def test_a_product_is_the_exact_one_to_the_rounding(rows_out: int, columns: int,
     for rows in ROWS:
         got = tiled_linear(x[:rows], made, added)
         assert got.dtype == dtype
-        torch.testing.assert_close(got.double(), truth[:rows], rtol=CLOSE[dtype]["rtol"],
-                                   atol=CLOSE[dtype]["atol"] * largest)
+        torch.testing.assert_close(
+            got.double(), truth[:rows], rtol=CLOSE[dtype]["rtol"], atol=CLOSE[dtype]["atol"] * largest
+        )
 
 
 @each_dtype
 @pytest.mark.parametrize(("rows", "columns"), [(40, 224), (110, 1024), (333, 96)])
-def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(rows: int, columns: int, dtype: torch.dtype,
-                                                               kernels: None) -> None:
+def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(
+    rows: int, columns: int, dtype: torch.dtype, kernels: None
+) -> None:
     made = in_order(noise(1, 330, columns, dtype=dtype))
     x = noise(2, rows, columns, dtype=dtype)
     if not tiles_fit(x, made):
-        assert not native.in_use()      # many rows are the matrix library's there
+        assert not native.in_use()  # many rows are the matrix library's there
         return
     together = tiled_linear(x, made)
     for row in (0, 5, 6, 39, rows // 2, rows - 1):
-        assert torch.equal(tiled_linear(x[row:row + 1], made)[0], together[row])
+        assert torch.equal(tiled_linear(x[row : row + 1], made)[0], together[row])
     assert not torch.equal(tiled_linear(x[:1] * 1.01, made)[0], together[0])
 
 

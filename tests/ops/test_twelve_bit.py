@@ -45,10 +45,12 @@ def with_odd_ones(rows: int, columns: int) -> torch.Tensor:
     """Normal, with every kind of number that has an upper byte of its own: in the first tile, where there are
     more of those than codes, and few enough to be packing."""
     weight = noise(1, rows, columns, dtype=torch.bfloat16)
-    rare = torch.tensor([0.0, -0.0, 1e-40, -3e38, torch.inf, -torch.inf, torch.nan, 2e-5, -1e9, 1e12, -1e-9,
-                         1e-12], dtype=torch.bfloat16)
+    rare = torch.tensor(
+        [0.0, -0.0, 1e-40, -3e38, torch.inf, -torch.inf, torch.nan, 2e-5, -1e9, 1e12, -1e-9, 1e-12],
+        dtype=torch.bfloat16,
+    )
     places = torch.randperm(min(rows, TILE_ROWS) * columns, generator=torch.Generator().manual_seed(2))
-    weight.view(-1)[places[:len(rare)]] = rare
+    weight.view(-1)[places[: len(rare)]] = rare
     return weight
 
 
@@ -71,8 +73,7 @@ def test_every_bit_comes_back(rows: int, columns: int) -> None:
 
 
 @each_shape
-def test_packing_by_vectors_gives_the_bytes_of_packing_one_weight_after_the_other(rows: int,
-                                                                                  columns: int) -> None:
+def test_packing_by_vectors_gives_the_bytes_of_packing_one_weight_after_the_other(rows: int, columns: int) -> None:
     sets, best = native.extension().instruction_sets(), native.extension().instruction_set()
     if "x86_64_v3" not in sets:
         return

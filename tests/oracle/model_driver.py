@@ -37,8 +37,9 @@ class ModelDriver:
         self.model = model
         per_row = pages_for(length)
         order = torch.randperm(sequences * per_row, generator=torch.Generator().manual_seed(0)).tolist()
-        self.sequences = [Sequence(slot=sequences - 1 - i, pages=order[i * per_row:(i + 1) * per_row])
-                          for i in range(sequences)]
+        self.sequences = [
+            Sequence(slot=sequences - 1 - i, pages=order[i * per_row : (i + 1) * per_row]) for i in range(sequences)
+        ]
         self.device = model.embedding.device
         self.caches = nan_caches(model.spec, pages=sequences * per_row, slots=sequences, device=self.device)
 
@@ -47,7 +48,7 @@ class ModelDriver:
         """Compute each (sequence index, its next tokens); decodes (one token, not the first) must come
         first. ``pads`` PAD rows follow the decodes. -> float32 [tokens, vocab] of each piece."""
         inputs = self._inputs(pieces, pads)
-        scratch.home = self.device   # an engine in this thread may have left its own
+        scratch.home = self.device  # an engine in this thread may have left its own
         hidden = self.model.forward(inputs, self.caches)
         assert hidden.isfinite().all(), "an output that is not finite"
         logits = self.model.logits(hidden)
@@ -55,12 +56,11 @@ class ModelDriver:
         kept = [r for r in range(inputs.runs.run_count) if not decodes <= r < decodes + pads]
         for index, tokens in pieces:
             self.sequences[index].tokens.extend(tokens)
-        return [logits[inputs.runs.offsets[r]:inputs.runs.offsets[r] + inputs.runs.lengths[r]].cpu()
-                for r in kept]
+        return [logits[inputs.runs.offsets[r] : inputs.runs.offsets[r] + inputs.runs.lengths[r]].cpu() for r in kept]
 
     def _inputs(self, pieces: tuple[tuple[int, list[int]], ...], pads: int) -> StepInputs:
         decodes = sum(len(tokens) == 1 and bool(self.sequences[i].tokens) for i, tokens in pieces)
-        rows: list[tuple[int, int, list[int], list[int]]] = []      # slot, start, tokens, pages
+        rows: list[tuple[int, int, list[int], list[int]]] = []  # slot, start, tokens, pages
         for index, tokens in pieces:
             owner = self.sequences[index]
             rows.append((owner.slot, len(owner.tokens), tokens, owner.pages))
@@ -74,16 +74,29 @@ class ModelDriver:
             used = pages[: pages_for(start + len(tokens))] if start != PAD else []
             table[r, : len(used)] = torch.tensor(used, dtype=torch.int32)
         runs = Runs(
-            offsets=offsets, starts=starts, lengths=lengths, slots=[slot for slot, *_ in rows],
-            fresh=[start == 0 for start in starts], decode_count=decodes + pads,
-            starts_R=self._ids(starts), slots_R=self._ids([slot for slot, *_ in rows]),
-            context_R=self._ids([start + length if start != PAD else 0
-                                 for start, length in zip(starts, lengths, strict=True)]),
-            page_table_RP=table.to(self.device))
-        positions = [position for start, length in zip(starts, lengths, strict=True)
-                     for position in (range(start, start + length) if start != PAD else [PAD])]
-        return StepInputs(tokens_T=self._ids([t for _, _, tokens, _ in rows for t in tokens]),
-                          positions_T=self._ids(positions), runs=runs)
+            offsets=offsets,
+            starts=starts,
+            lengths=lengths,
+            slots=[slot for slot, *_ in rows],
+            fresh=[start == 0 for start in starts],
+            decode_count=decodes + pads,
+            starts_R=self._ids(starts),
+            slots_R=self._ids([slot for slot, *_ in rows]),
+            context_R=self._ids(
+                [start + length if start != PAD else 0 for start, length in zip(starts, lengths, strict=True)]
+            ),
+            page_table_RP=table.to(self.device),
+        )
+        positions = [
+            position
+            for start, length in zip(starts, lengths, strict=True)
+            for position in (range(start, start + length) if start != PAD else [PAD])
+        ]
+        return StepInputs(
+            tokens_T=self._ids([t for _, _, tokens, _ in rows for t in tokens]),
+            positions_T=self._ids(positions),
+            runs=runs,
+        )
 
     def _ids(self, ids: list[int]) -> torch.Tensor:
         return torch.tensor(ids, device=self.device)
@@ -96,14 +109,17 @@ def nan_caches(spec: ModelSpec, *, pages: int, slots: int, device: torch.device 
     for layer in spec.layers:
         cache = LayerCache()
         if layer.kv_heads:
-            k_shape, v_shape = (shape(layer.kv_heads, layer.head_dim, dtype, gpu.page_layout(device))
-                                for shape in (k_block_shape, v_block_shape))
+            k_shape, v_shape = (
+                shape(layer.kv_heads, layer.head_dim, dtype, gpu.page_layout(device))
+                for shape in (k_block_shape, v_block_shape)
+            )
             cache.k = torch.full((pages, *k_shape), torch.nan, dtype=dtype, device=device)
             if layer.has_values:
                 cache.v = torch.full((pages, *v_shape), torch.nan, dtype=dtype, device=device)
         for part in layer.state:
-            cache.state[part.name] = torch.full((slots, *part.shape), torch.nan,
-                                                dtype=DTYPES[part.dtype_in(spec.dtype)], device=device)
+            cache.state[part.name] = torch.full(
+                (slots, *part.shape), torch.nan, dtype=DTYPES[part.dtype_in(spec.dtype)], device=device
+            )
         caches.append(cache)
     return caches
 

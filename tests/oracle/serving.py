@@ -130,11 +130,11 @@ def _greedy(family: str, model: transformers.PreTrainedModel, prompt: list[int])
         [row] = driver.step((0, tokens[-1:]))
         tokens.append(int(row[-1].argmax()))
     logits = model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0].float()
-    rows = logits[len(prompt) - 1:]
+    rows = logits[len(prompt) - 1 :]
     if not all(map(_is_clear, rows)):
         return None
     assert rows.argmax(-1).tolist() == tokens, f"{family}: transformers chooses other tokens"
-    return Truth(prompt, tokens, rows, logits[:len(prompt)])
+    return Truth(prompt, tokens, rows, logits[: len(prompt)])
 
 
 def _is_clear(logits_V: torch.Tensor) -> bool:
@@ -169,20 +169,41 @@ class Serving:
     ``model``: another one than the family's own. ``store``: prefixes beyond memory. ``drafter``: where
     verify runs get their drafts."""
 
-    def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
-                 pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
-                 max_num_seqs: int = 16, cache: bool = False, snapshots: str = "auto",
-                 kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
-                 policy: str = "value", compress: bool = False, compress_kv: CompressedKvName | None = None,
-                 overlap: bool = False, capture: Capture | None = None, remote: bool = False,
-                 grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None,
-                 store: Callable[[Serving], Store] | None = None, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        family: str,
+        *,
+        memory_bytes: int = 4 << 20,
+        step_tokens: int = 1024,
+        pad_decode_to: int = 0,
+        before_step: Break | None = None,
+        max_model_len: int = 1024,
+        max_num_seqs: int = 16,
+        cache: bool = False,
+        snapshots: str = "auto",
+        kv_dtype: KvDTypeChoice = "auto",
+        state_dtype: StateDTypeChoice = "float32",
+        policy: str = "value",
+        compress: bool = False,
+        compress_kv: CompressedKvName | None = None,
+        overlap: bool = False,
+        capture: Capture | None = None,
+        remote: bool = False,
+        grid_tokens: int = CHUNK_TOKENS,
+        model: LoadedModel | None = None,
+        store: Callable[[Serving], Store] | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         model = model or loaded(family)
-        config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
-                              max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
+        config = EngineConfig(
+            max_num_batched_tokens=step_tokens,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_dtype=kv_dtype,
+            state_dtype=state_dtype,
+        )
         spec, kept_kv = cache_dtypes(config, model.spec)
-        self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv,
-                                           kv_layout=gpu.page_layout(DEVICE))
+        self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv, kv_layout=gpu.page_layout(DEVICE))
         if compress:
             self.arena = with_compression(self.arena, spec)
         if compress_kv is not None:
@@ -190,26 +211,41 @@ class Serving:
         sizes = replace(fit_sizes(config, spec, self.arena), grid_tokens=grid_tokens)
         clock = count(0.0).__next__  # a second for each look at it: ages differ, and are the same every time
         with far_memory(remote):
-            self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
-                                          device=DEVICE, capture=capture, observer=self._observe,
-                                          before_step=self._before_step)
+            self.executor = TorchExecutor(
+                model.model,
+                self.arena,
+                sizes,
+                pad_decode_to=pad_decode_to,
+                device=DEVICE,
+                capture=capture,
+                observer=self._observe,
+                before_step=self._before_step,
+            )
         if capture is not None:
             assert self.executor.record_graphs() is None
-        memory = Memory(self.arena, cache=cache,
-                        policy=make_policy(policy, self.arena, PrefillCost(), clock))
+        memory = Memory(self.arena, cache=cache, policy=make_policy(policy, self.arena, PrefillCost(), clock))
         tier = None
         if store is not None:
             buffers = TransferBuffers(self.arena.page_bytes, self.arena.slot_bytes, limit_bytes=32 << 20)
             with far_memory(remote):
                 self.executor.arena.attach(buffers)
-            tier = StoreTier(store(self), memory, buffers, RestorePrices(1.0), lambda: 0.0,
-                             exact=not compress)
-        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=memory, store=tier,
-                               pause=time.sleep,
-                               snapshots=parse_snapshots(snapshots),
-                               executor=self.executor, clock=lambda: 0.0, seed=0, overlap=overlap,
-                               drafter=drafter, encoder=self.executor.pictures, pictures_bytes=1 << 20,
-                               eos_ids=model.generation_defaults.eos_ids)
+            tier = StoreTier(store(self), memory, buffers, RestorePrices(1.0), lambda: 0.0, exact=not compress)
+        self.core = EngineCore(
+            vocab_size=model.spec.vocab_size,
+            sizes=sizes,
+            memory=memory,
+            store=tier,
+            pause=time.sleep,
+            snapshots=parse_snapshots(snapshots),
+            executor=self.executor,
+            clock=lambda: 0.0,
+            seed=0,
+            overlap=overlap,
+            drafter=drafter,
+            encoder=self.executor.pictures,
+            pictures_bytes=1 << 20,
+            eos_ids=model.generation_defaults.eos_ids,
+        )
         self.plans: list[StepPlan] = []
         self._break = before_step
         self._rows_of_logits: dict[tuple[int, int], torch.Tensor] = {}
@@ -224,6 +260,7 @@ class Serving:
         def beginning(plan: StepPlan) -> None:
             self._held_after[plan.step] = self._held_now()  # by the time it is computed it may be otherwise
             begin(plan)
+
         self.executor.begin = beginning  # type: ignore[method-assign]
         frames = self.executor.arena
         fill_frames(frames, range(self.arena.frame_count), NAN_BYTE)
@@ -234,13 +271,21 @@ class Serving:
             apply(plan, sampler, arena)
             fill_slots(frames, self._left[1], NAN_BYTE)
             fill_pages(frames, self._left[0], NAN_BYTE)
+
         self.executor.batches.apply = applying  # type: ignore[method-assign]
 
-    def run(self, prompts: Sequence[list[int]],
-            sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
-            priorities: Sequence[int] | None = None, boundaries: Sequence[int] = (),
-            salt: str = "", predictions: Sequence[list[int]] = (),
-            pictures: Sequence[list[PlacedPicture]] = ()) -> list[Answer]:
+    def run(
+        self,
+        prompts: Sequence[list[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        *,
+        stagger_steps: int = 0,
+        priorities: Sequence[int] | None = None,
+        boundaries: Sequence[int] = (),
+        salt: str = "",
+        predictions: Sequence[list[int]] = (),
+        pictures: Sequence[list[PlacedPicture]] = (),
+    ) -> list[Answer]:
         """Answers to ``prompts`` (n = 1 each), one submitted every ``stagger_steps`` steps."""
         samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         self._rounds += 1
@@ -252,11 +297,16 @@ class Serving:
             while left and steps >= stagger_steps * left[0][0]:
                 number, prompt = left.pop(0)
                 priority = priorities[number] if priorities else 0
-                request = Request(request_id=f"{self._rounds}-{number}", prompt_tokens=prompt,
-                                  sampling=samplings[number], priority=priority, cache_salt=salt,
-                                  boundaries=list(boundaries),
-                                  prediction=predictions[number] if predictions else [],
-                                  pictures=pictures[number] if pictures else [])
+                request = Request(
+                    request_id=f"{self._rounds}-{number}",
+                    prompt_tokens=prompt,
+                    sampling=samplings[number],
+                    priority=priority,
+                    cache_salt=salt,
+                    boundaries=list(boundaries),
+                    prediction=predictions[number] if predictions else [],
+                    pictures=pictures[number] if pictures else [],
+                )
                 self.core.submit(request)
                 seqs.append(self.core.streams.by_request[request.request_id][0])
             for event in self.core.step():
@@ -287,7 +337,7 @@ class Serving:
         moves = plan.reservation.moves
         work = plan.arena_work
         left_slots = [copy.src for copy in moves.slots] + [one.slot for one in work.state_compressions]
-        left_pages = [page for one in work.kv_compressions for page in one.pages[one.compressed_count:]]
+        left_pages = [page for one in work.kv_compressions for page in one.pages[one.compressed_count :]]
         self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))
@@ -298,8 +348,9 @@ class Serving:
 
     def _held_now(self) -> tuple[set[int], set[int]]:
         memory = self.core.memory._state
-        pages, slots = ({item for item, count in enumerate(kind.owners) if count}
-                        for kind in (memory.pages, memory.slots))
+        pages, slots = (
+            {item for item, count in enumerate(kind.owners) if count} for kind in (memory.pages, memory.slots)
+        )
         return pages, slots
 
     def _spoil_what_is_free(self, held: tuple[set[int], set[int]]) -> None:

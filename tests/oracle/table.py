@@ -51,12 +51,16 @@ class Row:
 
     def line(self) -> str:
         tokens = "yes" if self.same_tokens else "**no**"
-        return (f"| `{self.name}` | `{self.model_type}` | {self.mixers} | {self.form} | {self.error:.1e} | "
-                f"{self.scale:.1f} | {tokens} |")
+        return (
+            f"| `{self.name}` | `{self.model_type}` | {self.mixers} | {self.form} | {self.error:.1e} | "
+            f"{self.scale:.1f} | {tokens} |"
+        )
 
 
-HEAD = ("| checkpoint | `model_type` | layers | form | largest difference | largest logit | same tokens |\n"
-        "|---|---|---|---|---|---|---|")
+HEAD = (
+    "| checkpoint | `model_type` | layers | form | largest difference | largest logit | same tokens |\n"
+    "|---|---|---|---|---|---|---|"
+)
 
 
 def compare(name: str) -> Row:
@@ -69,7 +73,7 @@ def compare(name: str) -> Row:
         truth = expected(name, sequence.tokens)
         error = max(error, (logits - truth).abs().max().item())
         scale = max(scale, truth.abs().max().item())
-        same = same and torch.equal(logits.argmax(-1)[length - 1:], truth.argmax(-1)[length - 1:])
+        same = same and torch.equal(logits.argmax(-1)[length - 1 :], truth.argmax(-1)[length - 1 :])
     architecture = loaded.model.architecture
     return Row(name, CHECKPOINTS[name][0], _mixers(architecture), _form(architecture), error, scale, same)
 
@@ -91,8 +95,8 @@ def _form(architecture: Architecture) -> str:
 def section(rows: Sequence[Row]) -> str:
     lengths = f"{', '.join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]}"
     return f"""{TITLE}
-`python -m tests.oracle.table` writes this section, with transformers {version('transformers')} and torch
-{version('torch').split('+')[0]} on a CPU ({platform.machine()}).
+`python -m tests.oracle.table` writes this section, with transformers {version("transformers")} and torch
+{version("torch").split("+")[0]} on a CPU ({platform.machine()}).
 
 Each row is a tiny checkpoint with random weights, written by transformers and loaded by weft. Prompts of
 {lengths} tokens are computed in one step, then {DECODE_STEPS} greedy decode steps of all of them

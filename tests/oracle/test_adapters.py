@@ -24,10 +24,36 @@ from weft.tensor.adapter_rows import StepAdapters
 from weft.tensor.inputs import StepInputs
 
 TOLERANCE = 1e-4
-FAMILIES = ("qwen3_tied", "qwen3_5", "qwen3_next", "lfm2", "granite_moe", "bamba", "falcon_h1",
-            "nemotron_h_latent", "jamba", "zamba", "zamba2", "mamba", "mamba2", "falcon_mamba", "olmo_hybrid",
-            "lfm3", "kimi_linear", "ling", "gpt_oss", "gemma4", "recurrent_gemma", "minimax",
-            "zaya", "xlstm", "ling_2_5", "minicpm_sala", "rwkv7", "jet_nemotron")
+FAMILIES = (
+    "qwen3_tied",
+    "qwen3_5",
+    "qwen3_next",
+    "lfm2",
+    "granite_moe",
+    "bamba",
+    "falcon_h1",
+    "nemotron_h_latent",
+    "jamba",
+    "zamba",
+    "zamba2",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "olmo_hybrid",
+    "lfm3",
+    "kimi_linear",
+    "ling",
+    "gpt_oss",
+    "gemma4",
+    "recurrent_gemma",
+    "minimax",
+    "zaya",
+    "xlstm",
+    "ling_2_5",
+    "minicpm_sala",
+    "rwkv7",
+    "jet_nemotron",
+)
 TOKENS = torch.randint(3, VOCAB_SIZE, (24,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -112,8 +138,10 @@ def test_dora_of_single_experts_has_the_logits_of_peft(tmp_path: Path) -> None:
                 if "magnitude" in parameter_name:
                     parameter.add_(torch.rand_like(parameter))
             home = f"model.layers.0.mlp.experts.{number}."
-            tensors |= {home + key.removeprefix(PREFIX): tensor.float()
-                        for key, tensor in peft.get_peft_model_state_dict(wrapped).items()}
+            tensors |= {
+                home + key.removeprefix(PREFIX): tensor.float()
+                for key, tensor in peft.get_peft_model_state_dict(wrapped).items()
+            }
             weight.copy_(wrapped.merge_and_unload()[leaf].weight)
     check(name, written(tmp_path, tensors, use_dora=True), of(merged))
 
@@ -123,12 +151,20 @@ def test_the_step_projection_of_mamba_has_the_logits_of_merged_weights(tmp_path:
     check("mamba", tmp_path, of(adapted.merge_and_unload()))
 
 
-@pytest.mark.parametrize("settings", [
-    {"use_rslora": True}, {"use_dora": True},
-    {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"layers.1.*": 7}},
-    {"bias": "lora_only"}, {"lora_bias": True}, {"modules_to_save": ["lm_head"]},
-    {"modules_to_save": ["embed_tokens"]}, {"target_modules": ["embed_tokens", "q_proj"]},
-], ids=lambda settings: "-".join(settings))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"layers.1.*": 7}},
+        {"bias": "lora_only"},
+        {"lora_bias": True},
+        {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["embed_tokens", "q_proj"]},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
 def test_each_setting_of_peft_has_its_logits(settings: dict[str, Any], tmp_path: Path) -> None:
     name = "qwen3_tied" if "bias" in str(settings) or "use_dora" in settings else "qwen3"
     adapted = peft_adapter(exact_reference(name), tmp_path, **settings)
@@ -141,11 +177,16 @@ def test_each_setting_of_peft_has_its_logits(settings: dict[str, Any], tmp_path:
     check(name, tmp_path, of(adapted))
 
 
-@pytest.mark.parametrize("targets", [["experts.gate_up_proj", "experts.down_proj"], ["experts.down_proj"]],
-                         ids=["both", "down"])
+@pytest.mark.parametrize(
+    "targets", [["experts.gate_up_proj", "experts.down_proj"], ["experts.down_proj"]], ids=["both", "down"]
+)
 def test_stacks_of_experts_have_the_logits_of_peft(targets: list[str], tmp_path: Path) -> None:
-    adapted = peft_adapter(exact_reference("qwen3_moe"), tmp_path, target_modules=["q_proj"],
-                           target_parameters=[f"mlp.{one}" for one in targets])
+    adapted = peft_adapter(
+        exact_reference("qwen3_moe"),
+        tmp_path,
+        target_modules=["q_proj"],
+        target_parameters=[f"mlp.{one}" for one in targets],
+    )
     check("qwen3_moe", tmp_path, of(adapted))
 
 
@@ -155,12 +196,18 @@ def test_single_experts_are_the_slices_of_a_stack(tmp_path: Path) -> None:
     count, width, hidden = config.num_experts, config.moe_intermediate_size, config.hidden_size
     each = [factors("", hidden, width, seed=number) for number in range(count)]
     a, b = (torch.stack([one[f".lora_{side}.weight"] for one in each]) for side in "AB")
-    stack = {"model.layers.0.mlp.experts.lora_A.weight": a.flatten(0, 1),
-             "model.layers.0.mlp.experts.lora_B.weight": b.permute(1, 2, 0).flatten(1)}
-    single = {f"model.layers.0.mlp.experts.{number}.down_proj{end}": tensor
-              for number, one in enumerate(each) for end, tensor in one.items()}
-    model, digests = model_with(name, written(tmp_path / "a", stack, target_parameters=["experts.down_proj"]),
-                                written(tmp_path / "b", single))
+    stack = {
+        "model.layers.0.mlp.experts.lora_A.weight": a.flatten(0, 1),
+        "model.layers.0.mlp.experts.lora_B.weight": b.permute(1, 2, 0).flatten(1),
+    }
+    single = {
+        f"model.layers.0.mlp.experts.{number}.down_proj{end}": tensor
+        for number, one in enumerate(each)
+        for end, tensor in one.items()
+    }
+    model, digests = model_with(
+        name, written(tmp_path / "a", stack, target_parameters=["experts.down_proj"]), written(tmp_path / "b", single)
+    )
     stacked, apart, base = logits(model, *digests, "")
     assert torch.equal(stacked, apart)
     assert not torch.equal(stacked, base)
@@ -168,10 +215,21 @@ def test_single_experts_are_the_slices_of_a_stack(tmp_path: Path) -> None:
 
 SPELLINGS = {
     "gate and up": ("qwen3", "model.layers.0.mlp.", [("gate_proj", 96), ("up_proj", 96)], "gate_up_proj", 64),
-    "q, k and v": ("qwen3", "model.layers.0.self_attn.", [("q_proj", 128), ("k_proj", 64), ("v_proj", 64)],
-                   "qkv_proj", 64),
-    "halves of a fused one": ("granite", "model.layers.0.shared_mlp.", [("gate_proj", 96), ("up_proj", 96)],
-                              "input_linear", 64)}
+    "q, k and v": (
+        "qwen3",
+        "model.layers.0.self_attn.",
+        [("q_proj", 128), ("k_proj", 64), ("v_proj", 64)],
+        "qkv_proj",
+        64,
+    ),
+    "halves of a fused one": (
+        "granite",
+        "model.layers.0.shared_mlp.",
+        [("gate_proj", 96), ("up_proj", 96)],
+        "input_linear",
+        64,
+    ),
+}
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -181,7 +239,7 @@ def test_fused_and_split_spellings_of_one_matrix_are_one_adapter(spelling: str, 
     [a, b] = one.values()
     split, first = {}, 0
     for part, rows in parts:
-        split |= {f"{home}{part}.lora_A.weight": a, f"{home}{part}.lora_B.weight": b[first:first + rows]}
+        split |= {f"{home}{part}.lora_A.weight": a, f"{home}{part}.lora_B.weight": b[first : first + rows]}
         first += rows
     model, digests = model_with(name, written(tmp_path / "a", one), written(tmp_path / "b", split))
     fused, apart, base = logits(model, *digests, "")
@@ -199,11 +257,16 @@ def test_both_spellings_of_a_delta_projection_load_whatever_is_stored(name: str,
     q, k, v, z = b.view(heads, -1, 4).split([width, width, ratio * width, ratio * width], dim=1)
     rows = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
     home = "model.layers.0.linear_attn.in_proj_"
-    split = {f"{home}qkv.lora_A.weight": a, f"{home}qkv.lora_B.weight": rows,
-             f"{home}z.lora_A.weight": a, f"{home}z.lora_B.weight": z.flatten(0, 1)}
+    split = {
+        f"{home}qkv.lora_A.weight": a,
+        f"{home}qkv.lora_B.weight": rows,
+        f"{home}z.lora_A.weight": a,
+        f"{home}z.lora_B.weight": z.flatten(0, 1),
+    }
     half = {key: tensor for key, tensor in split.items() if "qkv" in key}
-    model, digests = model_with(name, written(tmp_path / "a", grouped), written(tmp_path / "b", split),
-                                written(tmp_path / "c", half))
+    model, digests = model_with(
+        name, written(tmp_path / "a", grouped), written(tmp_path / "b", split), written(tmp_path / "c", half)
+    )
     fused, apart, part, base = logits(model, *digests, "")
     assert (fused - apart).abs().max().item() < TOLERANCE
     assert (part - base).abs().max().item() > 0.001
@@ -212,8 +275,9 @@ def test_both_spellings_of_a_delta_projection_load_whatever_is_stored(name: str,
 
 def test_an_adapter_of_the_gates_of_a_delta_net_is_not_dropped(tmp_path: Path) -> None:
     """sglang 30499 left ``in_proj_a`` and ``in_proj_b`` out and said nothing; vllm 49354: without effect."""
-    adapted = peft_adapter(exact_reference("qwen3_5"), tmp_path, target_modules=["in_proj_a", "in_proj_b"],
-                           lora_alpha=32)
+    adapted = peft_adapter(
+        exact_reference("qwen3_5"), tmp_path, target_modules=["in_proj_a", "in_proj_b"], lora_alpha=32
+    )
     check("qwen3_5", tmp_path, of(adapted))
 
 

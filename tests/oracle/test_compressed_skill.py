@@ -43,9 +43,14 @@ class CompressedExam(Exam):
         self.compressed_count += 1
         arena = self._arena
         for field in (field for field in arena.state_fields if field.name == "recurrent"):
-            states = state_view(self._executor.arena.buffer, slot_stride_bytes=arena.slot_stride_bytes,
-                                slot_count=arena.slot_count, offset_bytes=field.offset_bytes,
-                                shape=field.shape, dtype=DTYPES[field.dtype])
+            states = state_view(
+                self._executor.arena.buffer,
+                slot_stride_bytes=arena.slot_stride_bytes,
+                slot_count=arena.slot_count,
+                offset_bytes=field.offset_bytes,
+                shape=field.shape,
+                dtype=DTYPES[field.dtype],
+            )
             state = states[int(plan.slots[0])]
             codes, scales = torch.empty_like(state, dtype=torch.int8), torch.empty(state.shape[:-1])
             encode_state(state, codes, scales)
@@ -69,7 +74,7 @@ class CompressedKvExam(Exam):
             return
         self.compressed_count += 1
         arena, buffer = with_compressed_kv(self._arena, self._dtype), self._executor.arena.buffer
-        pages = tuple(PageId(page) for page in self._pages[:self._border // PAGE_TOKENS])
+        pages = tuple(PageId(page) for page in self._pages[: self._border // PAGE_TOKENS])
         form = KvForm(arena.page_bytes, arena.compressed_kv_bytes)
         compressed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
         rows = torch.from_numpy(CompressKv(NodeId(0), pages, compressed_count, form).ids.astype(np.int64))

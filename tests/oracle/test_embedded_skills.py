@@ -76,9 +76,7 @@ def test_an_answer_under_a_schema_ends_whether_or_not_there_are_facts(url: str, 
 
 
 def score(url: str, skill: Skill) -> tuple[float, float]:
-    report = asyncio.run(
-        score_skill(url, None, skill, lengths=[256], questions_per_length=40, controls=True)
-    )
+    report = asyncio.run(score_skill(url, None, skill, lengths=[256], questions_per_length=40, controls=True))
     return report.accuracy, report.controls[0].accuracy
 
 

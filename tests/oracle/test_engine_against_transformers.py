@@ -9,15 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.oracle.serving import (
-    FAMILIES,
-    GREEDY,
-    PROMPT_LENGTHS,
-    Serving,
-    assert_equal_to_truth,
-    tight_memory,
-    truth,
-)
+from tests.oracle.serving import FAMILIES, GREEDY, PROMPT_LENGTHS, Serving, assert_equal_to_truth, tight_memory, truth
 from weft.request import SamplingParams
 
 pytestmark = pytest.mark.parametrize("family", FAMILIES)
@@ -48,7 +40,7 @@ def test_the_size_of_prefill_chunks_changes_nothing(family, step_tokens):
     answers = serving.run(prompts(family))
     assert_equal_to_truth(answers, truth(family))
     longest = len(PROMPT_LENGTHS) - 1
-    chunks = [plan for plan in serving.plans if longest in plan.seqs[plan.decode_count:]]
+    chunks = [plan for plan in serving.plans if longest in plan.seqs[plan.decode_count :]]
     assert len(chunks) > 900 // step_tokens, "the longest prompt was not cut"
 
 
@@ -81,16 +73,17 @@ def test_pad_rows_change_nothing(family):
 def test_everything_at_once_changes_nothing(family):
     """Small chunks, PAD rows, staggered arrivals, priorities that turn the queue around, sampled company
     that is penalised and asks for logprobs, and memory that is short."""
-    company = SamplingParams(temperature=1.3, top_p=0.9, seed=5, frequency_penalty=0.5, logprobs=3,
-                             max_tokens=40, ignore_eos=True)
+    company = SamplingParams(
+        temperature=1.3, top_p=0.9, seed=5, frequency_penalty=0.5, logprobs=3, max_tokens=40, ignore_eos=True
+    )
     everything = truth(family)[::-1]
-    serving = Serving(family, memory_bytes=tight_memory(family, spare_pages=6), step_tokens=100,
-                      pad_decode_to=6)
+    serving = Serving(family, memory_bytes=tight_memory(family, spare_pages=6), step_tokens=100, pad_decode_to=6)
     guests = [[7, 8, 9] * 30, [11] * 20, [400, 3]]
     samplings = [GREEDY] * len(everything) + [company] * len(guests)
-    answers = serving.run([*prompts(family)[::-1], *guests], samplings, stagger_steps=2,
-                          priorities=[3, 9, 2, 1, 0, 0, 1, 2])
+    answers = serving.run(
+        [*prompts(family)[::-1], *guests], samplings, stagger_steps=2, priorities=[3, 9, 2, 1, 0, 0, 1, 2]
+    )
     assert_equal_to_truth(answers[: len(everything)], everything)
     assert sum(answer.preemptions for answer in answers) > 0, "nothing was preempted"
-    for answer in answers[len(everything):]:
+    for answer in answers[len(everything) :]:
         assert len(answer.tokens) == len(answer.logprobs) == 40

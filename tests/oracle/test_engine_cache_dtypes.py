@@ -32,9 +32,16 @@ from weft.tensor.layout import DTYPES
 
 STEPS = 8
 SHORT = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
-KEPT = [("qwen3_5", "fp8", "float16"), ("granite", "fp8", "bfloat16"), ("jamba", "int8", "float16"),
-        ("mistral", "fp8", "float32"), ("kimi_linear", "int8", "float32")]
+KEPT = [
+    ("qwen3_5", "fp8", "float16"),
+    ("granite", "fp8", "bfloat16"),
+    ("jamba", "int8", "float16"),
+    ("mistral", "fp8", "float32"),
+    ("kimi_linear", "int8", "float32"),
+]
 each_kept = pytest.mark.parametrize(("family", "kv", "state"), KEPT)
+
+
 def text(name: int, length: int) -> list[int]:
     return np.random.default_rng(name).integers(3, 400, length).tolist()
 
@@ -68,8 +75,9 @@ def allowed(family: str, kv: str, state: str, prompt: list[int], steps: int = ST
     return gap(narrow.logits[:1], wide.logits[:1]) / 2
 
 
-def assert_like_cold(family: str, kv: str, state: str, answers: list[Answer], prompts: list[list[int]],
-                     steps: int = STEPS) -> None:
+def assert_like_cold(
+    family: str, kv: str, state: str, answers: list[Answer], prompts: list[list[int]], steps: int = STEPS
+) -> None:
     """Up to the first choice that is too close to be one."""
     for answer, prompt in zip(answers, prompts, strict=True):
         other, most = cold(family, kv, state, prompt, steps), allowed(family, kv, state, prompt, steps)
@@ -104,8 +112,9 @@ def narrow_cache(serving: Serving, kv: str) -> Iterator[None]:
         scale_H11 = torch.ones(1) if scales is None else scales[part, :, None, None].cpu()
         return narrowed(x_BHTD / scale_H11, dtype).float() * scale_H11
 
-    def update(self: object, k: torch.Tensor, v: torch.Tensor, layer_idx: int, *more: object,
-               **named: object) -> object:
+    def update(
+        self: object, k: torch.Tensor, v: torch.Tensor, layer_idx: int, *more: object, **named: object
+    ) -> object:
         return original(self, back(k, layer_idx, 0), back(v, layer_idx, 1), layer_idx, *more, **named)
 
     transformers.DynamicCache.update = update  # type: ignore[method-assign]
@@ -179,8 +188,7 @@ def test_a_preemption_that_computes_all_again_changes_nothing(family: str, kv: s
 
 @pytest.mark.parametrize("state", ["float16", "bfloat16"])
 @pytest.mark.usefixtures("torch_kernels")
-def test_a_rounding_that_knows_more_than_the_tokens_is_noticed(state: str,
-                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rounding_that_knows_more_than_the_tokens_is_noticed(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of all of the above: bits that depend on how often a state was rounded so far."""
     kept = "granite", "auto", state
     for prompt in PROMPTS:
@@ -188,13 +196,16 @@ def test_a_rounding_that_knows_more_than_the_tokens_is_noticed(state: str,
     honest, calls = rounding.state_key, iter(range(10**9))
     monkeypatch.setattr(rounding, "state_key", lambda position, layer: honest(position + next(calls), layer))
     pieces = [serve(*kept, step_tokens=80).run([prompt], SHORT)[0] for prompt in PROMPTS]
-    assert all(gap(answer.logits, cold(*kept, prompt).logits) > allowed(*kept, prompt)
-               for answer, prompt in zip(pieces, PROMPTS, strict=True))
+    assert all(
+        gap(answer.logits, cold(*kept, prompt).logits) > allowed(*kept, prompt)
+        for answer, prompt in zip(pieces, PROMPTS, strict=True)
+    )
 
 
 @pytest.mark.parametrize(("family", "kv"), [("granite", "int8"), ("qwen3_5", "fp8")])
 def test_damaged_pages_of_a_cached_prefix_are_noticed(family: str, kv: str) -> None:
     """int8: one scale of one page. fp8: one page's bytes."""
+
     def damage(serving: Serving, plan: StepPlan) -> None:
         for cache in serving.executor._caches:
             if plan.admissions and cache.token_scales is not None:

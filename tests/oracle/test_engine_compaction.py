@@ -29,7 +29,7 @@ TOLERANCE = 3e-5
 """In company sums are made in other orders; as in ``test_engine_prefix_cache``."""
 
 TRUNKS = [text(name, 150) for name in (41, 42)]
-PROMPTS = [TRUNKS[i % 2][:64 + 40 * (i % 3)] + text(300 + i, 9 + 31 * (i % 4)) for i in range(12)]
+PROMPTS = [TRUNKS[i % 2][: 64 + 40 * (i % 3)] + text(300 + i, 9 + 31 * (i % 4)) for i in range(12)]
 SAMPLINGS = [SamplingParams(temperature=0.0, max_tokens=4 + 7 * (i % 4), ignore_eos=True) for i in range(12)]
 
 
@@ -40,6 +40,7 @@ def _every_step_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
     def sealing(transaction: Transaction) -> Reservation:
         transaction.compact()
         return seal(transaction)
+
     monkeypatch.setattr(Transaction, "seal", sealing)
 
 
@@ -49,8 +50,9 @@ def run(family: str) -> tuple[Serving, list[Answer]]:
         if plan.step % 3 == 0:
             serving.core.flush_cache()
 
-    serving = warm(family, memory_bytes=1 << 20, step_tokens=128, max_num_seqs=12, max_model_len=320,
-                   before_step=forget_the_idle)
+    serving = warm(
+        family, memory_bytes=1 << 20, step_tokens=128, max_num_seqs=12, max_model_len=320, before_step=forget_the_idle
+    )
     return serving, serving.run(PROMPTS, SAMPLINGS, stagger_steps=1, boundaries=[64])
 
 
@@ -62,24 +64,30 @@ def test_moving_what_is_in_use_changes_nothing(family: str) -> None:
     usage = serving.core.memory.usage()
     assert usage.moves.pages == sum(len(move.pages) for move in moves)
     assert usage.moves.slots == sum(len(move.slots) for move in moves)
-    if serving.arena.pages_per_frame > 1:   # a frame of one page has no holes
+    if serving.arena.pages_per_frame > 1:  # a frame of one page has no holes
         assert usage.moves.pages >= 8
         assert sum(len(move.table_patches) for move in moves) >= 4, "pages of running sequences"
-    if family in TUNED:   # how many states a frame takes decides whether one has to move
+    if family in TUNED:  # how many states a frame takes decides whether one has to move
         assert usage.moves.slots >= 3
         assert sum(len(move.slot_patches) for move in moves) >= 3, "states of running sequences"
 
 
 def without_a_page_copy(plan: StepPlan) -> StepPlan:
     work = plan.arena_work
-    return (replace(plan, arena_work=replace(work, page_copies=work.page_copies[:-1]))
-            if plan.reservation.moves.pages else plan)
+    return (
+        replace(plan, arena_work=replace(work, page_copies=work.page_copies[:-1]))
+        if plan.reservation.moves.pages
+        else plan
+    )
 
 
 def without_a_slot_copy(plan: StepPlan) -> StepPlan:
     work = plan.arena_work
-    return (replace(plan, arena_work=replace(work, slot_copies=work.slot_copies[:-1]))
-            if plan.reservation.moves.slots else plan)
+    return (
+        replace(plan, arena_work=replace(work, slot_copies=work.slot_copies[:-1]))
+        if plan.reservation.moves.slots
+        else plan
+    )
 
 
 def without_a_table_patch(plan: StepPlan) -> StepPlan:
@@ -97,14 +105,18 @@ def with_the_slots_of_before(plan: StepPlan) -> StepPlan:
 Forget = Callable[[StepPlan], StepPlan]
 
 
-@pytest.mark.parametrize("forget", [without_a_page_copy, without_a_slot_copy, without_a_table_patch,
-                                    with_the_slots_of_before], ids=lambda forget: forget.__name__)
+@pytest.mark.parametrize(
+    "forget",
+    [without_a_page_copy, without_a_slot_copy, without_a_table_patch, with_the_slots_of_before],
+    ids=lambda forget: forget.__name__,
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_move_that_is_made_in_part_is_noticed(family: str, forget: Forget,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_that_is_made_in_part_is_noticed(family: str, forget: Forget, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = PlanBuilder.seal
     monkeypatch.setattr(PlanBuilder, "seal", lambda *args: forget(seal(*args)))
     _, answers = run(family)
-    gaps = [gap(answer, cold(family, prompt, sampling))
-            for answer, prompt, sampling in zip(answers, PROMPTS, SAMPLINGS, strict=True)]
+    gaps = [
+        gap(answer, cold(family, prompt, sampling))
+        for answer, prompt, sampling in zip(answers, PROMPTS, SAMPLINGS, strict=True)
+    ]
     assert max(gaps) > 10 * TOLERANCE

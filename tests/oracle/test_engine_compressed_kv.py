@@ -44,8 +44,9 @@ def compressed_and_restored(serving: Serving) -> tuple[int, int]:
 
 @pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_kv_from_fewer_bits_changes_logits_a_little(family: str, dtype: CompressedKvName,
-                                                    all_kv_is_compressed: None) -> None:
+def test_kv_from_fewer_bits_changes_logits_a_little(
+    family: str, dtype: CompressedKvName, all_kv_is_compressed: None
+) -> None:
     serving = warm(family, compress_kv=dtype)
     gaps = [gap(answer, cold(family, prompt, ONE)) for answer, prompt in conversation(family, serving)]
     print(family, dtype, "gaps by turn, each on from the one before:", [f"{one:.1e}" for one in gaps])
@@ -62,13 +63,13 @@ def test_kv_from_fewer_bits_changes_logits_a_little(family: str, dtype: Compress
 
 @pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_there_is_room_no_kv_is_compressed_and_no_bit_differs(
-        family: str, dtype: CompressedKvName) -> None:
+def test_where_there_is_room_no_kv_is_compressed_and_no_bit_differs(family: str, dtype: CompressedKvName) -> None:
     exact, compression_allowed = warm(family), warm(family, compress_kv=dtype)
     assert compression_allowed.arena.compressed_kv_bytes
     assert not exact.arena.compressed_kv_bytes
-    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, compression_allowed),
-                                     strict=True):
+    for (left, _), (right, _) in zip(
+        conversation(family, exact), conversation(family, compression_allowed), strict=True
+    ):
         assert left.cached_tokens == right.cached_tokens
         assert torch.equal(left.logits, right.logits)
     assert compressed_and_restored(compression_allowed) == (0, 0)
@@ -77,11 +78,17 @@ def test_where_there_is_room_no_kv_is_compressed_and_no_bit_differs(
 def with_other_scales(patch: pytest.MonkeyPatch) -> None:
     """The largest scale is another one; each row of 4 bits is stretched."""
     decode = packed_kv.decode_state
-    patch.setattr(packed_kv, "decode_state", lambda codes, scales, dtype: decode(
-        codes, torch.where(scales == scales.amax(), 8 * scales, scales), dtype))
+    patch.setattr(
+        packed_kv,
+        "decode_state",
+        lambda codes, scales, dtype: decode(codes, torch.where(scales == scales.amax(), 8 * scales, scales), dtype),
+    )
     nibbles = packed_kv.decode_nibbles
-    patch.setattr(packed_kv, "decode_nibbles", lambda codes, bounds, dtype: nibbles(
-        codes, bounds * torch.tensor([1.0, 8.0], dtype=bounds.dtype), dtype))
+    patch.setattr(
+        packed_kv,
+        "decode_nibbles",
+        lambda codes, bounds, dtype: nibbles(codes, bounds * torch.tensor([1.0, 8.0], dtype=bounds.dtype), dtype),
+    )
 
 
 def without_restoring(patch: pytest.MonkeyPatch) -> None:
@@ -93,14 +100,19 @@ def without_restores(plan: StepPlan) -> StepPlan:
     return replace(plan, arena_work=replace(plan.arena_work, kv_restores=()))
 
 
-@pytest.mark.parametrize("broken", [with_other_scales, without_restoring],
-                         ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", [with_other_scales, without_restoring], ids=lambda broken: broken.__name__)
 @pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kv_that_is_restored_wrongly_is_noticed(
-        family: str, dtype: CompressedKvName, broken: Callable[[pytest.MonkeyPatch], None],
-        all_kv_is_compressed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    family: str,
+    dtype: CompressedKvName,
+    broken: Callable[[pytest.MonkeyPatch], None],
+    all_kv_is_compressed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broken(monkeypatch)
-    gaps = [gap(answer, cold(family, prompt, ONE))
-            for answer, prompt in conversation(family, warm(family, compress_kv=dtype), 3)]
+    gaps = [
+        gap(answer, cold(family, prompt, ONE))
+        for answer, prompt in conversation(family, warm(family, compress_kv=dtype), 3)
+    ]
     assert any(not one < TOLERANCE[dtype] for one in gaps), "NaN is not below it either"

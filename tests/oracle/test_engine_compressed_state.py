@@ -77,8 +77,9 @@ def test_where_there_is_room_nothing_is_compressed_and_no_bit_differs(family: st
     exact, compression_allowed = warm(family), warm(family, compress=True)
     assert compression_allowed.arena.compressed_pages
     assert not exact.arena.compressed_pages
-    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, compression_allowed),
-                                     strict=True):
+    for (left, _), (right, _) in zip(
+        conversation(family, exact), conversation(family, compression_allowed), strict=True
+    ):
         assert left.cached_tokens == right.cached_tokens
         assert torch.equal(left.logits, right.logits)
     assert compression_allowed.core.memory.usage().cache.compressed == 0
@@ -98,6 +99,7 @@ def with_other_scales(patch: pytest.MonkeyPatch) -> None:
     def encoding(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch.Tensor) -> None:
         encode(state_XN, codes_XN, scales_X)
         scales_X.copy_(scales_X.roll(1, dims=-1))
+
     patch.setattr(compression, "encode_state", encoding)
     patch.setattr(DeviceArena, "_compress", by_torch)
 
@@ -111,13 +113,17 @@ def without_restores(plan: StepPlan) -> StepPlan:
     return replace(plan, arena_work=replace(plan.arena_work, state_restores=()))
 
 
-@pytest.mark.parametrize("broken", [with_other_scales, without_restoring],
-                         ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", [with_other_scales, without_restoring], ids=lambda broken: broken.__name__)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_state_that_is_restored_wrongly_is_noticed(
-        family: str, broken: Callable[[pytest.MonkeyPatch], None], everything_is_compressed: None,
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    family: str,
+    broken: Callable[[pytest.MonkeyPatch], None],
+    everything_is_compressed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     broken(monkeypatch)
-    gaps = [gap(answer, cold(family, prompt, ONE))
-            for answer, prompt in conversation(family, warm(family, compress=True), 3)]
+    gaps = [
+        gap(answer, cold(family, prompt, ONE))
+        for answer, prompt in conversation(family, warm(family, compress=True), 3)
+    ]
     assert max(gaps) > 2 * TOLERANCE

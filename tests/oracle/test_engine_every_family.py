@@ -73,14 +73,13 @@ def test_company_small_chunks_and_pad_rows_change_nothing(family: str) -> None:
     serving = Serving(family, step_tokens=80, pad_decode_to=6)
     run(serving, truths(family), stagger_steps=3)
     assert any(0 < plan.decode_count < plan.run_count for plan in serving.plans), "no step was mixed"
-    chunks = [plan for plan in serving.plans if len(LENGTHS) - 1 in plan.seqs[plan.decode_count:]]
+    chunks = [plan for plan in serving.plans if len(LENGTHS) - 1 in plan.seqs[plan.decode_count :]]
     assert len(chunks) > 230 // 80, "the longest prompt was not cut"
 
 
 def test_memory_in_other_hands_changes_nothing(family: str) -> None:
     """Memory for little more than one of them at a time: pages and slots come back, full of NaN."""
-    serving = Serving(family, memory_bytes=tight(family, tokens=256, slots=1), step_tokens=128,
-                      max_model_len=256)
+    serving = Serving(family, memory_bytes=tight(family, tokens=256, slots=1), step_tokens=128, max_model_len=256)
     wanted = truths(family)
     run(serving, [*wanted, *wanted[::-1]])
     slots = [int(slot) for plan in serving.plans for slot in plan.slots]
@@ -108,8 +107,8 @@ def test_a_prefix_hit_changes_nothing(family: str) -> None:
         agreed(family, prompt, answer)
     step = 64 if loaded(family).spec.recurrent_layers else 16
     assert [answer.cached_tokens for answer in answers] == [
-        min(cut, len(prompt) - 1) // step * step
-        for cut, prompt in zip((64, 129, 199, 200), prompts, strict=True)]
+        min(cut, len(prompt) - 1) // step * step for cut, prompt in zip((64, 129, 199, 200), prompts, strict=True)
+    ]
 
 
 def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:

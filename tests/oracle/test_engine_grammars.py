@@ -30,10 +30,15 @@ from weft.text.tokenizer import Tokenizer
 
 FAMILY = "qwen3_5"
 SCHEMA = {
-    "type": "object", "additionalProperties": False, "required": ["name", "age", "likes"],
-    "properties": {"name": {"type": "string", "maxLength": 6},
-                   "age": {"type": "integer", "minimum": 0, "maximum": 120},
-                   "likes": {"type": "array", "items": {"enum": ["tea", "<|im_end|>"]}, "maxItems": 2}}}
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "age", "likes"],
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"enum": ["tea", "<|im_end|>"]}, "maxItems": 2},
+    },
+}
 PERSON = json_grammar(SCHEMA, field="f", whitespace=" ")
 """At most 110 bytes, so at most so many tokens."""
 # Long enough for the sequence to be preempted in the middle of it.
@@ -43,8 +48,9 @@ LONG = regex_grammar(r"[a-z ]{40}-[0-9]{20}", field="f")
 def serving(**more: Any) -> Serving:
     made = Serving(FAMILY, **more)
     tokenizer = directory(FAMILY) / "tokenizer.json"
-    made.core.grammars = GrammarCompiler(tokenizer.read_text, loaded(FAMILY).generation_defaults.eos_ids,
-                                     made.core.vocab_size)
+    made.core.grammars = GrammarCompiler(
+        tokenizer.read_text, loaded(FAMILY).generation_defaults.eos_ids, made.core.vocab_size
+    )
     return made
 
 
@@ -70,11 +76,21 @@ def test_every_answer_under_a_schema_is_json_that_is_valid() -> None:
 
 
 def test_answers_match_a_regex_and_choices_are_chosen_whatever_else_is_asked() -> None:
-    heavy = {"temperature": 1.3, "seed": 1, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "top_p": 0.9,
-             "top_k": 3, "min_p": 0.1, "logit_bias": {5: 100.0}}
-    samplings = [constrained(regex_grammar("[a-f]{5}x?", field="f"), **heavy),
-                 constrained(choice_grammar(["yes", "no"], field="f"), **heavy),
-                 constrained(choice_grammar(["yes"], field="f"), min_tokens=100)]
+    heavy = {
+        "temperature": 1.3,
+        "seed": 1,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "logit_bias": {5: 100.0},
+    }
+    samplings = [
+        constrained(regex_grammar("[a-f]{5}x?", field="f"), **heavy),
+        constrained(choice_grammar(["yes", "no"], field="f"), **heavy),
+        constrained(choice_grammar(["yes"], field="f"), min_tokens=100),
+    ]
     answers = serving().run(prompts()[:3], samplings)
     assert re.fullmatch("[a-f]{5}x?", text_of(answers[0]))
     assert text_of(answers[1]) in ("yes", "no")
@@ -102,8 +118,11 @@ def test_constrained_neighbours_change_no_answer() -> None:
 def test_a_mask_on_a_neighbours_row_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: each mask one row further."""
     real = GrammarRows._constrained
-    monkeypatch.setattr(GrammarRows, "_constrained", lambda self, rows: [
-        ((at + 1) % len(rows), matcher) for at, matcher in real(self, rows)])
+    monkeypatch.setattr(
+        GrammarRows,
+        "_constrained",
+        lambda self, rows: [((at + 1) % len(rows), matcher) for at, matcher in real(self, rows)],
+    )
     free = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     answers = serving().run(prompts()[:2], [free, constrained(PERSON, max_tokens=8)])
     assert answers[0].tokens != truth(FAMILY)[0].tokens[:8]
@@ -113,8 +132,9 @@ def test_preemption_changes_no_constrained_answer() -> None:
     longest_first = prompts()[::-1]
     samplings = [constrained(LONG, temperature=1.2, seed=seed) for seed in range(len(longest_first))]
     alone = serving()
-    expected = [alone.run([prompt], sampling)[0].tokens
-                for prompt, sampling in zip(longest_first, samplings, strict=True)]
+    expected = [
+        alone.run([prompt], sampling)[0].tokens for prompt, sampling in zip(longest_first, samplings, strict=True)
+    ]
     tight = serving(memory_bytes=tight_memory(FAMILY, spare_pages=20), step_tokens=400)
     answers = tight.run(longest_first, samplings)
     assert sum(answer.preemptions for answer in answers) > 0, "nothing was preempted"
@@ -123,12 +143,12 @@ def test_preemption_changes_no_constrained_answer() -> None:
         assert re.fullmatch(r"[a-z ]{40}-[0-9]{20}", text_of(answer))
 
 
-def test_a_sequence_that_resumes_without_its_tokens_would_break_its_grammar(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_that_resumes_without_its_tokens_would_break_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of preemption: the matcher begins again from the start."""
     real = GrammarRows.admit
-    monkeypatch.setattr(GrammarRows, "admit",
-                        lambda self, row, grammar, generated: real(self, row, grammar, generated[:0]))
+    monkeypatch.setattr(
+        GrammarRows, "admit", lambda self, row, grammar, generated: real(self, row, grammar, generated[:0])
+    )
     samplings = [constrained(LONG, temperature=1.2, seed=seed) for seed in range(len(prompts()))]
     tight = serving(memory_bytes=tight_memory(FAMILY, spare_pages=20), step_tokens=400)
     answers = tight.run(prompts()[::-1], samplings)
@@ -177,7 +197,8 @@ def test_logits_that_are_nan_still_make_a_token_of_the_grammar() -> None:
     made = serving()
     logits = made.executor.model.logits
     made.executor.model.logits = lambda *args: torch.full_like(  # type: ignore[method-assign]
-        logits(*args), float("nan"))
+        logits(*args), float("nan")
+    )
     try:
         [answer] = made.run(prompts()[:1], constrained(choice_grammar(["yes", "no"], field="f")))
     finally:

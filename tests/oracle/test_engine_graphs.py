@@ -53,15 +53,14 @@ def test_rows_of_pad_read_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all((ids_TX[3] == PAD).all() and (ids_TX[:3] != PAD).all() for ids_TX in padded)
 
 
-def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     truths = truth("qwen3_5")[:3]
     build = BatchBuilder.build
 
     def swapped(self: BatchBuilder, plan: StepPlan) -> StepBatch:
         batch = build(self, plan)
         if isinstance(batch.inputs, DecodeBlock) and plan.run_count > 1:
-            host = batch.inputs.slots.copy()   # on a CPU the same memory as the block's
+            host = batch.inputs.slots.copy()  # on a CPU the same memory as the block's
             host[:2] = host[1::-1].copy()
             slots = batch.inputs.flat_6W.view(6, -1)[3]
             slots[:2] = slots[:2].flip(0)
@@ -74,8 +73,7 @@ def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_replay_writes_its_own_slots_and_the_last_place_of_its_own_pages_and_no_other_byte(
-        family: str) -> None:
+def test_a_replay_writes_its_own_slots_and_the_last_place_of_its_own_pages_and_no_other_byte(family: str) -> None:
     """Every byte of the arena that is not read by the live rows is NaN before, and the same after."""
     before: dict[int, torch.Tensor] = {}
 

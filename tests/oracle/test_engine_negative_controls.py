@@ -87,8 +87,7 @@ def test_a_damaged_state_is_noticed_and_stays_where_it_is(family, damage):
     assert_only_the_victim_differs(Serving(family, before_step=at_one_step(damage)), family)
 
 
-@pytest.mark.parametrize("damage", [zero_a_page, lose_a_table_entry, point_at_a_neighbour],
-                         ids=lambda f: f.__name__)
+@pytest.mark.parametrize("damage", [zero_a_page, lose_a_table_entry, point_at_a_neighbour], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_damaged_page_is_noticed_and_stays_where_it_is(family, damage):
     assert_only_the_victim_differs(Serving(family, before_step=at_one_step(damage)), family)
@@ -148,6 +147,7 @@ def test_a_pad_row_that_points_somewhere_is_noticed(family, monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_that_a_preempted_sequence_forgets_are_noticed(family):
     """The control of preemption: a resumed sequence that computes one wrong token of its own answer again."""
+
     def forget(serving: Serving, plan: StepPlan) -> None:
         for admission in plan.admissions:
             if admission.tokens.size > admission.prompt_tokens:
@@ -158,8 +158,7 @@ def test_tokens_that_a_preempted_sequence_forgets_are_noticed(family):
                         damaged.add(int(seq))
 
     damaged: set[int] = set()
-    serving = Serving(family, memory_bytes=tight_memory(family, spare_pages=20), step_tokens=400,
-                      before_step=forget)
+    serving = Serving(family, memory_bytes=tight_memory(family, spare_pages=20), step_tokens=400, before_step=forget)
     found = gaps(serving, truth(family)[::-1])
     assert damaged
     for seq, gap in enumerate(found):

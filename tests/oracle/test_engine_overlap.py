@@ -35,8 +35,16 @@ from weft.text.grammars import regex_grammar
 from weft.units import PAD
 
 FAMILIES = ("qwen3_5", "lfm2", "granite")
-GUEST = SamplingParams(temperature=1.3, top_p=0.9, seed=5, frequency_penalty=0.5, repetition_penalty=1.2,
-                       logprobs=3, max_tokens=40, ignore_eos=True)
+GUEST = SamplingParams(
+    temperature=1.3,
+    top_p=0.9,
+    seed=5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.2,
+    logprobs=3,
+    max_tokens=40,
+    ignore_eos=True,
+)
 """What comes next hangs on what was said, and that is not known where the step is planned."""
 WAIT_S = 60
 """Only a loop that hangs waits so long."""
@@ -76,6 +84,7 @@ class Far:
                     self.asked.add(step._pending._event.number)
                     self.changed.notify_all()
             return home(step)
+
         # The stand-in's events come when the loop has begun a step ahead, and no clock decides that.
         monkeypatch.setattr(readback, "wait_for", lambda event: event.synchronize())
         monkeypatch.setattr(Readback, "send", sent)
@@ -108,13 +117,15 @@ def far_company(**more: Any) -> tuple[Serving, list[list[int]], list[SamplingPar
     """Greedy and drawn answers, one that ends unforeseen, and arrivals while others decode."""
     known = truth("qwen3_5")[1:4]
     few = structs.replace(GREEDY, max_tokens=12)
-    samplings = [few, structs.replace(few, stop_token_ids=[known[1].tokens[4]]),
-                 structs.replace(few, temperature=1.2, top_k=30, top_p=0.9, seed=3, logprobs=2)]
+    samplings = [
+        few,
+        structs.replace(few, stop_token_ids=[known[1].tokens[4]]),
+        structs.replace(few, temperature=1.2, top_k=30, top_p=0.9, seed=3, logprobs=2),
+    ]
     return Serving("qwen3_5", step_tokens=100, **more), [one.prompt for one in known], samplings
 
 
-def test_a_step_is_launched_while_the_tokens_of_the_one_before_are_still_out(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_launched_while_the_tokens_of_the_one_before_are_still_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that launches never waits; what it launches is fed from the device."""
     plain, prompts, samplings = far_company()
     expected = plain.run(prompts, samplings, stagger_steps=2)
@@ -134,18 +145,21 @@ def test_a_step_is_launched_while_the_tokens_of_the_one_before_are_still_out(
     assert far.asked_early > 5
 
 
-def test_a_grammar_and_penalties_wait_for_the_tokens_that_they_hang_on(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_and_penalties_wait_for_the_tokens_that_they_hang_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def serving(**more: Any) -> Serving:
         made, *_ = far_company(**more)
         tokenizer = directory("qwen3_5") / "tokenizer.json"
         made.core.grammars = GrammarCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
         return made
+
     prompts = [[5, 6, 7], [8] * 70, [9, 10]]
     few = structs.replace(GREEDY, max_tokens=8)
     grammar = regex_grammar("[a-f]{3}[x-z]{9}", field="f")
-    samplings = [structs.replace(GUEST, max_tokens=12),
-                 structs.replace(few, grammar=grammar, ignore_eos=False, temperature=0.9, seed=1), few]
+    samplings = [
+        structs.replace(GUEST, max_tokens=12),
+        structs.replace(few, grammar=grammar, ignore_eos=False, temperature=0.9, seed=1),
+        few,
+    ]
     expected = serving().run(prompts, samplings, stagger_steps=2)
     far = Far(monkeypatch)
     answers = serving(overlap=True, remote=True).run(prompts, samplings, stagger_steps=2)
@@ -167,11 +181,15 @@ def test_overlap_changes_nothing(family: str) -> None:
     serving = Serving(family, memory_bytes=tight_memory(family, spare_pages=6), step_tokens=100, overlap=True)
     guests = [[7, 8, 9] * 30, [11] * 20]
     known = truth(family)[::-1]
-    answers = serving.run([*(one.prompt for one in known), *guests], [GREEDY] * len(known) + [GUEST] * 2,
-                          stagger_steps=2, priorities=[3, 9, 2, 1, 0, 0, 1])
+    answers = serving.run(
+        [*(one.prompt for one in known), *guests],
+        [GREEDY] * len(known) + [GUEST] * 2,
+        stagger_steps=2,
+        priorities=[3, 9, 2, 1, 0, 0, 1],
+    )
     assert_equal_to_truth(answers[:-2], known)
     assert sum(answer.preemptions for answer in answers) > 0, "nothing was preempted"
-    decodes = [plan.tokens[:plan.decode_count] for plan in serving.plans]
+    decodes = [plan.tokens[: plan.decode_count] for plan in serving.plans]
     assert (np.concatenate(decodes) == PAD).all(), "a step was planned after the one before it was home"
     for answer, plain in zip(answers[-2:], Serving(family).run(guests, GUEST), strict=True):
         assert answer.tokens == plain.tokens
@@ -185,15 +203,15 @@ def test_an_answer_that_ended_unforeseen_leaves_a_prefix_that_changes_nothing(fa
     """Two conversations end with a token that nobody could foresee, and are taken up where they ended."""
     few = structs.replace(GREEDY, max_tokens=8)
     talks = truth(family)[2:4]
-    cuts = [next(at for at, token in enumerate(one.tokens) if at > 5 and one.tokens.index(token) == at)
-            for one in talks]
+    cuts = [
+        next(at for at, token in enumerate(one.tokens) if at > 5 and one.tokens.index(token) == at) for one in talks
+    ]
     serving = Serving(family, overlap=True, cache=True)
-    stops = [structs.replace(GREEDY, stop_token_ids=[one.tokens[cut]])
-             for one, cut in zip(talks, cuts, strict=True)]
+    stops = [structs.replace(GREEDY, stop_token_ids=[one.tokens[cut]]) for one, cut in zip(talks, cuts, strict=True)]
     ended = serving.run([one.prompt for one in talks], stops)
     for one, cut, answer in zip(talks, cuts, ended, strict=True):
-        assert (answer.finish_reason, answer.tokens) == ("stop", one.tokens[:cut + 1])
-        prompt = one.prompt + one.tokens[:cut + 1]
+        assert (answer.finish_reason, answer.tokens) == ("stop", one.tokens[: cut + 1])
+        prompt = one.prompt + one.tokens[: cut + 1]
         [again] = serving.run([[*prompt, 5, 6]], few)
         [fresh] = Serving(family).run([[*prompt, 5, 6]], few)
         assert again.cached_tokens == len(prompt), "the state after the last token was not found"
@@ -214,6 +232,7 @@ def test_a_row_that_is_fed_what_it_chose_before_is_noticed(monkeypatch: pytest.M
         note(self, *args)  # type: ignore[arg-type]
         late.append(chosen.clone())
         chosen.copy_(before)
+
     monkeypatch.setattr(BatchBuilder, "note_chosen", one_step_late)
     one = truth("qwen3_5")[2]
     [answer] = serving.run([one.prompt])

@@ -56,11 +56,12 @@ def cold(family: str, prompt: list[int], sampling: SamplingParams = SHORT) -> An
     return _COLD[key]
 
 
-def cold_in_company(family: str, prompts: Sequence[list[int]],
-                    samplings: Sequence[SamplingParams]) -> list[Answer]:
+def cold_in_company(family: str, prompts: Sequence[list[int]], samplings: Sequence[SamplingParams]) -> list[Answer]:
     """The same to requests side by side, in a seventh of the steps. A known answer is not computed again."""
-    keys = [(family, tuple(prompt), msgspec.msgpack.encode(sampling))
-            for prompt, sampling in zip(prompts, samplings, strict=True)]
+    keys = [
+        (family, tuple(prompt), msgspec.msgpack.encode(sampling))
+        for prompt, sampling in zip(prompts, samplings, strict=True)
+    ]
     missing = [at for at, key in enumerate(keys) if key not in _COLD and key not in _COLD_IN_COMPANY]
     if missing:
         answers = Serving(family).run([prompts[at] for at in missing], [samplings[at] for at in missing])
@@ -77,13 +78,21 @@ def gap(answer: Answer, expected: Answer) -> float:
     return float("inf") if found.isnan() else float(found)
 
 
-def assert_like_cold(family: str, answers: Sequence[Answer], prompts: Sequence[list[int]],
-                     sampling: SamplingParams | Sequence[SamplingParams] = SHORT, *,
-                     company: bool = False) -> None:
+def assert_like_cold(
+    family: str,
+    answers: Sequence[Answer],
+    prompts: Sequence[list[int]],
+    sampling: SamplingParams | Sequence[SamplingParams] = SHORT,
+    *,
+    company: bool = False,
+) -> None:
     """``company``: the requests ran side by side."""
     samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-    wanted = cold_in_company(family, prompts, samplings) if company else map(cold, [family] * len(prompts),
-                                                                            prompts, samplings)
+    wanted = (
+        cold_in_company(family, prompts, samplings)
+        if company
+        else map(cold, [family] * len(prompts), prompts, samplings)
+    )
     assert_like(answers, list(wanted), TOLERANCE_IN_COMPANY if company else TOLERANCE)
 
 
@@ -269,10 +278,16 @@ def tight(family: str, *, tokens: int, slots: int) -> int:
 def test_eviction_at_any_moment_changes_nothing(family: str, policy: str) -> None:
     """Memory for a few requests, and a stream of them that share prefixes: what is cached is given up all the
     time, and filled with NaN at that moment."""
-    serving = warm(family, memory_bytes=tight(family, tokens=1200, slots=6), step_tokens=128, max_num_seqs=4,
-                   max_model_len=512, policy=policy)
+    serving = warm(
+        family,
+        memory_bytes=tight(family, tokens=1200, slots=6),
+        step_tokens=128,
+        max_num_seqs=4,
+        max_model_len=512,
+        policy=policy,
+    )
     trunks = [text(name, 260) for name in (6, 7, 8)]
-    prompts = [trunks[i % 3][:100 + 37 * (i % 5)] + text(50 + i, 40) for i in range(14)]
+    prompts = [trunks[i % 3][: 100 + 37 * (i % 5)] + text(50 + i, 40) for i in range(14)]
     answers = serving.run(prompts, SHORT, stagger_steps=5)
     assert_like_cold(family, answers, prompts, company=True)
     counts = serving.core.memory.usage().cache
@@ -287,8 +302,9 @@ LONGER = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_preemption_where_memory_is_short_changes_nothing(family: str) -> None:
-    serving = warm(family, memory_bytes=tight(family, tokens=500, slots=4), step_tokens=256, max_num_seqs=4,
-                   max_model_len=480)
+    serving = warm(
+        family, memory_bytes=tight(family, tokens=500, slots=4), step_tokens=256, max_num_seqs=4, max_model_len=480
+    )
     prompts = [text(name, 120 + 7 * (name - 60)) for name in range(60, 65)]
     answers = serving.run(prompts, LONGER)
     assert_like_cold(family, answers, prompts, LONGER, company=True)
@@ -297,7 +313,8 @@ def test_preemption_where_memory_is_short_changes_nothing(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_preempted_request_resumes_where_it_was_and_nothing_changes(
-        family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each page that the first one grows into seems not to be there at first, so the last one gives way, in
     its prefill and then in its answer."""
     serving = warm(family, step_tokens=200)
@@ -307,8 +324,7 @@ def test_a_preempted_request_resumes_where_it_was_and_nothing_changes(
     monkeypatch.undo()
     assert_like_cold(family, answers, prompts, LONGER, company=True)
     assert sum(answer.preemptions for answer in answers) > 0, "nothing was preempted"
-    again = [(int(plan.starts[run]), admission.tokens.size)
-             for plan, run, admission in admitted_again(serving)]
+    again = [(int(plan.starts[run]), admission.tokens.size) for plan, run, admission in admitted_again(serving)]
     # A model without states resumes at whole pages; one that was preempted in its prefill, at its last chunk.
     assert all(start >= size - 1 - PAGE_TOKENS or start % 64 == 0 < start for start, size in again)
     assert len(again) == len(refused)
@@ -328,9 +344,10 @@ def admitted_again(serving: Serving) -> Iterator[tuple[StepPlan, int, Admission]
 def test_everything_at_once_changes_nothing(family: str) -> None:
     """Shared prefixes in bursts, small chunks, PAD rows, sampled company, memory that is short."""
     company = SamplingParams(temperature=1.2, seed=3, max_tokens=30, ignore_eos=True)
-    serving = warm(family, memory_bytes=tight(family, tokens=900, slots=8), step_tokens=100, pad_decode_to=5,
-                   max_model_len=640)
-    prompts = [SYSTEM[:64 * (1 + i % 4) + 11 * (i % 3)] + text(80 + i, 30 + 10 * (i % 4)) for i in range(12)]
+    serving = warm(
+        family, memory_bytes=tight(family, tokens=900, slots=8), step_tokens=100, pad_decode_to=5, max_model_len=640
+    )
+    prompts = [SYSTEM[: 64 * (1 + i % 4) + 11 * (i % 3)] + text(80 + i, 30 + 10 * (i % 4)) for i in range(12)]
     samplings = [SHORT if i % 4 else company for i in range(12)]
     for _ in range(2):
         answers = serving.run(prompts, samplings, stagger_steps=1, boundaries=[64, 200])
@@ -339,6 +356,7 @@ def test_everything_at_once_changes_nothing(family: str) -> None:
 
 
 # ---------------------------------------------------------------------- negative controls
+
 
 def cached_slots(serving: Serving) -> list[int]:
     return [node.slot for node in serving.core.memory._state.cache.tree.nodes() if node.slot != -1]
@@ -379,8 +397,9 @@ def damaged_gap(family: str, damage: Damage) -> float:
     return gap(answer, cold(family, prompt))
 
 
-@pytest.mark.parametrize("damage", [nan_states, zero_states, swap_states, zero_a_page],
-                         ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize(
+    "damage", [nan_states, zero_states, swap_states, zero_a_page], ids=lambda damage: damage.__name__
+)
 @pytest.mark.parametrize("family", RECURRENT_FAMILIES)
 def test_a_damaged_prefix_is_noticed(family: str, damage: Damage) -> None:
     assert damaged_gap(family, lambda serving: None) < TOLERANCE
@@ -389,8 +408,7 @@ def test_a_damaged_prefix_is_noticed(family: str, damage: Damage) -> None:
 
 @pytest.mark.parametrize("lost", ["copy_slots", "copy_pages"])
 @pytest.mark.parametrize("family", RECURRENT_FAMILIES)
-def test_a_copy_that_is_not_made_is_noticed(family: str, lost: str,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_not_made_is_noticed(family: str, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that goes on from a donated state needs both: the state, and the page it ends in."""
     serving = warm(family)
     prompt = text(10, 90)

@@ -13,9 +13,17 @@ HYBRIDS = ("qwen3_5", "granite_moe")
 
 
 def seeded(seed: int, **more: object) -> SamplingParams:
-    return SamplingParams(temperature=1.2, top_p=0.95, top_k=100, seed=seed, repetition_penalty=1.1,
-                          frequency_penalty=0.3, max_tokens=DECODE_STEPS, ignore_eos=True,
-                          **more)  # type: ignore[arg-type]
+    return SamplingParams(
+        temperature=1.2,
+        top_p=0.95,
+        top_k=100,
+        seed=seed,
+        repetition_penalty=1.1,
+        frequency_penalty=0.3,
+        max_tokens=DECODE_STEPS,
+        ignore_eos=True,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -23,11 +31,13 @@ def test_a_seed_gives_the_same_text_alone_in_company_in_chunks_and_after_preempt
     prompts = [one.prompt for one in truth(family)][::-1]
     samplings = [seeded(1000 + i) for i in range(len(prompts))]
     alone = Serving(family)
-    expected = [alone.run([prompt], sampling)[0].tokens
-                for prompt, sampling in zip(prompts, samplings, strict=True)]
+    expected = [alone.run([prompt], sampling)[0].tokens for prompt, sampling in zip(prompts, samplings, strict=True)]
     assert len({tuple(tokens) for tokens in expected}) == len(prompts)
-    for serving in (Serving(family), Serving(family, step_tokens=90, pad_decode_to=8),
-                    Serving(family, memory_bytes=tight_memory(family, spare_pages=20), step_tokens=400)):
+    for serving in (
+        Serving(family),
+        Serving(family, step_tokens=90, pad_decode_to=8),
+        Serving(family, memory_bytes=tight_memory(family, spare_pages=20), step_tokens=400),
+    ):
         answers = serving.run(prompts, samplings)
         assert [answer.tokens for answer in answers] == expected
     assert sum(answer.preemptions for answer in answers) > 0, "the last one was to preempt"
@@ -69,8 +79,7 @@ def test_prompt_logprobs_survive_preemption_once_and_whole():
         expected = one.prompt_logits.log_softmax(dim=-1)
         tokens = torch.tensor(one.prompt[1:])
         values = torch.tensor([found.logprob for found in answer.prompt_logprobs[1:] if found is not None])
-        assert values.tolist() == pytest.approx(
-            expected[:-1].gather(1, tokens[:, None])[:, 0].tolist(), abs=TOLERANCE)
+        assert values.tolist() == pytest.approx(expected[:-1].gather(1, tokens[:, None])[:, 0].tolist(), abs=TOLERANCE)
 
 
 def test_a_prompt_alone_can_be_scored_without_an_answer():
@@ -104,8 +113,13 @@ def test_neighbours_that_are_cancelled_change_nothing(family):
         if plan.step > 60:
             return
         prompt = [9, 10] * (1 + 17 * (plan.step % 6))
-        serving.core.submit(Request(request_id=f"guest-{plan.step}", prompt_tokens=prompt,
-                                    sampling=SamplingParams(max_tokens=200, seed=plan.step)))
+        serving.core.submit(
+            Request(
+                request_id=f"guest-{plan.step}",
+                prompt_tokens=prompt,
+                sampling=SamplingParams(max_tokens=200, seed=plan.step),
+            )
+        )
         for number in range(plan.step):
             if plan.step - number > number % 9 and serving.core.cancel(f"guest-{number}"):
                 left.append(number)

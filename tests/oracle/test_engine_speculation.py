@@ -27,13 +27,36 @@ from weft.tensor.inputs import LayerCache, Runs
 
 LENGTHS = (5, 40, 90)
 NEW_TOKENS = 24
-SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
-             SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW_TOKENS, ignore_eos=True, seed=11))
-ON_THE_KERNELS = ("qwen3", "qwen3_5", "lfm2", "granite", "mamba", "mamba2", "nemotron_h",
-                  "olmo_hybrid", "qwen3_next", "granite_moe")
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW_TOKENS, ignore_eos=True, seed=11),
+)
+ON_THE_KERNELS = (
+    "qwen3",
+    "qwen3_5",
+    "lfm2",
+    "granite",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_next",
+    "granite_moe",
+)
 """Every product, attention and recurrence is C++."""
-IN_TORCH = ("jamba", "falcon_h1", "zamba2", "kimi_linear", "ling", "gpt_oss", "lfm3", "bamba",
-            "qwen3_window", "lfm2_moe", "nemotron_h_moe")
+IN_TORCH = (
+    "jamba",
+    "falcon_h1",
+    "zamba2",
+    "kimi_linear",
+    "ling",
+    "gpt_oss",
+    "lfm3",
+    "bamba",
+    "qwen3_window",
+    "lfm2_moe",
+    "nemotron_h_moe",
+)
 """Something is torch's: a latent or a ring of KV, a width that is no multiple of 16."""
 
 
@@ -51,8 +74,14 @@ class Speculating:
         self.serving = Serving(family, model=model, drafter=self.drafter, **options)
         self._next = 0
 
-    def run(self, kind: Kind, prompts: Sequence[list[int]], truth: Sequence[Answer],
-            sampling: SamplingParams, **options: object) -> list[Answer]:
+    def run(
+        self,
+        kind: Kind,
+        prompts: Sequence[list[int]],
+        truth: Sequence[Answer],
+        sampling: SamplingParams,
+        **options: object,
+    ) -> list[Answer]:
         self.drafter.kind = kind
         self.drafter.answers = {self._next + number: answer.tokens for number, answer in enumerate(truth)}
         self._next += len(prompts)
@@ -88,15 +117,13 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, list[int]], 
     prompts, truth = [text(length, length) for length in LENGTHS], truth_of_controls()
     monkeypatch.setattr(torch_executor, "replay", change)
     answers = Speculating("qwen3_5").run("random", prompts, truth, SAMPLINGS[0])
-    gaps = [float((answer.logits - one.logits).abs().max())
-            for answer, one in zip(answers, truth, strict=True)]
+    gaps = [float((answer.logits - one.logits).abs().max()) for answer, one in zip(answers, truth, strict=True)]
     assert min(gaps) > 1e-3, "a wrong state shows nowhere"
 
 
 def test_a_replay_of_one_token_too_few_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = torch_executor.replay
-    spoilt(monkeypatch, lambda runs, counts, tables: replay(
-        runs, [max(1, count - 1) for count in counts], tables))
+    spoilt(monkeypatch, lambda runs, counts, tables: replay(runs, [max(1, count - 1) for count in counts], tables))
 
 
 def test_a_replay_of_one_token_too_many_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +132,7 @@ def test_a_replay_of_one_token_too_many_is_noticed(monkeypatch: pytest.MonkeyPat
 
     def one_more(runs: Runs, counts: list[int], tables: Staging) -> None:
         lengths = runs.lengths[runs.decode_count :][: runs.verify_count]
-        replay(runs, [min(length, count + 1) for length, count in zip(lengths, counts, strict=True)],
-               tables)
+        replay(runs, [min(length, count + 1) for length, count in zip(lengths, counts, strict=True)], tables)
 
     spoilt(monkeypatch, one_more)
 
@@ -138,8 +164,7 @@ def test_without_a_replay_the_text_differs(monkeypatch: pytest.MonkeyPatch) -> N
     assert native.MISSING is None
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granite", "mamba", "mamba2", "kimi_linear",
-                                    "nemotron_h"])
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granite", "mamba", "mamba2", "kimi_linear", "nemotron_h"])
 def test_the_plan_counts_the_log_as_it_is(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     token_bytes: set[float] = set()
     replay = torch_executor.replay

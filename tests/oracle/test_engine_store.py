@@ -44,10 +44,10 @@ NEXT_TURN = text(2, 40)
 
 
 def disk_store(path: Path, serving: Serving) -> Store:
-    identity = NamespaceIdentity("model", "weights", {}, {}, "", "", "", "", serving.arena.page_bytes,
-                                 serving.arena.slot_bytes)
-    return open_store(path, identity, StoreOptions(capacity_bytes=64 << 20, reserve_bytes=0,
-                                                   volume_bytes=8 << 20))
+    identity = NamespaceIdentity(
+        "model", "weights", {}, {}, "", "", "", "", serving.arena.page_bytes, serving.arena.slot_bytes
+    )
+    return open_store(path, identity, StoreOptions(capacity_bytes=64 << 20, reserve_bytes=0, volume_bytes=8 << 20))
 
 
 def serving(family: str, path: Path, model: LoadedModel | None = None) -> Serving:
@@ -55,8 +55,14 @@ def serving(family: str, path: Path, model: LoadedModel | None = None) -> Servin
 
 
 def packed_serving(family: str, path: Path, model: LoadedModel, *, packs: bool) -> Serving:
-    return Serving(family, cache=True, model=model, store=lambda one: PackedStore(
-        disk_store(path, one), one.arena.page_bytes, one.arena.slot_bytes, queue_bytes=1 << 30, packs=packs))
+    return Serving(
+        family,
+        cache=True,
+        model=model,
+        store=lambda one: PackedStore(
+            disk_store(path, one), one.arena.page_bytes, one.arena.slot_bytes, queue_bytes=1 << 30, packs=packs
+        ),
+    )
 
 
 def first_and_next(engine: Serving, salt: str = "") -> list[Answer]:
@@ -101,8 +107,10 @@ def test_bfloat16_comes_back_bit_for_bit(family: str, tmp_path: Path) -> None:
     assert same(again, warm)
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "bfloat16"), ("qwen3_5", "bfloat16"),
-                                               ("granite", "float32"), ("falcon_mamba", "float32")])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("qwen3", "bfloat16"), ("qwen3_5", "bfloat16"), ("granite", "float32"), ("falcon_mamba", "float32")],
+)
 def test_packed_records_come_back_bit_for_bit(family: str, dtype: str, tmp_path: Path) -> None:
     """A packed life, and one that goes on from it with plain records."""
     model = load_model(directory(family), dtype=dtype)
@@ -129,9 +137,17 @@ def test_packed_records_come_back_bit_for_bit(family: str, dtype: str, tmp_path:
 def test_the_flag_packs_and_auto_reads_what_it_packed(tmp_path: Path) -> None:
     prompt = Request(request_id="one", prompt_tokens=PROMPT, sampling=SHORT)
     for pack, restored in (("on", 0), ("auto", 1)):
-        core = assemble(EngineConfig(model=str(directory("lfm2")), store=str(tmp_path), memory="64MiB",
-                                     store_pack=pack, store_size="64MiB", store_reserve="0",
-                                     device="cpu")).core
+        core = assemble(
+            EngineConfig(
+                model=str(directory("lfm2")),
+                store=str(tmp_path),
+                memory="64MiB",
+                store_pack=pack,
+                store_size="64MiB",
+                store_reserve="0",
+                device="cpu",
+            )
+        ).core
         core.submit(prompt)
         while core.has_work:
             core.step()
@@ -145,8 +161,14 @@ def test_the_flag_packs_and_auto_reads_what_it_packed(tmp_path: Path) -> None:
 
 def test_packing_without_its_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.store.packing.is_available", lambda: False)
-    config = EngineConfig(model=str(directory("lfm2")), store=str(tmp_path), memory="64MiB", device="cpu",
-                          store_size="64MiB", store_reserve="0")
+    config = EngineConfig(
+        model=str(directory("lfm2")),
+        store=str(tmp_path),
+        memory="64MiB",
+        device="cpu",
+        store_size="64MiB",
+        store_reserve="0",
+    )
     with pytest.raises(ConfigError, match=r"debug\.store_pack on needs .*weft\[store\]"):
         assemble(replace(config, store_pack="on"))
     core = assemble(config).core
@@ -208,8 +230,10 @@ def test_a_device_transfer_moves_the_same_bytes() -> None:
     pages, slot = np.array([7, 3, 9, 4, 5, 11, 10]), plan.slot_count - 1
 
     def work(buffer: int, kinds: tuple[WorkKind, WorkKind]) -> list[tuple[WorkKind, np.ndarray]]:
-        return [(kinds[0], np.stack([pages, np.full(7, buffer), np.arange(7)], axis=1)),
-                (kinds[1], np.array([[slot, buffer]]))]
+        return [
+            (kinds[0], np.stack([pages, np.full(7, buffer), np.arange(7)], axis=1)),
+            (kinds[1], np.array([[slot, buffer]])),
+        ]
 
     def staged(buffer: int, kinds: tuple[WorkKind, WorkKind]) -> list[tuple[WorkKind, Any]]:
         staging = Staging(torch.device("cpu"))
@@ -222,11 +246,11 @@ def test_a_device_transfer_moves_the_same_bytes() -> None:
     loads = (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES)
     for kind, ids in work(one, stores):
         HostTransfers(plan, filled, buffers).perform(kind, ids)
-    rooms_bytes = 8 * plan.page_bytes   # two pages of a store at once, and four of a load
+    rooms_bytes = 8 * plan.page_bytes  # two pages of a store at once, and four of a load
     DeviceTransfers(plan, filled, buffers, rooms_bytes=rooms_bytes).store(1, staged(two, stores))
     assert np.array_equal(buffers[one].pages_PB, buffers[two].pages_PB)
     assert np.array_equal(buffers[one].state_B, buffers[two].state_B)
-    pages_NP = filled[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
+    pages_NP = filled[: plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
     assert np.array_equal(buffers[one].pages_PB, pages_NP.numpy()[pages])
     targets = [torch.zeros_like(filled) for _ in range(2)]
     for kind, ids in work(one, loads):
@@ -236,6 +260,8 @@ def test_a_device_transfer_moves_the_same_bytes() -> None:
     assert transfers.are_done(1)
     assert torch.equal(targets[0], targets[1])
     changed = (targets[0] != 0).nonzero().flatten() // plan.page_bytes
-    in_slot = range(slot * plan.slot_stride_bytes // plan.page_bytes,
-                    ((slot + 1) * plan.slot_stride_bytes - 1) // plan.page_bytes + 1)
+    in_slot = range(
+        slot * plan.slot_stride_bytes // plan.page_bytes,
+        ((slot + 1) * plan.slot_stride_bytes - 1) // plan.page_bytes + 1,
+    )
     assert set(changed.tolist()) == {*pages.tolist(), *in_slot}

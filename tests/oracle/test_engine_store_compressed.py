@@ -27,8 +27,7 @@ from weft.store.tiered_store import open_store
 FAMILIES = ("qwen3_5", "granite")
 ONE = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 PROMPT, NEXT_TURN = text(3, 330), text(4, 40)
-FORMS = {"int8": frozenset({EXACT_FORM, INT8_KV, INT8_STATE}),
-         "int4": frozenset({EXACT_FORM, INT4_KV, INT8_STATE})}
+FORMS = {"int8": frozenset({EXACT_FORM, INT8_KV, INT8_STATE}), "int4": frozenset({EXACT_FORM, INT4_KV, INT8_STATE})}
 NEVER_S = 1e12
 
 
@@ -39,18 +38,26 @@ def all_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def store_of(one: Serving, path: Path, dtype: CompressedKvName | None) -> Store:
     """Of an engine that compresses; ``dtype`` None: of an exact one."""
-    identity = NamespaceIdentity("model", "weights", {}, {}, "", "", "", "", one.arena.page_bytes,
-                                 one.arena.slot_bytes)
+    identity = NamespaceIdentity("model", "weights", {}, {}, "", "", "", "", one.arena.page_bytes, one.arena.slot_bytes)
     forms = frozenset({EXACT_FORM}) if dtype is None else FORMS[dtype]
-    return open_store(path, identity, StoreOptions(
-        capacity_bytes=64 << 20, reserve_bytes=0, volume_bytes=8 << 20, forms=forms,
-        accept_inexact=dtype is not None))
+    return open_store(
+        path,
+        identity,
+        StoreOptions(
+            capacity_bytes=64 << 20,
+            reserve_bytes=0,
+            volume_bytes=8 << 20,
+            forms=forms,
+            accept_inexact=dtype is not None,
+        ),
+    )
 
 
 def serving(family: str, path: Path, dtype: CompressedKvName | None) -> Serving:
     """``dtype`` None: an exact engine."""
-    return Serving(family, cache=True, compress=dtype is not None, compress_kv=dtype,
-                   store=lambda one: store_of(one, path, dtype))
+    return Serving(
+        family, cache=True, compress=dtype is not None, compress_kv=dtype, store=lambda one: store_of(one, path, dtype)
+    )
 
 
 def written(family: str, path: Path, dtype: CompressedKvName) -> Answer:
@@ -67,7 +74,7 @@ def written(family: str, path: Path, dtype: CompressedKvName) -> Answer:
     assert usage.states_compressed >= 1
     engine.core.write_all(20.0)
     memory = tier.store.records  # type: ignore[attr-defined]
-    assert {*memory.index.c["form"][:memory.index.length].tolist()} & {INT8_KV, INT4_KV}
+    assert {*memory.index.c["form"][: memory.index.length].tolist()} & {INT8_KV, INT4_KV}
     assert INT8_STATE in memory.index.c["form"]
     [answer] = engine.run([[*PROMPT, *NEXT_TURN]], ONE)
     engine.core.close(write_s=0.0)
@@ -83,8 +90,9 @@ def next_turn(engine: Serving) -> Answer:
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_was_compressed_comes_back_bit_for_bit(family: str, dtype: CompressedKvName, tmp_path: Path,
-                                                    all_is_compressed: None) -> None:
+def test_what_was_compressed_comes_back_bit_for_bit(
+    family: str, dtype: CompressedKvName, tmp_path: Path, all_is_compressed: None
+) -> None:
     in_memory = written(family, tmp_path, dtype)
     after = serving(family, tmp_path, dtype)
     assert after.core.store is not None
@@ -109,8 +117,7 @@ def test_codes_of_another_form_are_no_hit(tmp_path: Path, all_is_compressed: Non
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_mark_alone_keeps_an_exact_engine_away(exact: bool, tmp_path: Path,
-                                                   all_is_compressed: None) -> None:
+def test_the_mark_alone_keeps_an_exact_engine_away(exact: bool, tmp_path: Path, all_is_compressed: None) -> None:
     """The control: the same store offers the same prefix, and only an engine that reads the mark computes."""
     written("qwen3_5", tmp_path, "int8")
     engine = serving("qwen3_5", tmp_path, "int8")

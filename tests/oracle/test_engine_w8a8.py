@@ -34,13 +34,15 @@ PROMPTS = [SYSTEM + text(1, 20), SYSTEM + text(2, 61), text(3, 37)]
 
 def answers(groups: list[list[list[int]]], **config: object) -> tuple[Answers, int]:
     """To the last group, after the others; and how many prompt tokens were found in the cache."""
-    with Engine(str(checkpoint("lfm2")), quantize="w8a8", memory="16MB", max_model_len=256, threads=1,
-                **config) as engine:
+    with Engine(
+        str(checkpoint("lfm2")), quantize="w8a8", memory="16MB", max_model_len=256, threads=1, **config
+    ) as engine:
         for group in groups:
-            done = engine.generate(group, progress=False, max_tokens=8, temperature=0.0, ignore_eos=True,
-                                   logprobs=1)
-    return ([(one.tokens, [step.logprob for step in one.logprobs]) for one in done],
-            sum(one.cached_tokens for one in done))
+            done = engine.generate(group, progress=False, max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=1)
+    return (
+        [(one.tokens, [step.logprob for step in one.logprobs]) for one in done],
+        sum(one.cached_tokens for one in done),
+    )
 
 
 def alone() -> Answers:
@@ -63,9 +65,11 @@ def test_company_chunks_and_prefix_hits_change_no_bit_of_an_answer() -> None:
 
 def rounded_together(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The same product, but with one scale for all rows of a step."""
+
     def shared(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
         step = x.abs().amax().clamp_min(1e-6) / 127 if x.numel() else 1.0
         return product((x / step).round() * step, weight, bias)
+
     return shared
 
 

@@ -42,8 +42,9 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     taken: list[bool] = []
     run = FusedDecoder.run
 
-    def seen(self: FusedDecoder, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
-             turned: object) -> torch.Tensor | None:
+    def seen(
+        self: FusedDecoder, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache], turned: object
+    ) -> torch.Tensor | None:
         found = run(self, x_TD, inputs, caches, turned)  # type: ignore[arg-type]
         taken.append(found is not None)
         return found
@@ -53,13 +54,14 @@ def stacked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", STACKED)
-def test_a_stack_gives_the_bits_of_its_layers_one_by_one(name: str, stacked: list[bool],
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_gives_the_bits_of_its_layers_one_by_one(
+    name: str, stacked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver, inputs = decodes(name)
     stacked.clear()
     hidden, memory = computed(driver, inputs)
-    again, _ = computed(driver, inputs)         # in an arena elsewhere
-    assert stacked == [tiled.serves(torch.float32)] * 2     # not where a CPU has no wide vectors
+    again, _ = computed(driver, inputs)  # in an arena elsewhere
+    assert stacked == [tiled.serves(torch.float32)] * 2  # not where a CPU has no wide vectors
     monkeypatch.setattr(FusedDecoder, "run", lambda *_: None)
     want, want_memory = computed(driver, inputs)
     assert torch.equal(hidden, want)

@@ -40,10 +40,12 @@ def patterned() -> JetNemotronForCausalLM:
     return model
 
 
-PUBLISHED = [[-0.1835, -0.04134, -0.13113, 1.87645, -0.36004, 1.72818],
-             [0.18738, 0.41616, -1.68903, -1.15356, 0.24291, 0.31128],
-             [-1.29162, -0.95614, -1.38787, 0.62759, -0.35463, 0.52504],
-             [1.25535, 1.76886, -0.17715, 0.63483, 0.9989, -1.80279]]
+PUBLISHED = [
+    [-0.1835, -0.04134, -0.13113, 1.87645, -0.36004, 1.72818],
+    [0.18738, 0.41616, -1.68903, -1.15356, 0.24291, 0.31128],
+    [-1.29162, -0.95614, -1.38787, 0.62759, -0.35463, 0.52504],
+    [1.25535, 1.76886, -0.17715, 0.63483, 0.9989, -1.80279],
+]
 """Of tokens 0, 1, 5 and 23: the first six logits."""
 TOLERANCE = 5e-5
 
@@ -58,7 +60,7 @@ def distance(model: JetNemotronForCausalLM) -> float:
 def test_the_reference_computes_what_the_released_code_does() -> None:
     model = patterned()
     assert distance(model) < TOLERANCE
-    for name, parameter in model.named_parameters():   # the control: all of them take part
+    for name, parameter in model.named_parameters():  # the control: all of them take part
         held = parameter.clone()
         parameter.copy_(held.flatten().roll(1).view(held.shape))
         assert distance(model) > 2 * TOLERANCE, name

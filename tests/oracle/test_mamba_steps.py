@@ -53,7 +53,7 @@ def test_small_steps_are_not_clamped_in_prompts_nor_in_single_tokens(name: str, 
     wanted = by_transformers(neutral)
     assert (prefilled(released) - wanted).abs().max() < TOLERANCE
     assert (token_by_token(released) - wanted).abs().max() < TOLERANCE
-    assert (by_transformers(released) - wanted).abs().max() > 100 * TOLERANCE   # the control
+    assert (by_transformers(released) - wanted).abs().max() > 100 * TOLERANCE  # the control
 
 
 @pytest.mark.parametrize("name", ["bamba", "mamba2", "falcon_h1"])
@@ -63,7 +63,7 @@ def test_the_limits_that_a_checkpoint_states_hold_on_both_paths(name: str, tmp_p
     assert (prefilled(limited) - wanted).abs().max() < TOLERANCE
     assert (token_by_token(limited) - wanted).abs().max() < TOLERANCE
     free = with_small_steps(name, tmp_path / "free")
-    assert (prefilled(free) - wanted).abs().max() > 100 * TOLERANCE   # the control
+    assert (prefilled(free) - wanted).abs().max() > 100 * TOLERANCE  # the control
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon_h1", "nemotron_h_moe", "jamba", "zamba2", "falcon_mamba"])

@@ -38,9 +38,18 @@ def said(tokens: list[int] = TOKENS, **sparse: Any) -> torch.Tensor:
             layer.self_attn.config = model.config
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("topk", 5), ("topk", 7), ("init_blocks", 0), ("window_size", 12), ("block_size", 24),
-    ("kernel_size", 12), ("kernel_stride", 2)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("topk", 5),
+        ("topk", 7),
+        ("init_blocks", 0),
+        ("window_size", 12),
+        ("block_size", 24),
+        ("kernel_size", 12),
+        ("kernel_stride", 2),
+    ],
+)
 def test_another_number_of_the_configuration_is_another_answer(key: str, value: int) -> None:
     apart = (said(**{key: value}) - said()).abs().amax(-1)
     assert apart[: DENSE - 1].max() < TOLERANCE

@@ -57,8 +57,8 @@ def test_prefill_and_64_decode_steps_equal_transformers(name: str) -> None:
     for sequence, logits, length in zip(driver.sequences, outputs, LENGTHS, strict=True):
         truth = expected(name, sequence.tokens)
         assert (logits - truth).abs().max().item() < TOLERANCE
-        assert torch.equal(logits.argmax(-1)[length - 1:], truth.argmax(-1)[length - 1:])
-        greedy.update(truth.argmax(-1)[length - 1:].tolist())
+        assert torch.equal(logits.argmax(-1)[length - 1 :], truth.argmax(-1)[length - 1 :])
+        greedy.update(truth.argmax(-1)[length - 1 :].tolist())
     assert len(greedy) > 20, "a checkpoint that repeats itself shows nothing"
 
 
@@ -67,11 +67,17 @@ def test_greedy_text_equals_cached_generation_of_transformers(name: str) -> None
     tokens = prompt(37, seed=1)
     driver = ModelDriver(loaded(name).model, sequences=1, length=37 + GENERATED_STEPS)
     [logits] = prefill_and_decode(driver, [tokens], GENERATED_STEPS - 1)
-    text = reference(name).generate(torch.tensor([tokens]),
-                                    attention_mask=torch.ones(1, 37, dtype=torch.long),
-                                    max_new_tokens=GENERATED_STEPS, min_new_tokens=GENERATED_STEPS,
-                                    do_sample=False, eos_token_id=None, temperature=None,
-                                    top_p=None, top_k=None)
+    text = reference(name).generate(
+        torch.tensor([tokens]),
+        attention_mask=torch.ones(1, 37, dtype=torch.long),
+        max_new_tokens=GENERATED_STEPS,
+        min_new_tokens=GENERATED_STEPS,
+        do_sample=False,
+        eos_token_id=None,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+    )
     assert logits.argmax(-1)[36:].tolist() == text[0, 37:].tolist()
 
 
@@ -110,8 +116,9 @@ def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
             assert (last[0] - truth).abs().max().item() > 100 * TOLERANCE, (layer, part)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "granite_moe", "olmo3", "olmo_hybrid",
-                                  "lfm3", "kimi_linear"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "qwen3_next", "lfm2", "granite_moe", "olmo3", "olmo_hybrid", "lfm3", "kimi_linear"]
+)
 def test_bfloat16_weights_stay_near_float32(name: str) -> None:
     small = load_model(checkpoint(name), "bfloat16")
     assert small.spec.dtype == "bfloat16"

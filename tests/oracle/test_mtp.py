@@ -47,8 +47,11 @@ def drafter(*sources: SourceName) -> Speculator:
 @functools.cache
 def prompts() -> list[list[int]]:
     tokenizer = Tokenizer.load(EMBEDDED)
-    texts = ["Once upon", "Bemo: 4821, Tarlik Os: 77120, Venta: 99812.\n" * 3 + "Bemo: 4821, Tarlik",
-             "the cat and the dog and the cat and the dog " * 8]
+    texts = [
+        "Once upon",
+        "Bemo: 4821, Tarlik Os: 77120, Venta: 99812.\n" * 3 + "Bemo: 4821, Tarlik",
+        "the cat and the dog and the cat and the dog " * 8,
+    ]
     return [tokenizer.encode(text) for text in texts]
 
 
@@ -69,20 +72,20 @@ CASES = {
     "nothing else": Case(),
     "sampling and penalties": Case(sampling={"temperature": 0.8, "seed": 3, "frequency_penalty": 0.4}),
     "logprobs of answers and prompts": Case(sampling={"logprobs": 2, "prompt_logprobs": 1}),
-    "prefix hits and snapshots": Case(engine={"cache": True, "snapshots": "every:64", "grid_tokens": 16},
-                                        rounds=2),
-    "preemptions": Case(engine={"memory_bytes": 800_000, "max_model_len": 256},
-                        sampling={"max_tokens": 40}, copies=3),
+    "prefix hits and snapshots": Case(engine={"cache": True, "snapshots": "every:64", "grid_tokens": 16}, rounds=2),
+    "preemptions": Case(engine={"memory_bytes": 800_000, "max_model_len": 256}, sampling={"max_tokens": 40}, copies=3),
     "overlap": Case(engine={"overlap": True}),
-    "padded decodes and chunks": Case(engine={"pad_decode_to": 5, "step_tokens": 40},
-                                      run={"stagger_steps": 2}),
+    "padded decodes and chunks": Case(engine={"pad_decode_to": 5, "step_tokens": 40}, run={"stagger_steps": 2}),
     "KV in int8": Case(engine={"kv_dtype": "int8"}),
 }
 
 
 def rounds(case: Case, serving: Serving) -> list[Answer]:
-    return [answer for _ in range(case.rounds)
-            for answer in serving.run(prompts() * case.copies, sampling(**case.sampling), **case.run)]
+    return [
+        answer
+        for _ in range(case.rounds)
+        for answer in serving.run(prompts() * case.copies, sampling(**case.sampling), **case.run)
+    ]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,9 +114,9 @@ def test_its_drafts_are_those_of_the_head_that_was_trained() -> None:
             super().offer(key, tokens, chances)
 
     prompt = prompts()[2]
-    source = Listening(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
+    source = Listening(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))  # no draft is worth a window
     assert source._head is not None
-    source._head.drafts = lambda sequences, costs: 1   # type: ignore[method-assign]
+    source._head.drafts = lambda sequences, costs: 1  # type: ignore[method-assign]
     answer = Serving("", model=with_head(), drafter=source).run([prompt], sampling())[0]
     model, _ = load(EMBEDDED)
     head = MtpHead(model.shape)
@@ -138,8 +141,10 @@ def test_a_head_whose_keys_are_lost_is_wrong_more_often() -> None:
         if spoilt:
             run = head.run
             every = range(serving.core.memory.plan.page_count)
-            head.run = lambda plan, inputs, hidden, result, head=head, run=run, every=every: (   # type: ignore[misc]
-                run(plan, inputs, hidden, result), head.zero(every))[0]
+            head.run = lambda plan, inputs, hidden, result, head=head, run=run, every=every: (  # type: ignore[misc]
+                run(plan, inputs, hidden, result),
+                head.zero(every),
+            )[0]
         serving.run([prompts()[1]], sampling(max_tokens=40))
         stats = source.stats()
         assert stats.sequence_steps
@@ -153,7 +158,7 @@ class Late(Speculator):
     begin_at = 0
 
     def __init__(self) -> None:
-        super().__init__(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
+        super().__init__(("mtp",), costs=RowCosts({1: 1.0, 2: 100.0}))  # no draft is worth a window
         self.offered: list[tuple[int, ...]] = []
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:

@@ -48,14 +48,14 @@ class Listening(Speculator):
     """Drafts ``drafts`` in each step, and finds them worth a window or not. No measured time decides."""
 
     def __init__(self, drafts: int, *, dear: bool) -> None:
-        super().__init__(("mtp",), costs=_Rows(dear=dear),
-                         head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+        super().__init__(("mtp",), costs=_Rows(dear=dear), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
         self._clock = lambda: 0.0
-        assert self._head is not None   # its weights are noise, and noise is rarely right
-        self._head.drafts = lambda sequences, costs: drafts   # type: ignore[method-assign]
+        assert self._head is not None  # its weights are noise, and noise is rarely right
+        self._head.drafts = lambda sequences, costs: drafts  # type: ignore[method-assign]
         if not dear:
-            self._head.chances.of("").survivals = (   # type: ignore[method-assign]
-                lambda proposal: [0.9] * len(proposal.tokens))
+            self._head.chances.of("").survivals = (  # type: ignore[method-assign]
+                lambda proposal: [0.9] * len(proposal.tokens)
+            )
         self.offered: list[tuple[int, ...]] = []
 
     def offer(self, key: int, tokens: Any, chances: Any) -> None:
@@ -70,7 +70,8 @@ def served(model: LoadedModel, source: Speculator | None, rounds: int = 1, **eng
 
 @pytest.mark.parametrize("name", HEADS)
 def test_its_logits_are_those_of_transformers_layers(
-        name: str, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    name: str, directories: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """First drafts of every step, beside prompts in chunks; and further ones, from the head's own state."""
     logits: list[torch.Tensor] = []
     best = MtpHead.best
@@ -83,20 +84,21 @@ def test_its_logits_are_those_of_transformers_layers(
     monkeypatch.setattr(MtpHead, "best", watched)
     loaded = load_model(directories[name], mtp=True)
     assert loaded.model.mtp is not None, loaded.warnings
-    plan = make_plan("", json.loads((directories[name] / "config.json").read_text()),
-                     PlanOptions(arena_bytes=3 << 20, mtp=True))
+    plan = make_plan(
+        "", json.loads((directories[name] / "config.json").read_text()), PlanOptions(arena_bytes=3 << 20, mtp=True)
+    )
     assert (loaded.weights_bytes, plan_arena(loaded.spec, 3 << 20)) == (plan.weights.rank_bytes, plan.arena)
     source = Listening(1, dear=True)
     [answer] = served(loaded, source, step_tokens=48)
     text, reference = [*PROMPT, *answer.tokens], ReferenceHead(name, directories[name])
-    expected = reference.logits(text)[len(PROMPT) - 1:]
+    expected = reference.logits(text)[len(PROMPT) - 1 :]
     own = torch.cat(logits)[: len(expected)]
     assert len(own) >= 20
     assert float((own - expected[: len(own)]).abs().max()) < TOLERANCE
     assert [draft[0] for draft in source.offered] == expected[: len(source.offered)].argmax(-1).tolist()
-    assert len(set(expected.argmax(-1).tolist())) > 3   # it says more than one thing
-    swapped = ReferenceHead(name, directories[name], swapped=True)   # the control
-    assert float((swapped.logits(text)[len(PROMPT) - 1:] - expected).abs().max()) > 100 * TOLERANCE
+    assert len(set(expected.argmax(-1).tolist())) > 3  # it says more than one thing
+    swapped = ReferenceHead(name, directories[name], swapped=True)  # the control
+    assert float((swapped.logits(text)[len(PROMPT) - 1 :] - expected).abs().max()) > 100 * TOLERANCE
 
     logits.clear()
     served(loaded, Listening(3, dear=True))
@@ -121,8 +123,8 @@ def test_its_drafts_change_no_token(name: str, directories: dict[str, Path]) -> 
         assert source.stats().drafted > 10
         assert {len(tokens) for tokens in source.offered} >= {3}
     assert answers[1].cached_tokens >= 64
-    hit, first = source.offered[len(source.offered) // 2:], source.offered[: len(source.offered) // 2]
-    assert hit[1:] == first[1:]   # but the first: the last position of a hit is computed again
+    hit, first = source.offered[len(source.offered) // 2 :], source.offered[: len(source.offered) // 2]
+    assert hit[1:] == first[1:]  # but the first: the last position of a hit is computed again
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -137,17 +139,18 @@ def test_a_head_that_knows_the_trunk_is_right(name: str, tmp_path: Path) -> None
 
 
 def test_a_second_head_is_left_with_a_line(directories: dict[str, Path]) -> None:
-    assert any("Of 2 heads for multi-token prediction, the first" in line
-               for line in load_model(directories["ling"], mtp=True).warnings)
-    assert not load_model(directories["ling"]).warnings   # no tensor of a head is an unused one
+    assert any(
+        "Of 2 heads for multi-token prediction, the first" in line
+        for line in load_model(directories["ling"], mtp=True).warnings
+    )
+    assert not load_model(directories["ling"]).warnings  # no tensor of a head is an unused one
 
 
 def test_a_head_of_other_layers_is_left_out(directories: dict[str, Path], tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(directories["nemotron_h_moe"], other)
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(
-        config | {"mtp_layers_block_type": ["attention", "moe", "moe"]}))
+    (other / "config.json").write_text(json.dumps(config | {"mtp_layers_block_type": ["attention", "moe", "moe"]}))
     loaded = load_model(other, mtp=True)
     assert loaded.model.mtp is None
     assert any("multi-token prediction" in warning for warning in loaded.warnings)

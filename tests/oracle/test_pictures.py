@@ -60,8 +60,7 @@ class Seeing(NamedTuple):
 
 
 @functools.cache
-def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: int, *,
-           seed: int = 0) -> Seeing:
+def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: int, *, seed: int = 0) -> Seeing:
     """``before`` and ``behind``: tokens of text around the pictures, whose tiles have a token of text behind
     each; with -1 the last has none."""
     vision = loaded(name).model.architecture.vision
@@ -70,6 +69,7 @@ def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: i
 
     def text(count: int) -> list[int]:
         return torch.randint(3, 390, (count,), generator=generator).tolist()
+
     tokens, placed = text(before), []
     shown = [prepared(name, *size) for size in sizes]
     for one in shown:
@@ -81,8 +81,7 @@ def seeing(name: str, before: int, sizes: tuple[tuple[int, ...], ...], behind: i
         placed.append(PlacedPicture(digest=one.digest, places=places, data=one.to_bytes()))
     tokens = tokens[:behind] if behind < 0 else tokens + text(behind)
     [proposed] = serving(name).run([tokens], SAMPLING, pictures=[placed])
-    return Seeing(name, tokens, placed,
-                  Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS, proposed.tokens)))
+    return Seeing(name, tokens, placed, Truth(tokens, *greedy_of_pixels(name, tokens, shown, STEPS, proposed.tokens)))
 
 
 def serving(name: str, **named: object) -> Serving:
@@ -93,13 +92,16 @@ def serving(name: str, **named: object) -> Serving:
 def cases(name: str) -> list[Seeing]:
     """Videos are among them where the model reads any."""
     last, mixed = ((CLIP,), (FLAT, CLIP, TALL)) if name in READING_VIDEOS else ((FLAT,), (FLAT, TALL, FLAT))
-    return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 3, (SMALL,), 60, seed=2),
-            seeing(name, 130, last, -1, seed=3), seeing(name, 20, mixed, 12, seed=6)]
+    return [
+        seeing(name, 70, (BIG,), 9, seed=1),
+        seeing(name, 3, (SMALL,), 60, seed=2),
+        seeing(name, 130, last, -1, seed=3),
+        seeing(name, 20, mixed, 12, seed=6),
+    ]
 
 
 def answers(engine: Serving, asked: list[Seeing], **named: object) -> list[Truth]:
-    results = engine.run([case.tokens for case in asked], SAMPLING,
-                         pictures=[case.pictures for case in asked], **named)  # type: ignore[arg-type]
+    results = engine.run([case.tokens for case in asked], SAMPLING, pictures=[case.pictures for case in asked], **named)  # type: ignore[arg-type]
     assert_equal_to_truth(results, [case.truth for case in asked])
     return results  # type: ignore[return-value]
 
@@ -107,8 +109,7 @@ def answers(engine: Serving, asked: list[Seeing], **named: object) -> list[Truth
 @of_each
 @pytest.mark.parametrize("step_tokens", [1024, 100, 65])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_an_answer_about_a_picture_is_that_of_transformers(name: str, step_tokens: int,
-                                                           overlap: bool) -> None:
+def test_an_answer_about_a_picture_is_that_of_transformers(name: str, step_tokens: int, overlap: bool) -> None:
     """Chunks end before, inside of and behind pictures (imp #1184: a second chunk began at image row 0;
     mlx-vlm #1621: at position 0)."""
     engine = serving(name, step_tokens=step_tokens, overlap=overlap)
@@ -127,8 +128,12 @@ def test_hits_skip_the_picture_only_if_it_is_the_same(name: str) -> None:
     first, other = seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 70, (TALL,), 9, seed=1)
     assert first.tokens[:70] == other.tokens[:70]
     engine = serving(name, cache=True)
-    for case, least, most in ((first, 0, 0), (first, len(first.tokens) - 64, len(first.tokens)),
-                              (other, 0, 63), (first, len(first.tokens) - 64, len(first.tokens))):
+    for case, least, most in (
+        (first, 0, 0),
+        (first, len(first.tokens) - 64, len(first.tokens)),
+        (other, 0, 63),
+        (first, len(first.tokens) - 64, len(first.tokens)),
+    ):
         [answer] = answers(engine, [case])
         assert least <= answer.cached_tokens <= most  # type: ignore[attr-defined]
     assert engine.core.pictures.stats().encoded == 2
@@ -142,7 +147,7 @@ def hits_of_growing(name: str) -> list[int]:
     engine = serving(name, cache=True)
     turns = [seeing(name, 10, sizes, 0, seed=8) for sizes in GROWING]
     for turn, before in zip(turns[1:], turns, strict=False):
-        assert turn.tokens[:len(before.tokens)] == before.tokens
+        assert turn.tokens[: len(before.tokens)] == before.tokens
     return [answers(engine, [turn])[0].cached_tokens for turn in turns]  # type: ignore[attr-defined]
 
 
@@ -158,17 +163,22 @@ def test_a_conversation_that_pictures_are_added_to_is_a_hit(name: str) -> None:
 def test_keys_that_are_new_in_each_prompt_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: vllm #43587 put back. Keys are of the prompt, and not of the picture."""
     right, numbers = weft.pictures._stream, itertools.count()
-    monkeypatch.setattr("weft.pictures._stream", lambda seed, count: right(
-        seed + str(next(numbers)).encode(), count))
+    monkeypatch.setattr("weft.pictures._stream", lambda seed, count: right(seed + str(next(numbers)).encode(), count))
     assert max(hits_of_growing("lfm2_vl")) <= 10
 
 
 def resumed(case: Seeing, pictures: list[PlacedPicture], count: int) -> list[int]:
     """What an engine that is told the first ``count`` tokens of the answer adds to them."""
     engine = serving(case.name, cache=True)
-    engine.core.submit(Request(
-        request_id="a", prompt_tokens=case.tokens, sampling=SAMPLING, pictures=pictures,
-        resumption=Resumption(answers={0: case.truth.tokens[:count]})))
+    engine.core.submit(
+        Request(
+            request_id="a",
+            prompt_tokens=case.tokens,
+            sampling=SAMPLING,
+            pictures=pictures,
+            resumption=Resumption(answers={0: case.truth.tokens[:count]}),
+        )
+    )
     tokens: list[int] = []
     while engine.core.has_work:
         for event in engine.core.step():
@@ -184,10 +194,11 @@ def test_an_answer_goes_on_in_another_engine(name: str) -> None:
         for count in (1, 13):
             assert resumed(case[0], case[0].pictures, count) == case[0].truth.tokens[count:]
     case, settings = case[0], vision_settings(name)
-    noise = [read_picture(encoded(drawn("noise", *size)), settings, ImageLimits())
-             for size in (FLAT, TALL, FLAT)]
-    others = [PlacedPicture(digest=other.digest, data=other.to_bytes(), places=one.places)
-              for other, one in zip(noise, case.pictures, strict=True)]
+    noise = [read_picture(encoded(drawn("noise", *size)), settings, ImageLimits()) for size in (FLAT, TALL, FLAT)]
+    others = [
+        PlacedPicture(digest=other.digest, data=other.to_bytes(), places=one.places)
+        for other, one in zip(noise, case.pictures, strict=True)
+    ]
     assert resumed(case, others, 1) != case.truth.tokens[1:], "the control: the pictures decide the answer"
 
 
@@ -215,8 +226,7 @@ def test_videos_that_differ_in_their_last_frame_share_nothing(name: str) -> None
 
 @of_each
 def test_preemptions_compute_a_picture_again(name: str) -> None:
-    asked = [*cases(name)[:3], seeing(name, 20, ((90, 41),), 30, seed=4),
-             seeing(name, 40, (SMALL,), 90, seed=5)]
+    asked = [*cases(name)[:3], seeing(name, 20, ((90, 41),), 30, seed=4), seeing(name, 40, (SMALL,), 90, seed=5)]
     arena = serving(name).arena
     frames = 4 if name in TURNING else 16
     engine = serving(name, memory_bytes=frames * arena.frame_bytes, max_model_len=300, cache=True)
@@ -262,20 +272,21 @@ def test_rows_by_the_place_in_a_chunk_are_noticed(name: str, monkeypatch: pytest
         if embedded is None:
             return None
         rows = torch.cat([rows for _, rows in next(iter(self._places.values()))])
-        return embedded[0], rows[:len(embedded[0])]
+        return embedded[0], rows[: len(embedded[0])]
+
     monkeypatch.setattr(PictureRows, "of_step", wrong)
     assert off(name, case) < TOLERANCE, "one chunk is right: the control spoils second ones alone"
     assert off(name, case, step_tokens=65) > 100 * TOLERANCE
 
 
 @of_turning
-def test_positions_that_begin_again_in_a_chunk_are_noticed(name: str,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_begin_again_in_a_chunk_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: mlx-vlm #1621 put back. A second chunk turns from position 0 on."""
     right = Turns.at
 
     def wrong(self: Turns, start: int, end: int) -> npt.NDArray[np.int64]:
         return right(self, 0, end - start) if end - start > 1 else right(self, start, end)
+
     monkeypatch.setattr(Turns, "at", wrong)
     case = cases(name)[0]
     assert off(name, case) < TOLERANCE
@@ -293,6 +304,7 @@ def test_a_delta_that_a_hit_loses_is_noticed(name: str, monkeypatch: pytest.Monk
         for admission in plan.admissions:
             if int(plan.starts[plan.rows.tolist().index(admission.row)]):
                 self._turns.pop(admission.row, None)
+
     monkeypatch.setattr(PictureRows, "apply", wrong)
     case = cases(name)[0]
     assert off(name, case) < TOLERANCE
@@ -309,8 +321,9 @@ def test_turns_are_those_of_transformers() -> None:
     spans = [(2, 2, 3), (9, 4, 2), (17, 1, 5)]
     turns, count = Turns(spans), 26
     known = turns.at(0, count)
-    text = [at for at in range(count) if not any(first <= at < first + rows * columns
-                                                 for first, rows, columns in spans)]
+    text = [
+        at for at in range(count) if not any(first <= at < first + rows * columns for first, rows, columns in spans)
+    ]
     assert (known[:, text] == known[0, text]).all()
     assert known[:, 2:8].tolist() == [[2] * 6, [2, 2, 2, 3, 3, 3], [2, 3, 4, 2, 3, 4]]
     assert known[0].tolist() == [0, 1, *[2] * 6, 5, *[6] * 8, *[10] * 5, *range(15, 19)]

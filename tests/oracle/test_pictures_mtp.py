@@ -43,9 +43,11 @@ def head_weights(name: str) -> dict[str, torch.Tensor]:
     noise = torch.Generator().manual_seed(4)
     [file] = vision_checkpoint(name).glob("*.safetensors")
     mark = f"layers.{LAYER}."
-    weights = {f"layers.0.{tensor.split(mark)[1]}": values.clone()
-               for tensor, values in load_file(file).items()
-               if "language_model" in tensor and mark in tensor}
+    weights = {
+        f"layers.0.{tensor.split(mark)[1]}": values.clone()
+        for tensor, values in load_file(file).items()
+        if "language_model" in tensor and mark in tensor
+    }
     for norm in NORMS:
         weights[f"{norm}.weight"] = 0.3 * torch.randn(64, generator=noise)
     weights["fc.weight"] = torch.randn(64, 128, generator=noise) * 128**-0.5
@@ -74,12 +76,14 @@ def first_drafts(name: str, case: Seeing, size: tuple[int, ...], tokens: list[in
 
     def norm(x: torch.Tensor, of: str) -> torch.Tensor:
         return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)) * (1 + head[f"{of}.weight"])
+
     ids = torch.tensor([tokens])
     given = reference_inputs(name, [prepared(name, *size)])
     given["mm_token_type_ids"] = token_kinds(model, ids)
     hidden = model.model(input_ids=ids, **given, use_cache=False).last_hidden_state[:, :-1]
-    positions, _ = model.model.get_rope_index(ids, given["mm_token_type_ids"],
-                                               given.get("image_grid_thw"), given.get("video_grid_thw"))
+    positions, _ = model.model.get_rope_index(
+        ids, given["mm_token_type_ids"], given.get("image_grid_thw"), given.get("video_grid_thw")
+    )
     joined = torch.cat((norm(text.embed_tokens(ids[:, 1:]), NORMS[0]), norm(hidden, NORMS[1])), -1)
     x = joined @ head["fc.weight"].T
     mask = torch.full((x.shape[1], x.shape[1]), float("-inf")).triu(1)[None, None]
@@ -118,20 +122,20 @@ def offered(name: str, place: Path, case: Seeing, **named: Any) -> list[int]:
 @of_turning
 @pytest.mark.parametrize(("before", "size", "behind"), CASES)
 @pytest.mark.parametrize("step_tokens", [1024, 65])
-def test_drafts_are_those_of_transformers_layers(name: str, before: int, size: tuple[int, ...], behind: int,
-                                                 step_tokens: int, place: Path) -> None:
+def test_drafts_are_those_of_transformers_layers(
+    name: str, before: int, size: tuple[int, ...], behind: int, step_tokens: int, place: Path
+) -> None:
     case = seeing(name, before, (size,), behind, seed=7)
     known = [*case.tokens, *case.truth.tokens]
-    expected = first_drafts(name, case, size, known)[len(case.tokens) - 1:]
+    expected = first_drafts(name, case, size, known)[len(case.tokens) - 1 :]
     drafts = offered(name, place, case, step_tokens=step_tokens)
-    assert drafts == expected[:len(drafts)]
+    assert drafts == expected[: len(drafts)]
     assert len(drafts) >= 20
     assert len(set(expected)) > 3
 
 
 @of_turning
-def test_drafts_at_other_positions_are_noticed(name: str, place: Path,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_at_other_positions_are_noticed(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: vllm #54498 put back. The head turns by the length of the sequence."""
     case = seeing(name, 40, (BIG,), 40, seed=7)
     right = offered(name, place, case)
@@ -139,6 +143,7 @@ def test_drafts_at_other_positions_are_noticed(name: str, place: Path,
 
     def wrong(self: HeadRunner, plan: Any, inputs: Any, *more: Any) -> Any:
         return run(self, plan, dataclasses.replace(inputs, turns=None), *more)
+
     monkeypatch.setattr(HeadRunner, "run", wrong)
     monkeypatch.setattr(PictureRows, "turns_at", lambda self, rows, positions: None)
     assert offered(name, place, case) != right
@@ -146,8 +151,7 @@ def test_drafts_at_other_positions_are_noticed(name: str, place: Path,
 
 def likely() -> Speculator:
     """Weights of the head are noise, and noise is rarely right: its drafts count as likely."""
-    free = Speculator(("mtp",), costs=RowCosts({1: 1.0, 64: 1.001}),
-                      head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+    free = Speculator(("mtp",), costs=RowCosts({1: 1.0, 64: 1.001}), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
     assert free._head is not None
     free._head.drafts = lambda sequences, costs: 3  # type: ignore[method-assign]
     chances = free._head.chances.of("")
@@ -169,8 +173,9 @@ def test_a_head_drafts_behind_pictures_out_of_the_store(name: str, place: Path, 
     """Another engine reads the prefix with its rows from disk; the head's keys come with it."""
     for wanted in (False, True):
         free = likely()
-        engine = Serving("", model=with_head(name, place), drafter=free, cache=True,
-                         store=lambda one: disk_store(tmp_path, one))
+        engine = Serving(
+            "", model=with_head(name, place), drafter=free, cache=True, store=lambda one: disk_store(tmp_path, one)
+        )
         for before, size, behind in CASES:
             [answer] = answers(engine, [seeing(name, before, (size,), behind, seed=7)])
             assert (answer.cached_tokens > 60) == wanted  # type: ignore[attr-defined]

@@ -46,8 +46,11 @@ def test_an_embedding_is_the_last_hidden_row_of_transformers(family: str) -> Non
 
 @pytest.fixture(scope="module")
 def mean_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return embedder(tmp_path_factory.mktemp("mean") / "embedder", "qwen3_5",
-                    pooling={"pooling_mode_mean_tokens": True, "include_prompt": False})
+    return embedder(
+        tmp_path_factory.mktemp("mean") / "embedder",
+        "qwen3_5",
+        pooling={"pooling_mode_mean_tokens": True, "include_prompt": False},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,9 @@ def test_a_generative_reranker_weighs_yes_against_no(tmp_path: Path) -> None:
                 "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
                 'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
                 "<|im_start|>user\n<Instruct>: Judge it\n<Query>: where?\n<Document>:",
-                f" {text}", "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+                f" {text}",
+                "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            )
             tokens = [token for part in prompt for token in tokenizer.encode(part, add_special_tokens=False)]
             with torch.inference_mode():
                 logits = reference("lfm2")(torch.tensor([tokens])).logits[0, -1]
@@ -148,8 +153,12 @@ def test_what_a_checkpoint_cannot_do_is_said_with_the_reason(tmp_path: Path) -> 
         (dense / "modules.json").write_text(json.dumps(settings))
     with Engine(str(dense), **SIZES) as engine:
         raw = engine.embed("abc")[0]
-        np.testing.assert_allclose(raw, hidden_of("qwen3", engine.tokenizer.encode("abc"))[-1],
-                                   atol=TOLERANCE, err_msg="without Normalize it is the row as it is")
+        np.testing.assert_allclose(
+            raw,
+            hidden_of("qwen3", engine.tokenizer.encode("abc"))[-1],
+            atol=TOLERANCE,
+            err_msg="without Normalize it is the row as it is",
+        )
         with pytest.raises(ContextLengthError, match=r"17 tokens; the limit is 16 .*max_seq_length"):
             engine.embed("a" * 17)
         np.testing.assert_array_equal(engine.embed("a" * 17, truncate_to=16), engine.embed("a" * 16))

@@ -53,9 +53,15 @@ class Exam:
         config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=border + 1, max_model_len=2048)
         sizes = fit_sizes(config, loaded.spec, self._arena)
         self._executor = TorchExecutor(loaded.model, self._arena, sizes, before_step=self._before_step)
-        self._core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=Memory(self._arena),
-                                executor=self._executor, clock=lambda: 0.0, seed=0,
-                                eos_ids=loaded.generation_defaults.eos_ids)
+        self._core = EngineCore(
+            vocab_size=loaded.spec.vocab_size,
+            sizes=sizes,
+            memory=Memory(self._arena),
+            executor=self._executor,
+            clock=lambda: 0.0,
+            seed=0,
+            eos_ids=loaded.generation_defaults.eos_ids,
+        )
         self._pages: list[int] = []
         self._held_before: list[torch.Tensor] = []
 
@@ -99,8 +105,9 @@ class Exam:
         held = [place.clone() for place in places]
         for at, place in enumerate(places):
             # The first sequence has nobody before it: zeros for that one.
-            place.copy_(self._held_before[at] if self._source == "another" and self._held_before
-                        else torch.zeros_like(place))
+            place.copy_(
+                self._held_before[at] if self._source == "another" and self._held_before else torch.zeros_like(place)
+            )
         self._held_before = held
 
     def _places(self, slot: int) -> list[torch.Tensor]:

@@ -39,19 +39,29 @@ GB = 10**9
 class Published:
     """The engine on the memory of a published model."""
 
-    def __init__(self, spec: ModelSpec, memory_bytes: int, *, max_num_seqs: int = 64,
-                 snapshots: str = "auto") -> None:
+    def __init__(self, spec: ModelSpec, memory_bytes: int, *, max_num_seqs: int = 64, snapshots: str = "auto") -> None:
         self.spec = spec
         self.arena = plan_arena(spec, memory_bytes)
-        self.sizes = fit_sizes(EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=4096,
-                                            max_model_len=4096), spec, self.arena)
+        self.sizes = fit_sizes(
+            EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=4096, max_model_len=4096), spec, self.arena
+        )
         device = ScriptedExecutor(
-            self.arena, vocab_size=VOCAB_SIZE, rows_max=self.sizes.rows_max,
+            self.arena,
+            vocab_size=VOCAB_SIZE,
+            rows_max=self.sizes.rows_max,
             max_model_len=self.sizes.max_model_len,
-            step_tokens_bound=step_tokens_bound(self.sizes.step_tokens_max, self.sizes.rows_max))
+            step_tokens_bound=step_tokens_bound(self.sizes.step_tokens_max, self.sizes.rows_max),
+        )
         self.core = EngineCore(
-            vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=Memory(self.arena, cache=True), executor=device,
-            clock=VirtualClock(), seed=0, eos_ids=(), snapshots=parse_snapshots(snapshots))
+            vocab_size=VOCAB_SIZE,
+            sizes=self.sizes,
+            memory=Memory(self.arena, cache=True),
+            executor=device,
+            clock=VirtualClock(),
+            seed=0,
+            eos_ids=(),
+            snapshots=parse_snapshots(snapshots),
+        )
         self.running_max = 0
         self._count = 0
 
@@ -62,9 +72,14 @@ class Published:
             name = f"r{self._count}"
             self._count += 1
             cached[name] = -1
-            self.core.submit(Request(
-                request_id=name, prompt_tokens=prompt, boundaries=list(boundaries),
-                sampling=SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True)))
+            self.core.submit(
+                Request(
+                    request_id=name,
+                    prompt_tokens=prompt,
+                    boundaries=list(boundaries),
+                    sampling=SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True),
+                )
+            )
         while self.core.has_work:
             for event in self.core.step():
                 assert event.finish_reason in (None, "length"), event
@@ -80,6 +95,7 @@ def text(name: int, length: int) -> list[int]:
 
 
 # ---------------------------------------------------------------------- hits
+
 
 @pytest.mark.parametrize(("spec", "block"), [(GRANITE_H_SMALL, 528), (QWEN35_397B, 2096)])
 def test_a_prompt_shorter_than_a_block_of_other_engines_is_found(spec: ModelSpec, block: int) -> None:
@@ -123,11 +139,12 @@ def test_a_lost_hit_is_told_apart_from_no_shared_prefix() -> None:
         rig.run()
         after = rig.core.memory.usage().cache
         told = rig.answers[name, 0].events[0].lost
-        found = {reason: getattr(after.lost, reason) - getattr(counts.lost, reason)
-                 for reason in ("no_checkpoint", "evicted_state", "evicted_kv", "not_ready")}
+        found = {
+            reason: getattr(after.lost, reason) - getattr(counts.lost, reason)
+            for reason in ("no_checkpoint", "evicted_state", "evicted_kv", "not_ready")
+        }
         shown = {reason: count for reason, count in found.items() if count}
-        assert shown == ({} if told is None else
-                         {name: getattr(told, name) for name in found if getattr(told, name)})
+        assert shown == ({} if told is None else {name: getattr(told, name) for name in found if getattr(told, name)})
         return shown
 
     assert losses("first", text(1, 200)) == {}
@@ -142,6 +159,7 @@ def test_a_lost_hit_is_told_apart_from_no_shared_prefix() -> None:
 
 
 # ---------------------------------------------------------------------- memory
+
 
 def test_more_sequences_than_memory_holds_are_fitted_and_said_in_one_line() -> None:
     """vllm 49064: max_num_seqs 1024 exceeds 614 blocks, and the server does not start."""
@@ -167,8 +185,7 @@ def test_the_capacity_that_is_reported_is_the_capacity_that_is_there() -> None:
 
 def test_running_out_of_states_is_a_wait_and_never_an_end() -> None:
     """sglang 36770, 34676: the process dies when states run out, at 34 % KV use."""
-    rig = Rig(cache=True, slots_per_frame=1, pages_per_frame=40, frame_count=4, rows_max=16,
-              max_model_len=300)
+    rig = Rig(cache=True, slots_per_frame=1, pages_per_frame=40, frame_count=4, rows_max=16, max_model_len=300)
     for number in range(20):
         rig.submit(f"r{number}", text(number, 20 + number), max_tokens=30)
     rig.run()
@@ -181,8 +198,7 @@ def test_running_out_of_states_is_a_wait_and_never_an_end() -> None:
 
 def test_states_take_the_memory_that_kv_leaves_free() -> None:
     """sglang 34441: states starve while usage reads 0.35."""
-    rig = Rig(cache=True, slots_per_frame=1, pages_per_frame=10, frame_count=12, rows_max=16,
-              max_model_len=480)
+    rig = Rig(cache=True, slots_per_frame=1, pages_per_frame=10, frame_count=12, rows_max=16, max_model_len=480)
     for number in range(6):  # the arena is full of KV
         rig.submit(f"long {number}", text(number, 470), max_tokens=2)
     rig.run()
@@ -240,8 +256,7 @@ def items_in(core: EngineCore) -> int:
         is_container = is_container or (isinstance(one, deque) and not one.maxlen)
         total += len(one) if is_container else 0
         if is_container or type(one).__module__.startswith("weft."):
-            left.extend(found for found in gc.get_referents(one)
-                        if not isinstance(found, str | int | float | bytes))
+            left.extend(found for found in gc.get_referents(one) if not isinstance(found, str | int | float | bytes))
     return total
 
 
@@ -264,7 +279,7 @@ def test_nan_that_memory_held_before_reaches_nobody(family: str) -> None:
     memory = (slot_frames + -(-pages_for(260) // arena.pages_per_frame)) * arena.frame_bytes
     small = Serving(family, memory_bytes=memory, max_model_len=256, max_num_seqs=3, cache=True)
     prompts = [prompt_of(name, length) for name, length in enumerate((200, 30, 120, 200, 5, 90, 170))]
-    answers = [answer for first in range(0, 7, 3) for answer in small.run(prompts[first:first + 3], SHORT)]
+    answers = [answer for first in range(0, 7, 3) for answer in small.run(prompts[first : first + 3], SHORT)]
     assert sum(len(plan.arena_work.zero_frames) for plan in small.plans) > arena.pages_per_frame // 100
     assert small.core.memory.usage().cache.evicted_pages > 0
     roomy = Serving(family)
@@ -287,7 +302,7 @@ def test_number_0_is_memory_like_any_other_and_padded_rows_touch_nothing() -> No
 
     def untouched(number: int, size: int) -> bool:
         buffer = serving.executor.arena.buffer
-        return bool((buffer[number * size:(number + 1) * size] == NAN_BYTE).all())
+        return bool((buffer[number * size : (number + 1) * size] == NAN_BYTE).all())
 
     serving = Serving("qwen3_5", pad_decode_to=8, before_step=note)
     plan, slot_bytes = serving.arena, serving.arena.slot_stride_bytes
@@ -300,8 +315,11 @@ def test_number_0_is_memory_like_any_other_and_padded_rows_touch_nothing() -> No
     frames = set(range(plan.frame_count)) - given["frames"]
     assert len(frames) > plan.frame_count // 2
     assert all(untouched(frame, plan.frame_bytes) for frame in frames)
-    beside = {page for page in range(plan.page_count) if page // plan.pages_per_frame in
-              {given_page // plan.pages_per_frame for given_page in given["pages"]}} - given["pages"]
+    beside = {
+        page
+        for page in range(plan.page_count)
+        if page // plan.pages_per_frame in {given_page // plan.pages_per_frame for given_page in given["pages"]}
+    } - given["pages"]
     assert beside
     assert all(untouched(page, plan.page_bytes) for page in beside)
     assert written, "and what is used is written, or looking at bytes proves nothing"

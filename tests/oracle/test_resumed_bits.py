@@ -26,12 +26,15 @@ def said(*beside: Request, seed: int = 11, so_far: Said | None = None) -> Said:
     """What an engine adds to ``so_far``, while it answers ``beside``."""
     assembled = assemble(
         EngineConfig(model=str(checkpoint("qwen3_5")), memory="32MB", threads=1, max_model_len=256),
-        on_progress=lambda line: None)
+        on_progress=lambda line: None,
+    )
     resumption = so_far and Resumption(answers={i: [token for token, _ in one] for i, one in so_far.items()})
     answers: Said = {index: [] for index in range(3)}
     try:
-        for request in (Request(request_id="a", prompt_tokens=PROMPT, sampling=sampling(3, seed),
-                                resumption=resumption or None), *beside):
+        for request in (
+            Request(request_id="a", prompt_tokens=PROMPT, sampling=sampling(3, seed), resumption=resumption or None),
+            *beside,
+        ):
             assembled.core.submit(request)
         while assembled.core.has_work:
             for event in assembled.core.step():
@@ -43,8 +46,12 @@ def said(*beside: Request, seed: int = 11, so_far: Said | None = None) -> Said:
 
 
 def others(count: int) -> list[Request]:
-    return [Request(request_id=f"b{i}", prompt_tokens=[(11 * j + i) % 500 for j in range(9 + 13 * i)],
-                    sampling=sampling(1, i)) for i in range(count)]
+    return [
+        Request(
+            request_id=f"b{i}", prompt_tokens=[(11 * j + i) % 500 for j in range(9 + 13 * i)], sampling=sampling(1, i)
+        )
+        for i in range(count)
+    ]
 
 
 def test_a_resumed_answer_has_the_bits_of_one_that_was_never_interrupted() -> None:
@@ -52,7 +59,7 @@ def test_a_resumed_answer_has_the_bits_of_one_that_was_never_interrupted() -> No
         return
     whole = said()
     for length in 1, 17, 33:
-        so_far = {index: one[:length - index % 2] for index, one in whole.items()}
+        so_far = {index: one[: length - index % 2] for index, one in whole.items()}
         rest = said(*others(length % 7), so_far=so_far)
         assert {index: so_far[index] + rest[index] for index in whole} == whole
 

@@ -13,9 +13,17 @@ import torch
 from tests.support.naive_model import sine_of_places
 from tests.support.rwkv7_reference import Rwkv7Config, Rwkv7ForCausalLM
 
-CONFIG = {"hidden_size": 128, "num_hidden_layers": 2, "head_dim": 64, "intermediate_size": 192,
-          "vocab_size": 40, "decay_low_rank_dim": 16, "a_low_rank_dim": 12, "gate_low_rank_dim": 20,
-          "v_low_rank_dim": 8}
+CONFIG = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "intermediate_size": 192,
+    "vocab_size": 40,
+    "decay_low_rank_dim": 16,
+    "a_low_rank_dim": 12,
+    "gate_low_rank_dim": 20,
+    "v_low_rank_dim": 8,
+}
 TOKENS = [(7 * place * place + 3 * place + 1) % 40 for place in range(24)]
 
 
@@ -35,10 +43,12 @@ def patterned() -> Rwkv7ForCausalLM:
     return model
 
 
-PUBLISHED = [[0.88932, -5.03669, 0.17563, 0.74372, -0.09973, 1.44111],
-             [1.09311, -0.63453, -0.00234, -0.3721, -0.04022, 2.14925],
-             [-1.08793, -0.50681, -1.24419, 1.18227, -0.20114, -0.15564],
-             [-2.00487, -0.08198, -0.65469, 0.76977, 0.24676, 0.16497]]
+PUBLISHED = [
+    [0.88932, -5.03669, 0.17563, 0.74372, -0.09973, 1.44111],
+    [1.09311, -0.63453, -0.00234, -0.3721, -0.04022, 2.14925],
+    [-1.08793, -0.50681, -1.24419, 1.18227, -0.20114, -0.15564],
+    [-2.00487, -0.08198, -0.65469, 0.76977, 0.24676, 0.16497],
+]
 """Of tokens 0, 1, 5 and 23: the first six logits."""
 TOLERANCE = 5e-5
 
@@ -52,7 +62,7 @@ def distance(model: Rwkv7ForCausalLM) -> float:
 def test_the_reference_computes_what_the_published_code_does() -> None:
     model = patterned()
     assert distance(model) < TOLERANCE
-    for name, parameter in model.named_parameters():   # the control: all of them take part
+    for name, parameter in model.named_parameters():  # the control: all of them take part
         held = parameter.clone()
         parameter.copy_(held.flatten().roll(1).view(held.shape))
         assert distance(model) > 2 * TOLERANCE, name

@@ -118,8 +118,7 @@ def test_each_source_changes_nothing(source: SourceName) -> None:
     if source == "grammar":
         fields |= {"grammar": PERSON, "ignore_eos": False}
     drafter = Speculator((source,), costs=_FreeRows())
-    plain, drafting = (Serving("qwen3_5", model=loaded("qwen3_5"), cache=True, drafter=one)
-                       for one in (None, drafter))
+    plain, drafting = (Serving("qwen3_5", model=loaded("qwen3_5"), cache=True, drafter=one) for one in (None, drafter))
     plain.core.grammars = drafting.core.grammars = grammar_compiler(plain.core.vocab_size)
     drafter._tree = drafting.core.memory.prefix_tree
     prompts = [text(40, 40)]

@@ -27,10 +27,14 @@ SPACE = {"memory": "64MiB", "max_num_seqs": 4}
 
 
 def test_compaction_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    samplings = [SamplingParams(temperature=0.0, max_tokens=one.max_tokens, ignore_eos=True)
-                 for one in SAMPLINGS[:7]]
-    space: dict[str, Any] = {"memory_bytes": 1 << 20, "step_tokens": 128, "max_num_seqs": 12,
-                             "max_model_len": 320, "cache": True}
+    samplings = [SamplingParams(temperature=0.0, max_tokens=one.max_tokens, ignore_eos=True) for one in SAMPLINGS[:7]]
+    space: dict[str, Any] = {
+        "memory_bytes": 1 << 20,
+        "step_tokens": 128,
+        "max_num_seqs": 12,
+        "max_model_len": 320,
+        "cache": True,
+    }
     how: dict[str, Any] = {"stagger_steps": 1, "boundaries": [64]}
     truth = Serving("qwen3_5", model=loaded("qwen3_5"), **space).run(PROMPTS[:7], samplings, **how)
     seal = Transaction.seal
@@ -40,8 +44,9 @@ def test_compaction_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
         return seal(transaction)
 
     monkeypatch.setattr(Transaction, "seal", sealing)
-    speculating = Speculating("qwen3_5", before_step=lambda serving, plan: (
-        None if plan.step % 3 else serving.core.flush_cache()), **space)
+    speculating = Speculating(
+        "qwen3_5", before_step=lambda serving, plan: None if plan.step % 3 else serving.core.flush_cache(), **space
+    )
     answers = speculating.run("random", PROMPTS[:7], truth, samplings, **how)
     for answer, one in zip(answers, truth, strict=True):
         assert answer.tokens == one.tokens
@@ -77,14 +82,14 @@ def test_n_answers_and_a_cancel_inside_windows() -> None:
     prompt = "Bemo: 4821, Tarlik Os: 77120, Bemo: 4821, Tarlik Os: 77120, Bemo:"
     how: dict[str, Any] = {"temperature": 0.7, "seed": 3, "max_tokens": 40, "ignore_eos": True}
     with embedded("off") as plain, embedded("prediction,tree,suffix") as drafting:
-        costs = drafting._core.drafter.costs   # type: ignore[union-attr]
+        costs = drafting._core.drafter.costs  # type: ignore[union-attr]
         for rows in (2, 4) * 3:
             RowCosts.note(costs, rows, 1.0)
         one, *others = (reply.text for reply in plain.generate(prompt, progress=False, n=3, **how))
         assert one not in others
         pieces = drafting.stream(prompt, prediction=one, **how)
         heard = "".join(next(pieces).text for _ in range(3))
-        pieces.close()   # type: ignore[attr-defined]
+        pieces.close()  # type: ignore[attr-defined]
         assert one.startswith(heard)
         replies = drafting.generate(prompt, progress=False, n=3, prediction=one, **how)
         assert [reply.text for reply in replies] == [one, *others]
@@ -96,19 +101,24 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, 
     template = stop_at_end((TEMPLATES / "hermes_think.jinja").read_text())
     directory: Path = write_model_directory(tmp_path_factory.mktemp("hermes"), template=template)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.api.engine.assemble",
-                      lambda config, *, on_progress: build(config, on_progress=lambda text: None))
+        patch.setattr(
+            "weft.api.engine.assemble", lambda config, *, on_progress: build(config, on_progress=lambda text: None)
+        )
         with Engine(str(directory)) as plain, Engine(str(directory), speculate="prediction") as drafting:
             yield plain, drafting
 
 
-@pytest.mark.parametrize(("text", "fields"), [
-    ("one two STOP three four", {"stop": ["STOP"]}),
-    ("one two three four five", {"stop": ["o th", "never"]}),
-    ("<think>cold? or warm?</think>It is cold.", {}),
-    (f"<think>cold?</think>I look. {CALL}", {"tools": [WEATHER, TIME]}),
-    (f"{CALL}{CALL}", {"tools": [WEATHER, TIME]}),
-], ids=["a stop string", "a stop string across tokens", "reasoning", "reasoning and a call", "two calls"])
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("one two STOP three four", {"stop": ["STOP"]}),
+        ("one two three four five", {"stop": ["o th", "never"]}),
+        ("<think>cold? or warm?</think>It is cold.", {}),
+        (f"<think>cold?</think>I look. {CALL}", {"tools": [WEATHER, TIME]}),
+        (f"{CALL}{CALL}", {"tools": [WEATHER, TIME]}),
+    ],
+    ids=["a stop string", "a stop string across tokens", "reasoning", "reasoning and a call", "two calls"],
+)
 def test_marks_inside_a_window(engines: tuple[Engine, Engine], text: str, fields: dict[str, Any]) -> None:
     """``</think>`` in a draft window, mangled tool calls, ends that cross one: reports of other engines."""
     plain, drafting = engines
@@ -117,9 +127,13 @@ def test_marks_inside_a_window(engines: tuple[Engine, Engine], text: str, fields
     expected = plain.chat(messages, **fields)
     reply = drafting.chat(messages, prediction=text, **fields)
     assert (reply.text, reply.reasoning, reply.finish_reason) == (
-        expected.text, expected.reasoning, expected.finish_reason)
+        expected.text,
+        expected.reasoning,
+        expected.finish_reason,
+    )
     assert [(call.name, call.arguments) for call in reply.tool_calls] == [
-        (call.name, call.arguments) for call in expected.tool_calls]
+        (call.name, call.arguments) for call in expected.tool_calls
+    ]
     assert drafting.stats().speculation.accepted > before + 2
 
 

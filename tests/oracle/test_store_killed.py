@@ -47,7 +47,8 @@ def killed(family: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 def test_what_was_durable_is_a_hit_and_every_token_is_right(
-        family: str, killed: tuple[Path, dict[int, list[int]]], tmp_path: Path) -> None:
+    family: str, killed: tuple[Path, dict[int, list[int]]], tmp_path: Path
+) -> None:
     store, answers = killed
     assert verify(store, lambda done, total: None).good
     core = engine(checkpoint(family), shutil.copytree(store, tmp_path / "store"))
@@ -59,7 +60,8 @@ def test_what_was_durable_is_a_hit_and_every_token_is_right(
 
 
 def test_another_number_of_threads_is_another_namespace(
-        family: str, killed: tuple[Path, dict[int, list[int]]], tmp_path: Path) -> None:
+    family: str, killed: tuple[Path, dict[int, list[int]]], tmp_path: Path
+) -> None:
     """Sums of a decode are split by thread, so bytes of one number are not those of another."""
     import torch
 

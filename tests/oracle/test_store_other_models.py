@@ -20,8 +20,13 @@ from weft.runner import kv_scales
 
 def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], int, list[str]]:
     """(tokens of prompt 0, cached tokens, what the start says of the store)."""
-    settings: dict[str, Any] = {"memory": "64MiB", "device": "cpu", "dtype": "float32", "threads": 1,
-                                "max_model_len": 1024}
+    settings: dict[str, Any] = {
+        "memory": "64MiB",
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 1,
+        "max_model_len": 1024,
+    }
     if store is not None:
         settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB"}
     said: list[str] = []
@@ -70,12 +75,20 @@ def another_model(model: Path) -> None:
     shutil.copytree(checkpoint("granite"), model)
 
 
-@pytest.mark.parametrize(("change", "settings"), [
-    (another_rope, {}), (other_weights, {}), (another_model, {}),
-    (None, {"dtype": "bfloat16"}), (None, {"quantize": "int8"}), (None, {"kv_dtype": "int8"})])
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        (another_rope, {}),
+        (other_weights, {}),
+        (another_model, {}),
+        (None, {"dtype": "bfloat16"}),
+        (None, {"quantize": "int8"}),
+        (None, {"kv_dtype": "int8"}),
+    ],
+)
 def test_another_one_at_the_same_path_never_hits(
-        change: Callable[[Path], None] | None, settings: dict[str, str],
-        place: tuple[Path, Path, list[int]], tmp_path: Path) -> None:
+    change: Callable[[Path], None] | None, settings: dict[str, str], place: tuple[Path, Path, list[int]], tmp_path: Path
+) -> None:
     model, store, _ = place
     if change is not None:
         moved = shutil.copytree(model, tmp_path / "before")
@@ -93,7 +106,8 @@ def test_another_one_at_the_same_path_never_hits(
 
 @pytest.mark.parametrize("target", ["weft.store.identity.ARITHMETIC_VERSION", "torch.__version__"])
 def test_another_version_of_the_arithmetic_never_hits(
-        target: str, place: tuple[Path, Path, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    target: str, place: tuple[Path, Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After an update a state of before is not the one that this version computes."""
     model, store, cold = place
     monkeypatch.setattr(target, "999")

@@ -46,8 +46,9 @@ def test_twelve_bit_weights_change_no_bit_of_a_logit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
-def test_large_matrices_are_packed_where_they_lie_in_the_file(name: str, tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrices_are_packed_where_they_lie_in_the_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Joined ones with small parts and with rows in another order too: no copy of a projection is made."""
     copied: list[str] = []
     read = MappedFiles.read
@@ -68,7 +69,7 @@ def test_large_matrices_are_packed_where_they_lie_in_the_file(name: str, tmp_pat
 def test_a_wrong_bit_of_a_twelve_bit_weight_shows() -> None:
     """The control: the embedding, which is the head as well."""
     if not tiled.serves(torch.bfloat16):
-        return      # no weight is in 12 bits here
+        return  # no weight is in 12 bits here
     made, plain = (load_model(checkpoint("lfm2"), "bfloat16", twelve_bit=packed) for packed in (True, False))
     table = made.model.embedding
     assert isinstance(table, TwelveBitWeight)

@@ -109,8 +109,7 @@ def test_tiles_in_another_order_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", ["lfm2_vl", "lfm3_vl"])
-def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(
-        name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_are_the_same_whatever_is_encoded_between_the_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "PIECE_PATCHES", 16)
     tower, one, other = tower_of(loaded(name)), picture(200, 120, name), picture(90, 41, name)
     alone = encode_whole(tower, one)
@@ -135,8 +134,10 @@ def test_bfloat16_is_as_near_as_that_of_transformers(name: str) -> None:
     rows = encode_whole(tower_of(load_model(vision_checkpoint(name), "bfloat16")), seen)
     truth = reference_rows(name, seen)
     rounded = load_vision_reference(vision_checkpoint(name), dtype=torch.bfloat16)
-    given = {key: value.bfloat16() if value.is_floating_point() else value
-             for key, value in reference_inputs(name, [seen]).items()}
+    given = {
+        key: value.bfloat16() if value.is_floating_point() else value
+        for key, value in reference_inputs(name, [seen]).items()
+    }
     with torch.inference_mode():
         [theirs] = rounded.get_image_features(**given, return_dict=True).pooler_output
     assert rows.dtype == torch.bfloat16
@@ -154,9 +155,11 @@ def test_the_text_part_is_that_of_transformers(name: str) -> None:
 
 SPELLINGS: dict[str, tuple[tuple[str, str], ...]] = {
     "a release": (("model.vision_tower.", "model.vision_tower.vision_model."),),
-    "an older save": (("model.vision_tower.", "vision_tower.vision_model."),
-                      ("model.language_model.", "language_model.model."),
-                      ("model.multi_modal_projector.", "multi_modal_projector.")),
+    "an older save": (
+        ("model.vision_tower.", "vision_tower.vision_model."),
+        ("model.language_model.", "language_model.model."),
+        ("model.multi_modal_projector.", "multi_modal_projector."),
+    ),
     "a bare tower": (("model.vision_tower.", "model.vision_model."),),
 }
 
@@ -183,8 +186,9 @@ def test_spellings_of_releases_are_read(spelling: str, tmp_path: Path) -> None:
 
 
 def test_a_text_part_alone_has_no_tower(tmp_path: Path) -> None:
-    alone = load_model(respelled(tmp_path / "files", (("model.vision_tower.", None),
-                                                      ("model.multi_modal_projector.", None))))
+    alone = load_model(
+        respelled(tmp_path / "files", (("model.vision_tower.", None), ("model.multi_modal_projector.", None)))
+    )
     assert alone.model.vision is None
     assert alone.model.architecture.vision is None
     assert load_model(checkpoint("lfm2")).model.vision is None
@@ -203,18 +207,28 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
         load_model(respelled(tmp_path, ((name, None),)))
 
 
-@pytest.mark.parametrize(("key", "value"), [
-    ("model_type", "siglip2_vision_model"), ("layer_types", ["conv", "mamba", "conv", "conv"]),
-    ("layer_types", ["conv"]), ("conv_kernel_size", 4), ("num_key_value_heads", 3),
-    ("num_attention_heads", 5), ("temporal_patch_size", 1), ("rope_parameters", {"rope_type": "yarn"})])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "siglip2_vision_model"),
+        ("layer_types", ["conv", "mamba", "conv", "conv"]),
+        ("layer_types", ["conv"]),
+        ("conv_kernel_size", 4),
+        ("num_key_value_heads", 3),
+        ("num_attention_heads", 5),
+        ("temporal_patch_size", 1),
+        ("rope_parameters", {"rope_type": "yarn"}),
+    ],
+)
 def test_what_lfm3_does_not_serve_of_a_tower_is_named(key: str, value: object) -> None:
     config = read_json(vision_checkpoint("lfm3_vl") / "config.json")
     with pytest.raises(CheckpointError, match=f"vision_config.{key}"):
         read_architecture(config | {"vision_config": config["vision_config"] | {key: value}})
 
 
-@pytest.mark.parametrize(("key", "value"), [("vision_feature_layer", -2), ("projector_hidden_act", "relu"),
-                                            ("downsample_factor", 3)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("vision_feature_layer", -2), ("projector_hidden_act", "relu"), ("downsample_factor", 3)]
+)
 def test_what_is_not_served_is_named(tmp_path: Path, key: str, value: object) -> None:
     directory = respelled(tmp_path, ())
     config = json.loads((directory / "config.json").read_text())
@@ -230,5 +244,7 @@ def test_a_plan_counts_the_tower(name: str) -> None:
     plan = count_weights(architecture, architecture, 1, form_of(config, "float32", None))
     assert plan.rank_bytes == loaded(name).weights_bytes
     text = dataclasses.replace(architecture, vision=None)
-    assert plan.rank_bytes - plan.parts["vision"] == count_weights(text, text, 1, form_of(
-        config, "float32", None)).rank_bytes
+    assert (
+        plan.rank_bytes - plan.parts["vision"]
+        == count_weights(text, text, 1, form_of(config, "float32", None)).rank_bytes
+    )

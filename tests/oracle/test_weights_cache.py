@@ -27,11 +27,13 @@ def stored(tmp_path: Path) -> Path:
     return stored_in_bfloat16("qwen3_5", tmp_path / "model")
 
 
-def test_experts_are_packed_from_the_map_and_from_the_cache_alike(tmp_path: Path,
-                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_packed_from_the_map_and_from_the_cache_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = stored_in_bfloat16("qwen3_5_moe", tmp_path / "model")
-    first, second = (load_model(directory, "bfloat16", weights_cache=WeightsCache(tmp_path / "cache", "key"))
-                     for _ in range(2))
+    first, second = (
+        load_model(directory, "bfloat16", weights_cache=WeightsCache(tmp_path / "cache", "key")) for _ in range(2)
+    )
     expected = logits_of(first)
     assert torch.equal(logits_of(second), expected)
     monkeypatch.setattr(reader.TensorReader, "_serves_by_rows", lambda self, tensor: False)
@@ -42,8 +44,7 @@ def test_experts_are_packed_from_the_map_and_from_the_cache_alike(tmp_path: Path
 
 def test_packing_from_the_map_gives_the_bits_of_a_copy(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, calls = load_model(stored, "bfloat16"), []
-    monkeypatch.setattr(reader.TensorReader, "_serves_by_rows",
-                        lambda self, tensor: calls.append(tensor) is not None)
+    monkeypatch.setattr(reader.TensorReader, "_serves_by_rows", lambda self, tensor: calls.append(tensor) is not None)
     copied = load_model(stored, "bfloat16")
     assert len(calls) > 10
     assert packed.weights_form == copied.weights_form
@@ -64,8 +65,9 @@ def test_an_engine_answers_alike_from_the_cache(stored: Path, tmp_path: Path) ->
     directory = tmp_path / "cache"
 
     def answer() -> tuple[list[int], bool]:
-        with Engine(str(stored), dtype="bfloat16", memory="16MB", max_model_len=128, threads=1,
-                    weights_cache=str(directory)) as engine:
+        with Engine(
+            str(stored), dtype="bfloat16", memory="16MB", max_model_len=128, threads=1, weights_cache=str(directory)
+        ) as engine:
             done = engine.generate([list(range(3, 60))], progress=False, max_tokens=12, temperature=0.0)
             words = next(row.remark for row in engine.info.memory if row.name == "weights")
             return done[0].tokens, FORM in words

@@ -38,22 +38,20 @@ def compare(name: str, loaded: LoadedModel) -> None:
     driver = ModelDriver(loaded.model, sequences=len(LENGTHS), length=max(LENGTHS) + 60)
     prompts = [prompt(length) for length in LENGTHS]
     driver.step(*((i, tokens[: len(tokens) // 2]) for i, tokens in enumerate(prompts)))
-    outputs = [[rows] for rows in driver.step(*((i, t[len(t) // 2:]) for i, t in enumerate(prompts)))]
+    outputs = [[rows] for rows in driver.step(*((i, t[len(t) // 2 :]) for i, t in enumerate(prompts)))]
     for _ in range(40):
         tokens = [int(rows[-1][-1].argmax()) for rows in outputs]
-        for rows, made in zip(outputs, driver.step(*((i, [t]) for i, t in enumerate(tokens)), pads=1),
-                              strict=True):
+        for rows, made in zip(outputs, driver.step(*((i, [t]) for i, t in enumerate(tokens)), pads=1), strict=True):
             rows.append(made)
     for sequence, rows in zip(driver.sequences, outputs, strict=True):
         logits = torch.cat(rows)
-        wanted = truth(name, sequence.tokens)[-len(logits):]
+        wanted = truth(name, sequence.tokens)[-len(logits) :]
         assert (logits - wanted).abs().max().item() < TOLERANCE
         assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
 
 
 @pytest.mark.parametrize("name", ["mistral", "olmo3", "lfm3"])
-def test_a_window_in_a_ring_and_in_pages_equals_transformers(name: str,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_in_a_ring_and_in_pages_equals_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = load_model(checkpoint(name), device=DEVICE)
     assert any(layer.kind == "window_attention" for layer in ring.spec.layers)
     compare(name, ring)
@@ -69,7 +67,7 @@ def test_a_page_behind_every_window_is_not_read_and_one_inside_is() -> None:
     """Mistral: all layers have the window, so what no window of the last token reaches is gone for good."""
     tokens, loaded = prompt(190), load_model(checkpoint("mistral"), device=DEVICE)
     wanted = truth("mistral", [*tokens, 9])[-1]
-    for position, lost in ((32, False), (160, True)):   # a window of 50, the next token at 190
+    for position, lost in ((32, False), (160, True)):  # a window of 50, the next token at 190
         driver = ModelDriver(loaded.model, sequences=1, length=200)
         driver.step((0, tokens))
         for cache in driver.caches:

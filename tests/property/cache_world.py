@@ -37,8 +37,18 @@ from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 Tokens = tuple[int, ...]
 Key = tuple[str, Tokens]
 
-GEOMETRIES = [(1, 1, 6), (2, 1, 6), (3, 1, 8), (4, 2, 5), (2, 3, 5), (1, 4, 6), (4, 4, 4), (3, 0, 5),
-              (0, 2, 4), (6, 1, 3)]
+GEOMETRIES = [
+    (1, 1, 6),
+    (2, 1, 6),
+    (3, 1, 8),
+    (4, 2, 5),
+    (2, 3, 5),
+    (1, 4, 6),
+    (4, 4, 4),
+    (3, 0, 5),
+    (0, 2, 4),
+    (6, 1, 3),
+]
 ROOMY = [(2, 1, 24), (2, 2, 16), (4, 3, 12), (3, 0, 12), (0, 3, 5)]
 SCATTERED = [(3, 2, 24), (4, 3, 20), (6, 4, 12), (5, 1, 24)]
 COMPRESSION = [(8, 1, 7), (6, 1, 9), (12, 2, 6), (9, 2, 8), (12, 1, 4)]
@@ -47,8 +57,7 @@ LONG = [(12, 1, 7), (10, 2, 9), (16, 3, 5), (9, 1, 10)]
 have many items, so that what is left of many sequences lies apart, where states weigh
 many pages, and where prompts are long."""
 
-VERBS = frozenset(("extend", "run", "save", "publish", "close", "keep", "flush", "drop", "reclaim", "salt",
-                   "compact"))
+VERBS = frozenset(("extend", "run", "save", "publish", "close", "keep", "flush", "drop", "reclaim", "salt", "compact"))
 SEQS = 10
 
 
@@ -86,15 +95,27 @@ class Plans:
 
 
 class World:
-    def __init__(self, geometry: tuple[int, int, int], left_out: Set[str] = frozenset(), *,
-                 cache: bool = True, compressed_pages: int = 0, compressed_kv_share: float = 0,
-                 policy: str = "lru") -> None:
+    def __init__(
+        self,
+        geometry: tuple[int, int, int],
+        left_out: Set[str] = frozenset(),
+        *,
+        cache: bool = True,
+        compressed_pages: int = 0,
+        compressed_kv_share: float = 0,
+        policy: str = "lru",
+    ) -> None:
         """``compressed_pages``: of a compressed state, where the model has both kinds.
         ``compressed_kv_share``: the share of a page that its compressed form takes. ``policy``: its name."""
         self.n, self.m, self.frames = geometry
         compressed_pages = min(compressed_pages, self.n) if self.m else 0
-        self.memory = small_memory(*geometry, cache=cache, compressed_pages=compressed_pages, policy=policy,
-                                   compressed_kv_share=compressed_kv_share if self.m else 0)
+        self.memory = small_memory(
+            *geometry,
+            cache=cache,
+            compressed_pages=compressed_pages,
+            policy=policy,
+            compressed_kv_share=compressed_kv_share if self.m else 0,
+        )
         self.cache = cache
         self.verbs = VERBS - left_out
         self.seqs: dict[SeqId, Running] = {}
@@ -107,9 +128,33 @@ class World:
         self.plans = Plans()
         self.before: dict[str, object] = {}
         self.seen: dict[str, int] = dict.fromkeys(
-            ("hit", "tail", "copy", "patch", "state", "trim", "kv", "tap", "refused", "shared", "dropped",
-             "moved page", "moved slot", "moved sequence", "compressed", "restored", "compressed state",
-             "moved piece", "compressed kv", "restored kv", "cut", "moved share", "inexact"), 0)
+            (
+                "hit",
+                "tail",
+                "copy",
+                "patch",
+                "state",
+                "trim",
+                "kv",
+                "tap",
+                "refused",
+                "shared",
+                "dropped",
+                "moved page",
+                "moved slot",
+                "moved sequence",
+                "compressed",
+                "restored",
+                "compressed state",
+                "moved piece",
+                "compressed kv",
+                "restored kv",
+                "cut",
+                "moved share",
+                "inexact",
+            ),
+            0,
+        )
         self.rounded = Rounded()
 
     # ------------------------------------------------------------------ verbs, on a transaction
@@ -156,8 +201,11 @@ class World:
                 if seq % 2:  # what it would begin on, and what another began on, go last, or not for it
                     others = [lease.held for lease in self.memory._state.leases.values()]
                     transaction.evict_last([match.anchor, *others])
-                transaction.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1,
-                              sparing=[match.anchor] if seq % 4 == 1 else ())
+                transaction.reclaim(
+                    pages=self.memory.plan.pages_for(len(tokens) + room),
+                    slots=1,
+                    sparing=[match.anchor] if seq % 4 == 1 else (),
+                )
             return False
         self.plans.opened[seq] = Running(salt, tokens, match.cached_tokens)
         self.seen["hit"] += match.cached_tokens > 0
@@ -195,16 +243,16 @@ class World:
         running = self.seqs[seq]
         if "publish" not in self.verbs or seq in self.plans.published or not running.computed:
             return
-        tokens = running.tokens[:running.computed]
+        tokens = running.tokens[: running.computed]
         self.pending().publish(seq, np.asarray(tokens, dtype=np.int32))
-        self.plans.published[seq] = tokens[:len(tokens) // PAGE_TOKENS * PAGE_TOKENS]
+        self.plans.published[seq] = tokens[: len(tokens) // PAGE_TOKENS * PAGE_TOKENS]
 
     def close(self, seq: SeqId, *, keep: bool) -> None:
         running, transaction = self.seqs[seq], self.pending()
         if seq in self.plans.runs:
             return
         if keep and "keep" in self.verbs:
-            tokens = running.tokens[:running.computed]
+            tokens = running.tokens[: running.computed]
             transaction.close(seq, keep=np.asarray(tokens, dtype=np.int32))
             self.plans.kept[seq] = tokens
         else:
@@ -226,8 +274,10 @@ class World:
             self.seen["dropped"] += 1
             return
         assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
-        evicted = [(eviction, *self.place(self.memory._state.cache.tree.by_id[eviction.node]))
-                   for eviction in reservation.evicted]
+        evicted = [
+            (eviction, *self.place(self.memory._state.cache.tree.by_id[eviction.node]))
+            for eviction in reservation.evicted
+        ]
         compressed = set(self.memory._state.cache.compressed_states.pages)
         self.memory.commit(reservation)
         self.transaction = None
@@ -277,7 +327,7 @@ class World:
         self.states.update(copied_states)
         for patch in reservation.table_patches:
             table = self.seqs[patch.seq].table
-            table[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
+            table[patch.first_index : patch.first_index + len(patch.pages)] = patch.pages
             self.seen["patch"] += 1
         for slot_patch in reservation.moves.slot_patches:
             self.seqs[slot_patch.seq].slot = slot_patch.slot
@@ -330,14 +380,15 @@ class World:
                 cell = self.cells.get(page, [])
                 if not cell or isinstance(cell[0], Share):
                     cell = self.cells[page] = [None] * PAGE_TOKENS
-                cell[position % PAGE_TOKENS] = (running.salt, running.tokens[:position + 1])
+                cell[position % PAGE_TOKENS] = (running.salt, running.tokens[: position + 1])
         if self.m:
             self.states[running.slot] = (running.salt, running.tokens[:end])
             for position, slot in self.plans.taps.get(seq, {}).items():
                 assert slot != running.slot
                 self.states[slot] = (running.salt, running.tokens[:position])
-        self.rounded.compute(running.table, running.slot, self.plans.taps.get(seq, {}).values(), start, end,
-                             PAGE_TOKENS)
+        self.rounded.compute(
+            running.table, running.slot, self.plans.taps.get(seq, {}).values(), start, end, PAGE_TOKENS
+        )
         running.computed = end
 
     # ------------------------------------------------------------------ the dull dictionary
@@ -396,22 +447,25 @@ class World:
             lease = memory.lease(seq)
             assert lease.pages == running.table, "patches and openings tell the device everything"
             assert lease.slot == running.slot
-            read = lease.pages[:running.computed // PAGE_TOKENS]
+            read = lease.pages[: running.computed // PAGE_TOKENS]
             assert lease.inexact or self.rounded.pages.isdisjoint(read)
             assert lease.inexact or not running.computed or running.slot not in self.rounded.slots
             assert len(lease.pages) >= plan.pages_for(len(running.tokens))
             assert sorted(held.position for held in lease.snapshots) == sorted(running.taps)
-            self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
+            self.holds(lease.pages, 0, running.salt, running.tokens[: running.computed])
             if self.m and running.computed:
-                assert self.states[lease.slot] == (running.salt, running.tokens[:running.computed])
+                assert self.states[lease.slot] == (running.salt, running.tokens[: running.computed])
             self.seen["shared"] += lease.shared_tokens > 0
         states, kv = set(), set()
         for node in memory._state.cache.tree.nodes():
             salt, tokens, start = self.place(node)
             self.holds_node(node, start, salt, tokens)
             if node.slot != PAD:
-                state = (self.states[node.slot] if node.slot != COMPRESSED
-                         else self.compressed_in(memory._state.cache.compressed_states.pages[node.id]))
+                state = (
+                    self.states[node.slot]
+                    if node.slot != COMPRESSED
+                    else self.compressed_in(memory._state.cache.compressed_states.pages[node.id])
+                )
                 assert state == (salt, tokens), "a snapshot is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
@@ -420,8 +474,7 @@ class World:
         assert states == self.kept
         assert kv == self.kv
         usage = memory.usage()
-        private = sum(len(lease.pages) - plan.pages_for(lease.shared_tokens)
-                      for lease in memory._state.leases.values())
+        private = sum(len(lease.pages) - plan.pages_for(lease.shared_tokens) for lease in memory._state.leases.values())
         assert usage.pages_held == private + usage.pages_cached
         taps = sum(len(running.taps) for running in self.seqs.values())
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
@@ -433,17 +486,17 @@ class World:
             assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"
         else:
             self.seen["cut"] += compressed.cut > 0 or compressed.skip_bytes > 0
-            wide = records_in(self.memory.plan, self.cells, compressed.pages, compressed.skip_bytes,
-                              compressed.count)
+            wide = records_in(self.memory.plan, self.cells, compressed.pages, compressed.skip_bytes, compressed.count)
             assert [cell for page in wide for cell in page] == [
-                (salt, tokens[:end]) for end in range(start + 1, len(tokens) + 1)]
+                (salt, tokens[:end]) for end in range(start + 1, len(tokens) + 1)
+            ]
         assert node.state_inexact or node.slot not in self.rounded.slots, "an inexact state, not marked"
         self.seen["inexact"] += node.kv_inexact and compressed is None
 
     def holds(self, pages: list[PageId], start: int, salt: str, tokens: Tokens) -> None:
         for position in range(start, len(tokens) if self.n else start):
             cell = self.cells[pages[(position - start) // PAGE_TOKENS]]
-            assert cell[position % PAGE_TOKENS] == (salt, tokens[:position + 1]), f"position {position}"
+            assert cell[position % PAGE_TOKENS] == (salt, tokens[: position + 1]), f"position {position}"
 
     def end(self) -> None:
         """Liveness (law L3): the last sequence can have the whole arena, whatever is cached, in bounded
@@ -454,13 +507,12 @@ class World:
         self.settle()
         whole = (self.frames - (self.m > 0)) * self.n * PAGE_TOKENS or 64
         if not self.seqs:
-            self.grow(lambda: self.open(SeqId(0), "", (0,) * 20, whole - 20, reclaim=False), whole,
-                      slots=1)
+            self.grow(lambda: self.open(SeqId(0), "", (0,) * 20, whole - 20, reclaim=False), whole, slots=1)
         [seq] = self.seqs
         if self.seqs[seq].computed:
-            computed = self.seqs[seq].tokens[:self.seqs[seq].computed]
+            computed = self.seqs[seq].tokens[: self.seqs[seq].computed]
             self.pending().publish(seq, np.asarray(computed, dtype=np.int32))
-            self.plans.published[seq] = computed[:len(computed) // PAGE_TOKENS * PAGE_TOKENS]
+            self.plans.published[seq] = computed[: len(computed) // PAGE_TOKENS * PAGE_TOKENS]
         self.settle()
         missing = whole - PAGE_TOKENS * len(self.memory.lease(seq).pages)
         self.grow(lambda: self.pending().extend(seq, whole), missing)
@@ -483,7 +535,8 @@ class World:
             assert self.pending().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
             reservation = self.pending().seal()
             assert reservation.evicted or reservation.moves or reservation.arena_work.state_compressions, (
-                "a step that gives nothing up, compresses nothing and moves nothing")
+                "a step that gives nothing up, compresses nothing and moves nothing"
+            )
             self.settle()
             self.check()
         raise AssertionError("a sequence that is alone waits for ever")
@@ -516,8 +569,14 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
     left_out = frozenset(random.sample(sorted(VERBS), random.randrange(4)))
     compressed_pages = compressed_pages_of(seed)
     among = COMPRESSION if compressed_pages else random.choice((GEOMETRIES, ROOMY))
-    world = World(random.choice(among), left_out, cache=cache, compressed_pages=compressed_pages,
-                  compressed_kv_share=compressed_kv_share_of(seed), policy=policy_of(seed))
+    world = World(
+        random.choice(among),
+        left_out,
+        cache=cache,
+        compressed_pages=compressed_pages,
+        compressed_kv_share=compressed_kv_share_of(seed),
+        policy=policy_of(seed),
+    )
     longest = max(2, min(8, world.n * world.frames // 2))
     for _ in range(steps):
         verb = random.choices(("open", "extend", "run", "publish", "close", "settle"), (4, 1, 4, 2, 2, 5))[0]
@@ -530,8 +589,7 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
                 salt = random.choice(("", "", "a"))
             world.open(random.choice(world.absent), salt, tokens, random.choice((0, 0, 16)))
         elif verb == "settle":
-            world.settle(drop=random.random() < 0.15, flush=random.random() < 0.02,
-                         compact=random.random() < 0.4)
+            world.settle(drop=random.random() < 0.15, flush=random.random() < 0.02, compact=random.random() < 0.4)
         elif verb == "run":
             for seq in list(world.seqs) + list(world.plans.opened if world.transaction else ()):
                 world.run(seq, random.choice((3, 16, 64, 128)), random.choice((0, 1, 1, 2)))
@@ -552,8 +610,11 @@ def scatter(seed: int, rounds: int = 5) -> World:
     """One run in which much lies apart: many sequences on a few fronts come together, half of them leave,
     some of what they leave behind is evicted, and everything is moved together while the others go on."""
     random = Random(seed)
-    world = World(random.choice(SCATTERED), policy=policy_of(seed // 10),
-                  compressed_kv_share=compressed_kv_share_of(seed // 10 * 2))
+    world = World(
+        random.choice(SCATTERED),
+        policy=policy_of(seed // 10),
+        compressed_kv_share=compressed_kv_share_of(seed // 10 * 2),
+    )
     fronts = [(letter,) * (PAGE_TOKENS * random.randint(1, 3)) for letter in (2, 3, 4)]
 
     def step(**more: bool) -> None:
@@ -591,15 +652,18 @@ def turns(seed: int, rounds: int = 30) -> World:
     """One run in which answers come back: each request goes on from a state that was kept, or begins anew,
     and leaves one; so memory is full of states, and of little else."""
     random = Random(seed)
-    world = World(random.choice(COMPRESSION), compressed_pages=1 + seed // 10 % 2,
-                  compressed_kv_share=compressed_kv_share_of(seed // 10 * 2))
+    world = World(
+        random.choice(COMPRESSION),
+        compressed_pages=1 + seed // 10 % 2,
+        compressed_kv_share=compressed_kv_share_of(seed // 10 * 2),
+    )
     for _ in range(rounds):
-        for seq in world.absent[:random.choice((1, 1, 2, 3))]:
+        for seq in world.absent[: random.choice((1, 1, 2, 3))]:
             salt, front = "", ()
             if world.kept and random.random() < 0.6:
                 salt, front = random.choice(sorted(world.kept))
             letters = (random.choice((0, 1, 2, 3, 4)),) * random.choice((1, 9, 16, 20))
-            world.open(seq, salt, (*front[:5 * PAGE_TOKENS], *letters), random.choice((0, 0, 16)))
+            world.open(seq, salt, (*front[: 5 * PAGE_TOKENS], *letters), random.choice((0, 0, 16)))
             world.run(seq, 128, random.choice((0, 1)))
         world.settle(compact=random.random() < 0.4, drop=random.random() < 0.05)
         world.check()
@@ -618,18 +682,22 @@ def returns(seed: int, rounds: int = 25) -> World:
     """One run of long prompts on a few fronts, some of which part in the middle of what another left: most of
     memory is KV that nobody reads, until somebody does."""
     random = Random(seed)
-    world = World(random.choice(LONG), compressed_pages=random.choice((0, 2)), policy=policy_of(seed // 10),
-                  compressed_kv_share=random.choice((0.3125, 0.5, 0.5625, 0.75)))
+    world = World(
+        random.choice(LONG),
+        compressed_pages=random.choice((0, 2)),
+        policy=policy_of(seed // 10),
+        compressed_kv_share=random.choice((0.3125, 0.5, 0.5625, 0.75)),
+    )
     fronts = [(letter,) * (PAGE_TOKENS * random.randint(3, 9)) for letter in (2, 3, 4)]
     for _ in range(rounds):
-        for seq in world.absent[:random.choice((1, 2, 3))]:
+        for seq in world.absent[: random.choice((1, 2, 3))]:
             front = random.choice(fronts)
             if world.kept and random.random() < 0.5:
                 _, front = random.choice(sorted(world.kept))
             else:
-                front = front[:random.randint(1, len(front))]
+                front = front[: random.randint(1, len(front))]
             own = (random.choice((0, 1)),) * random.choice((1, 16, 20, 60))
-            world.open(seq, "", (*front[:10 * PAGE_TOKENS], *own), random.choice((0, 0, 16)))
+            world.open(seq, "", (*front[: 10 * PAGE_TOKENS], *own), random.choice((0, 0, 16)))
             world.run(seq, 256, random.choice((0, 1, 3)))
         for seq in world.alive:
             if seq not in world.plans.runs and random.random() < 0.3:

@@ -28,8 +28,13 @@ from weft.memory.values import FrameKind
 from weft.units import PAD, PageId, SeqId, SlotId
 
 ITEMS_MAX = 8
-GEOMETRIES = [(n, m, frames) for n in range(ITEMS_MAX + 1) for m in range(ITEMS_MAX + 1)
-              for frames in range(1, ITEMS_MAX + 1) if 1 <= max(n, m) * frames <= ITEMS_MAX]
+GEOMETRIES = [
+    (n, m, frames)
+    for n in range(ITEMS_MAX + 1)
+    for m in range(ITEMS_MAX + 1)
+    for frames in range(1, ITEMS_MAX + 1)
+    if 1 <= max(n, m) * frames <= ITEMS_MAX
+]
 """(pages per frame, slots per frame, frames), models without pages or without slots among them."""
 
 ONE_FRAME = [geometry for geometry in GEOMETRIES if geometry[2] == 1]
@@ -301,8 +306,10 @@ tokens = st.one_of(st.integers(1, SHORT), st.integers(1, SHORT), st.integers(0, 
 class MemoryMachine(RuleBasedStateMachine):
     pair: Pair
 
-    @initialize(geometry=st.one_of(*map(st.sampled_from, GROUPS)),
-                left_out=st.sets(st.sampled_from(sorted(OPTIONAL_VERBS)), max_size=3))
+    @initialize(
+        geometry=st.one_of(*map(st.sampled_from, GROUPS)),
+        left_out=st.sets(st.sampled_from(sorted(OPTIONAL_VERBS)), max_size=3),
+    )
     def make(self, geometry: tuple[int, int, int], left_out: set[str]) -> None:
         self.pair = Pair(geometry, left_out)
 
@@ -346,8 +353,9 @@ def walk(seed: int, steps: int = 72) -> Pair:
         if step % BURST == 0:
             longest = random.choice((0, 1, SHORT, LONG))
         growing = step // BURST % 2 == 0
-        verb = random.choices(("open", "extend", "close", "settle"), (4 if growing else 1, 2,
-                                                                     1 if growing else 4, 3))[0]
+        verb = random.choices(("open", "extend", "close", "settle"), (4 if growing else 1, 2, 1 if growing else 4, 3))[
+            0
+        ]
         if verb == "open" and pair.absent:
             pair.open(random.choice(pair.absent), random.randint(0, longest), random.choice((0, 0, 1, 2)))
         elif verb == "extend" and pair.alive and "extend" in pair.verbs:

@@ -37,7 +37,7 @@ def compress_kv(plan: ArenaPlan, cells: Cells, compress: CompressKv) -> None:
             shares[at].append(share)
     for page in compress.pages:
         del cells[page]
-    cells.update(zip(compress.pages[:compress.compressed_count], shares, strict=True))
+    cells.update(zip(compress.pages[: compress.compressed_count], shares, strict=True))
 
 
 def _places(plan: ArenaPlan, start: int, cells: tuple[object, ...]) -> Iterable[tuple[int, Share]]:
@@ -50,15 +50,17 @@ def _places(plan: ArenaPlan, start: int, cells: tuple[object, ...]) -> Iterable[
         done += end - first
 
 
-def records_in(plan: ArenaPlan, cells: Cells, pages: Sequence[PageId], skip_bytes: int,
-               count: int) -> list[list[object]]:
+def records_in(
+    plan: ArenaPlan, cells: Cells, pages: Sequence[PageId], skip_bytes: int, count: int
+) -> list[list[object]]:
     """The cells of the ``count`` records that ``pages`` have, all of their bytes and in order."""
     found = []
     for number in range(count):
         start = skip_bytes + number * plan.compressed_kv_bytes
         first, offset = divmod(start, plan.page_bytes)
-        begun = [one for one in cells[pages[first]] if isinstance(one, Share)
-                 and (one.first, one.offset) == (offset, 0)]
+        begun = [
+            one for one in cells[pages[first]] if isinstance(one, Share) and (one.first, one.offset) == (offset, 0)
+        ]
         assert begun, f"record {number} does not begin where it should"
         for at, share in _places(plan, start, begun[0].cells):
             assert share in cells[pages[at]], f"record {number} lacks what page {pages[at]} had of it"
@@ -91,11 +93,12 @@ class Rounded:
             rounded.update(dst for dst, inexact in read if inexact)
             rounded.difference_update(dst for dst, inexact in read if not inexact)
 
-    def compute(self, pages: Sequence[PageId], slot: int, taps: Iterable[int], start: int, end: int,
-                page_tokens: int) -> None:
+    def compute(
+        self, pages: Sequence[PageId], slot: int, taps: Iterable[int], start: int, end: int, page_tokens: int
+    ) -> None:
         """A run of [start, end) reads what is before it, and writes the rest."""
         written = start // page_tokens
-        reads = {*pages[:-(-start // page_tokens)]}
+        reads = {*pages[: -(-start // page_tokens)]}
         inexact = start > 0 and (slot in self.slots or not reads.isdisjoint(self.pages))
         for at in range(written, -(-end // page_tokens)):
             if pages and inexact:

@@ -20,8 +20,7 @@ from weft.memory.transaction import Transaction
 from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId, PageId
 
-QUICK = settings(max_examples=120, stateful_step_count=40, deadline=None,
-                 suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 WALKS = 250
@@ -44,8 +43,9 @@ def test_the_walks_go_where_it_matters() -> None:
     """What is never met is never checked: kinds change both ways, frames come back to their own kind,
     verbs fail for want of memory, and transactions that took something are dropped."""
     pairs = walk_all(range(WALKS // 5))
-    claims = Counter((claim.held, claim.kind) for pair in pairs for _, reservation in pair.shelf
-                     for claim in reservation.frames)
+    claims = Counter(
+        (claim.held, claim.kind) for pair in pairs for _, reservation in pair.shelf for claim in reservation.frames
+    )
     for held in (None, *FrameKind):
         for kind in FrameKind:
             assert claims[held, kind] >= 10, f"frames of {held} became {kind} {claims[held, kind]} times"
@@ -68,6 +68,7 @@ def a_transaction_writes_the_state(patch: pytest.MonkeyPatch) -> None:
         items = take(self, count)
         self._packing.held_count += 0 if not items else 1
         return items
+
     patch.setattr(Walk, "take", taking)
 
 
@@ -78,6 +79,7 @@ def the_epoch_never_moves(patch: pytest.MonkeyPatch) -> None:
         frames = drop(self, slot, epoch)
         self.epochs[slot] = epoch
         return frames
+
     patch.setattr(Slots, "drop", dropping)
 
 
@@ -103,14 +105,14 @@ def the_other_kinds_frames_come_first(patch: pytest.MonkeyPatch) -> None:
 
 
 def room_is_one_page_too_much(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Walk, "room", property(
-        lambda self: self.left + self._frames.left * self._packing.per_frame - 1))
+    patch.setattr(Walk, "room", property(lambda self: self.left + self._frames.left * self._packing.per_frame - 1))
 
 
 def headroom_is_ignored(patch: pytest.MonkeyPatch) -> None:
     opening = Transaction.open
-    patch.setattr(Transaction, "open", lambda self, seq, match, tokens, headroom_pages=0:
-                  opening(self, seq, match, tokens))
+    patch.setattr(
+        Transaction, "open", lambda self, seq, match, tokens, headroom_pages=0: opening(self, seq, match, tokens)
+    )
 
 
 def a_failed_open_keeps_its_slot(patch: pytest.MonkeyPatch) -> None:
@@ -121,6 +123,7 @@ def a_failed_open_keeps_its_slot(patch: pytest.MonkeyPatch) -> None:
         if not done and self._slot_walk.left:
             self._slot_walk.take(1)
         return done
+
     patch.setattr(Transaction, "open", open)
 
 
@@ -130,6 +133,7 @@ def versions_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     def apply(memory: MemoryState, reservation: Reservation) -> None:
         applying(memory, reservation)
         memory.version = 0
+
     patch.setattr("weft.memory.memory.apply", apply)
 
 
@@ -143,10 +147,19 @@ def a_frame_is_released_as_the_other_kind(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN: list[Break] = [
-    a_page_is_leaked_on_close, a_transaction_writes_the_state, the_epoch_never_moves, nothing_is_ever_zeroed,
-    only_untouched_frames_are_zeroed, every_claim_is_zeroed, the_emptiest_frame_comes_first,
-    the_other_kinds_frames_come_first, room_is_one_page_too_much, headroom_is_ignored,
-    a_failed_open_keeps_its_slot, versions_are_not_counted, an_emptied_frame_is_kept,
+    a_page_is_leaked_on_close,
+    a_transaction_writes_the_state,
+    the_epoch_never_moves,
+    nothing_is_ever_zeroed,
+    only_untouched_frames_are_zeroed,
+    every_claim_is_zeroed,
+    the_emptiest_frame_comes_first,
+    the_other_kinds_frames_come_first,
+    room_is_one_page_too_much,
+    headroom_is_ignored,
+    a_failed_open_keeps_its_slot,
+    versions_are_not_counted,
+    an_emptied_frame_is_kept,
     a_frame_is_released_as_the_other_kind,
 ]
 

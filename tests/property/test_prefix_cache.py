@@ -19,17 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.property.cache_world import (
-    COMPRESSION,
-    GEOMETRIES,
-    LONG,
-    ROOMY,
-    SCATTERED,
-    VERBS,
-    World,
-    run_of,
-    walk,
-)
+from tests.property.cache_world import COMPRESSION, GEOMETRIES, LONG, ROOMY, SCATTERED, VERBS, World, run_of, walk
 from weft.memory import relief as relief_module
 from weft.memory import state
 from weft.memory.prefix.cache import Freed, PrefixCache
@@ -45,27 +35,31 @@ from weft.memory.transaction import Transaction
 from weft.memory.values import Match
 from weft.units import PAGE_TOKENS, PageId
 
-QUICK = settings(max_examples=50, stateful_step_count=40, deadline=None,
-                 suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 WALKS = 300
 
 numbers = st.integers(0, 5)
-prompts = st.tuples(st.lists(st.sampled_from((0, 0, 1)), max_size=4), st.sampled_from((0, 1)),
-                    st.sampled_from((0, 0, 1, 5, 15))).map(
-    lambda p: tuple(token for page in p[0] for token in (page,) * PAGE_TOKENS) + (p[1],) * p[2] or (0,))
+prompts = st.tuples(
+    st.lists(st.sampled_from((0, 0, 1)), max_size=4), st.sampled_from((0, 1)), st.sampled_from((0, 0, 1, 5, 15))
+).map(lambda p: tuple(token for page in p[0] for token in (page,) * PAGE_TOKENS) + (p[1],) * p[2] or (0,))
 
 
 class CacheMachine(RuleBasedStateMachine):
     world: World
 
-    @initialize(geometry=st.sampled_from(GEOMETRIES + ROOMY + SCATTERED + COMPRESSION + LONG),
-                left_out=st.sets(st.sampled_from(sorted(VERBS)), max_size=3),
-                compressed_pages=st.sampled_from((0, 1, 2)), policy=st.sampled_from(sorted(POLICIES)),
-                kv_share=st.sampled_from((0, 0.5, 0.5625)))
-    def make(self, geometry: tuple[int, int, int], left_out: set[str], compressed_pages: int,
-             policy: str, kv_share: float) -> None:
-        self.world = World(geometry, left_out, compressed_pages=compressed_pages, policy=policy,
-                           compressed_kv_share=kv_share)
+    @initialize(
+        geometry=st.sampled_from(GEOMETRIES + ROOMY + SCATTERED + COMPRESSION + LONG),
+        left_out=st.sets(st.sampled_from(sorted(VERBS)), max_size=3),
+        compressed_pages=st.sampled_from((0, 1, 2)),
+        policy=st.sampled_from(sorted(POLICIES)),
+        kv_share=st.sampled_from((0, 0.5, 0.5625)),
+    )
+    def make(
+        self, geometry: tuple[int, int, int], left_out: set[str], compressed_pages: int, policy: str, kv_share: float
+    ) -> None:
+        self.world = World(
+            geometry, left_out, compressed_pages=compressed_pages, policy=policy, compressed_kv_share=kv_share
+        )
 
     @precondition(lambda self: self.world.absent)
     @rule(number=numbers, salt=st.sampled_from(("", "", "a")), tokens=prompts, room=st.sampled_from((0, 16)))
@@ -92,8 +86,11 @@ class CacheMachine(RuleBasedStateMachine):
     def close(self, number: int, keep: bool) -> None:
         self.world.close(self.world.alive[number % len(self.world.alive)], keep=keep)
 
-    @rule(drop=st.sampled_from((False, False, False, True)), flush=st.sampled_from((False,) * 9 + (True,)),
-          compact=st.booleans())
+    @rule(
+        drop=st.sampled_from((False, False, False, True)),
+        flush=st.sampled_from((False,) * 9 + (True,)),
+        compact=st.booleans(),
+    )
     def settle(self, drop: bool, flush: bool, compact: bool) -> None:
         self.world.settle(drop=drop, flush=flush, compact=compact)
 
@@ -158,8 +155,11 @@ def a_table_is_not_patched(patch: pytest.MonkeyPatch) -> None:
     _sealing(patch, table_patches=())
 
 
-def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservation],
-            when: Callable[[Reservation], object] = lambda r: r.moves) -> None:
+def _moving(
+    patch: pytest.MonkeyPatch,
+    change: Callable[[Reservation], Reservation],
+    when: Callable[[Reservation], object] = lambda r: r.moves,
+) -> None:
     """Reservations with moves are handed on as ``change`` makes them; memory does what was planned."""
     seal, apply = Transaction.seal, state.apply
     planned: dict[Reservation, Reservation] = {}
@@ -169,6 +169,7 @@ def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservati
         changed = change(reservation) if when(reservation) else reservation
         planned[changed] = reservation
         return changed
+
     patch.setattr(Transaction, "seal", sealing)
     patch.setattr("weft.memory.memory.apply", lambda memory, reservation: apply(memory, planned[reservation]))
 
@@ -178,14 +179,21 @@ def a_compressed_state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_compressed_state_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: _with_work(r, state_restores=tuple(
-        replace(one, pages=one.pages[::-1]) for one in r.arena_work.state_restores)),
-            lambda r: r.arena_work.state_restores)
+    _moving(
+        patch,
+        lambda r: _with_work(
+            r, state_restores=tuple(replace(one, pages=one.pages[::-1]) for one in r.arena_work.state_restores)
+        ),
+        lambda r: r.arena_work.state_restores,
+    )
 
 
 def a_state_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: _with_work(r, state_compressions=r.arena_work.state_compressions[:-1]),
-            lambda r: r.arena_work.state_compressions)
+    _moving(
+        patch,
+        lambda r: _with_work(r, state_compressions=r.arena_work.state_compressions[:-1]),
+        lambda r: r.arena_work.state_compressions,
+    )
 
 
 def pages_of_compressed_states_leak(patch: pytest.MonkeyPatch) -> None:
@@ -194,6 +202,7 @@ def pages_of_compressed_states_leak(patch: pytest.MonkeyPatch) -> None:
     def leaving(self: CompressedStates, node: Node) -> list[PageId]:
         leave(self, node)
         return []
+
     patch.setattr(CompressedStates, "leave", leaving)
 
 
@@ -203,6 +212,7 @@ def the_slot_of_a_compressed_state_leaks(patch: pytest.MonkeyPatch) -> None:
     def compression(self: PrefixCache, *args: Any) -> Freed:
         compress(self, *args)
         return Freed()
+
     patch.setattr(PrefixCache, "compress_state", compression)
 
 
@@ -211,14 +221,21 @@ def compressed_kv_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 
 def compressed_kv_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: _with_work(r, kv_restores=tuple(
-        replace(one, pages=one.pages[::-1]) for one in r.arena_work.kv_restores)),
-            lambda r: r.arena_work.kv_restores)
+    _moving(
+        patch,
+        lambda r: _with_work(
+            r, kv_restores=tuple(replace(one, pages=one.pages[::-1]) for one in r.arena_work.kv_restores)
+        ),
+        lambda r: r.arena_work.kv_restores,
+    )
 
 
 def kv_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: _with_work(r, kv_compressions=r.arena_work.kv_compressions[:-1]),
-            lambda r: r.arena_work.kv_compressions)
+    _moving(
+        patch,
+        lambda r: _with_work(r, kv_compressions=r.arena_work.kv_compressions[:-1]),
+        lambda r: r.arena_work.kv_compressions,
+    )
 
 
 def kv_is_compressed_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
@@ -231,6 +248,7 @@ def pages_of_compressed_kv_leak(patch: pytest.MonkeyPatch) -> None:
     def cutting(self: CompressedKv, *args: Any) -> list[PageId]:
         cut_front(self, *args)
         return []
+
     patch.setattr(CompressedKv, "cut_front", cutting)
 
 
@@ -283,6 +301,7 @@ def a_hit_is_as_far_as_kv_matches(patch: pytest.MonkeyPatch) -> None:
     def matching(self: PrefixCache, *args: Any) -> Match:
         found = match(self, *args)
         return replace(found, cached_tokens=found.kv_tokens)
+
     patch.setattr(PrefixCache, "match", matching)
 
 
@@ -306,6 +325,7 @@ def twins_of_one_step_do_not_see_each_other(patch: pytest.MonkeyPatch) -> None:
     def resolving(self: Sharing, *args: Any) -> Any:
         self._paths.clear()
         return resolve(self, *args)
+
     patch.setattr(Sharing, "_resolve", resolving)
 
 
@@ -314,6 +334,7 @@ def pages_that_are_given_up_leak(patch: pytest.MonkeyPatch) -> None:
 
     def publishing(self: PrefixCache, *args: Any) -> Freed:
         return replace(publish(self, *args), pages=[])
+
     patch.setattr(PrefixCache, "publish", publishing)
 
 
@@ -323,6 +344,7 @@ def taps_leak_when_their_lease_ends(patch: pytest.MonkeyPatch) -> None:
     def releasing(self: PrefixCache, lease: Lease) -> Freed:
         lease.snapshots.clear()
         return release(self, lease)
+
     patch.setattr(PrefixCache, "release", releasing)
 
 
@@ -331,8 +353,7 @@ def nothing_is_filed_for_eviction(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_tail_outlives_its_snapshot(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixCache, "_refile",
-                  lambda self, node, freed, newest: self.order.refresh(node, newest=newest))
+    patch.setattr(PrefixCache, "_refile", lambda self, node, freed, newest: self.order.refresh(node, newest=newest))
 
 
 def a_transaction_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -343,6 +364,7 @@ def a_transaction_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
         for eviction in self.seal().evicted:
             self._memory.cache.evict(eviction)
         return done
+
     patch.setattr(Transaction, "reclaim", reclaiming)
 
 
@@ -356,8 +378,11 @@ def an_eviction_is_not_carried_out(patch: pytest.MonkeyPatch) -> None:
 
 def a_snapshot_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
     node_ending = PrefixTree.node_ending
-    patch.setattr(PrefixTree, "node_ending", lambda self, node, position: node if node.slot == -1
-                  else node_ending(self, node, position))
+    patch.setattr(
+        PrefixTree,
+        "node_ending",
+        lambda self, node, position: node if node.slot == -1 else node_ending(self, node, position),
+    )
 
 
 BROKEN: list[Break] = [
@@ -398,6 +423,13 @@ def test_with_the_cache_off_nothing_is_kept_and_nothing_else_differs() -> None:
 
 def test_a_reservation_without_caching_says_nothing_about_it() -> None:
     empty = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
-    assert not any((empty.saved, empty.published, empty.evicted, empty.arena_work.page_copies,
-                    empty.arena_work.slot_copies,
-                    empty.table_patches))
+    assert not any(
+        (
+            empty.saved,
+            empty.published,
+            empty.evicted,
+            empty.arena_work.page_copies,
+            empty.arena_work.slot_copies,
+            empty.table_patches,
+        )
+    )

@@ -32,8 +32,9 @@ class World:
         self.random = random.Random(seed)
         names = [f"m{number}" for number in range(self.random.randint(2, 5))]
         sizes = {name: self.random.randint(10, 100) for name in names}
-        self.machine = Residency.of(sizes, BUDGET, waiting_max=self.random.choice((2, 6, 100)),
-                                    keep_alive_s=self.random.choice(KEEP_ALIVES))
+        self.machine = Residency.of(
+            sizes, BUDGET, waiting_max=self.random.choice((2, 6, 100)), keep_alive_s=self.random.choice(KEEP_ALIVES)
+        )
         self.now = 0.0
         self.order = count()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -181,9 +182,11 @@ def impatient_never(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("mutant", [unlimited, careless, impatient_never])
-def test_a_machine_that_breaks_a_law_is_caught(mutant: Callable[[pytest.MonkeyPatch], None],
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_breaks_a_law_is_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutant(monkeypatch)
+
     def run_all() -> None:
         for seed in range(100):
             World(seed).run()
@@ -295,10 +298,13 @@ def test_a_model_that_does_not_load_is_refused_for_longer_and_longer_and_tried_a
 def test_as_many_models_as_possible_fit_together_from_the_smallest_on(weights: list[int], arena: int) -> None:
     sizes = {f"m{number}": size for number, size in enumerate(sorted(weights))}
     got = shares(sizes, dict.fromkeys(sizes, arena), BUDGET)
-    together = max((count for count in range(1, len(sizes) + 1)
-                    if sum(sorted(weights)[:count]) + count * arena <= BUDGET), default=1)
+    together = max(
+        (count for count in range(1, len(sizes) + 1) if sum(sorted(weights)[:count]) + count * arena <= BUDGET),
+        default=1,
+    )
     assert sum(list(got.values())[:together]) <= BUDGET
     for name, size in sizes.items():
         assert min(size + arena, BUDGET) <= got[name] <= BUDGET, "each has its arena, or all that there is"
-    assert all(share - sizes[name] <= got["m0"] - sizes["m0"] or share - sizes[name] == arena
-               for name, share in got.items()), "no larger model has more room than the smallest"
+    assert all(
+        share - sizes[name] <= got["m0"] - sizes["m0"] or share - sizes[name] == arena for name, share in got.items()
+    ), "no larger model has more room than the smallest"

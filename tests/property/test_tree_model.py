@@ -22,7 +22,8 @@ SMALL = settings(max_examples=150, deadline=None)
 # A page is one letter sixteen times, but for an odd token in its middle now and then: pages that share a
 # front and differ after it are what a careless comparison takes for equal.
 pages_of_tokens = st.tuples(st.integers(0, 1), st.sampled_from((0, 0, 0, 1))).map(
-    lambda letter_odd: (letter_odd[0],) * 9 + (letter_odd[0] + letter_odd[1],) + (letter_odd[0],) * 6)
+    lambda letter_odd: (letter_odd[0],) * 9 + (letter_odd[0] + letter_odd[1],) + (letter_odd[0],) * 6
+)
 paths = st.lists(pages_of_tokens, max_size=5).map(lambda pages: tuple(t for page in pages for t in page))
 rests = st.lists(st.integers(0, 1), max_size=15).map(tuple)
 salts = st.sampled_from(("", "a"))
@@ -99,8 +100,7 @@ class Beside:
             assert path_pages(found.anchor, 0, whole) == expected
 
     def some_node(self, number: int, choose: Callable[[Node], bool]) -> Node | None:
-        nodes = sorted((node for node in self.tree.nodes() if node.parent and choose(node)),
-                       key=lambda node: node.id)
+        nodes = sorted((node for node in self.tree.nodes() if node.parent and choose(node)), key=lambda node: node.id)
         return nodes[number % len(nodes)] if nodes else None
 
     def salt_of(self, node: Node) -> str:
@@ -127,8 +127,9 @@ class Beside:
         salt, path, kept = self.salt_of(node), tokens_to(node), node.page_count // 2 if trim else 0
         first = node.start + kept * PAGE_TOKENS
         gone = self.tree.trim(node, kept) if kept else self.tree.remove(node)
-        assert gone == [self.pages.pop((salt, path[:end]))
-                        for end in range(first + PAGE_TOKENS, len(path) + 1, PAGE_TOKENS)]
+        assert gone == [
+            self.pages.pop((salt, path[:end])) for end in range(first + PAGE_TOKENS, len(path) + 1, PAGE_TOKENS)
+        ]
 
     def check(self) -> None:
         tree = self.tree
@@ -174,11 +175,20 @@ def test_the_tree_finds_what_a_dictionary_finds(steps: list[tuple[str, str, Toke
 A, B = (0,) * 16, (1,) * 16
 ODD = (0,) * 9 + (1,) + (0,) * 6
 EVENTFUL: list[tuple[str, str, Tokens | int, Tokens]] = [
-    ("insert", "", A + B + A, ()), ("insert", "", A + B + B, (1, 0)), ("insert", "", A + ODD, ()),
-    ("insert", "a", A + B, (0,)), ("find", "a", A + B + A, ()), ("lose", "", 1, ()),
+    ("insert", "", A + B + A, ()),
+    ("insert", "", A + B + B, (1, 0)),
+    ("insert", "", A + ODD, ()),
+    ("insert", "a", A + B, (0,)),
+    ("find", "a", A + B + A, ()),
+    ("lose", "", 1, ()),
     ("find", "", A + B + B, ()),
-    ("insert", "", (), (0, 1)), ("cut", "", 0, ()), ("insert", "", A, ()), ("lose", "", 0, ()),
-    ("trim", "", 0, ()), ("find", "", A + B + A, ()), ("insert", "", A + B + A + B, ()),
+    ("insert", "", (), (0, 1)),
+    ("cut", "", 0, ()),
+    ("insert", "", A, ()),
+    ("lose", "", 0, ()),
+    ("trim", "", 0, ()),
+    ("find", "", A + B + A, ()),
+    ("insert", "", A + B + A + B, ()),
 ]
 
 
@@ -187,8 +197,7 @@ def test_an_eventful_life_passes() -> None:
 
 
 def a_page_is_compared_by_its_first_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(edge_module, "common_pages",
-                  lambda left, right: min(len(left), len(right)) // PAGE_KEY_BYTES)
+    patch.setattr(edge_module, "common_pages", lambda left, right: min(len(left), len(right)) // PAGE_KEY_BYTES)
 
 
 def a_split_loses_a_page(patch: pytest.MonkeyPatch) -> None:
@@ -198,6 +207,7 @@ def a_split_loses_a_page(patch: pytest.MonkeyPatch) -> None:
         upper = split(self, node, at)
         node.edge.pages.pop()
         return upper
+
     patch.setattr(PrefixTree, "split", splitting)
 
 
@@ -208,6 +218,7 @@ def a_split_moves_the_snapshot_up(patch: pytest.MonkeyPatch) -> None:
         upper = split(self, node, at)
         upper.slot, node.slot = node.slot, SlotId(PAD)
         return upper
+
     patch.setattr(PrefixTree, "split", splitting)
 
 
@@ -229,16 +240,24 @@ def the_hit_is_the_kv(patch: pytest.MonkeyPatch) -> None:
         if match is None:
             return None
         return lookup.PrefixMatch(match.node, None, match.kv_tokens, match.partly or match.node, 0, 0)
+
     patch.setattr(PrefixTree, "find", finding)
 
 
-BROKEN = [a_page_is_compared_by_its_first_token, a_split_loses_a_page, a_split_moves_the_snapshot_up,
-          salts_share_a_root, tails_are_not_looked_for, the_hit_is_the_kv]
+BROKEN = [
+    a_page_is_compared_by_its_first_token,
+    a_split_loses_a_page,
+    a_split_moves_the_snapshot_up,
+    salts_share_a_root,
+    tails_are_not_looked_for,
+    the_hit_is_the_kv,
+]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=[b.__name__ for b in BROKEN])
-def test_the_dictionary_notices_when(broken: Callable[[pytest.MonkeyPatch], None],
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dictionary_notices_when(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken(monkeypatch)
     with pytest.raises((AssertionError, KeyError, AttributeError, StopIteration)):
         run(EVENTFUL)

@@ -1,7 +1,7 @@
 """Processes of ranks that serve one checkpoint after the other: torch is imported once in each.
 
-    four     ranks 1, 2 and 3, started when a test first needs them
-    two      rank 1 of the same processes
+four     ranks 1, 2 and 3, started when a test first needs them
+two      rank 1 of the same processes
 """
 
 from __future__ import annotations

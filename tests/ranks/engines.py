@@ -23,8 +23,16 @@ from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan
 
 # 72 tokens a step: eight decodes beside one chunk of 64. Fewer would leave one row, and no company.
-CONFIG = EngineConfig(memory="6MiB", max_model_len=512, max_num_seqs=8, max_num_batched_tokens=72, threads=1,
-                      rank_timeout=30.0, device=os.environ.get("WEFT_TEST_DEVICE", "cpu"), speculate="off")
+CONFIG = EngineConfig(
+    memory="6MiB",
+    max_model_len=512,
+    max_num_seqs=8,
+    max_num_batched_tokens=72,
+    threads=1,
+    rank_timeout=30.0,
+    device=os.environ.get("WEFT_TEST_DEVICE", "cpu"),
+    speculate="off",
+)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=12, ignore_eos=True)
 
@@ -89,8 +97,11 @@ def whole_story(assembled: Assembled) -> Story:
     """Cold, in chunks of 64 (100 tokens), sampled, together; then a hit."""
     story = Story()
     first = prompt(100, 1)
-    run(assembled, {"short": (prompt(5, 2), GREEDY), "long": (first, GREEDY),
-                     "sampled": (prompt(37, 3), SAMPLED)}, story)
+    run(
+        assembled,
+        {"short": (prompt(5, 2), GREEDY), "long": (first, GREEDY), "sampled": (prompt(37, 3), SAMPLED)},
+        story,
+    )
     run(assembled, {"hit": (first + story.tokens["long"] + prompt(9, 4), GREEDY)}, story)
     assembled.core.close()
     return story

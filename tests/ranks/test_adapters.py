@@ -44,6 +44,7 @@ def whole_adapter(model: LoadedModel, directory: Path) -> Adapter:
 
 def logits(models: list[LoadedModel], adapter: Adapter) -> torch.Tensor:
     """[both prompts, vocab]: the first by the adapter."""
+
     def of_rank(loaded: LoadedModel) -> torch.Tensor:
         install(loaded.model, load_adapter(adapter, loaded.model))
         driver = _Driver(loaded.model, sequences=2, length=64)
@@ -57,11 +58,21 @@ def logits(models: list[LoadedModel], adapter: Adapter) -> torch.Tensor:
     return first
 
 
-@pytest.mark.parametrize(("name", "by_expert"), [
-    ("qwen3_5", False), ("qwen3_next", False), ("kimi_linear", False), ("falcon_h1", False), ("lfm2", False),
-    ("qwen3_moe", False), ("qwen3_moe", True), ("zamba2", False), ("jamba", False)])
-def test_ranks_with_an_adapter_have_the_logits_of_one_process(name: str, by_expert: bool,
-                                                              tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "by_expert"),
+    [
+        ("qwen3_5", False),
+        ("qwen3_next", False),
+        ("kimi_linear", False),
+        ("falcon_h1", False),
+        ("lfm2", False),
+        ("qwen3_moe", False),
+        ("qwen3_moe", True),
+        ("zamba2", False),
+        ("jamba", False),
+    ],
+)
+def test_ranks_with_an_adapter_have_the_logits_of_one_process(name: str, by_expert: bool, tmp_path: Path) -> None:
     alone = load_model(checkpoint(name))
     adapter = whole_adapter(alone, tmp_path)
     truth = logits([alone], adapter)

@@ -11,8 +11,10 @@ from weft.ranks.peers import Peers
 FAMILIES = ("qwen3_5", "granite")
 BOUND = 2.0
 """How much further from float32 two ranks may be than one: a sum over ranks is rounded at another place."""
-ASKED = {name: (prompt(length, salt), GREEDY)
-         for salt, (name, length) in enumerate({"a": 61, "b": 30, "c": 17, "d": 9}.items())}
+ASKED = {
+    name: (prompt(length, salt), GREEDY)
+    for salt, (name, length) in enumerate({"a": 61, "b": 30, "c": 17, "d": 9}.items())
+}
 
 
 def story(family: str, peers: Peers | None, *, together: bool, dtype: str = "bfloat16") -> Story:
@@ -26,8 +28,10 @@ def story(family: str, peers: Peers | None, *, together: bool, dtype: str = "bfl
 
 def gap(story: Story, truth: Story) -> float:
     """Of the logits that chose the first token of each answer; later ones may follow from other tokens."""
-    return max(float((story.logits[name, len(tokens)] - truth.logits[name, len(tokens)]).abs().max())
-               for name, (tokens, _) in ASKED.items())
+    return max(
+        float((story.logits[name, len(tokens)] - truth.logits[name, len(tokens)]).abs().max())
+        for name, (tokens, _) in ASKED.items()
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -46,7 +46,7 @@ def second_turn(family: str, peers: Peers | None, **changes: Any) -> tuple[Story
     """The turn that follows what was compressed, and the usage of memory before it."""
     assembled = engine(checkpoint(family), peers=peers, **changes)
     run(assembled, {"first": (FIRST, GREEDY)}, Story())
-    run(assembled, {"other": (prompt(9, 4), GREEDY)}, Story())   # some steps in which the rest is compressed
+    run(assembled, {"other": (prompt(9, 4), GREEDY)}, Story())  # some steps in which the rest is compressed
     usage = assembled.core.memory.usage()
     story = run(assembled, {"next": (TURN, GREEDY)}, Story())
     assembled.core.close()
@@ -68,14 +68,14 @@ def cold(family: str) -> Story:
 
 @pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", ["qwen3_5", "granite"])
-def test_ranks_compress_what_one_rank_compresses(family: str, dtype: CompressedKvName, two: Peers,
-                                                 all_is_compressed: None) -> None:
+def test_ranks_compress_what_one_rank_compresses(
+    family: str, dtype: CompressedKvName, two: Peers, all_is_compressed: None
+) -> None:
     changes: dict[str, Any] = {"exact": False, "compress_kv": dtype}
     truth = cold(family)
     alone, of_one = second_turn(family, None, **changes)
     ranked, of_two = second_turn(family, two, **changes)
-    assert (of_two.pages_compressed, of_two.states_compressed) == (
-        of_one.pages_compressed, of_one.states_compressed)
+    assert (of_two.pages_compressed, of_two.states_compressed) == (of_one.pages_compressed, of_one.states_compressed)
     assert of_two.pages_compressed >= 16
     assert of_two.states_compressed >= 1
     assert ranked.cached_tokens == alone.cached_tokens
@@ -85,8 +85,9 @@ def test_ranks_compress_what_one_rank_compresses(family: str, dtype: CompressedK
 
 
 @pytest.mark.parametrize("part", ["kv_restores", "state_restores"])
-def test_a_rank_that_restores_nothing_shows(part: str, two: Peers, all_is_compressed: None,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_restores_nothing_shows(
+    part: str, two: Peers, all_is_compressed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def without(plan: StepPlan) -> Any:
         return for_other_ranks(replace(plan, arena_work=replace(plan.arena_work, **{part: ()})))
 
@@ -99,8 +100,10 @@ def test_a_rank_that_restores_nothing_shows(part: str, two: Peers, all_is_compre
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
 def test_kv_in_8_bits(kv_dtype: str, two: Peers) -> None:
     """Each rank rounds its own heads, as one rank rounds them."""
-    truth, alone, ranked = (whole_story(engine(checkpoint("qwen3_5"), **changes)) for changes in (
-        {}, {"kv_dtype": kv_dtype}, {"kv_dtype": kv_dtype, "peers": two}))
+    truth, alone, ranked = (
+        whole_story(engine(checkpoint("qwen3_5"), **changes))
+        for changes in ({}, {"kv_dtype": kv_dtype}, {"kv_dtype": kv_dtype, "peers": two})
+    )
     key = ("long", 100)
     of_rounding = float((alone.logits[key] - truth.logits[key]).abs().max())
     assert of_rounding > 1e-3

@@ -32,12 +32,17 @@ from weft.tensor.weights.tiles import TiledWeight
 TOLERANCE = 1e-5
 ARENA_BYTES = 3 << 20
 MORE_HEADS: dict[str, dict[str, int]] = {
-    "qwen3_5": {"linear_num_key_heads": 4}, "qwen3_5_moe": {"linear_num_key_heads": 4},
-    "qwen3_next": {"linear_num_key_heads": 4}, "olmo_hybrid_rope": {"linear_num_key_heads": 4},
+    "qwen3_5": {"linear_num_key_heads": 4},
+    "qwen3_5_moe": {"linear_num_key_heads": 4},
+    "qwen3_next": {"linear_num_key_heads": 4},
+    "olmo_hybrid_rope": {"linear_num_key_heads": 4},
     "mamba2": {"num_heads": 12, "head_dim": 8},
-    "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8}, "falcon_h1": {"mamba_n_heads": 12, "mamba_d_head": 8},
+    "bamba": {"mamba_n_heads": 12, "mamba_d_head": 8},
+    "falcon_h1": {"mamba_n_heads": 12, "mamba_d_head": 8},
     "nemotron_h_moe": {"mamba_num_heads": 12, "mamba_head_dim": 8},
-    "zamba2": {"n_mamba_heads": 12, "mamba_headdim": 8}, "zaya": {"num_key_value_heads": 4}}
+    "zamba2": {"n_mamba_heads": 12, "mamba_headdim": 8},
+    "zaya": {"num_key_value_heads": 4},
+}
 """What four ranks divide in place of the fixture's numbers, one checkpoint of each family that needs it."""
 _NOT_WEIGHTS = (RotaryTable, ThreadCollectives, FunctionType, ModuleType, type)
 
@@ -63,12 +68,16 @@ def held_bytes(model: object) -> int:
 def convolution_bytes(directory: Path) -> int:
     """Of convolutions in three tensors, which a rank reads whole. Here they are 1 % of a model."""
     tensors = CheckpointFiles.open(directory).tensors
-    return sum(stored.stored_bytes for name, stored in tensors.items()
-               if name.endswith(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")))
+    return sum(
+        stored.stored_bytes
+        for name, stored in tensors.items()
+        if name.endswith(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"))
+    )
 
 
-def check(directory: Path, size: int, whole: LoadedModel, expected: torch.Tensor,
-          monkeypatch: pytest.MonkeyPatch) -> None:
+def check(
+    directory: Path, size: int, whole: LoadedModel, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = [0]
     copied = MappedFiles.read
 

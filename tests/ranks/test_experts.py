@@ -33,9 +33,19 @@ def distance(family: str, size: int) -> float:
     return float(gap / expected.abs().max())
 
 
-@pytest.mark.parametrize(("family", "size"), [
-    ("granite_moe", 4), ("kimi_linear", 4), ("nemotron_h_latent", 2), ("qwen3_moe", 4), ("lfm2_moe", 4),
-    ("jamba", 4), ("qwen3_5_moe", 2), ("nemotron_h_moe", 2)])
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [
+        ("granite_moe", 4),
+        ("kimi_linear", 4),
+        ("nemotron_h_latent", 2),
+        ("qwen3_moe", 4),
+        ("lfm2_moe", 4),
+        ("jamba", 4),
+        ("qwen3_5_moe", 2),
+        ("nemotron_h_moe", 2),
+    ],
+)
 def test_experts_by_number(family: str, size: int) -> None:
     """Six experts on four ranks; experts in one tensor and one by one; a latent width; shared experts."""
     assert distance(family, size) < TOLERANCE
@@ -101,9 +111,10 @@ def test_experts_through_the_engine(two: Peers, monkeypatch: pytest.MonkeyPatch)
     assert any(min(choices) >= 4 for choices in routed), "rank 0 has no token"
     lines = metrics_of(stats)
     assert 'weft:ranks{engine="3",model_name="tiny"} 2.0' in lines
-    assert [f'weft:expert_choices_total{{engine="3",expert="{expert}",model_name="tiny"}} {float(count)}'
-            for expert, count in enumerate(stats.ranks.expert_choices)] == [
-        line for line in lines if line.startswith("weft:expert_choices_total{")]
+    assert [
+        f'weft:expert_choices_total{{engine="3",expert="{expert}",model_name="tiny"}} {float(count)}'
+        for expert, count in enumerate(stats.ranks.expert_choices)
+    ] == [line for line in lines if line.startswith("weft:expert_choices_total{")]
 
 
 def metrics_of(stats: EngineStats) -> list[str]:
@@ -126,10 +137,13 @@ def test_shares_differ_by_one_at_most() -> None:
     assert [RankPlace(rank, 4).of_experts(6).count for rank in range(4)] == [1, 2, 1, 2]
 
 
-@pytest.mark.parametrize(("family", "tp", "message"), [
-    ("qwen3_5", 2, "--ep divides experts over ranks, and this model has none"),
-    ("granite_moe", 8, "--tp is 8 with --ep, and this model has 6 experts; use --tp 6 or less"),
-])
+@pytest.mark.parametrize(
+    ("family", "tp", "message"),
+    [
+        ("qwen3_5", 2, "--ep divides experts over ranks, and this model has none"),
+        ("granite_moe", 8, "--tp is 8 with --ep, and this model has 6 experts; use --tp 6 or less"),
+    ],
+)
 def test_what_experts_do_not_divide_is_refused(family: str, tp: int, message: str) -> None:
     architecture = read_architecture(json.loads((checkpoint(family) / "config.json").read_text()))
     with pytest.raises(ConfigError, match=message):

@@ -38,8 +38,10 @@ def test_four_ranks_say_what_one_says(family: str, four: Peers) -> None:
 
 def test_a_preempted_sequence(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time the first sequence grows, the arena seems full once: the last one gives way and resumes."""
-    requests = {"a": (prompt(40, 1), replace(GREEDY, max_tokens=24)),
-                "b": (prompt(30, 2), replace(GREEDY, max_tokens=24))}
+    requests = {
+        "a": (prompt(40, 1), replace(GREEDY, max_tokens=24)),
+        "b": (prompt(30, 2), replace(GREEDY, max_tokens=24)),
+    }
     alone = engine(checkpoint("lfm2"))
     expected = run(alone, requests, Story())
     alone.core.close()

@@ -69,20 +69,24 @@ def test_other_weights_on_a_rank_are_refused(two: Peers, monkeypatch: pytest.Mon
     own = checkpoint("lfm2")
     other = make_checkpoint(own.parent / "lfm2-other-seed", "lfm2", seed=5)
     launch = Peers.launch
-    monkeypatch.setattr(Peers, "launch", lambda peers, config, _, **more: launch(
-        peers, config, [own, other], **more))
+    monkeypatch.setattr(Peers, "launch", lambda peers, config, _, **more: launch(peers, config, [own, other], **more))
     ranks, loaded = _loaded(two, EngineConfig(model=str(own), tp=2, threads=1), own)
     with pytest.raises(ConfigError, match=r"rank 1 differs from rank 0 in weights [0-9a-f]{12}, rank 0 has"):
         ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""), loaded)
     two.free()
 
 
-@pytest.mark.parametrize(("what", "said"), [
-    ("dtype", "dtype bfloat16, rank 0 has float32"),
-    ("version", r"version [0-9.]+\S*, rank 0 has 0\.0\.1"),
-    ("quantize", "quantize int8, rank 0 has none")])
-def test_another_dtype_version_or_form_on_a_rank_is_refused(what: str, said: str, two: Peers,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("dtype", "dtype bfloat16, rank 0 has float32"),
+        ("version", r"version [0-9.]+\S*, rank 0 has 0\.0\.1"),
+        ("quantize", "quantize int8, rank 0 has none"),
+    ],
+)
+def test_another_dtype_version_or_form_on_a_rank_is_refused(
+    what: str, said: str, two: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = checkpoint("lfm2")
     send, settings = Peers._send, ranks_of_engine.settings_of
     other: dict[str, dict[str, Any]] = {"dtype": {"dtype": "bfloat16"}, "quantize": {"quantize": "int8"}}

@@ -78,8 +78,9 @@ class Threads:
             rank.close()
 
 
-def answers(models: list[LoadedModel], captures: list[CountingCapture],
-            ) -> tuple[dict[str, list[int]], list[TorchExecutor]]:
+def answers(
+    models: list[LoadedModel], captures: list[CountingCapture]
+) -> tuple[dict[str, list[int]], list[TorchExecutor]]:
     arena = plan_arena(models[0].spec, 6 << 20)
     sizes = fit_sizes(CONFIG, models[0].spec, arena)
     executors = []
@@ -91,8 +92,15 @@ def answers(models: list[LoadedModel], captures: list[CountingCapture],
         executors.append(TorchExecutor(loaded.model, arena, sizes, capture=capture, **more))
     ranks = Threads(executors)
     ranks.together(lambda rank: rank.record_graphs())
-    core = EngineCore(vocab_size=models[0].spec.vocab_size, sizes=sizes, memory=Memory(arena),
-                      executor=ranks, clock=lambda: 0.0, seed=0, eos_ids=())  # type: ignore[arg-type]
+    core = EngineCore(
+        vocab_size=models[0].spec.vocab_size,
+        sizes=sizes,
+        memory=Memory(arena),
+        executor=ranks,
+        clock=lambda: 0.0,
+        seed=0,
+        eos_ids=(),
+    )  # type: ignore[arg-type]
     for name, (tokens, sampling) in ASKED.items():
         core.submit(Request(request_id=name, prompt_tokens=tokens, sampling=sampling))
     said: dict[str, list[int]] = {}

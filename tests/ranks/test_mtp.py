@@ -28,8 +28,11 @@ from weft.ranks.peers import Peers
 from weft.schedule.plan import StepPlan
 from weft.speculation.speculator import Speculator
 
-ASKED = {"a": (prompt(100, 1), replace(GREEDY, max_tokens=40)), "b": (prompt(30, 2), GREEDY),
-         "c": (prompt(20, 3), SAMPLED)}
+ASKED = {
+    "a": (prompt(100, 1), replace(GREEDY, max_tokens=40)),
+    "b": (prompt(30, 2), GREEDY),
+    "c": (prompt(20, 3), SAMPLED),
+}
 
 
 class Listening(Speculator):
@@ -47,8 +50,12 @@ class Listening(Speculator):
 Source = TypeVar("Source", bound=Speculator)
 
 
-def answers(peers: Peers | None, monkeypatch: pytest.MonkeyPatch, directory: Path = EMBEDDED,
-            make: Callable[[], Source] = Listening) -> tuple[Story, Source]:   # type: ignore[assignment]
+def answers(
+    peers: Peers | None,
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path = EMBEDDED,
+    make: Callable[[], Source] = Listening,
+) -> tuple[Story, Source]:  # type: ignore[assignment]
     source = make()
     monkeypatch.setattr(assembly, "make_drafter", lambda *more: source)
     assembled = engine(directory, peers=peers, speculate="mtp")
@@ -57,8 +64,7 @@ def answers(peers: Peers | None, monkeypatch: pytest.MonkeyPatch, directory: Pat
     return story, source
 
 
-def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two KV heads on four ranks, too: neighbours hold a copy of the head's."""
     expected, alone = answers(None, monkeypatch)
     assert alone.stats().sources["mtp"].accepted > 8
@@ -70,12 +76,14 @@ def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
 
 
 @pytest.mark.parametrize("name", ["glm5_next", "qwen4_exp"])
-def test_a_head_of_another_family_drafts_over_ranks(name: str, tmp_path: Path, two: Peers,
-                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_of_another_family_drafts_over_ranks(
+    name: str, tmp_path: Path, two: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heads of latent attention are divided; latents, indexes and joins are whole on every rank."""
     directory = with_head(tmp_path / name, name)
     (expected, alone), (story, source) = (
-        answers(peers, monkeypatch, directory, lambda: Drafting(2, dear=False)) for peers in (None, two))
+        answers(peers, monkeypatch, directory, lambda: Drafting(2, dear=False)) for peers in (None, two)
+    )
     assert story.tokens == expected.tokens
     assert source.offered == alone.offered
     assert source.stats().drafted == alone.stats().drafted > 10
@@ -116,7 +124,8 @@ def test_all_ranks_see_which_pages_are_new(two: Peers, monkeypatch: pytest.Monke
     assert any(plan.reservation.pages for plan in own)
     assert any(plan.reservation.frames for plan in own)
     assert [(plan.reservation.pages, plan.reservation.frames) for plan in plans] == [
-        (plan.reservation.pages, plan.reservation.frames) for plan in own]
+        (plan.reservation.pages, plan.reservation.frames) for plan in own
+    ]
 
 
 def test_a_rank_with_the_head_of_its_neighbour_shows(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:

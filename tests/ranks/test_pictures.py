@@ -20,16 +20,20 @@ from weft.request import PlacedPicture, Request
 def asked(name: str) -> list[Seeing]:
     """A video is among them where the model reads any."""
     mixed = (FLAT, CLIP, TALL) if name in TURNING else (FLAT, TALL, FLAT)
-    return [seeing(name, 70, (BIG,), 9, seed=1), seeing(name, 20, mixed, 12, seed=6),
-            seeing(name, 3, (SMALL,), 60, seed=2)]
+    return [
+        seeing(name, 70, (BIG,), 9, seed=1),
+        seeing(name, 20, mixed, 12, seed=6),
+        seeing(name, 3, (SMALL,), 60, seed=2),
+    ]
 
 
 def answers(assembled: Assembled, cases: list[Seeing]) -> list[tuple[list[int], int]]:
     """(tokens, cached tokens) of each."""
     core, tokens, cached = assembled.core, [[] for _ in cases], [0] * len(cases)
     for number, case in enumerate(cases):
-        core.submit(Request(request_id=str(number), prompt_tokens=case.tokens, sampling=SAMPLING,
-                            pictures=case.pictures))
+        core.submit(
+            Request(request_id=str(number), prompt_tokens=case.tokens, sampling=SAMPLING, pictures=case.pictures)
+        )
     while core.has_work:
         for event in core.step():
             tokens[int(event.request_id)].extend(event.tokens)
@@ -37,9 +41,10 @@ def answers(assembled: Assembled, cases: list[Seeing]) -> list[tuple[list[int], 
     return list(zip(tokens, cached, strict=True))
 
 
-@pytest.mark.parametrize(("name", "overlap"), [("lfm2_vl", "off"), ("qwen3_5_vl", "off"),
-                                               ("qwen3_5_vl", "on"), ("qwen3_5_moe_vl", "off"),
-                                               ("lfm3_vl", "off")])
+@pytest.mark.parametrize(
+    ("name", "overlap"),
+    [("lfm2_vl", "off"), ("qwen3_5_vl", "off"), ("qwen3_5_vl", "on"), ("qwen3_5_moe_vl", "off"), ("lfm3_vl", "off")],
+)
 def test_two_ranks_say_of_pictures_what_transformers_says(name: str, overlap: str, two: Peers) -> None:
     """Cold, from a cached prefix, after sleep, and encoded again after the rows were dropped on all ranks."""
     cases = asked(name)
@@ -54,8 +59,9 @@ def test_two_ranks_say_of_pictures_what_transformers_says(name: str, overlap: st
         for level in (1, 2) if (name, overlap) == ("qwen3_5_vl", "off") else ():
             sleeper.sleep(level)
             sleeper.wake_up()
-            assert answers(ranked, cases[1:2]) == [(first[1][0], 0)], "encoded again, the second time by a " \
-                "tower that was read again"
+            assert answers(ranked, cases[1:2]) == [(first[1][0], 0)], (
+                "encoded again, the second time by a tower that was read again"
+            )
         ranked.core.pictures.forget()
         encoded = ranked.core.pictures.stats().encoded
         other = [seeing(name, 71, (BIG,), 9, seed=4)]
@@ -78,6 +84,7 @@ def test_four_ranks_say_of_pictures_what_transformers_says(four: Peers) -> None:
 
 def test_rows_that_another_rank_has_wrong_are_noticed(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a rank computes with what it was sent."""
+
     def pieces(self: RankedPictures, picture: PlacedPicture) -> Iterator[None]:
         yield from self._own.pieces(picture)
         data, grids = self._own.encoded(picture.digest)

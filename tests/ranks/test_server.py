@@ -22,8 +22,14 @@ from tests.fleet.test_join import free_port, joining, joining_port, states
 from tests.fleet.test_resume import resumes
 from tests.server.running import RunningServer, eventually, running_server
 
-ASKED = {"model": "default", "prompt": [(7 * i * i + 3 * i) % 500 for i in range(70)], "max_tokens": 200,
-         "temperature": 0.8, "seed": 11, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+ASKED = {
+    "model": "default",
+    "prompt": [(7 * i * i + 3 * i) % 500 for i in range(70)],
+    "max_tokens": 200,
+    "temperature": 0.8,
+    "seed": 11,
+    "extra_body": {"return_token_ids": True, "ignore_eos": True},
+}
 START_S = 120.0
 BOTH_READY = {0: "ready", 1: "ready"}
 
@@ -35,8 +41,14 @@ def token(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(token: Path) -> Iterator[RunningServer]:
-    engine = {"model": str(checkpoint("lfm2")), "memory": "32MB", "threads": 1, "max_model_len": 512, "tp": 2,
-              "speculate": "off"}
+    engine = {
+        "model": str(checkpoint("lfm2")),
+        "memory": "32MB",
+        "threads": 1,
+        "max_model_len": 512,
+        "tp": 2,
+        "speculate": "off",
+    }
     settings = {"restarts": 10, "token": str(token), "listen_engines": f"127.0.0.1:{free_port()}"}
     with running_server("", engine=engine, server=settings) as one:
         yield one
@@ -46,7 +58,7 @@ def rank_pids(parent: int) -> list[int]:
     """Of the ranks below the process ``parent``, beside engine processes."""
     pids = []
     for child in psutil.Process(parent).children(recursive=True):
-        with contextlib.suppress(psutil.Error):   # it ended meanwhile
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
             pids += [child.pid] if any("rank_process" in word for word in child.cmdline()) else []
     return pids
 
@@ -72,7 +84,8 @@ def a_machine_that_joins_starts_its_own_ranks(server: RunningServer, machine: su
 
 
 def a_stream_goes_on_with_the_same_tokens_on_the_other_machine(
-        server: RunningServer, expected: list[int], machine: subprocess.Popen[str]) -> None:
+    server: RunningServer, expected: list[int], machine: subprocess.Popen[str]
+) -> None:
     """The rank beside the engine that computes is killed: of the server, or of the machine. A stream that was
     through before its kill shows nothing, and is asked for again."""
     before = resumes(server)

@@ -59,8 +59,9 @@ def test_a_convolution_cut_as_one_block_shows(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_tensor_that_is_wrongly_read_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     right = weights.shard_of
-    monkeypatch.setattr(weights, "shard_of", lambda tensor, place: (
-        None if tensor.name == "up_proj.weight" else right(tensor, place)))
+    monkeypatch.setattr(
+        weights, "shard_of", lambda tensor, place: None if tensor.name == "up_proj.weight" else right(tensor, place)
+    )
     with pytest.raises(CheckpointError, match=r"tensor model\.layers\.0\.mlp\.up_proj\.weight has shape"):
         load_ranks(checkpoint("qwen3_5"), 2)
 
@@ -68,8 +69,9 @@ def test_a_tensor_that_is_wrongly_read_whole_is_an_error(monkeypatch: pytest.Mon
 def test_fused_projections_are_divided_by_part() -> None:
     """Rank 1 of 2: the second half of q, of k and of v."""
     config = json.loads((checkpoint("qwen3_5") / "config.json").read_text())
-    [delta] = {mixer for mixer in rank_architecture(read_architecture(config), 2).mixers
-               if isinstance(mixer, GatedDelta)}
+    [delta] = {
+        mixer for mixer in rank_architecture(read_architecture(config), 2).mixers if isinstance(mixer, GatedDelta)
+    }
     fused, *_ = tensors.gated_delta(delta, 64)["project"]
     shard = shard_of(fused, RankPlace(1, 2))
     assert (fused.name, shard) == ("in_proj_qkv.weight", Shard(0, ((16, 16), (48, 16), (96, 32)), 128))

@@ -36,8 +36,16 @@ FAMILIES = ("qwen3_5", "granite")
 
 def stored(family: str, peers: Peers | None, store: Path, **changes: Any) -> Assembled:
     """Computing is said to be slow: a model of this size is computed sooner than read."""
-    assembled = engine(checkpoint(family), peers=peers, store=str(store), store_size="64MiB",
-                       store_reserve="1MiB", dtype="float32", speculate="off", **changes)
+    assembled = engine(
+        checkpoint(family),
+        peers=peers,
+        store=str(store),
+        store_size="64MiB",
+        store_reserve="1MiB",
+        dtype="float32",
+        speculate="off",
+        **changes,
+    )
     assert assembled.core.store is not None
     assembled.core.store.prices.stepped(Work(prefill_tokens=64, pairs=0, decodes=0, context=0), 100.0)
     return assembled
@@ -49,8 +57,9 @@ def ask(assembled: Assembled, name: str = "a") -> Story:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_after_a_restart_the_prefix_of_both_ranks_is_a_hit(family: str, overlap: str, two: Peers,
-                                                            tmp_path: Path) -> None:
+def test_after_a_restart_the_prefix_of_both_ranks_is_a_hit(
+    family: str, overlap: str, two: Peers, tmp_path: Path
+) -> None:
     """The restored logits are those of a prefix in memory, bit for bit."""
     before = stored(family, two, tmp_path / "store", overlap=overlap)
     cold, warm = ask(before), ask(before)
@@ -92,8 +101,7 @@ def test_a_damaged_part_of_one_rank_is_computed_by_both(two: Peers, tmp_path: Pa
     assert again.tokens == cold.tokens
 
 
-def test_a_part_that_a_rank_does_not_load_shows(two: Peers, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_a_rank_does_not_load_shows(two: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: if rank 1 never sees its buffers' bytes, the logits differ."""
     before = stored("qwen3_5", two, tmp_path / "store")
     ask(before)
@@ -142,8 +150,7 @@ def test_kill_9_of_both_ranks_loses_nothing_that_was_durable(two: Peers, tmp_pat
     assert process.returncode == -signal.SIGKILL
     assert verify(store, lambda done, total: None).good
     answers = dict(map(json.loads, lines))
-    core = store_life.engine(checkpoint("lfm2"), shutil.copytree(store, tmp_path / "copy"),
-                             ranks=2, peers=two)
+    core = store_life.engine(checkpoint("lfm2"), shutil.copytree(store, tmp_path / "copy"), ranks=2, peers=two)
     tokens, cached = store_life.answer(core, 0)
     core.close()
     assert cached >= 384, "the first prompt was durable when the processes died"
@@ -158,14 +165,21 @@ class Steps:
     steps_computed: int = 0
 
     def fence(self) -> StepFence:
-        return StepFence(self, self.begun + 1)   # type: ignore[arg-type]
+        return StepFence(self, self.begun + 1)  # type: ignore[arg-type]
 
 
 def test_a_piece_is_used_again_only_behind_a_step_that_every_rank_began_after_it_was_freed() -> None:
     steps, said = Steps(), []
     room = HostRoom(HostBuffer(64 << 10, None), steps.fence)
-    buffers = SharedBuffers(4096, 4096, limit_bytes=64 << 10, ranks=2, room=room, tell=said.append,
-                            share=lambda message, descriptor: said.append((message, descriptor is None)))
+    buffers = SharedBuffers(
+        4096,
+        4096,
+        limit_bytes=64 << 10,
+        ranks=2,
+        room=room,
+        tell=said.append,
+        share=lambda message, descriptor: said.append((message, descriptor is None)),
+    )
     first = buffers.add(3)
     assert said == [(RankBuffer(first, 3, 0), True)]
     steps.begun = 7

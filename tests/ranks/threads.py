@@ -41,14 +41,25 @@ class ThreadCollectives:
         return x.copy_(self.gather(x)[0])
 
 
-def load_ranks(directory: Path, size: int, *, by_expert: bool = False,
-               caches: Sequence[WeightsCache | None] | None = None, **more: object) -> list[LoadedModel]:
+def load_ranks(
+    directory: Path,
+    size: int,
+    *,
+    by_expert: bool = False,
+    caches: Sequence[WeightsCache | None] | None = None,
+    **more: object,
+) -> list[LoadedModel]:
     """``caches``: of packed weights, one for each rank."""
     board, barrier = [torch.empty(0)] * size, threading.Barrier(size, timeout=60)
-    return [load_model(directory, ranks=RankGroup(RankPlace(rank, size, by_expert),
-                                                  ThreadCollectives(rank, board, barrier)),  # type: ignore[arg-type]
-                       weights_cache=None if caches is None else caches[rank], **more)
-            for rank in range(size)]
+    return [
+        load_model(
+            directory,
+            ranks=RankGroup(RankPlace(rank, size, by_expert), ThreadCollectives(rank, board, barrier)),  # type: ignore[arg-type]
+            weights_cache=None if caches is None else caches[rank],
+            **more,
+        )
+        for rank in range(size)
+    ]
 
 
 def logits_of(models: list[LoadedModel]) -> torch.Tensor:

@@ -69,8 +69,12 @@ def main() -> int:
         directory = write_model_directory(Path(folder))
         (directory / "config.json").write_text("{}")
         engine = {"model": str(directory), "max_num_seqs": 4}
-        server = RunningServer("tests.server.scripted_engine:build_paced", engine,
-                               {"ray": cluster.address, "replicas": "2..3"}, "Ctrl-C finishes")
+        server = RunningServer(
+            "tests.server.scripted_engine:build_paced",
+            engine,
+            {"ray": cluster.address, "replicas": "2..3"},
+            "Ctrl-C finishes",
+        )
         try:
             check("two replicas join", lambda: ready(server) == 2)
             check("Ray placed them on two nodes", lambda: len(nodes_in_use()) == 2)
@@ -84,17 +88,18 @@ def main() -> int:
                 return await singing
 
             answers = asyncio.run(lose_a_node())
-            check("streams of the lost node went on with the same tokens",
-                  lambda: [text[:len(one)] for text, one in zip(answers, undisturbed, strict=True)]
-                  == undisturbed, 0)
+            check(
+                "streams of the lost node went on with the same tokens",
+                lambda: [text[: len(one)] for text, one in zip(answers, undisturbed, strict=True)] == undisturbed,
+                0,
+            )
             check("the replica is placed on another node", lambda: ready(server) == 2)
             check("on nodes that live", lambda: lost.node_id not in nodes_in_use() and len(groups()) == 2)
             cluster.add_node(num_cpus=1)
 
             async def queue_up() -> list[str]:
                 singing = asyncio.create_task(sung(server, QUEUED, max_tokens=4 * TOKENS))
-                await asyncio.to_thread(check, "a long queue brings a third replica",
-                                        lambda: ready(server) == 3)
+                await asyncio.to_thread(check, "a long queue brings a third replica", lambda: ready(server) == 3)
                 return await singing
 
             queued = asyncio.run(queue_up())

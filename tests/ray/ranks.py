@@ -23,9 +23,12 @@ from tests.server.running import ROOT, RunningServer
 
 def ranks_on_this_machine() -> set[int]:
     """Of the actors of the cluster, whose nodes are all processes here."""
-    return {child for process in psutil.process_iter(["cmdline"])
-            if "weft.fleet.ray_member" in (process.info["cmdline"] or ())
-            for child in rank_pids(process.pid)}
+    return {
+        child
+        for process in psutil.process_iter(["cmdline"])
+        if "weft.fleet.ray_member" in (process.info["cmdline"] or ())
+        for child in rank_pids(process.pid)
+    }
 
 
 def main() -> int:
@@ -35,13 +38,21 @@ def main() -> int:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     small, *large = [cluster.add_node(num_cpus=cpus) for cpus in (1, 2, 2)]
     ray.init(address=cluster.address, namespace="weft", log_to_driver=False)
-    engine = {"model": str(checkpoint("lfm2")), "memory": "32MB", "threads": 1, "max_model_len": 512, "tp": 2,
-              "speculate": "off"}
+    engine = {
+        "model": str(checkpoint("lfm2")),
+        "memory": "32MB",
+        "threads": 1,
+        "max_model_len": 512,
+        "tp": 2,
+        "speculate": "off",
+    }
     server = RunningServer("", engine, {"ray": cluster.address, "replicas": "2"}, "Ctrl-C finishes")
     try:
         check("two replicas of two ranks join", lambda: ready(server) == 2)
-        check("each on a node with room for both ranks",
-              lambda: nodes_in_use() == {node.node_id for node in large} and len(groups()) == 2)
+        check(
+            "each on a node with room for both ranks",
+            lambda: nodes_in_use() == {node.node_id for node in large} and len(groups()) == 2,
+        )
         check("no rank is on the small node", lambda: small.node_id not in nodes_in_use(), 0)
         before = ranks_on_this_machine()
         check("each engine started one rank beside itself", lambda: len(before) == 2, 0)
@@ -52,11 +63,13 @@ def main() -> int:
             for rank in before - killed:
                 os.kill(rank, signal.SIGKILL)
                 killed.add(rank)
-        check("both ranks were killed in a stream, and it resumed", lambda: killed == before
-              and resumes(server) > 0, 0)
+        check("both ranks were killed in a stream, and it resumed", lambda: killed == before and resumes(server) > 0, 0)
         check("its tokens are those of an undisturbed run", lambda: tokens == expected, 0)
-        check("both replicas have ranks again", lambda: ready(server) == 2 and
-              len(ranks_on_this_machine() - before) == 2, 90)
+        check(
+            "both replicas have ranks again",
+            lambda: ready(server) == 2 and len(ranks_on_this_machine() - before) == 2,
+            90,
+        )
     finally:
         server.interrupt()
         code = server.exit_code(60)

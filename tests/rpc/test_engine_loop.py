@@ -79,8 +79,7 @@ class Loop:
         return [self._submitted[reply.number] for reply in report.replies if reply.refusal is None]
 
     def refused(self, report: StepReport) -> dict[str, Refusal]:
-        return {self._submitted[reply.number]: reply.refusal for reply in report.replies
-                if reply.refusal is not None}
+        return {self._submitted[reply.number]: reply.refusal for reply in report.replies if reply.refusal is not None}
 
     def reports(self, until: str) -> list[StepReport]:
         """Up to the one that ends the request ``until``."""
@@ -122,8 +121,9 @@ def test_a_request_is_accepted_before_its_first_token_and_a_step_is_one_message(
     loop.submit("a", PROMPT, 40)
     loop.submit("b", PROMPT, 40)
     reports = loop.reports(until="b")
-    news = [name for report in reports
-            for name in (*loop.accepted(report), *(event.request_id for event in report.events))]
+    news = [
+        name for report in reports for name in (*loop.accepted(report), *(event.request_id for event in report.events))
+    ]
     assert news.index("a") == 0
     assert sum(len(report.events) for report in reports) == 80
     assert max(len(report.events) for report in reports) == 2

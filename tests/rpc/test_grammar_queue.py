@@ -20,8 +20,9 @@ from weft.text.grammars import regex_grammar
 
 
 def constrained(name: str, grammar: Grammar) -> Request:
-    return Request(request_id=name, prompt_tokens=PROMPT,
-                   sampling=SamplingParams(temperature=0, max_tokens=4, grammar=grammar))
+    return Request(
+        request_id=name, prompt_tokens=PROMPT, sampling=SamplingParams(temperature=0, max_tokens=4, grammar=grammar)
+    )
 
 
 class SlowCompiler(GrammarCompiler):
@@ -60,8 +61,7 @@ def test_others_run_while_a_grammar_is_compiled(slow: tuple[Loop, SlowCompiler])
     assert accepted == ["held"]
 
 
-def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
-        slow: tuple[Loop, SlowCompiler]) -> None:
+def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
     compiler.go.set()
     loop.send(constrained("bad", regex_grammar("(a", field="guided_regex")))
@@ -70,8 +70,7 @@ def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
     assert "unclosed" in refusal.message
 
 
-def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
-        slow: tuple[Loop, SlowCompiler]) -> None:
+def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
     loop.send(constrained("gone", regex_grammar("a+", field="f")))
     assert compiler.started.wait(10)
@@ -81,8 +80,10 @@ def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
     compiler.go.set()
     loop.submit("last", PROMPT, 4)
     reports += loop.reports(until="last")
-    news = {*(name for report in reports for name in loop.accepted(report)),
-            *(event.request_id for report in reports for event in report.events)}
+    news = {
+        *(name for report in reports for name in loop.accepted(report)),
+        *(event.request_id for report in reports for event in report.events),
+    }
     assert news == {"free", "last"}
 
 

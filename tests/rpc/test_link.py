@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import ConfigError
-from weft.rpc.link import (
-    LINK_VERSION,
-    Hello,
-    LinkKeys,
-    new_token,
-    read_or_create_token,
-    read_token,
-    tcp_address,
-)
+from weft.rpc.link import LINK_VERSION, Hello, LinkKeys, new_token, read_or_create_token, read_token, tcp_address
 from weft.rpc.listener import refusal_of
 from weft.server.config import ServerConfig
 
@@ -30,9 +22,15 @@ def test_a_token_is_created_once_and_private(tmp_path: Path) -> None:
     assert read_token(str(file)) == token
 
 
-@pytest.mark.parametrize(("text", "mode", "said"), [
-    ("x" * 43, 0o640, "mode 0640"), ("x" * 43, 0o604, "chmod 600"), ("short", 0o600, "it has 5 characters"),
-    ("\n", 0o600, "0 characters")])
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("x" * 43, 0o640, "mode 0640"),
+        ("x" * 43, 0o604, "chmod 600"),
+        ("short", 0o600, "it has 5 characters"),
+        ("\n", 0o600, "0 characters"),
+    ],
+)
 def test_a_token_that_cannot_be_used_is_refused(tmp_path: Path, text: str, mode: int, said: str) -> None:
     file = tmp_path / "token"
     file.write_text(text)
@@ -57,11 +55,17 @@ def test_keys_follow_from_the_token_and_differ_by_role() -> None:
     assert keys.server.public != LinkKeys.of(new_token()).server.public
 
 
-@pytest.mark.parametrize(("settings", "param"), [
-    ({"listen_engines": "0.0.0.0:8100"}, "--token"), ({"listen_engines": "127.0.0.1:8100"}, "--token"),
-    ({"token": "file"}, "--listen-engines"), ({"replicas": "0"}, "--replicas"),
-    ({"listen_engines": "8100", "token": "file"}, "--listen-engines"),
-    ({"listen_engines": "host:99999", "token": "file"}, "--listen-engines")])
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"listen_engines": "0.0.0.0:8100"}, "--token"),
+        ({"listen_engines": "127.0.0.1:8100"}, "--token"),
+        ({"token": "file"}, "--listen-engines"),
+        ({"replicas": "0"}, "--replicas"),
+        ({"listen_engines": "8100", "token": "file"}, "--listen-engines"),
+        ({"listen_engines": "host:99999", "token": "file"}, "--listen-engines"),
+    ],
+)
 def test_nothing_listens_for_engines_without_a_token(settings: dict[str, object], param: str) -> None:
     with pytest.raises(ConfigError) as refused:
         ServerConfig(**settings).check()  # type: ignore[arg-type]

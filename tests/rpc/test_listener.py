@@ -40,8 +40,14 @@ encode = msgspec.msgpack.encode
 
 
 def hello(agent: str = "agent", attempt: int = 1, **more: object) -> Hello:
-    values: dict[str, object] = {"link_version": LINK_VERSION, "weft_version": metadata.version("weft"),
-                                 "agent": agent, "attempt": attempt, "host": "far", **more}
+    values: dict[str, object] = {
+        "link_version": LINK_VERSION,
+        "weft_version": metadata.version("weft"),
+        "agent": agent,
+        "attempt": attempt,
+        "host": "far",
+        **more,
+    }
     return Hello(**values)  # type: ignore[arg-type]
 
 
@@ -51,8 +57,7 @@ class Listening:
     def __init__(self) -> None:
         self.connections: list[AgentConnection] = []
         self.leaving: list[AgentConnection] = []
-        self.listener = LinkListener("tcp://127.0.0.1:0", KEYS, on_hello=self._on_hello,
-                                     on_leaving=self.leaving.append)
+        self.listener = LinkListener("tcp://127.0.0.1:0", KEYS, on_hello=self._on_hello, on_leaving=self.leaving.append)
         self.context = zmq.Context()
 
     def _on_hello(self, hello: Hello, connection: AgentConnection) -> int:
@@ -151,7 +156,8 @@ async def test_messages_that_a_cut_network_held_back_reach_no_later_connection(l
 
 
 async def test_an_end_that_does_not_read_loses_its_connection_and_not_a_message(
-        listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(socket: LoopSocket, parts: list[bytes]) -> None:
         raise zmq.Again
 

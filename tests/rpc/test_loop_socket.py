@@ -22,8 +22,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
         yield one, other
 
 
-async def test_messages_that_cross_are_all_received(
-        pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+async def test_messages_that_cross_are_all_received(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     """Each send may swallow the sign that a message has arrived."""
     one, other = map(LoopSocket, pair)
 
@@ -68,8 +67,7 @@ async def test_a_burst_gives_others_a_turn(pair: tuple[zmq.Socket[bytes], zmq.So
     end.close()
 
 
-async def test_a_wait_that_is_cancelled_loses_no_message(
-        pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+async def test_a_wait_that_is_cancelled_loses_no_message(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     one, other = map(LoopSocket, pair)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(one.receive(), 0.05)

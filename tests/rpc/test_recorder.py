@@ -35,13 +35,24 @@ def core(tmp_path: Path) -> EngineCore:
 
 
 def make(core: EngineCore, file: Path, limit_bytes: int = 10**6, *, has_tokens: bool = False) -> Recorder:
-    return Recorder(file, core, model="scripted", snapshots="auto", limit_bytes=limit_bytes,
-                    clock=time.monotonic, has_tokens=has_tokens)
+    return Recorder(
+        file,
+        core,
+        model="scripted",
+        snapshots="auto",
+        limit_bytes=limit_bytes,
+        clock=time.monotonic,
+        has_tokens=has_tokens,
+    )
 
 
 def ask(core: EngineCore, recorder: Recorder, name: str, prompt: str = PROMPT, **fields: object) -> None:
-    request = Request(request_id=name, prompt_tokens=list(prompt.encode()), sampling=SamplingParams(
-        temperature=0.0, max_tokens=6, n=int(fields.pop("n", 1))), **fields)
+    request = Request(
+        request_id=name,
+        prompt_tokens=list(prompt.encode()),
+        sampling=SamplingParams(temperature=0.0, max_tokens=6, n=int(fields.pop("n", 1))),
+        **fields,
+    )
     core.submit(request)
     recorder.accepted(request)
 
@@ -94,15 +105,14 @@ def test_tokens_are_in_the_file_where_the_operator_asked_for_them(core: EngineCo
     recording = read(tmp_path / "r.jsonl")
     [tokens], [one] = recording.texts, recording.traffic.requests
     assert tokens is not None
-    assert tokens[:one.prompt_tokens].tolist() == list(PROMPT.encode())
+    assert tokens[: one.prompt_tokens].tolist() == list(PROMPT.encode())
     assert tokens.size == one.prompt_tokens + 6
     assert "tenant-7" not in (tmp_path / "r.jsonl").read_text()
     with pytest.raises(ConfigError, match=r"server\.record_tokens needs --record"):
         ServerConfig(record_tokens=True).recording()
 
 
-def test_a_client_that_left_before_the_first_token_is_a_line_with_the_time(
-        core: EngineCore, tmp_path: Path) -> None:
+def test_a_client_that_left_before_the_first_token_is_a_line_with_the_time(core: EngineCore, tmp_path: Path) -> None:
     recorder = make(core, tmp_path / "r.jsonl")
     ask(core, recorder, "a")
     recorder.cancelled("a", None)
@@ -115,7 +125,8 @@ def test_a_client_that_left_before_the_first_token_is_a_line_with_the_time(
 
 
 def test_the_file_ends_at_its_limit_and_serving_goes_on(
-        core: EngineCore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core: EngineCore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder = make(core, tmp_path / "r.jsonl", limit_bytes=2500)
     with caplog.at_level(logging.WARNING, "weft.server"):
         for at in range(20):
@@ -128,7 +139,8 @@ def test_the_file_ends_at_its_limit_and_serving_goes_on(
 
 
 def test_a_thread_that_falls_behind_drops_lines_and_counts_them(
-        core: EngineCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core: EngineCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder_module, "_QUEUE_MAX", 2)
     go_on = threading.Event()
     write = recorder_module._Writer.write
@@ -151,8 +163,9 @@ def test_a_thread_that_falls_behind_drops_lines_and_counts_them(
     assert recording.dropped >= 12 - len(recording.traffic)
 
 
-def test_steps_are_thinned_the_longer_it_runs(core: EngineCore, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_thinned_the_longer_it_runs(
+    core: EngineCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder_module, "_STEPS_A_LINE", 4)
     monkeypatch.setattr(recorder_module, "_STEPS_BEFORE_THINNING", 16)
     recorder = make(core, tmp_path / "r.jsonl")
@@ -211,7 +224,8 @@ def test_the_engine_s_loop_records_what_it_serves(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_once_and_later_lines_are_tried(
-        core: EngineCore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core: EngineCore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The limit on file sizes fails as a full disk does: after half a line."""
     file = tmp_path / "r.jsonl"
     recorder = make(core, file)

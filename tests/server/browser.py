@@ -19,12 +19,27 @@ class Browser:
         read_end, self._commands = os.pipe()
         self._answers, write_end = os.pipe()
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{read_end} 4>&{write_end}', program, "--headless",
-             "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--disable-sync",
-             "--disable-component-update", f"--window-size={width},800", f"--user-data-dir={profile}",
-             "--remote-debugging-pipe", "about:blank"], pass_fds=(read_end, write_end),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                "bash",
+                "-c",
+                f'exec "$0" "$@" 3<&{read_end} 4>&{write_end}',
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-sync",
+                "--disable-component-update",
+                f"--window-size={width},800",
+                f"--user-data-dir={profile}",
+                "--remote-debugging-pipe",
+                "about:blank",
+            ],
+            pass_fds=(read_end, write_end),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(read_end)
         os.close(write_end)
         self._numbers = itertools.count(1)
@@ -32,8 +47,9 @@ class Browser:
         target = next(one for one in self._ask("Target.getTargets")["targetInfos"] if one["type"] == "page")
         attached = self._ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1,
-                  mobile=width < 600)
+        self._ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def open(self, url: str) -> None:
         self._ask("Page.navigate", url=url)
@@ -64,9 +80,11 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """With the mouse, so the page may do what needs a user."""
-        x, y = self.run(f"(() => {{ const one = document.querySelector({selector!r}); one.scrollIntoView(); "
-                        "const box = one.getBoundingClientRect(); "
-                        "return [box.x + box.width / 2, box.y + box.height / 2]; })()")
+        x, y = self.run(
+            f"(() => {{ const one = document.querySelector({selector!r}); one.scrollIntoView(); "
+            "const box = one.getBoundingClientRect(); "
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
         for kind in ("mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

@@ -17,8 +17,9 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest, model_directory: Path,
-           tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(
+    request: pytest.FixtureRequest, model_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     factory = getattr(request.module, "FACTORY", "build")
     engine = {"model": str(model_directory), **getattr(request.module, "ENGINE", {})}
     names = str(tmp_path_factory.mktemp("names") / "names.json")

@@ -7,7 +7,7 @@ import json
 import sys
 
 if __name__ == "__main__":
-    gc.disable()   # until it serves (``host.end_start``): what imports make stays, and is a sixth of a start
+    gc.disable()  # until it serves (``host.end_start``): what imports make stays, and is a sixth of a start
 
     from weft.config import EngineConfig
     from weft.rpc.client import ASSEMBLE
@@ -15,7 +15,12 @@ if __name__ == "__main__":
     from weft.server.launch import serve
 
     given = json.loads(sys.argv[1])
-    server = {key: tuple(value) if isinstance(value, list) else value
-              for key, value in given["server"].items()}
-    sys.exit(serve(EngineConfig(**given["engine"]), ServerConfig(**server), given.get("models", ()),
-                   factory=given["factory"] or ASSEMBLE))
+    server = {key: tuple(value) if isinstance(value, list) else value for key, value in given["server"].items()}
+    sys.exit(
+        serve(
+            EngineConfig(**given["engine"]),
+            ServerConfig(**server),
+            given.get("models", ()),
+            factory=given["factory"] or ASSEMBLE,
+        )
+    )

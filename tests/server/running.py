@@ -35,14 +35,33 @@ def _fork_server(variables: frozenset[tuple[str, str]]) -> ForkServer:
 class RunningServer:
     """``url`` once it serves. ``lines`` is what it printed."""
 
-    def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str,
-                 path: tuple[Path, ...] = (), models: tuple[str, ...] = (),
-                 environment: dict[str, str] | None = None) -> None:
-        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
-                       "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
-                       "HF_HUB_OFFLINE": "1", **(environment or {})}
-        arguments = json.dumps({"factory": factory, "engine": engine, "models": models, "server": {
-            "port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server}})
+    def __init__(
+        self,
+        factory: str,
+        engine: dict[str, Any],
+        server: dict[str, Any],
+        wait_for: str,
+        path: tuple[Path, ...] = (),
+        models: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        variables = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "HF_HUB_OFFLINE": "1",
+            **(environment or {}),
+        }
+        arguments = json.dumps(
+            {
+                "factory": factory,
+                "engine": engine,
+                "models": models,
+                "server": {"port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server},
+            }
+        )
         variables.pop("PYTEST_CURRENT_TEST", None)
         self._own_forks = ForkServer(IMPORTED, variables) if path or environment else None
         forks = self._own_forks or _fork_server(frozenset(variables.items()))
@@ -135,16 +154,28 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(factory: str, *, engine: dict[str, Any] | None = None,
-                   server: dict[str, Any] | None = None,
-                   wait_for: str = "Ctrl-C finishes", path: tuple[Path, ...] = (),
-                   models: tuple[str, ...] = (),
-                   environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
+def running_server(
+    factory: str,
+    *,
+    engine: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    wait_for: str = "Ctrl-C finishes",
+    path: tuple[Path, ...] = (),
+    models: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[RunningServer]:
     """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py. ``path``: where
     its Python looks first. ``models``: of a server with several. ``environment``: more variables; no server
     of a test reaches a hub unless they say so."""
-    running = RunningServer(factory and f"tests.server.scripted_engine:{factory}", engine or {}, server or {},
-                            wait_for, path, models, environment)
+    running = RunningServer(
+        factory and f"tests.server.scripted_engine:{factory}",
+        engine or {},
+        server or {},
+        wait_for,
+        path,
+        models,
+        environment,
+    )
     try:
         yield running
     finally:

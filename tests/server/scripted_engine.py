@@ -62,13 +62,14 @@ CHAT_TEMPLATE = (
     "{%- if not loop.last or message.role != 'assistant' or not add_generation_prompt %}{{ '' }}{% endif -%}"
     "{%- endfor -%}"
     "{%- if shout is defined and shout %}LOUD{% endif -%}"
-    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}")
-_SPEC = ModelSpec("scripted", VOCAB_SIZE, 64, MAX_MODEL_LEN, "float32",
-                  (attention(1, 16), gated_delta(1, 1, 16, 16, 4)))
+    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}"
+)
+_SPEC = ModelSpec(
+    "scripted", VOCAB_SIZE, 64, MAX_MODEL_LEN, "float32", (attention(1, 16), gated_delta(1, 1, 16, 16, 4))
+)
 
 
-def write_model_directory(directory: Path, *, template: str = CHAT_TEMPLATE,
-                          markers: tuple[str, ...] = ()) -> Path:
+def write_model_directory(directory: Path, *, template: str = CHAT_TEMPLATE, markers: tuple[str, ...] = ()) -> Path:
     """Tokenizer and chat template; no weights, as no scripted engine reads any. ``markers`` are special
     tokens besides the three."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -81,8 +82,7 @@ def write_model_directory(directory: Path, *, template: str = CHAT_TEMPLATE,
     assert [backend.token_to_id(name) for name in specials] == [EOS, USER, ASSISTANT]
     backend.enable_truncation(5)  # as some snapshots carry; weft must not apply it
     backend.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps(
-        {"eos_token": "<|end|>", "chat_template": template}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": template}))
     return directory
 
 
@@ -101,7 +101,7 @@ class AnsweringExecutor:
             del self._rows[row]
         for admission in plan.admissions:
             tokens = admission.tokens.tolist()
-            self._rows[admission.row] = (admission, tokens, self._script(tokens[:admission.prompt_tokens]))
+            self._rows[admission.row] = (admission, tokens, self._script(tokens[: admission.prompt_tokens]))
         chosen = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs, prompt_logprobs, pooled = {}, {}, {}
         verified: dict[int, tuple[int, ...]] = {}
@@ -110,12 +110,17 @@ class AnsweringExecutor:
             if run in plan.prompt_logprob_runs:
                 top = admission.sampling.prompt_logprobs
                 end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
-                prompt_logprobs[run] = [scripted_logprobs(tokens[at + 1], at, top)
-                                        for at in range(int(plan.starts[run]), end)]
+                prompt_logprobs[run] = [
+                    scripted_logprobs(tokens[at + 1], at, top) for at in range(int(plan.starts[run]), end)
+                ]
             if run in plan.pooled_runs:
-                known = tokens[:int(plan.starts[run] + plan.lengths[run])]
-                pooled[run] = pooled_parts(list(accumulate(known, digest, initial=EMPTY))[1:],
-                                           int(plan.starts[run]), int(plan.lengths[run]), admission.pooling)
+                known = tokens[: int(plan.starts[run] + plan.lengths[run])]
+                pooled[run] = pooled_parts(
+                    list(accumulate(known, digest, initial=EMPTY))[1:],
+                    int(plan.starts[run]),
+                    int(plan.lengths[run]),
+                    admission.pooling,
+                )
             if run in plan.verify_runs:
                 first = int(plan.lengths[:run].sum())
                 drafts = [*plan.tokens[first + 1 : first + int(plan.lengths[run])].tolist(), PAD]
@@ -132,8 +137,9 @@ class AnsweringExecutor:
                 chosen[run] = token
                 if admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
-        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
-                          verified=verified, pooled=pooled)
+        return StepResult(
+            tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, verified=verified, pooled=pooled
+        )
 
     def transfers_done(self, step: int) -> bool:
         return True
@@ -169,8 +175,9 @@ class AnsweringExecutor:
         return token
 
 
-def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: float = 0.0,
-          caches: bool = False) -> Assembled:
+def build(
+    config: EngineConfig, *, on_progress: Callable[[str], None], step_s: float = 0.0, caches: bool = False
+) -> Assembled:
     assert config.model is not None
     directory = Path(config.model)
     on_progress("reading the script")
@@ -184,15 +191,38 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     sandbox = GrammarSandbox(read_tokenizer, (EOS,), seconds=config.grammar_seconds, memory_bytes=256 << 20)
     grammars = GrammarCompiler(read_tokenizer, (EOS,), vocab_size, sandbox)
     memory = Memory(arena, cache=caches)
-    core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=memory,
-                      executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
-                      eos_ids=(EOS,), drafter=_drafter(config))
+    core = EngineCore(
+        vocab_size=vocab_size,
+        sizes=sizes,
+        grammars=grammars,
+        memory=memory,
+        executor=AnsweringExecutor(backend, step_s),
+        clock=time.monotonic,
+        seed=config.seed,
+        eos_ids=(EOS,),
+        drafter=_drafter(config),
+    )
     info = ModelInfo(
-        name="scripted", directory=str(directory), family="scripted", layers="1 attention, 1 gated delta",
-        vocab_size=vocab_size, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
-        kernels="no", sizes=sizes, memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
-        notes=["a note about what was shrunk"], eos_ids=[EOS], generation_defaults={"temperature": 0.0},
-        identity={"tokenizer": file_digest(directory / "tokenizer.json")}, hidden_size=WIDTH, score_labels=1)
+        name="scripted",
+        directory=str(directory),
+        family="scripted",
+        layers="1 attention, 1 gated delta",
+        vocab_size=vocab_size,
+        dtype="float32",
+        weights_bytes=0,
+        load_s=0.1,
+        device="cpu",
+        threads=1,
+        kernels="no",
+        sizes=sizes,
+        memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
+        notes=["a note about what was shrunk"],
+        eos_ids=[EOS],
+        generation_defaults={"temperature": 0.0},
+        identity={"tokenizer": file_digest(directory / "tokenizer.json")},
+        hidden_size=WIDTH,
+        score_labels=1,
+    )
     return Assembled(core, info)
 
 
@@ -270,8 +300,7 @@ class _Forgetful(EngineCore):
     def submit(self, request: Request) -> None:
         if request.resumption is not None and request.cache_salt == "forget":
             [tokens] = request.resumption.answers.values()
-            request = msgspec.structs.replace(request, prompt_tokens=[*request.prompt_tokens, *tokens],
-                                              resumption=None)
+            request = msgspec.structs.replace(request, prompt_tokens=[*request.prompt_tokens, *tokens], resumption=None)
         super().submit(request)
 
 

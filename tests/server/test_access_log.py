@@ -16,8 +16,11 @@ KEY = {"Authorization": "Bearer secret-key"}
 
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
-    with running_server("build", engine={"model": str(model_directory)},
-                        server={"access_log": "json", "api_key": ["secret-key"], "replicas": "2"}) as running:
+    with running_server(
+        "build",
+        engine={"model": str(model_directory)},
+        server={"access_log": "json", "api_key": ["secret-key"], "replicas": "2"},
+    ) as running:
         yield running
 
 
@@ -26,8 +29,13 @@ def test_every_query_of_the_dashboard_names_a_metric_of_the_server(server: Runni
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"weft:(\w+)", query)}
     assert len(asked) > 15
-    assert asked >= {"store_bytes", "store_writes_total", "store_uploads_waiting", "store_uploads_total",
-                     "store_unreachable_seconds_total"}
+    assert asked >= {
+        "store_bytes",
+        "store_writes_total",
+        "store_uploads_waiting",
+        "store_uploads_total",
+        "store_unreachable_seconds_total",
+    }
     server.client(api_key="secret-key").completions.create(model="default", prompt="say:a")
 
     def missing() -> set[str]:
@@ -48,7 +56,9 @@ def test_each_request_is_a_json_object_without_keys_and_texts(server: RunningSer
     text = server.rest_of_output()
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     assert [(one["method"], one["path"], one["status"]) for one in lines][-2:] == [
-        ("POST", "/v1/completions", 200), ("GET", "/v1/models/wrong", 404)]
+        ("POST", "/v1/completions", 200),
+        ("GET", "/v1/models/wrong", 404),
+    ]
     assert set(lines[0]) == {"time", "client", "method", "path", "status"}
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", lines[0]["time"])
     assert not re.search("secret-key|private|in-the-query", text)

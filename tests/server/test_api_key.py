@@ -16,8 +16,21 @@ from weft.server.tenants import Keys
 SERVER = {"api_key": ["first-key", "second-key"]}
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/load", "/ping", "/nowhere",
-                                  "/tokenize", "/v1/completions", "//health", "/health/"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/metrics",
+        "/version",
+        "/load",
+        "/ping",
+        "/nowhere",
+        "/tokenize",
+        "/v1/completions",
+        "//health",
+        "/health/",
+    ],
+)
 def test_without_a_key_nothing_is_answered(server: RunningServer, path: str) -> None:
     response = server.get(path)
     assert response.status_code == 401
@@ -27,14 +40,18 @@ def test_without_a_key_nothing_is_answered(server: RunningServer, path: str) -> 
     assert "x-request-id" in response.headers
 
 
-@pytest.mark.parametrize(("headers", "status", "kind", "said"), [
-    ({}, 401, "authentication_error", "x-api-key: KEY"),
-    ({"x-api-key": "wrong"}, 401, "authentication_error", "not one of the server's"),
-    ({"x-api-key": "first-key", "Origin": "http://evil.example"}, 403, "permission_error", "evil.example"),
-    ({"x-api-key": "first-key", "Host": "evil.example"}, 421, "permission_error", "--allowed-host"),
-])
+@pytest.mark.parametrize(
+    ("headers", "status", "kind", "said"),
+    [
+        ({}, 401, "authentication_error", "x-api-key: KEY"),
+        ({"x-api-key": "wrong"}, 401, "authentication_error", "not one of the server's"),
+        ({"x-api-key": "first-key", "Origin": "http://evil.example"}, 403, "permission_error", "evil.example"),
+        ({"x-api-key": "first-key", "Host": "evil.example"}, 421, "permission_error", "--allowed-host"),
+    ],
+)
 def test_a_refusal_at_the_gate_has_the_shape_of_its_path(
-        server: RunningServer, headers: dict[str, str], status: int, kind: str, said: str) -> None:
+    server: RunningServer, headers: dict[str, str], status: int, kind: str, said: str
+) -> None:
     response = server.post("/v1/messages", headers=headers, content=b"")
     assert response.status_code == status
     body = response.json()
@@ -43,8 +60,18 @@ def test_a_refusal_at_the_gate_has_the_shape_of_its_path(
     assert body["request_id"] == response.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("header", ["Bearer wrong", "Bearer first-keyx", "Bearer", "Basic first-key",
-                                    "first-key", "Bearer first-key,second-key", "Bearer fïrst"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Bearer wrong",
+        "Bearer first-keyx",
+        "Bearer",
+        "Basic first-key",
+        "first-key",
+        "Bearer first-key,second-key",
+        "Bearer fïrst",
+    ],
+)
 def test_a_wrong_key_is_refused(server: RunningServer, header: str) -> None:
     response = server.get("/v1/models", headers={"Authorization": header.encode()})
     assert response.status_code == 401
@@ -69,8 +96,7 @@ def test_an_operators_key_opens_everything_and_alone_what_adds_up_over_clients(p
 
     guarded = Gate(answer, keys=Keys(["client"], ["boss"]), origins=Origins())
     is_open = path == "/v1/models"
-    assert [status(guarded, key) for key in ("boss", "client", "other", "")] == [
-        200, 200 if is_open else 403, 401, 401]
+    assert [status(guarded, key) for key in ("boss", "client", "other", "")] == [200, 200 if is_open else 403, 401, 401]
     without_clients = Gate(answer, keys=Keys([], ["boss"]), origins=Origins())
     others = 200 if is_open else 401
     assert [status(without_clients, key) for key in ("boss", "other", "")] == [200, others, others]

@@ -21,8 +21,11 @@ LONG = {"input": "sing", "max_output_tokens": 1500}
 
 
 def served(directory: Path, path: Path) -> Any:
-    return running_server("build_slow", engine={"model": str(directory)}, server={
-        "response_store": str(path), "api_key": ["one", "two"], "drain_timeout": 0.1})
+    return running_server(
+        "build_slow",
+        engine={"model": str(directory)},
+        server={"response_store": str(path), "api_key": ["one", "two"], "drain_timeout": 0.1},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +81,11 @@ def test_events_are_followed_from_any_number(server: RunningServer) -> None:
     response_id = seen[0].response.id
     for starting_after in (seen[-1].sequence_number, 2):
         rest = client(server).responses.retrieve(response_id, stream=True, starting_after=starting_after)
-        events = [*seen[:starting_after + 1], *rest]
+        events = [*seen[: starting_after + 1], *rest]
         assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
         EVENTS.validate_python(event.to_dict(), strict=True)
-    assert [event.type for event in events[:3]] == ["response.created", "response.queued",
-                                                    "response.in_progress"]
+    assert [event.type for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
     assert events[-1].type == "response.completed"
     assert events[-1].response.output_text == "one two three four"
     assert ended(server, response_id).output_text == "one two three four"
@@ -116,8 +118,9 @@ def test_a_response_is_deleted_while_it_is_computed(server: RunningServer) -> No
     eventually(lambda: running_count(server) == 0)
 
 
-@pytest.mark.parametrize(("change", "param"), [
-    ({"store": False}, "background"), ({"max_output_tokens": 10**6}, "max_output_tokens")])
+@pytest.mark.parametrize(
+    ("change", "param"), [({"store": False}, "background"), ({"max_output_tokens": 10**6}, "max_output_tokens")]
+)
 def test_what_cannot_be_is_refused(server: RunningServer, change: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:
         begin(server, **{"input": "say:x", **change})
@@ -132,8 +135,9 @@ def test_a_bad_query_names_its_field(server: RunningServer, query: str) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_next_server_knows_what_became_of_responses(model_directory: Path, tmp_path: Path,
-                                                        end: signal.Signals) -> None:
+def test_the_next_server_knows_what_became_of_responses(
+    model_directory: Path, tmp_path: Path, end: signal.Signals
+) -> None:
     path = tmp_path / "responses.sqlite"
     with served(model_directory, path) as first:
         done, cut = begin(first, input="say:kept"), begin(first, **LONG)

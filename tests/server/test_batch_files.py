@@ -44,12 +44,16 @@ def answers(path: Path) -> dict[str, dict[str, Any]]:
     return by_id
 
 
-def run(source: Path, output: Path, model: Path, *, factory: str = "build",
-        on_answer: Any = None) -> BatchCounts:
-    return run_file(source, output, EngineConfig.of(model=str(model)),
-                    ServerConfig(file_store="off", response_store="off"), on_progress=lambda text: None,
-                    on_answer=on_answer or (lambda counts: None),
-                    factory=f"tests.server.scripted_engine:{factory}")
+def run(source: Path, output: Path, model: Path, *, factory: str = "build", on_answer: Any = None) -> BatchCounts:
+    return run_file(
+        source,
+        output,
+        EngineConfig.of(model=str(model)),
+        ServerConfig(file_store="off", response_store="off"),
+        on_progress=lambda text: None,
+        on_answer=on_answer or (lambda counts: None),
+        factory=f"tests.server.scripted_engine:{factory}",
+    )
 
 
 def test_a_line_beyond_the_limit_of_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,11 +65,17 @@ def test_a_line_beyond_the_limit_of_bytes_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_each_line_gets_what_its_endpoint_would_answer_and_a_second_run_only_the_rest(
-        tmp_path: Path, model_directory: Path) -> None:
+    tmp_path: Path, model_directory: Path
+) -> None:
     turns = [{"role": "user", "content": "say:hi"}]
-    lines = [line("text", prompt="say:one"), line("chat", URLS[1], messages=turns),
-             line("response", URLS[2], input="say:three"), line("wrong", prompt="x", temperature=200),
-             line("stream", prompt="x", stream=True), line("nobody", prompt="x", model="other")]
+    lines = [
+        line("text", prompt="say:one"),
+        line("chat", URLS[1], messages=turns),
+        line("response", URLS[2], input="say:three"),
+        line("wrong", prompt="x", temperature=200),
+        line("stream", prompt="x", stream=True),
+        line("nobody", prompt="x", model="other"),
+    ]
     source, output = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     counts = run(source, output, model_directory)
     assert (counts.total, counts.done, counts.earlier, counts.failed) == (6, 6, 0, 3)
@@ -76,7 +86,13 @@ def test_each_line_gets_what_its_endpoint_would_answer_and_a_second_run_only_the
     assert by_id["chat"]["response"]["body"]["choices"][0]["message"]["content"] == "hi"
     assert by_id["response"]["response"]["body"]["output"][0]["content"][0]["text"] == "three"
     assert {name: one["response"]["status_code"] for name, one in by_id.items()} == {
-        "text": 200, "chat": 200, "response": 200, "wrong": 400, "stream": 400, "nobody": 404}
+        "text": 200,
+        "chat": 200,
+        "response": 200,
+        "wrong": 400,
+        "stream": 400,
+        "nobody": 404,
+    }
     assert by_id["wrong"]["response"]["body"]["error"]["param"] == "temperature"
     assert all(one["error"] is None for one in by_id.values())
 
@@ -92,8 +108,10 @@ def test_each_line_gets_what_its_endpoint_would_answer_and_a_second_run_only_the
 
 def test_an_interrupted_run_leaves_whole_lines_and_goes_on(tmp_path: Path, model_directory: Path) -> None:
     # Five answers of 40 tokens, and others that need seconds more.
-    source = write(tmp_path / "in.jsonl", [
-        line(f"r{i}", prompt=f"say:{'x' * (40 if i < 5 else 700)}", max_tokens=700) for i in range(40)])
+    source = write(
+        tmp_path / "in.jsonl",
+        [line(f"r{i}", prompt=f"say:{'x' * (40 if i < 5 else 700)}", max_tokens=700) for i in range(40)],
+    )
     output = tmp_path / "out.jsonl"
 
     def stop_after_five(counts: BatchCounts) -> None:
@@ -109,11 +127,18 @@ def test_an_interrupted_run_leaves_whole_lines_and_goes_on(tmp_path: Path, model
     assert answers(output).items() >= left.items()
 
 
-@pytest.mark.parametrize(("bad", "words"), [
-    (line("a", prompt="x"), "custom_id 'a' is that of line 1"),
-    ({"custom_id": "b", "url": URLS[0], "body": {}}, "method"),
-    ({**line("b"), "method": "GET"}, "must be POST"), (line("b", "/v1/audio"), "/v1/audio"),
-    ({**line("b"), "body": [1]}, "body is no object"), (line(""), "custom_id"), (line("b" * 600), "512")])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (line("a", prompt="x"), "custom_id 'a' is that of line 1"),
+        ({"custom_id": "b", "url": URLS[0], "body": {}}, "method"),
+        ({**line("b"), "method": "GET"}, "must be POST"),
+        (line("b", "/v1/audio"), "/v1/audio"),
+        ({**line("b"), "body": [1]}, "body is no object"),
+        (line(""), "custom_id"),
+        (line("b" * 600), "512"),
+    ],
+)
 def test_a_bad_line_is_refused_before_anything_is_computed(tmp_path: Path, bad: Any, words: str) -> None:
     source = write(tmp_path / "in.jsonl", [line("a", prompt="x"), bad])
     with pytest.raises(BadInputError, match=r"^line 2: ") as error:
@@ -144,8 +169,10 @@ def test_an_output_of_other_requests_or_of_another_run_is_left_alone(tmp_path: P
 
 def test_lines_with_the_same_beginning_are_neighbours(tmp_path: Path) -> None:
     def chat(system: int, user: int) -> dict[str, Any]:
-        turns = [{"role": "system", "content": f"{system} " * BLOCK_CHARS},
-                 {"role": "user", "content": f"question {user}"}]
+        turns = [
+            {"role": "system", "content": f"{system} " * BLOCK_CHARS},
+            {"role": "user", "content": f"question {user}"},
+        ]
         return line(f"{system}-{user}", URLS[1], messages=turns)
 
     lines = [chat(system, user) for user in range(5) for system in range(4)]

@@ -21,8 +21,10 @@ LINES_MAX = 60
 
 
 def lines(count: int, *, text: str = "ok", **body: Any) -> bytes:
-    rows = [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions",
-             "body": {"prompt": f"say:{text}{i}", **body}} for i in range(count)]
+    rows = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": {"prompt": f"say:{text}{i}", **body}}
+        for i in range(count)
+    ]
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
@@ -33,8 +35,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model_directory: Path, root: Path) -> Iterator[RunningServer]:
-    flags = {"api_key": ["one", "two"], "file_store": str(root), "max_batch_lines": LINES_MAX,
-             "max_stored_files": 30, "file_store_size": "200KB"}
+    flags = {
+        "api_key": ["one", "two"],
+        "file_store": str(root),
+        "max_batch_lines": LINES_MAX,
+        "max_stored_files": 30,
+        "file_store_size": "200KB",
+    }
     with running_server("build", engine={"model": str(model_directory)}, server=flags) as running:
         yield running
 
@@ -49,13 +56,15 @@ def uploaded(client: openai.OpenAI, content: bytes) -> str:
 
 
 def created(client: openai.OpenAI, file_id: str) -> Any:
-    return client.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h",
-                                 metadata={"who": "me"})
+    return client.batches.create(
+        input_file_id=file_id, endpoint="/v1/completions", completion_window="24h", metadata={"who": "me"}
+    )
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Any:
-    assert eventually(lambda: client.batches.retrieve(batch_id).status in (
-        "completed", "failed", "cancelled", "expired"), limit_s=30)
+    assert eventually(
+        lambda: client.batches.retrieve(batch_id).status in ("completed", "failed", "cancelled", "expired"), limit_s=30
+    )
     return client.batches.retrieve(batch_id)
 
 
@@ -65,12 +74,12 @@ def rows(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
 
 
 def test_a_batch_goes_from_upload_to_results(client: openai.OpenAI, root: Path) -> None:
-    bad = json.dumps({"custom_id": "bad", "method": "POST", "url": "/v1/completions",
-                      "body": {"prompt": "x", "n": 1000}}).encode()
+    bad = json.dumps(
+        {"custom_id": "bad", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "n": 1000}}
+    ).encode()
     content = lines(12) + bad
     file = client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
-    assert (file.bytes, file.filename, file.purpose, file.status) == (len(content), "in.jsonl", "batch",
-                                                                      "processed")
+    assert (file.bytes, file.filename, file.purpose, file.status) == (len(content), "in.jsonl", "batch", "processed")
     assert client.files.content(file.id).read() == content
     made = created(client, file.id)
     assert (made.status, made.endpoint, made.metadata) == ("validating", "/v1/completions", {"who": "me"})
@@ -79,7 +88,8 @@ def test_a_batch_goes_from_upload_to_results(client: openai.OpenAI, root: Path) 
     assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 13, 12, 1)
     answers = rows(client, batch.output_file_id)
     assert {name: row["response"]["body"]["choices"][0]["text"] for name, row in answers.items()} == {
-        f"r{i}": f"ok{i}" for i in range(12)}
+        f"r{i}": f"ok{i}" for i in range(12)
+    }
     [error] = rows(client, batch.error_file_id).values()
     assert error["response"]["status_code"] == 400
     assert error["response"]["body"]["error"]["param"] == "n"
@@ -99,31 +109,40 @@ def test_another_key_sees_nothing_of_it(server: RunningServer, client: openai.Op
     other = openai.OpenAI(base_url=f"{server.url}/v1", api_key="two", max_retries=0)
     assert list(other.files.list()) == []
     assert list(other.batches.list()) == []
-    for refused in (lambda: other.files.content(file_id), lambda: other.files.delete(file_id),
-                    lambda: other.batches.retrieve(batch_id), lambda: other.batches.cancel(batch_id),
-                    lambda: created(other, file_id)):
+    for refused in (
+        lambda: other.files.content(file_id),
+        lambda: other.files.delete(file_id),
+        lambda: other.batches.retrieve(batch_id),
+        lambda: other.batches.cancel(batch_id),
+        lambda: created(other, file_id),
+    ):
         with pytest.raises(openai.NotFoundError):
             refused()
     assert client.files.retrieve(file_id).id == file_id
 
 
-@pytest.mark.parametrize(("content", "code", "line"), [
-    (lines(1) + lines(1), "duplicate_custom_id", 2), (b"{\n", "invalid_json_line", 1),
-    (lines(LINES_MAX + 1), "too_many_lines", LINES_MAX + 1),
-    (lines(2).replace(b'"r1"', b'""'), "invalid_custom_id", 2),
-    (lines(1).replace(b"POST", b"PUT"), "invalid_method", 1),
-    (b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": []}', "invalid_body", 1),
-    (b"\n" + lines(1) + b"3", "invalid_json_line", 3),
-    (lines(1).replace(b"completions", b"embeddings"), "invalid_url", 1)])
-def test_an_input_that_is_no_batch_fails_with_its_line(client: openai.OpenAI, content: bytes, code: str,
-                                                       line: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "code", "line"),
+    [
+        (lines(1) + lines(1), "duplicate_custom_id", 2),
+        (b"{\n", "invalid_json_line", 1),
+        (lines(LINES_MAX + 1), "too_many_lines", LINES_MAX + 1),
+        (lines(2).replace(b'"r1"', b'""'), "invalid_custom_id", 2),
+        (lines(1).replace(b"POST", b"PUT"), "invalid_method", 1),
+        (b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": []}', "invalid_body", 1),
+        (b"\n" + lines(1) + b"3", "invalid_json_line", 3),
+        (lines(1).replace(b"completions", b"embeddings"), "invalid_url", 1),
+    ],
+)
+def test_an_input_that_is_no_batch_fails_with_its_line(
+    client: openai.OpenAI, content: bytes, code: str, line: int
+) -> None:
     batch = ended(client, created(client, uploaded(client, content)).id)
     assert batch.status == "failed"
     assert [(one.code, one.line) for one in batch.errors.data] == [(code, line)]
 
 
-def test_what_cannot_be_kept_is_refused_and_names_the_flag(server: RunningServer,
-                                                           client: openai.OpenAI) -> None:
+def test_what_cannot_be_kept_is_refused_and_names_the_flag(server: RunningServer, client: openai.OpenAI) -> None:
     with pytest.raises(openai.APIStatusError, match=r"limits\.file_store_size") as full:
         uploaded(client, b"x" * 300_000)
     assert full.value.status_code == 413
@@ -131,8 +150,11 @@ def test_what_cannot_be_kept_is_refused_and_names_the_flag(server: RunningServer
         client.files.create(file=("a", b"x"), purpose="assistants")
     headers = {"Authorization": "Bearer one"}
     assert server.post("/v1/files", {"a": 1}, headers=headers).status_code == 415
-    broken = httpx.post(f"{server.url}/v1/files", content=b"no form", headers={
-        **headers, "Content-Type": "multipart/form-data; boundary=b"})
+    broken = httpx.post(
+        f"{server.url}/v1/files",
+        content=b"no form",
+        headers={**headers, "Content-Type": "multipart/form-data; boundary=b"},
+    )
     assert broken.status_code == 400
     with pytest.raises(openai.NotFoundError):
         created(client, "file-0")
@@ -140,8 +162,7 @@ def test_what_cannot_be_kept_is_refused_and_names_the_flag(server: RunningServer
         client.batches.list(limit=1000)
 
 
-def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_directory: Path,
-                                                                       tmp_path: Path) -> None:
+def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_directory: Path, tmp_path: Path) -> None:
     engine = {"model": str(model_directory), "max_num_seqs": 2}
     flags = {"file_store": str(tmp_path / "files")}
     slow = lines(40, text="y" * 60, max_tokens=64)
@@ -173,7 +194,7 @@ def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_dir
         batch = ended(client, second.id)
         assert (batch.status, batch.request_counts.completed) == ("completed", 40)
         content = client.files.content(batch.output_file_id).read()
-        assert content.startswith(before[:before.rindex(b"\n") + 1])  # not computed again
+        assert content.startswith(before[: before.rindex(b"\n") + 1])  # not computed again
         assert len(rows(client, batch.output_file_id)) == 40
         assert client.batches.retrieve(first.id).status == "cancelled"
         batch = ended(client, late.id)

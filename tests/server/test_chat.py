@@ -39,8 +39,9 @@ def test_without_a_limit_an_answer_goes_to_the_end_of_the_context(server: Runnin
     assert answer.usage.total_tokens == MAX_MODEL_LEN
 
 
-@pytest.mark.parametrize("limit", [{"max_tokens": 7}, {"max_completion_tokens": 7},
-                                   {"max_tokens": 500, "max_completion_tokens": 7}])
+@pytest.mark.parametrize(
+    "limit", [{"max_tokens": 7}, {"max_completion_tokens": 7}, {"max_tokens": 500, "max_completion_tokens": 7}]
+)
 def test_both_names_of_the_limit_work(server: RunningServer, limit: dict[str, int]) -> None:
     assert chat(server, "sing", **limit).usage.completion_tokens == 7
 
@@ -49,7 +50,9 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(server: RunningS
     chunks = list(chat(server, "say:héllo 🏔", stream=True, n=2))
     roles = [choice for chunk in chunks[:2] for choice in chunk.choices]
     assert [(choice.index, choice.delta.role, choice.delta.content) for choice in roles] == [
-        (0, "assistant", ""), (1, "assistant", "")]
+        (0, "assistant", ""),
+        (1, "assistant", ""),
+    ]
     assert all(choice.delta.role is None for chunk in chunks[2:] for choice in chunk.choices)
     for index in (0, 1):
         mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
@@ -75,14 +78,19 @@ def test_parts_of_text_are_joined_by_lines(server: RunningServer) -> None:
 def test_a_developer_is_a_system_where_the_template_knows_no_developer(server: RunningServer) -> None:
     turns = [{"role": "user", "content": "hi"}]
     assert rendered(server, [{"role": "developer", "content": "Be kind."}, *turns]) == rendered(
-        server, [{"role": "system", "content": "Be kind."}, *turns])
+        server, [{"role": "system", "content": "Be kind."}, *turns]
+    )
 
 
 def test_every_role_and_a_past_tool_call_are_taken(server: RunningServer) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}
-    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"},
-             {"role": "assistant", "content": None, "tool_calls": [call]},
-             {"role": "tool", "content": "42", "tool_call_id": "c1"}, {"role": "user", "content": "say:ok"}]
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    turns = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "42", "tool_call_id": "c1"},
+        {"role": "user", "content": "say:ok"},
+    ]
     assert chat(server, turns).choices[0].message.content == "ok"
 
 
@@ -105,8 +113,11 @@ def test_template_arguments_reach_the_template(server: RunningServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_one_per_token_with_their_bytes(server: RunningServer, stream: bool) -> None:
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 2}
-    choices = ([chunk.choices[0] for chunk in chat(server, "say:é", stream=True, **asked)] if stream
-               else chat(server, "say:é", **asked).choices)
+    choices = (
+        [chunk.choices[0] for chunk in chat(server, "say:é", stream=True, **asked)]
+        if stream
+        else chat(server, "say:é", **asked).choices
+    )
     entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
     assert [entry.bytes for entry in entries] == [[0xC3], [0xA9], list(b"<|end|>")]
     assert all(len(entry.top_logprobs) == 2 for entry in entries)

@@ -168,14 +168,18 @@ def test_echo_with_logprobs_scores_the_prompt(server: RunningServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_one_per_token(server: RunningServer, stream: bool) -> None:
     arguments: dict[str, Any] = {"logprobs": 3, "max_tokens": 20}
-    choices = ([chunk.choices[0] for chunk in streamed(server, "say:aé", **arguments)] if stream
-               else complete(server, "say:aé", **arguments).choices)
+    choices = (
+        [chunk.choices[0] for chunk in streamed(server, "say:aé", **arguments)]
+        if stream
+        else complete(server, "say:aé", **arguments).choices
+    )
     tokens = [token for choice in choices for token in choice.logprobs.tokens]
     assert tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", "<|end|>"]
     assert sum(len(choice.logprobs.token_logprobs) for choice in choices) == 4
     for choice in choices:
-        for token, value, top in zip(choice.logprobs.tokens, choice.logprobs.token_logprobs,
-                                     choice.logprobs.top_logprobs, strict=True):
+        for token, value, top in zip(
+            choice.logprobs.tokens, choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True
+        ):
             assert top[token] == value
             assert len(top) == 3
 
@@ -197,8 +201,11 @@ def test_prompt_logprobs_come_by_token_id(server: RunningServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_token_ids_are_returned_on_request(server: RunningServer, stream: bool) -> None:
     extra = {"return_token_ids": True}
-    choices = ([chunk.choices[0] for chunk in streamed(server, "say:hé", extra_body=extra)] if stream
-               else complete(server, "say:hé", extra_body=extra).choices)
+    choices = (
+        [chunk.choices[0] for chunk in streamed(server, "say:hé", extra_body=extra)]
+        if stream
+        else complete(server, "say:hé", extra_body=extra).choices
+    )
     tokens = [token for choice in choices for token in choice.token_ids]
     assert tokens == [*server.post("/tokenize", {"prompt": "hé"}).json()["tokens"], EOS]
     assert choices[0].prompt_token_ids == server.post("/tokenize", {"prompt": "say:hé"}).json()["tokens"]
@@ -252,6 +259,15 @@ def test_priority_and_salt_are_taken(server: RunningServer) -> None:
 
 
 def test_unknown_fields_and_nulls_are_ignored(server: RunningServer) -> None:
-    body = {"prompt": "say:abc", "user": "me", "something_new": {"a": 1}, "temperature": None, "tools": None,
-            "logprobs": None, "response_format": {"type": "text"}, "best_of": 1, "suffix": None}
+    body = {
+        "prompt": "say:abc",
+        "user": "me",
+        "something_new": {"a": 1},
+        "temperature": None,
+        "tools": None,
+        "logprobs": None,
+        "response_format": {"type": "text"},
+        "best_of": 1,
+        "suffix": None,
+    }
     assert server.post("/v1/completions", body).json()["choices"][0]["text"] == "abc"

@@ -56,8 +56,10 @@ async def test_sixty_four_streams_at_once_each_get_their_own_text(server: Runnin
 
 async def test_a_stream_that_is_left_costs_nothing_any_more(server: RunningServer) -> None:
     body = {**LONG, "stream": True, "n": 3}
-    async with (httpx.AsyncClient(base_url=server.url) as client,
-                client.stream("POST", "/v1/completions", json=body) as response):
+    async with (
+        httpx.AsyncClient(base_url=server.url) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
         async for _ in response.aiter_lines():
             break
         assert eventually(lambda: server.running() == 3)  # stats come ten times a second
@@ -93,8 +95,10 @@ def test_a_client_that_resets_the_connection_is_noticed(server: RunningServer) -
     body = b'{"prompt": "sing", "max_tokens": 2000, "stream": true}'
     with socket.create_connection((host, int(port))) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                    b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        raw.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
         assert raw.recv(100)
         assert eventually(lambda: server.running() == 1)
     assert eventually(lambda: server.running() == 0), "the answer takes 10 s"
@@ -135,8 +139,10 @@ def test_a_slow_reader_does_not_slow_the_others(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     body = b'{"prompt": "sing", "max_tokens": 1500, "stream": true}'
     with socket.create_connection((host, int(port))) as sleeper:
-        sleeper.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        sleeper.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
         answer = server.post("/v1/completions", {"prompt": "say:quick", "max_tokens": 50})
         assert answer.json()["choices"][0]["text"] == "quick", answer.text
     assert eventually(lambda: server.running() == 0)

@@ -54,10 +54,17 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def serving(model: Path, state: Path, hub: Hub, **server: Any) -> Iterator[RunningServer]:
     """With names in a file of ``state``."""
-    with running_server("build", engine={"model": str(model)}, server={
-            "name_store": str(state / "names.json"), **server}, environment={
-            "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "WEFT_MODEL_DIR": str(state / "models"),
-            "XDG_CACHE_HOME": str(state / "cache")}) as running:
+    with running_server(
+        "build",
+        engine={"model": str(model)},
+        server={"name_store": str(state / "names.json"), **server},
+        environment={
+            "HF_HUB_OFFLINE": "0",
+            "HF_ENDPOINT": hub.endpoint,
+            "WEFT_MODEL_DIR": str(state / "models"),
+            "XDG_CACHE_HOME": str(state / "cache"),
+        },
+    ) as running:
         yield running
 
 
@@ -86,11 +93,15 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_a_name_is_created_used_listed_shown_copied_and_deleted(server: RunningServer,
-                                                                client: ollama.Client) -> None:
-    made = client.create(model="mario", from_="scripted", system="You are Mario.", license="free",
-                         parameters={"num_predict": 4, "stop": ["x"], "top_k": 3},
-                         messages=[user("hi"), {"role": "assistant", "content": "mamma mia"}])
+def test_a_name_is_created_used_listed_shown_copied_and_deleted(server: RunningServer, client: ollama.Client) -> None:
+    made = client.create(
+        model="mario",
+        from_="scripted",
+        system="You are Mario.",
+        license="free",
+        parameters={"num_predict": 4, "stop": ["x"], "top_k": 3},
+        messages=[user("hi"), {"role": "assistant", "content": "mamma mia"}],
+    )
     assert made.status == "success"
     assert client.chat("mario", [user("say:abcdef")]).message.content == "abcd"
     assert client.generate("mario:latest", "say:abxdef").response == "ab"
@@ -120,23 +131,24 @@ def test_a_name_is_created_used_listed_shown_copied_and_deleted(server: RunningS
 
 def test_a_name_begins_every_conversation_as_it_says(server: RunningServer, client: ollama.Client) -> None:
     plain = prompt_of(server, "scripted", user("now"))
-    client.create(model="a", from_="scripted", system="SYS", messages=[user("one"), {
-        "role": "assistant", "content": "two"}])
+    client.create(
+        model="a", from_="scripted", system="SYS", messages=[user("one"), {"role": "assistant", "content": "two"}]
+    )
     said = prompt_of(server, "a", user("now"))
     assert [said.find(word) for word in ("SYS", "one", "two", "now")] == sorted(
-        said.find(word) for word in ("SYS", "one", "two", "now"))
+        said.find(word) for word in ("SYS", "one", "two", "now")
+    )
     assert "SYS" in said
     assert "SYS" not in plain
     own = prompt_of(server, "a", {"role": "system", "content": "OWN"}, user("now"))
     assert "SYS" not in own, "a request's own system prompt stands for it"
     assert own.find("OWN") < own.find("one") < own.find("now")
-    client.create(model="b", from_="a", system="OTHER")   # of a name: what it does not say stays
+    client.create(model="b", from_="a", system="OTHER")  # of a name: what it does not say stays
     assert prompt_of(server, "b", user("now")) == said.replace("SYS", "OTHER")
     client.delete("a")
     assert prompt_of(server, "b", user("now")) == said.replace("SYS", "OTHER"), "it needs no other name"
     client.create(model="c", from_="scripted", messages=[{"role": "system", "content": "SYS"}, user("one")])
-    assert client.show("c").modelfile == 'FROM scripted\nSYSTEM """SYS"""\nPARAMETER temperature 0.0\n' \
-                                         "MESSAGE user one"
+    assert client.show("c").modelfile == 'FROM scripted\nSYSTEM """SYS"""\nPARAMETER temperature 0.0\nMESSAGE user one'
 
 
 def test_a_name_works_through_every_dialect(server: RunningServer, client: ollama.Client) -> None:
@@ -156,14 +168,18 @@ def test_a_name_works_through_every_dialect(server: RunningServer, client: ollam
     assert client.generate("short").done_reason == "load"
 
 
-def test_a_template_of_a_name_is_a_jinja_template_and_renders_it_alone(server: RunningServer,
-                                                                       client: ollama.Client) -> None:
+def test_a_template_of_a_name_is_a_jinja_template_and_renders_it_alone(
+    server: RunningServer, client: ollama.Client
+) -> None:
     client.create(model="loud", from_="scripted", template=SHOUTING)
     assert prompt_of(server, "loud", user("now")) == "NOW|"
     assert "now" in prompt_of(server, "scripted", user("now"))
     assert client.show("loud").template == SHOUTING
-    for template, words in (("{{ if .System }}{{ .System }}{{ end }}", "the Go templates"),
-                            ("Hello", "does not use messages"), ("{% for m in messages %}", "template: ")):
+    for template, words in (
+        ("{{ if .System }}{{ .System }}{{ end }}", "the Go templates"),
+        ("Hello", "does not use messages"),
+        ("{% for m in messages %}", "template: "),
+    ):
         with pytest.raises(ollama.ResponseError, match=words):
             client.create(model="other", from_="scripted", template=template)
 
@@ -172,38 +188,49 @@ def test_num_ctx_of_a_name_bounds_prompts_and_cuts_none(server: RunningServer, c
     client.create(model="small", from_="scripted", parameters={"num_ctx": 20})
     with pytest.raises(ollama.ResponseError, match="name small has num_ctx 20; this server drops no part"):
         client.chat("small", [user("say:" + "a" * 40)])
-    assert client.chat("small", [user("say:" + "a" * 40)],
-                       options={"num_ctx": 100}).message.content == "a" * 40
-    for path, body in (("/v1/completions", {"prompt": "a" * 40}),
-                       ("/v1/chat/completions", {"messages": [user("a" * 40)]}),
-                       ("/api/generate", {"prompt": "a" * 40, "raw": True})):
+    assert client.chat("small", [user("say:" + "a" * 40)], options={"num_ctx": 100}).message.content == "a" * 40
+    for path, body in (
+        ("/v1/completions", {"prompt": "a" * 40}),
+        ("/v1/chat/completions", {"messages": [user("a" * 40)]}),
+        ("/api/generate", {"prompt": "a" * 40, "raw": True}),
+    ):
         answer = server.post(path, {"model": "small", **body})
         assert answer.status_code == 400
         assert "num_ctx 20" in answer.text
 
 
-@pytest.mark.parametrize(("body", "status", "words"), [
-    ({"model": "x"}, 400, "from is missing"),
-    ({"from": "scripted"}, 400, "model is missing"),
-    ({"model": "x", "from": "nobody"}, 404, "there is no model 'nobody'"),
-    ({"model": "scripted", "from": "scripted"}, 400, "a model of this server by itself"),
-    ({"model": "default", "from": "scripted"}, 400, "a model of this server by itself"),
-    ({"model": "a b", "from": "scripted"}, 400, "model is 'a b'; a name has"),
-    ({"model": "../x", "from": "scripted"}, 400, "a name has letters"),
-    ({"model": "a" * 201, "from": "scripted"}, 400, "at most 200 characters"),
-    ({"model": "x", "from": "scripted", "files": {"a": "sha256:b"}}, 400, "files is not supported"),
-    ({"model": "x", "from": "scripted", "adapters": {"a": "sha256:b"}}, 400, "adapters is not supported"),
-    ({"model": "x", "from": "scripted", "quantize": "q4_K_M"}, 400, "quantize is not supported"),
-    ({"model": "x", "modelfile": "FROM scripted"}, 400, "modelfile is not supported"),
-    ({"model": "x", "from": "scripted", "parameters": {"top_k": "many"}}, 400, "parameters.top_k"),
-    ({"model": "x", "from": "scripted", "parameters": {"temperature": -1}}, 400, "temperature is -1"),
-    ({"model": "x", "from": "scripted", "messages": [{"role": "tool", "content": "a"}]}, 400,
-     "messages[0].role is 'tool'"),
-    ({"model": "x", "from": "scripted", "messages": [{"role": "user", "images": ["AA=="]}]}, 400,
-     "messages[0].images is not supported"),
-])
-def test_a_create_that_cannot_be_served_names_its_field(server: RunningServer, body: dict[str, Any],
-                                                        status: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"model": "x"}, 400, "from is missing"),
+        ({"from": "scripted"}, 400, "model is missing"),
+        ({"model": "x", "from": "nobody"}, 404, "there is no model 'nobody'"),
+        ({"model": "scripted", "from": "scripted"}, 400, "a model of this server by itself"),
+        ({"model": "default", "from": "scripted"}, 400, "a model of this server by itself"),
+        ({"model": "a b", "from": "scripted"}, 400, "model is 'a b'; a name has"),
+        ({"model": "../x", "from": "scripted"}, 400, "a name has letters"),
+        ({"model": "a" * 201, "from": "scripted"}, 400, "at most 200 characters"),
+        ({"model": "x", "from": "scripted", "files": {"a": "sha256:b"}}, 400, "files is not supported"),
+        ({"model": "x", "from": "scripted", "adapters": {"a": "sha256:b"}}, 400, "adapters is not supported"),
+        ({"model": "x", "from": "scripted", "quantize": "q4_K_M"}, 400, "quantize is not supported"),
+        ({"model": "x", "modelfile": "FROM scripted"}, 400, "modelfile is not supported"),
+        ({"model": "x", "from": "scripted", "parameters": {"top_k": "many"}}, 400, "parameters.top_k"),
+        ({"model": "x", "from": "scripted", "parameters": {"temperature": -1}}, 400, "temperature is -1"),
+        (
+            {"model": "x", "from": "scripted", "messages": [{"role": "tool", "content": "a"}]},
+            400,
+            "messages[0].role is 'tool'",
+        ),
+        (
+            {"model": "x", "from": "scripted", "messages": [{"role": "user", "images": ["AA=="]}]},
+            400,
+            "messages[0].images is not supported",
+        ),
+    ],
+)
+def test_a_create_that_cannot_be_served_names_its_field(
+    server: RunningServer, body: dict[str, Any], status: int, words: str
+) -> None:
     answer = server.post("/api/create", body)
     assert (answer.status_code, set(answer.json())) == (status, {"error"})
     assert words in answer.json()["error"]
@@ -211,8 +238,16 @@ def test_a_create_that_cannot_be_served_names_its_field(server: RunningServer, b
 
 
 def test_parameters_without_effect_are_named(server: RunningServer, client: ollama.Client) -> None:
-    answer = server.post("/api/create", {"model": "x", "from": "scripted", "stream": False, "renderer": "a",
-                                         "parameters": {"num_gpu": 1, "top_k": 3, "num_ctx": None}})
+    answer = server.post(
+        "/api/create",
+        {
+            "model": "x",
+            "from": "scripted",
+            "stream": False,
+            "renderer": "a",
+            "parameters": {"num_gpu": 1, "top_k": 3, "num_ctx": None},
+        },
+    )
     assert answer.json() == {"status": "success"}
     assert answer.headers["x-weft-ignored"].split(", ") == ["renderer", "parameters.num_gpu"]
     assert client.show("x").parameters == "temperature 0.0\ntop_k 3"
@@ -224,48 +259,62 @@ def test_what_the_server_has_by_itself_is_not_deleted(server: RunningServer) -> 
     assert "a model that this server serves" in answer.json()["error"]
 
 
-def test_names_outlive_the_server_and_those_of_another_model_stay_hidden(model: Path, state: Path, hub: Hub,
-                                                                     tmp_path: Path) -> None:
+def test_names_outlive_the_server_and_those_of_another_model_stay_hidden(
+    model: Path, state: Path, hub: Hub, tmp_path: Path
+) -> None:
     """Two HTTP processes: each sees what another one created, and what one of another start did."""
     file = {"name_store": str(tmp_path / "names.json")}
     with serving(model, state, hub, **file, http_workers=2) as first:
         ollama.Client(host=first.url).create(model="kept", from_="scripted", parameters={"num_predict": 2})
-        for _ in range(12):   # each connection may come to either
-            answer = httpx.post(f"{first.url}/api/chat", json={
-                "model": "kept", "messages": [user("say:abcdef")], "stream": False}).json()
+        for _ in range(12):  # each connection may come to either
+            answer = httpx.post(
+                f"{first.url}/api/chat", json={"model": "kept", "messages": [user("say:abcdef")], "stream": False}
+            ).json()
             assert answer["message"]["content"] == "ab"
     assert (tmp_path / "names.json").stat().st_mode & 0o777 == 0o600
     store = PresetStore(tmp_path / "names.json", count_max=9, bytes_max=9999)
     for name, of in (("alien", "elsewhere"), ("own", "scripted")):
         store.put(Preset(name=name, model=of, created_s=1.0, parameters={"num_predict": 1}))
-    with serving(model, state, hub, **file, api_key=["a-key"], operator_key=["the-operators"],
-                 served_model_name=["scripted", "own"]) as second:
+    with serving(
+        model,
+        state,
+        hub,
+        **file,
+        api_key=["a-key"],
+        operator_key=["the-operators"],
+        served_model_name=["scripted", "own"],
+    ) as second:
         keys = {"headers": {"Authorization": "Bearer a-key"}}
         listed = second.get("/api/tags", **keys).json()["models"]
         assert [one["name"] for one in listed] == ["scripted", "own", "kept"]
-        own = second.post("/api/chat", {"model": "own", "messages": [user("say:abc")], "stream": False},
-                          **keys)
+        own = second.post("/api/chat", {"model": "own", "messages": [user("say:abc")], "stream": False}, **keys)
         assert own.json()["message"]["content"] == "abc", "the server's own names win"
         answer = second.post("/api/chat", {"model": "alien", "messages": [user("a")]}, **keys)
         assert answer.status_code == 404
         assert "was created from 'elsewhere', which this server does not have" in answer.json()["error"]
-        for path in ("/api/create", "/api/copy", "/api/pull"):   # and who may call them
+        for path in ("/api/create", "/api/copy", "/api/pull"):  # and who may call them
             assert second.post(path, {}, **keys).status_code == 403
             assert second.post(path, {}, headers={"Authorization": "Bearer the-operators"}).status_code == 400
-        assert httpx.request("DELETE", f"{second.url}/api/delete", json={"model": "kept"},
-                             **keys).status_code == 403
+        assert httpx.request("DELETE", f"{second.url}/api/delete", json={"model": "kept"}, **keys).status_code == 403
 
 
 def test_a_name_of_one_of_several_models_loads_and_unloads_that_one(tmp_path: Path) -> None:
     models = scripted(tmp_path, "one"), scripted(tmp_path, "two")
-    with running_server("build", engine={"memory": "6MB", "max_model_len": 512}, models=models,
-                        server={"name_store": str(tmp_path / "names.json")}) as several:
+    with running_server(
+        "build",
+        engine={"memory": "6MB", "max_model_len": 512},
+        models=models,
+        server={"name_store": str(tmp_path / "names.json")},
+    ) as several:
         client = ollama.Client(host=several.url)
         client.create(model="mario", from_="two", parameters={"num_predict": 3})
         assert client.show("mario").modelfile == "FROM two\nPARAMETER num_predict 3"
         cards = several.get("/v1/models").json()["data"]
         assert [(one["id"], one["state"], one["parent"]) for one in cards] == [
-            ("one", "absent", None), ("two", "absent", None), ("mario", "absent", "two")]
+            ("one", "absent", None),
+            ("two", "absent", None),
+            ("mario", "absent", "two"),
+        ]
         assert list(client.ps().models) == [], "nothing was loaded for that"
         assert client.generate("mario").done_reason == "load"
         assert [one.model for one in client.ps().models] == ["two", "mario"]
@@ -277,8 +326,7 @@ def test_a_name_of_one_of_several_models_loads_and_unloads_that_one(tmp_path: Pa
             client.chat("nobody", [user("a")])
 
 
-def test_a_pull_tells_of_its_progress_and_its_model_can_be_deleted(state: Path,
-                                                                   client: ollama.Client) -> None:
+def test_a_pull_tells_of_its_progress_and_its_model_can_be_deleted(state: Path, client: ollama.Client) -> None:
     lines = list(client.pull("hf.co/maker/tiny:latest", stream=True))
     assert lines[0].status == "pulling manifest"
     assert lines[-1].status == "success"
@@ -300,15 +348,15 @@ def test_a_pull_tells_of_its_progress_and_its_model_can_be_deleted(state: Path,
             list(client.pull(name, stream=True))
 
 
-def test_a_client_that_goes_away_ends_its_pull_and_the_next_one_goes_on(server: RunningServer, hub: Hub,
-                                                                        state: Path,
-                                                                        client: ollama.Client) -> None:
+def test_a_client_that_goes_away_ends_its_pull_and_the_next_one_goes_on(
+    server: RunningServer, hub: Hub, state: Path, client: ollama.Client
+) -> None:
     part = state / "models" / "maker--tiny.part"
     hub.cuts["model.safetensors"] = [500_000]
-    hub.held["model.safetensors"] = threading.Event()   # a hub that goes silent
+    hub.held["model.safetensors"] = threading.Event()  # a hub that goes silent
     hub.ranges.clear()
     with httpx.stream("POST", f"{server.url}/api/pull", json={"model": "maker/tiny"}, timeout=60) as answer:
-        lines = answer.iter_lines()   # to drop it would be to go away
+        lines = answer.iter_lines()  # to drop it would be to go away
         assert json.loads(next(lines)) == {"status": "pulling manifest"}
         assert eventually(lambda: ("model.safetensors", 0) in hub.ranges)
         with pytest.raises(ollama.ResponseError, match="is being pulled by process"):
@@ -322,15 +370,21 @@ def test_a_client_that_goes_away_ends_its_pull_and_the_next_one_goes_on(server: 
 
 
 def test_names_of_the_default_file_are_listed_and_removed_by_commands(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("WEFT_MODEL_DIR", str(tmp_path / "models"))
     store = PresetStore(tmp_path / "state" / "weft" / "names.json", count_max=9, bytes_max=9999)
     store.put(Preset(name="mario", model="scripted", created_s=1.0))
     assert main(["list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["models"]
-    assert {"name": "mario", "state": "created", "bytes": 0, "path": str(store.path),
-            "note": "a name for scripted"} in rows
+    assert {
+        "name": "mario",
+        "state": "created",
+        "bytes": 0,
+        "path": str(store.path),
+        "note": "a name for scripted",
+    } in rows
     assert main(["rm", "mario"]) == 0
     assert "it was a created name" in capsys.readouterr().out
     assert main(["rm", "mario"]) == 2
@@ -353,15 +407,17 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
     with pytest.raises(RequestError, match=r"the limit is 4000 \(limits.name_store_size\)"):
         put("n0", messages=[ChatMessage(role="user", content="a" * 4000)])
     assert len(store.names()) == 9, "a refused name leaves the others as they were"
-    put("n0")   # another meaning, and it is the last one now
+    put("n0")  # another meaning, and it is the last one now
     assert list(store.names())[-1] == "n0"
     (tmp_path / "names.json").write_text('[{"name"')
     with pytest.raises(PresetStoreError, match=r"names\.json cannot be read"):
         store.names()
     with pytest.raises(ConfigError, match=r"\(server.name_store\)"):
         store.open_now()
-    for wrong, words in (('"parameters":{"temperature":"hot"}', "the parameters of n: Expected `float"),
-                         ('"parameters":{"stop":[1]}', "the parameters of n: Expected `str")):
+    for wrong, words in (
+        ('"parameters":{"temperature":"hot"}', "the parameters of n: Expected `float"),
+        ('"parameters":{"stop":[1]}', "the parameters of n: Expected `str"),
+    ):
         (tmp_path / "names.json").write_text(f'[{{"name":"n","model":"m","created_s":1,{wrong}}}]')
         with pytest.raises(PresetStoreError, match=rf"names\.json cannot be read: {re.escape(words)}"):
             store.names()

@@ -16,9 +16,7 @@ from weft.server.objects import Bounds
 LIMITS = Bounds(count=3, bytes=100, age_s=60.0)
 
 
-def test_a_file_goes_after_its_days_and_so_do_its_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_goes_after_its_days_and_so_do_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
     store = FileStore(tmp_path, LIMITS)
     old = store.add("me", "old.jsonl", "batch", io.BytesIO(b"x" * 60))
@@ -62,8 +60,7 @@ def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Pa
 def test_records_of_an_older_weft_are_entered(tmp_path: Path) -> None:
     now, ids = int(time.time()), ["file-b", "file-a"]
     for at, file_id in enumerate(ids):
-        record = {"id": file_id, "owner": "me", "filename": "f", "purpose": "batch", "bytes": 3,
-                  "created_at": now + at}
+        record = {"id": file_id, "owner": "me", "filename": "f", "purpose": "batch", "bytes": 3, "created_at": now + at}
         (tmp_path / f"{file_id}.json").write_bytes(msgspec.json.encode(record))
         (tmp_path / f"{file_id}.data").write_bytes(b"abc")
     batch = {"owner": "me", "batch": {"id": "batch_1", "created_at": now}}
@@ -76,4 +73,6 @@ def test_records_of_an_older_weft_are_entered(tmp_path: Path) -> None:
         assert [msgspec.json.decode(record) for record in store.batches()] == [batch]
         store.close()
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix in (".json", ".data")) == [
-        "file-a.data", "file-b.data"]
+        "file-a.data",
+        "file-b.data",
+    ]

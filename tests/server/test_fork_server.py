@@ -41,9 +41,16 @@ def forks(environment: dict[str, str]) -> ForkServer:
 
 
 def test_a_forked_process_has_what_one_of_python_has(forks: ForkServer, environment: dict[str, str]) -> None:
-    plain = subprocess.run([sys.executable, "-m", "report_of_a_process", "7", "two words"], cwd=ROOT,
-                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                           start_new_session=True, check=False)
+    plain = subprocess.run(
+        [sys.executable, "-m", "report_of_a_process", "7", "two words"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        check=False,
+    )
     forked = [forks.start("report_of_a_process", "7", "two words") for _ in range(2)]
     for process in forked:
         facts, error = process.stdout.read().splitlines()
@@ -60,7 +67,7 @@ def test_the_end_of_a_forked_process_is_waited_for(forks: ForkServer) -> None:
         process.wait(0.01)
     process.kill()
     assert process.wait(10) == -signal.SIGKILL
-    process.send_signal(signal.SIGTERM)   # its id may be another process's
+    process.send_signal(signal.SIGTERM)  # its id may be another process's
     assert process.stdout.read() == ""
 
 
@@ -78,7 +85,8 @@ def test_a_fork_server_ends_with_its_last_child(environment: dict[str, str], tmp
 
 def test_a_thread_of_an_import_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "threads.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n")
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
     path = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
     forks = ForkServer(["threads"], {**environment, "PYTHONPATH": path})
     with pytest.raises(EOFError):

@@ -32,23 +32,31 @@ SAID = {"model": "default", "prompt": "say:hello", "max_tokens": 20}
 @pytest.fixture(scope="module")
 def server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     files = tmp_path_factory.mktemp("files")
-    settings = {"http_workers": 2, "api_key": ["few", "client", "background"], "operator_key": ["operator"],
-                "key_requests_per_minute": 40, "file_store": str(files), "max_connections": 60,
-                "response_store": str(files / "responses.sqlite"), "drain_timeout": 20}
+    settings = {
+        "http_workers": 2,
+        "api_key": ["few", "client", "background"],
+        "operator_key": ["operator"],
+        "key_requests_per_minute": 40,
+        "file_store": str(files),
+        "max_connections": 60,
+        "response_store": str(files / "responses.sqlite"),
+        "drain_timeout": 20,
+    }
     with running_server("build_paced", engine={"model": str(model_directory)}, server=settings) as running:
         yield running
 
 
 def workers(server: RunningServer) -> list[psutil.Process]:
-    return [child for child in psutil.Process(server.process.pid).children()
-            if "weft.server.workers.process" in " ".join(child.cmdline())]
+    return [
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if "weft.server.workers.process" in " ".join(child.cmdline())
+    ]
 
 
-def fresh(server: RunningServer, method: str, path: str, key: str = "operator",
-          **more: Any) -> httpx.Response:
+def fresh(server: RunningServer, method: str, path: str, key: str = "operator", **more: Any) -> httpx.Response:
     """On a connection of its own, so at either worker."""
-    return httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=20,
-                         **more)
+    return httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=20, **more)
 
 
 def succeeded(server: RunningServer) -> float:
@@ -78,13 +86,16 @@ def test_requests_reach_both_workers_and_every_scrape_gives_the_whole(server: Ru
 
 async def test_streams_of_both_workers_are_those_of_one(server: RunningServer) -> None:
     async with httpx.AsyncClient(base_url=server.url, headers=KEYS, timeout=30) as client:
+
         async def stream(seed: int) -> str:
-            body = {**SAID, "prompt": "sing", "stream": True, "seed": seed, "temperature": 1.0,
-                    "max_tokens": 60}
+            body = {**SAID, "prompt": "sing", "stream": True, "seed": seed, "temperature": 1.0, "max_tokens": 60}
             answer = await client.post("/v1/completions", json=body)
             assert answer.text.rstrip().endswith("data: [DONE]")
-            return "".join(json.loads(line[6:])["choices"][0]["text"]
-                           for line in answer.text.splitlines() if line.startswith("data: {"))
+            return "".join(
+                json.loads(line[6:])["choices"][0]["text"]
+                for line in answer.text.splitlines()
+                if line.startswith("data: {")
+            )
 
         first = await asyncio.gather(*(stream(seed) for seed in range(6)))
         assert first == await asyncio.gather(*(stream(seed) for seed in range(6)))
@@ -96,8 +107,7 @@ def test_the_rate_of_a_key_holds_for_all_workers_together(server: RunningServer)
     statuses: list[int] = []
     with ThreadPoolExecutor(8) as threads:
         while 429 not in statuses and len(statuses) < 400:
-            answers = threads.map(lambda _: fresh(server, "POST", "/v1/completions", key="few", json=SAID),
-                                  range(25))
+            answers = threads.map(lambda _: fresh(server, "POST", "/v1/completions", key="few", json=SAID), range(25))
             statuses += [answer.status_code for answer in answers]
     refilled = (time.monotonic() - began_s) * 40 / 60
     assert set(statuses) == {200, 429}
@@ -115,12 +125,14 @@ def test_what_clients_may_not_see_is_refused_at_a_worker(server: RunningServer) 
 
 def test_a_batch_and_a_stored_response_are_the_same_at_each_worker(server: RunningServer) -> None:
     line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": SAID})
-    upload = fresh(server, "POST", "/v1/files", files={"file": ("lines.jsonl", line)},
-                   data={"purpose": "batch"}).json()
-    batch = fresh(server, "POST", "/v1/batches", json={
-        "input_file_id": upload["id"], "endpoint": "/v1/completions", "completion_window": "24h"}).json()
-    assert eventually(lambda: fresh(server, "GET", f"/v1/batches/{batch['id']}").json()["status"]
-                      == "completed", 15)
+    upload = fresh(server, "POST", "/v1/files", files={"file": ("lines.jsonl", line)}, data={"purpose": "batch"}).json()
+    batch = fresh(
+        server,
+        "POST",
+        "/v1/batches",
+        json={"input_file_id": upload["id"], "endpoint": "/v1/completions", "completion_window": "24h"},
+    ).json()
+    assert eventually(lambda: fresh(server, "GET", f"/v1/batches/{batch['id']}").json()["status"] == "completed", 15)
     output = fresh(server, "GET", f"/v1/batches/{batch['id']}").json()["output_file_id"]
     assert "hello" in fresh(server, "GET", f"/v1/files/{output}/content").text
     first = fresh(server, "POST", "/v1/responses", json={"model": "default", "input": "say:one"}).json()
@@ -150,15 +162,15 @@ def test_a_response_in_the_background_is_the_same_at_each_worker(server: Running
 
 def test_a_request_that_a_worker_passes_on_counts_once(server: RunningServer) -> None:
     body = {"model": "default", "input": "say:x", "background": True}
-    statuses = [fresh(server, "POST", "/v1/responses", key="background", json=body).status_code
-                for _ in range(30)]
+    statuses = [fresh(server, "POST", "/v1/responses", key="background", json=body).status_code for _ in range(30)]
     assert statuses == [200] * 30, "40 a minute are allowed"
 
 
 def test_all_workers_sleep_and_wake(server: RunningServer) -> None:
     assert fresh(server, "POST", "/sleep?level=1").status_code == 200
-    assert [fresh(server, "POST", "/v1/completions", json=SAID).json()["error"]["code"]
-            for _ in range(4)] == ["asleep"] * 4
+    assert [fresh(server, "POST", "/v1/completions", json=SAID).json()["error"]["code"] for _ in range(4)] == [
+        "asleep"
+    ] * 4
     assert fresh(server, "POST", "/wake_up").status_code == 200
     assert fresh(server, "POST", "/v1/completions", json=SAID).status_code == 200
 

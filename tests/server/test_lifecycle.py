@@ -199,31 +199,44 @@ def test_a_checkpoint_that_cannot_be_read_is_said_without_a_traceback(model_dire
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("flags", "flag"), [
-    ({"metrics_prefix": "a:b"}, "debug.metrics_prefix"), ({"port": 99999}, "--port"),
-    ({"port": -1}, "--port"),
-    ({"drain_timeout": -1.0}, "limits.drain_timeout"), ({"stall_after": -1.0}, "limits.stall_after"),
-    ({"restarts": -1}, "limits.restarts"), ({"api_key": ("",)}, "--api-key"),
-    ({"max_body_mb": 0}, "limits.max_body_mb"), ({"sse_keep_alive": float("nan")}, "limits.sse_keep_alive"),
-    ({"served_model_name": (" ",)}, "--served-model-name"),
-    ({"chat_template": "/no/file"}, "--chat-template")])
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        ({"metrics_prefix": "a:b"}, "debug.metrics_prefix"),
+        ({"port": 99999}, "--port"),
+        ({"port": -1}, "--port"),
+        ({"drain_timeout": -1.0}, "limits.drain_timeout"),
+        ({"stall_after": -1.0}, "limits.stall_after"),
+        ({"restarts": -1}, "limits.restarts"),
+        ({"api_key": ("",)}, "--api-key"),
+        ({"max_body_mb": 0}, "limits.max_body_mb"),
+        ({"sse_keep_alive": float("nan")}, "limits.sse_keep_alive"),
+        ({"served_model_name": (" ",)}, "--served-model-name"),
+        ({"chat_template": "/no/file"}, "--chat-template"),
+    ],
+)
 def test_a_flag_that_cannot_work_is_named(flags: dict[str, Any], flag: str) -> None:
     with pytest.raises(ConfigError, match=flag) as caught:
         ServerConfig(**flags).check()
     assert caught.value.param == flag
 
 
-@pytest.mark.parametrize(("flags", "sentence"), [
-    ({"memory": "1x"}, "--memory '1x' is not a size"),
-    ({"memory": "4GiB/s"}, "--memory '4GiB/s' is not a size"),
-    ({"store": "/store", "store_size": "9XB"}, "--store-size '9XB' is not a size"),
-    ({"store": "/store", "store_write": "0"}, "limits.store_write is '0'; it must be above 0 bytes a second"),
-    ({"speculate": "suffix,oracle"}, "'oracle' is no source of drafts"),
-    ({"grammar_seconds": 0}, "limits.grammar_seconds is 0; it must be at least 1"),
-    ({"threads": 0}, "--threads is 0")])
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"memory": "1x"}, "--memory '1x' is not a size"),
+        ({"memory": "4GiB/s"}, "--memory '4GiB/s' is not a size"),
+        ({"store": "/store", "store_size": "9XB"}, "--store-size '9XB' is not a size"),
+        ({"store": "/store", "store_write": "0"}, "limits.store_write is '0'; it must be above 0 bytes a second"),
+        ({"speculate": "suffix,oracle"}, "'oracle' is no source of drafts"),
+        ({"grammar_seconds": 0}, "limits.grammar_seconds is 0; it must be at least 1"),
+        ({"threads": 0}, "--threads is 0"),
+    ],
+)
 def test_a_flag_of_the_engine_that_cannot_work_ends_the_start_before_the_port_is_open(
-        capsys: pytest.CaptureFixture[str], flags: dict[str, Any], sentence: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy:   # opening it would be another error
+    capsys: pytest.CaptureFixture[str], flags: dict[str, Any], sentence: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:  # opening it would be another error
         port = busy.getsockname()[1]
         assert serve(EngineConfig(**flags), ServerConfig(port=port)) == EXIT_CONFIG
     printed = capsys.readouterr()

@@ -25,8 +25,11 @@ from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, MessagesBody
 from weft.server.generation import ChatTurn
 from weft.server.protocol import parse_body
 
-WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": {
-    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +53,21 @@ def client(server: RunningServer) -> anthropic.Anthropic:
 
 
 def ask(server: RunningServer, say: str, **more: Any) -> Any:
-    return client(server).messages.create(model="scripted", max_tokens=400, **{
-        "messages": [{"role": "user", "content": f"say:{say}"}], **more})
+    return client(server).messages.create(
+        model="scripted", max_tokens=400, **{"messages": [{"role": "user", "content": f"say:{say}"}], **more}
+    )
 
 
 def stream(server: RunningServer, say: str, **more: Any) -> tuple[list[str], Any]:
     """The types of the events, and the message that the client assembles from them."""
-    with client(server).messages.stream(model="scripted", max_tokens=400, **{
-            "messages": [{"role": "user", "content": f"say:{say}"}], **more}) as events:
-        kinds = [event.type for event in events if event.type not in ("text", "thinking", "input_json",
-                                                                     "content_block_delta", "signature")]
+    with client(server).messages.stream(
+        model="scripted", max_tokens=400, **{"messages": [{"role": "user", "content": f"say:{say}"}], **more}
+    ) as events:
+        kinds = [
+            event.type
+            for event in events
+            if event.type not in ("text", "thinking", "input_json", "content_block_delta", "signature")
+        ]
         return kinds, events.get_final_message()
 
 
@@ -69,14 +77,16 @@ def test_a_text_is_answered_whole_and_streamed_alike(server: RunningServer) -> N
     assert [block.text for block in whole.content] == ["Grüße 🏔"]
     kinds, streamed = stream(server, "Grüße 🏔")
     assert streamed.content[0].text == "Grüße 🏔"
-    assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta",
-                     "message_stop"]
+    assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
     assert streamed.stop_reason == "end_turn"
 
 
 def test_usage_counts_every_prompt_token_once(server: RunningServer) -> None:
-    count = client(server).messages.count_tokens(model="scripted", messages=[
-        {"role": "user", "content": "say:abc"}]).input_tokens
+    count = (
+        client(server)
+        .messages.count_tokens(model="scripted", messages=[{"role": "user", "content": "say:abc"}])
+        .input_tokens
+    )
     usage = ask(server, "abc").usage
     assert count > 7
     assert usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens == count
@@ -90,8 +100,13 @@ def test_a_cache_control_is_a_mark_and_what_it_creates_is_counted(cached: Runnin
     system: Any = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
 
     def usage(question: str) -> Any:
-        return client(cached).messages.create(model="default", max_tokens=4, system=system, messages=[
-            {"role": "user", "content": question}]).usage
+        return (
+            client(cached)
+            .messages.create(
+                model="default", max_tokens=4, system=system, messages=[{"role": "user", "content": question}]
+            )
+            .usage
+        )
 
     first, second = usage("What turns the mill?"), usage("Which key is red?")
     assert first.cache_read_input_tokens == 0
@@ -124,10 +139,15 @@ def test_a_call_is_a_tool_use_block_and_its_result_goes_back(server: RunningServ
     assert kinds.count("content_block_start") == 1
     turns: Any = [
         {"role": "user", "content": "weather?"},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": call.id, "name": call.name,
-                                           "input": call.input}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "12 °C"},
-                                     {"type": "text", "text": "say:cold"}]}]
+        {"role": "assistant", "content": [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.input}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": call.id, "content": "12 °C"},
+                {"type": "text", "text": "say:cold"},
+            ],
+        },
+    ]
     assert ask(server, "", messages=turns, tools=[WEATHER]).content[0].text == "cold"
 
 
@@ -135,25 +155,30 @@ def test_a_stop_sequence_and_the_limit_are_named(server: RunningServer) -> None:
     stopped = ask(server, "one two", stop_sequences=[" two"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " two")
     assert stopped.content[0].text == "one"
-    cut = client(server).messages.create(model="scripted", max_tokens=2, messages=[
-        {"role": "user", "content": "say:abcdef"}])
+    cut = client(server).messages.create(
+        model="scripted", max_tokens=2, messages=[{"role": "user", "content": "say:abcdef"}]
+    )
     assert cut.stop_reason == "max_tokens"
 
 
-@pytest.mark.parametrize(("change", "place"), [
-    ({"messages": []}, "messages"),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
-    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
-    ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
-    ({"thinking": {"type": "perhaps"}}, "thinking.type"),
-    ({"top_p": 9.0}, "top_p"),
-    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-])
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+        ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+        ({"top_p": 9.0}, "top_p"),
+        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    ],
+)
 def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(
-        server: RunningServer, change: dict[str, Any], place: str) -> None:
+    server: RunningServer, change: dict[str, Any], place: str
+) -> None:
     turns = [{"role": "user", "content": "say:a"}]
     body = {"model": "scripted", "max_tokens": 5, "messages": turns, **change}
     response = httpx.post(f"{server.url}/v1/messages", json=body)
@@ -166,8 +191,7 @@ def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(
 
 def test_an_unknown_model_is_a_not_found_error_of_the_client(server: RunningServer) -> None:
     with pytest.raises(anthropic.NotFoundError, match="no model"):
-        client(server).messages.create(model="other", max_tokens=5, messages=[
-            {"role": "user", "content": "say:a"}])
+        client(server).messages.create(model="other", max_tokens=5, messages=[{"role": "user", "content": "say:a"}])
 
 
 def converted(**fields: Any) -> ChatTurn:
@@ -175,10 +199,16 @@ def converted(**fields: Any) -> ChatTurn:
 
 
 def test_turns_keep_their_order_and_marks() -> None:
-    body: Any = converted(system="Be brief.", messages=[
-        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"},
-                                          {"type": "text", "text": "b"}]}]).conversation
+    body: Any = converted(
+        system="Be brief.",
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "text", "text": "b"}],
+            },
+        ],
+    ).conversation
     assert [message.role for message in body.messages] == ["system", "user", "assistant"]
     assert body.messages[1].content[0]["cache_control"] == {"type": "ephemeral"}
     assert body.messages[2].reasoning_content == "t"
@@ -187,8 +217,10 @@ def test_turns_keep_their_order_and_marks() -> None:
 
 def test_a_schema_becomes_the_answers_grammar() -> None:
     schema = {"type": "object"}
-    for field in ({"output_format": {"type": "json_schema", "schema": schema}},
-                  {"output_config": {"format": {"type": "json_schema", "schema": schema}}}):
+    for field in (
+        {"output_format": {"type": "json_schema", "schema": schema}},
+        {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    ):
         fields = converted(messages=[{"role": "user", "content": "a"}], **field).fields
         assert fields.response_format is not None
         assert fields.response_format["json_schema"]["schema"] == schema
@@ -201,14 +233,29 @@ def test_marks_are_seen_wherever_they_stand() -> None:
     plain = {"max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
     assert not cache_marked(msgspec.convert(plain, MessagesBody))
     assert cache_marked(msgspec.convert({**plain, "tools": [{**WEATHER, **mark}]}, MessagesBody))
-    assert cache_marked(msgspec.convert({**plain, "system": [{"type": "text", "text": "s", **mark}]},
-                                        MessagesBody))
+    assert cache_marked(msgspec.convert({**plain, "system": [{"type": "text", "text": "s", **mark}]}, MessagesBody))
 
 
-VALUES: list[Any] = [None, True, 0, -1, 10**30, 1.5, "", "x" * 50, [], [[]], {}, {"type": []},
-                     {"type": "text"}, {"type": "tool_result", "content": [1]},
-                     {"type": "tool_use", "input": []},
-                     [{"type": "text", "text": 3}], {"cache_control": 7}, "\ud800"]
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    10**30,
+    1.5,
+    "",
+    "x" * 50,
+    [],
+    [[]],
+    {},
+    {"type": []},
+    {"type": "text"},
+    {"type": "tool_result", "content": [1]},
+    {"type": "tool_use", "input": []},
+    [{"type": "text", "text": 3}],
+    {"cache_control": 7},
+    "\ud800",
+]
 
 
 def mutated(rng: Random, value: Any) -> Any:
@@ -220,21 +267,28 @@ def mutated(rng: Random, value: Any) -> Any:
         return {**value, name: mutated(rng, value[name])}
     if isinstance(value, list) and value and rng.random() < 0.9:
         at = rng.randrange(len(value))
-        return [*value[:at], mutated(rng, value[at]), *value[at + 1:]]
+        return [*value[:at], mutated(rng, value[at]), *value[at + 1 :]]
     return rng.choice(VALUES)
 
 
 def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
     """Never by another exception, which would be a 500."""
     whole: Any = {
-        "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": False,
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]},
-                     {"role": "assistant", "content": [
-                         {"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
-                     {"role": "user", "content": [
-                         {"type": "tool_result", "tool_use_id": "1", "content": "r"}]}],
-        "tools": [WEATHER], "tool_choice": {"type": "auto"}, "thinking": {"type": "enabled"},
-        "output_format": {"type": "json_schema", "schema": {"type": "object"}}, "stop_sequences": ["x"]}
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s"}],
+        "stream": False,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]},
+        ],
+        "tools": [WEATHER],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "enabled"},
+        "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+        "stop_sequences": ["x"],
+    }
     rng, refused = Random(1), 0
     for _ in range(3000):
         body = mutated(rng, whole)

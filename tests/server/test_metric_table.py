@@ -38,17 +38,27 @@ def test_a_name_that_no_metric_has_is_found_on_a_page() -> None:
 
 
 def test_the_terminal_asks_for_metrics_that_there_are() -> None:
-    asked = {node.value for node in ast.walk(ast.parse(inspect.getsource(top)))
-             if isinstance(node, ast.Constant) and isinstance(node.value, str)
-             and re.fullmatch(r"[a-z][a-z_]+_total|num_requests_\w+|store_\w+|spec_decode_\w+", node.value)}
+    asked = {
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(top)))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"[a-z][a-z_]+_total|num_requests_\w+|store_\w+|spec_decode_\w+", node.value)
+    }
     assert len(asked) > 15
     assert asked - {"store_busy"} <= set(combines())
 
 
-def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0,
-            host: str = "") -> EngineReport:
-    store = StoreStats(path=path, writable=writable, snapshots=7, kv_records=8, stored_bytes=stored_bytes,
-                       capacity_bytes=1000, fetched_bytes=5)
+def replica(number: int, *, path: str, writable: bool, stored_bytes: int = 0, host: str = "") -> EngineReport:
+    store = StoreStats(
+        path=path,
+        writable=writable,
+        snapshots=7,
+        kv_records=8,
+        stored_bytes=stored_bytes,
+        capacity_bytes=1000,
+        fetched_bytes=5,
+    )
     tier = TierStats(RestoreCounts(), WriteCounts(), store, 0, 0)
     stats = msgspec.structs.replace(Rig(cache=True).core.stats(), store=tier)
     return EngineReport(number, True, 0, stats, host)
@@ -62,11 +72,12 @@ def read(*engines: EngineReport) -> top.Reading:
 
 @pytest.mark.parametrize("writer", [0, 1])
 def test_a_store_that_replicas_share_is_counted_once(writer: int) -> None:
-    engines = [replica(number, path="/s", writable=number == writer,
-                       stored_bytes=500 * (number == writer)) for number in range(2)]
+    engines = [
+        replica(number, path="/s", writable=number == writer, stored_bytes=500 * (number == writer))
+        for number in range(2)
+    ]
     now = read(*engines)
-    assert [now.values[name] for name in ("store_bytes", "store_capacity_bytes", "store_checkpoints")] == [
-        500, 1000, 7]
+    assert [now.values[name] for name in ("store_bytes", "store_capacity_bytes", "store_checkpoints")] == [500, 1000, 7]
     assert now.values["store_read_bytes_total"] == 10, "what each replica did adds up"
     assert "store_bytes" not in now.engines[str(1 - writer)]
 
@@ -77,8 +88,12 @@ def test_a_store_that_all_replicas_only_read_is_counted_once() -> None:
 
 
 def test_readers_of_one_path_on_two_machines_have_two_stores() -> None:
-    now = read(*(replica(number, path="/s", writable=False, host=host)
-                 for number, host in enumerate(("", "", "b.lan", "c.lan", "c.lan"))))
+    now = read(
+        *(
+            replica(number, path="/s", writable=False, host=host)
+            for number, host in enumerate(("", "", "b.lan", "c.lan", "c.lan"))
+        )
+    )
     assert now.values["store_checkpoints"] == 3 * 7
 
 
@@ -86,8 +101,7 @@ def test_the_page_combines_replicas_as_the_table_says() -> None:
     """What adds up is the default there; the page names what is a mean."""
     named = re.search(r"const MEANS = \[(.*?)\]", FILES["readings.js"], re.S)
     assert named is not None
-    assert set(re.findall(r'"(\w+)"', named[1])) == {
-        name for name, combine in combines().items() if combine == "mean"}
+    assert set(re.findall(r'"(\w+)"', named[1])) == {name for name, combine in combines().items() if combine == "mean"}
 
 
 def test_stores_of_their_own_add_up() -> None:

@@ -19,9 +19,14 @@ from tests.server.scripted_engine import write_model_directory
 from tests.server.test_messages import CALL
 from tests.server.test_tools import TEMPLATES, stop_at_end
 
-WEATHER: Any = {"type": "function", "function": {
-    "name": "get_weather", "description": "Weather of a city", "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +70,21 @@ def test_a_chat_is_answered_whole_and_streamed_alike(server: RunningServer) -> N
 
 def test_a_stream_is_lines_of_json_without_being_asked_for(server: RunningServer) -> None:
     """As ``curl -d`` sends it: with the type of a form."""
-    answer = httpx.post(f"{server.url}/api/generate", timeout=30, content=json.dumps(
-        {"model": "scripted:latest", "prompt": "say:abc"}), headers={
-            "content-type": "application/x-www-form-urlencoded"})
+    answer = httpx.post(
+        f"{server.url}/api/generate",
+        timeout=30,
+        content=json.dumps({"model": "scripted:latest", "prompt": "say:abc"}),
+        headers={"content-type": "application/x-www-form-urlencoded"},
+    )
     assert answer.headers["content-type"].startswith("application/x-ndjson")
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert "".join(line["response"] for line in lines) == "abc"
     assert [line["done"] for line in lines].count(True) == 1
-    other = httpx.post(f"{server.url}/v1/chat/completions", content=b"{}", headers={
-        "content-type": "application/x-www-form-urlencoded"})
+    other = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        content=b"{}",
+        headers={"content-type": "application/x-www-form-urlencoded"},
+    )
     assert other.status_code == 415, "the control: no other API takes that"
 
 
@@ -83,8 +94,7 @@ def test_an_answer_goes_on_from_its_context(server: RunningServer) -> None:
     alone = client(server).generate(model="scripted", prompt="say:cd")
     more = client(server).generate(model="scripted", prompt="say:cd", context=first.context)
     assert more.prompt_eval_count == len(first.context) + alone.prompt_eval_count
-    assert (list(more.context[:more.prompt_eval_count])
-            == [*first.context, *alone.context[:alone.prompt_eval_count]])
+    assert list(more.context[: more.prompt_eval_count]) == [*first.context, *alone.context[: alone.prompt_eval_count]]
     *_, last = client(server).generate(model="scripted", prompt="say:cd", context=first.context, stream=True)
     assert list(last.context) == list(more.context)
     raw = client(server).generate(model="scripted", prompt="say:cd", raw=True)
@@ -106,17 +116,27 @@ def test_thinking_comes_apart_from_the_answer_and_can_be_left_out(server: Runnin
 
 
 def test_a_call_comes_whole_and_its_result_goes_back(server: RunningServer) -> None:
-    for message in (ask(server, CALL, tools=[WEATHER]).message,
-                    next(line.message for line in stream(server, CALL, tools=[WEATHER])
-                         if line.message.tool_calls)):
+    for message in (
+        ask(server, CALL, tools=[WEATHER]).message,
+        next(line.message for line in stream(server, CALL, tools=[WEATHER]) if line.message.tool_calls),
+    ):
         [call] = message.tool_calls
         assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Köln 🏔"})
         assert message.content == ""
-    back = client(server).chat(model="scripted", tools=[WEATHER], messages=[
-        {"role": "user", "content": "weather?"},
-        {"role": "assistant", "content": "", "tool_calls": [
-            {"function": {"name": "get_weather", "arguments": {"city": "Köln"}}}]},
-        {"role": "tool", "tool_name": "get_weather", "content": "12 °C"}, *said("cold")])
+    back = client(server).chat(
+        model="scripted",
+        tools=[WEATHER],
+        messages=[
+            {"role": "user", "content": "weather?"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Köln"}}}],
+            },
+            {"role": "tool", "tool_name": "get_weather", "content": "12 °C"},
+            *said("cold"),
+        ],
+    )
     assert back.message.content == "cold"
 
 
@@ -128,22 +148,34 @@ def test_options_and_formats_have_the_effect_that_they_have_there(server: Runnin
         ask(server, "abcdef", options={"num_predict": 2.5})
     assert ask(server, "one two", options={"stop": [" two"]}).message.content == "one"
     assert ask(server, "abcdef", options={"num_predict": -1}).message.content == "abcdef"
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
-              "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     assert set(json.loads(ask(server, '{"a": 7}', format=schema).message.content)) == {"a"}
     assert isinstance(json.loads(ask(server, '{"b": 7}', format="json").message.content), dict)
-    drawn = [client(server).generate(model="scripted", prompt="sing", options={
-        "seed": seed, "temperature": 1.0, "num_predict": 20}).response for seed in (1, 1, 2)]
+    drawn = [
+        client(server)
+        .generate(model="scripted", prompt="sing", options={"seed": seed, "temperature": 1.0, "num_predict": 20})
+        .response
+        for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_what_has_no_effect_is_named_and_a_prompt_is_never_cut(server: RunningServer) -> None:
-    body = {"model": "scripted", "messages": said("a"), "stream": False, "keep_alive": "5m",
-            "options": {"num_gpu": 1, "mirostat": 2, "num_ctx": 4096}}
+    body = {
+        "model": "scripted",
+        "messages": said("a"),
+        "stream": False,
+        "keep_alive": "5m",
+        "options": {"num_gpu": 1, "mirostat": 2, "num_ctx": 4096},
+    }
     answer = httpx.post(f"{server.url}/api/chat", json=body, timeout=30)
     assert answer.status_code == 200
-    assert answer.headers["x-weft-ignored"].split(", ") == [
-        "keep_alive", "options.num_gpu", "options.mirostat"]
+    assert answer.headers["x-weft-ignored"].split(", ") == ["keep_alive", "options.num_gpu", "options.mirostat"]
     with pytest.raises(ollama.ResponseError, match=r"num_ctx is 5; this server drops no part") as caught:
         ask(server, "abcdefgh", options={"num_ctx": 5})
     assert caught.value.status_code == 400
@@ -171,30 +203,44 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
     assert client(server).chat(model="scripted", keep_alive=0).done_reason == "unload"
 
 
-@pytest.mark.parametrize(("path", "body", "status", "words"), [
-    ("/api/chat", {"model": "other", "messages": said("a")}, 404, "there is no model 'other'"),
-    ("/api/chat", {"messages": said("a")}, 400, "model is missing"),
-    ("/api/chat", {"model": "scripted", "messages": [said("a")[0] | {"images": ["AA=="]}]}, 400,
-     "messages[0].images[0] is a picture; this model reads text only"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "images": ["AA=="]}, 400, "reads text only"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1, 9_999]}, 400, "token 9999; this"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1], "raw": True}, 400,
-     "context goes on with"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1], "images": ["AA=="]}, 400,
-     "images beside context"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "format": "yaml"}, 400, "format is 'yaml'"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"top_k": "much"}}, 400,
-     "options.top_k"),
-    ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"temperature": -1}}, 400,
-     "temperature"),
-    ("/api/push", {"model": "other"}, 404, "of Ollama's API this server has neither /api/push"),
-    ("/api/pull", {"model": "maker/tiny", "stream": False}, 503, "the hub https://huggingface.co cannot be"),
-    ("/api/pull", {"stream": False}, 400, "model is missing"),
-    ("/api/create", {"model": "x", "from": "scripted"}, 400, "keeps no created names"),
-    ("/api/copy", {"source": "scripted", "destination": "x"}, 400, "(server.name_store off)"),
-])
-def test_an_error_is_one_line_in_the_clients_shape(server: RunningServer, path: str, body: dict[str, Any],
-                                                   status: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/api/chat", {"model": "other", "messages": said("a")}, 404, "there is no model 'other'"),
+        ("/api/chat", {"messages": said("a")}, 400, "model is missing"),
+        (
+            "/api/chat",
+            {"model": "scripted", "messages": [said("a")[0] | {"images": ["AA=="]}]},
+            400,
+            "messages[0].images[0] is a picture; this model reads text only",
+        ),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "images": ["AA=="]}, 400, "reads text only"),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "context": [1, 9_999]}, 400, "token 9999; this"),
+        (
+            "/api/generate",
+            {"model": "scripted", "prompt": "a", "context": [1], "raw": True},
+            400,
+            "context goes on with",
+        ),
+        (
+            "/api/generate",
+            {"model": "scripted", "prompt": "a", "context": [1], "images": ["AA=="]},
+            400,
+            "images beside context",
+        ),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "format": "yaml"}, 400, "format is 'yaml'"),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"top_k": "much"}}, 400, "options.top_k"),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"temperature": -1}}, 400, "temperature"),
+        ("/api/push", {"model": "other"}, 404, "of Ollama's API this server has neither /api/push"),
+        ("/api/pull", {"model": "maker/tiny", "stream": False}, 503, "the hub https://huggingface.co cannot be"),
+        ("/api/pull", {"stream": False}, 400, "model is missing"),
+        ("/api/create", {"model": "x", "from": "scripted"}, 400, "keeps no created names"),
+        ("/api/copy", {"source": "scripted", "destination": "x"}, 400, "(server.name_store off)"),
+    ],
+)
+def test_an_error_is_one_line_in_the_clients_shape(
+    server: RunningServer, path: str, body: dict[str, Any], status: int, words: str
+) -> None:
     answer = httpx.post(server.url + path, json=body, timeout=30)
     assert answer.status_code == status
     assert set(answer.json()) == {"error"}
@@ -213,10 +259,10 @@ def test_a_pull_without_a_hub_says_so_in_one_line(server: RunningServer) -> None
 def test_several_calls_have_an_index_each(server: RunningServer) -> None:
     """Clients that join the parts of a stream tell calls by it."""
     twice = f"{CALL}\n{CALL}"
-    calls = [call for line in stream(server, twice, tools=[WEATHER])
-             for call in line.message.tool_calls or ()]
-    raw = server.post("/api/chat", {"model": "scripted", "stream": False, "messages": said(twice),
-                                    "tools": [WEATHER]}).json()["message"]["tool_calls"]
+    calls = [call for line in stream(server, twice, tools=[WEATHER]) for call in line.message.tool_calls or ()]
+    raw = server.post(
+        "/api/chat", {"model": "scripted", "stream": False, "messages": said(twice), "tools": [WEATHER]}
+    ).json()["message"]["tool_calls"]
     assert len(calls) == len(raw) == 2
     assert [call["function"]["index"] for call in raw] == [0, 1]
     assert len({call["id"] for call in raw}) == 2

@@ -30,14 +30,18 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     workers = SimpleNamespace(info=None, opened=workers_opened)
     service: Any = SimpleNamespace(
-        workers=workers, background=[], open=lambda model: order.append("service"),
+        workers=workers,
+        background=[],
+        open=lambda model: order.append("service"),
         engine=SimpleNamespace(ready=ready),
-        config=SimpleNamespace(host="127.0.0.1", own_replicas=1, template_bytes=lambda: 0))
+        config=SimpleNamespace(host="127.0.0.1", own_replicas=1, template_bytes=lambda: 0),
+    )
     model = SimpleNamespace(template=None)
     monkeypatch.setattr(service_module, "load_served_model", lambda *arguments: model)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = launch.Serving(service.config, service.engine, lambda: service, listener,
-                                 Console(file=io.StringIO()), SimpleNamespace())  # type: ignore[arg-type]
+        serving = launch.Serving(
+            service.config, service.engine, lambda: service, listener, Console(file=io.StringIO()), SimpleNamespace()
+        )  # type: ignore[arg-type]
         serving._service = service
         opening = asyncio.create_task(serving._open())
         await info_known.wait()
@@ -51,10 +55,12 @@ async def test_the_supervisor_opens_after_its_workers(monkeypatch: pytest.Monkey
     assert await opened_in_order(monkeypatch) == ["workers", "service"]
 
 
-@pytest.mark.parametrize(("is_replacement", "wanted"), [(True, ["open", "listen", "serves"]),
-                                                        (False, ["open", "serves"])])
+@pytest.mark.parametrize(
+    ("is_replacement", "wanted"), [(True, ["open", "listen", "serves"]), (False, ["open", "serves"])]
+)
 async def test_a_worker_that_follows_a_dead_one_takes_connections_once_it_can_answer(
-        monkeypatch: pytest.MonkeyPatch, is_replacement: bool, wanted: list[str]) -> None:
+    monkeypatch: pytest.MonkeyPatch, is_replacement: bool, wanted: list[str]
+) -> None:
     """The first ones listen before, and say that the server starts."""
     order: list[str] = []
     said = asyncio.Event()
@@ -71,9 +77,15 @@ async def test_a_worker_that_follows_a_dead_one_takes_connections_once_it_can_an
         said.set()
 
     monkeypatch.setattr(process, "load_served_model", lambda info, config: "open")
-    answering = asyncio.create_task(process.answer_for_ever(
-        SimpleNamespace(open=order.append, config=None), SimpleNamespace(ready=ready),  # type: ignore[arg-type]
-        SimpleNamespace(say=say), SimpleNamespace(is_replacement=is_replacement), listen))  # type: ignore[arg-type]
+    answering = asyncio.create_task(
+        process.answer_for_ever(
+            SimpleNamespace(open=order.append, config=None),
+            SimpleNamespace(ready=ready),  # type: ignore[arg-type]
+            SimpleNamespace(say=say),
+            SimpleNamespace(is_replacement=is_replacement),
+            listen,
+        )
+    )  # type: ignore[arg-type]
     await said.wait()
     answering.cancel()
     assert order == wanted

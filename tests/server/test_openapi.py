@@ -47,7 +47,8 @@ class Fuzzed:
 
 CHOICES = [
     ("--phases", "fuzzing", "--max-examples", "3", "--exclude-path-regex", ASLEEP_AFTERWARDS),
-    ("--phases", "coverage", "--include-path-regex", "^/(v1/messages/count_tokens|detokenize|v1/models.*)$")]
+    ("--phases", "coverage", "--include-path-regex", "^/(v1/messages/count_tokens|detokenize|v1/models.*)$"),
+]
 RUN_EACH = """
 import json, sys
 from schemathesis.cli import schemathesis
@@ -67,21 +68,23 @@ def fuzzed(server: RunningServer, folder: Path) -> list[Fuzzed]:
     wrong["components"]["schemas"]["LoadAnswer"]["required"].append("colour")
     file = folder / "wrong.json"
     file.write_bytes(msgspec.json.encode(wrong))
-    located = [*((f"{server.url}/openapi.json", *choice) for choice in CHOICES),
-               (str(file), "--url", server.url, "--phases", "coverage",
-                "--include-path-regex", "^/(tokenize|load)$")]
-    always = ["--seed", "1", "--no-color", "--warnings", "off",
-              "-H", f"Authorization: {KEY['Authorization']}"]
+    located = [
+        *((f"{server.url}/openapi.json", *choice) for choice in CHOICES),
+        (str(file), "--url", server.url, "--phases", "coverage", "--include-path-regex", "^/(tokenize|load)$"),
+    ]
+    always = ["--seed", "1", "--no-color", "--warnings", "off", "-H", f"Authorization: {KEY['Authorization']}"]
     runs = [["--config-file", str(CONFIG), "run", *arguments, *always] for arguments in located]
-    done = subprocess.run([sys.executable, "-c", RUN_EACH, json.dumps(runs)], capture_output=True, text=True,
-                          timeout=600, cwd=folder)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_EACH, json.dumps(runs)], capture_output=True, text=True, timeout=600, cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     *pieces, _ = re.split(r"^ended with (\d+)\n", done.stdout, flags=re.MULTILINE)
     return [Fuzzed(int(code), said) for said, code in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def test_a_fuzzer_finds_nothing_that_breaks_the_description_and_finds_one_that_is_wrong(
-        server: RunningServer, tmp_path: Path) -> None:
+    server: RunningServer, tmp_path: Path
+) -> None:
     """Random requests to every endpoint, and the limits of some. docs/testing.md has the command for all. One
     test, as each worker that had a part of it would make all runs. The last one is the control."""
     *right, wrong = fuzzed(server, tmp_path)
@@ -103,8 +106,12 @@ def test_every_route_is_in_the_description_and_the_other_way_round(document: dic
         return Response()
 
     routes = endpoint_routes({row.operation: nothing for row in ENDPOINTS})
-    served = {(re.sub(":path", "", route.path), method.lower()) for route in routes
-              for method in route.methods or () if method != "HEAD"}
+    served = {
+        (re.sub(":path", "", route.path), method.lower())
+        for route in routes
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
     described = {(path, method) for path, methods in document["paths"].items() for method in methods}
     assert served == described
     operations = [row.operation for row in ENDPOINTS]
@@ -116,16 +123,22 @@ def test_the_application_has_no_route_besides_the_table_and_the_page(server: Run
     source = (Path(__file__).parents[2] / "src" / "weft" / "server" / "app.py").read_text("utf-8")
     assert re.findall(r"\bRoute\((.*?),", source) == ["path"]
     assert "routes = [*endpoint_routes(" in source
-    assert all(isinstance(route, Route) and (route.path in ("/", "/docs") or route.path.startswith("/page/"))
-               for route in page_routes())
+    assert all(
+        isinstance(route, Route) and (route.path in ("/", "/docs") or route.path.startswith("/page/"))
+        for route in page_routes()
+    )
 
 
 def test_every_field_of_a_request_is_explained(document: dict[str, Any]) -> None:
     components = document["components"]["schemas"]
     bodies = _bodies(components)
     assert {"ChatBody", "CompletionBody", "MessagesBody", "ChatMessage"} <= set(bodies)
-    unexplained = [(body, name) for body in bodies for name in components[body].get("properties", {})
-                   if words_of(body, name) is None]
+    unexplained = [
+        (body, name)
+        for body in bodies
+        for name in components[body].get("properties", {})
+        if words_of(body, name) is None
+    ]
     assert unexplained == [], "each needs a row in weft/server/openapi/document.py"
     fields = {name for body in bodies for name in components[body].get("properties", {})}
     assert {name.rpartition(".")[2] for name in FIELDS} <= fields, "rows for fields that no body has"
@@ -140,8 +153,12 @@ def test_the_document_is_openapi_and_its_schemas_are_json_schema(document: dict[
     references = set(re.findall(r'"#/components/(\w+)/(\w+)"', text))
     assert references
     assert all(name in document["components"][kind] for kind, name in references)
-    assert {int(status) for methods in document["paths"].values() for operation in methods.values()
-            for status in operation["responses"]} <= {200, *ERRORS}
+    assert {
+        int(status)
+        for methods in document["paths"].values()
+        for operation in methods.values()
+        for status in operation["responses"]
+    } <= {200, *ERRORS}
 
 
 def test_limits_and_defaults_of_the_sampler_are_in_the_description(document: dict[str, Any]) -> None:
@@ -182,7 +199,9 @@ def test_the_page_of_the_description_says_types_and_limits_in_words() -> None:
     assert said("typeText", "messages") == "array of ChatMessage"
     assert said("typeText", "temperature") == "number or null"
     assert said("limitsText", "temperature") == "at least 0, at most 100"
-    assert said("limitsText", "stop") == ("at least 1 characters, at most 4096 characters, at most 64 items, "
-                                          "each at least 1 characters, each at most 4096 characters")
+    assert said("limitsText", "stop") == (
+        "at least 1 characters, at most 4096 characters, at most 64 items, "
+        "each at least 1 characters, each at most 4096 characters"
+    )
     assert said("limitsText", "top_p") == "above 0, at most 1"
     assert said("limitsText", "priority") == "at least -2147483648, at most 2147483647"

@@ -73,20 +73,25 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer
     assert "innerHTML" not in SCRIPTS
 
 
-@pytest.mark.parametrize(("kept", "words"), [
-    ("null", "This server wants a key: put it into the box."),
-    ('"an-old-one"', "That is no key of this server: put another one into the box."),
-])
-def test_a_page_without_a_right_key_names_the_box_and_no_header(server: RunningServer, kept: str,
-                                                                words: str) -> None:
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("null", "This server wants a key: put it into the box."),
+        ('"an-old-one"', "That is no key of this server: put another one into the box."),
+    ],
+)
+def test_a_page_without_a_right_key_names_the_box_and_no_header(server: RunningServer, kept: str, words: str) -> None:
     refusal = server.get("/metrics")
     assert (refusal.status_code, "header" in refusal.text) == (401, True), "what a program reads"
     engine = MiniRacer()
-    engine.eval(re.sub(r"^export ", "", FILES["server.js"], flags=re.MULTILINE) + f"""
+    engine.eval(
+        re.sub(r"^export ", "", FILES["server.js"], flags=re.MULTILINE)
+        + f"""
         const sessionStorage = {{getItem: () => {kept}}};
         const fetch = async () => ({{ok: false, status: 401, json: async () => ({refusal.text})}});
         let said;
-        ask("metrics").catch((error) => {{ said = [error instanceof KeyWantedError, error.message]; }});""")
+        ask("metrics").catch((error) => {{ said = [error instanceof KeyWantedError, error.message]; }});"""
+    )
     assert json.loads(str(engine.eval("JSON.stringify(said)"))) == [True, words]
 
 
@@ -97,9 +102,11 @@ def test_every_part_that_the_script_asks_for_is_in_the_page() -> None:
 
 
 def test_every_number_that_the_script_reads_is_one_that_the_server_has(metrics: str) -> None:
-    asked = set(re.findall(r'(?:values|byLabel)\??\.([a-z_]+)', SCRIPTS))
-    asked |= {f"{name}_count" if name.endswith("seconds") else name
-              for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)}
+    asked = set(re.findall(r"(?:values|byLabel)\??\.([a-z_]+)", SCRIPTS))
+    asked |= {
+        f"{name}_count" if name.endswith("seconds") else name
+        for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)
+    }
     assert {"num_requests_running", "memory_bytes", "time_to_first_token_seconds_count"} <= asked
     of_several = {row.sample_name for row in MODEL}
     assert asked <= {*re.findall(r"^weft:(\w+)", metrics, re.MULTILINE), *of_several}
@@ -111,7 +118,8 @@ def test_the_script_reads_what_weft_top_reads(readings: MiniRacer, metrics: str)
     assert (found["model"], found["at"]) == (expected.model, 5.0)
     assert expected.values.items() <= found["values"].items()
     assert {name: dict(numbers) for name, numbers in expected.by_label.items()} == {
-        name: numbers for name, numbers in found["byLabel"].items() if name in expected.by_label}
+        name: numbers for name, numbers in found["byLabel"].items() if name in expected.by_label
+    }
     assert found["values"]["time_to_first_token_seconds_count"] == 1
     assert call(readings, "sleepState", found) == "up"
 
@@ -122,14 +130,18 @@ def test_a_model_of_any_name_is_read(readings: MiniRacer) -> None:
 
 
 def test_several_engines_add_up_and_are_read_one_by_one(readings: MiniRacer) -> None:
-    text = "".join(f'weft:engine_up{{engine="{number}",model_name="m"}} {up}\n'
-                   f'weft:generation_tokens_total{{engine="{number}",model_name="m"}} {tokens}\n'
-                   f'weft:memory_bytes{{engine="{number}",model_name="m",use="free"}} 50\n'
-                   for number, up, tokens in ((0, 1, 7), (1, 0, 5)))
+    text = "".join(
+        f'weft:engine_up{{engine="{number}",model_name="m"}} {up}\n'
+        f'weft:generation_tokens_total{{engine="{number}",model_name="m"}} {tokens}\n'
+        f'weft:memory_bytes{{engine="{number}",model_name="m",use="free"}} 50\n'
+        for number, up, tokens in ((0, 1, 7), (1, 0, 5))
+    )
     found = call(readings, "parse", text + 'weft:request_resumes_total{engine="0",model_name="m"} 2\n', 0)
     assert (found["values"]["generation_tokens_total"], found["byLabel"]["memory_bytes"]["free"]) == (12, 100)
     assert {number: numbers["generation_tokens_total"] for number, numbers in found["engines"].items()} == {
-        "0": 7, "1": 5}
+        "0": 7,
+        "1": 5,
+    }
     assert call(readings, "sleepState", found) == "1 of 2 engines up"
 
 
@@ -138,9 +150,18 @@ def reading(at: float, **values: float) -> dict[str, Any]:
 
 
 def test_several_models_add_up_and_are_read_one_by_one(readings: MiniRacer) -> None:
-    text = "".join(f'weft:{name}{{engine="0",model_name="{model}"}} {value}\n' for model, name, value in (
-        ("a", "model_loaded", 1), ("b", "model_loaded", 1), ("c", "model_loaded", 0), ("a", "engine_up", 1),
-        ("b", "engine_up", 1), ("a", "kv_cache_usage_perc", 0.2), ("b", "kv_cache_usage_perc", 0.4)))
+    text = "".join(
+        f'weft:{name}{{engine="0",model_name="{model}"}} {value}\n'
+        for model, name, value in (
+            ("a", "model_loaded", 1),
+            ("b", "model_loaded", 1),
+            ("c", "model_loaded", 0),
+            ("a", "engine_up", 1),
+            ("b", "engine_up", 1),
+            ("a", "kv_cache_usage_perc", 0.2),
+            ("b", "kv_cache_usage_perc", 0.4),
+        )
+    )
     found = call(readings, "parse", text, 0)
     assert (found["model"], found["engines"], list(found["models"])) == ("3 models", {}, ["a", "b", "c"])
     assert found["values"]["kv_cache_usage_perc"] == pytest.approx(0.3)
@@ -149,14 +170,17 @@ def test_several_models_add_up_and_are_read_one_by_one(readings: MiniRacer) -> N
 
 def test_rates_and_means_are_of_what_came_between(readings: MiniRacer) -> None:
     before = reading(10, tokens=100, wait_sum=3.0, wait_count=3, prefix_cache_queries_total=50)
-    now = reading(12, tokens=160, wait_sum=4.0, wait_count=5, prefix_cache_queries_total=90,
-                  prefix_cache_hits_total=10)
+    now = reading(12, tokens=160, wait_sum=4.0, wait_count=5, prefix_cache_queries_total=90, prefix_cache_hits_total=10)
     assert call(readings, "rate", now, before, "tokens") == 30
     assert call(readings, "recentMean", now, before, "wait") == 0.5
     assert call(readings, "recentHitRate", now, before) == 0.25
     restarted = reading(14, tokens=5)
-    for function, *arguments in (("rate", now, None, "tokens"), ("rate", restarted, now, "tokens"),
-                                 ("recentMean", now, now, "wait"), ("recentHitRate", before, before)):
+    for function, *arguments in (
+        ("rate", now, None, "tokens"),
+        ("rate", restarted, now, "tokens"),
+        ("recentMean", now, now, "wait"),
+        ("recentHitRate", before, before),
+    ):
         assert call(readings, function, *arguments) is None
 
 
@@ -192,24 +216,37 @@ def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> 
 
 
 def test_drafts_that_cost_time_save_no_negative_seconds(readings: MiniRacer) -> None:
-    for seconds, said in ((2.04, "2.0 s saved"), (-0.14, "0.1 s slower than without drafts"),
-                          (-0.01, "no time saved yet")):
+    for seconds, said in (
+        (2.04, "2.0 s saved"),
+        (-0.14, "0.1 s slower than without drafts"),
+        (-0.01, "no time saved yet"),
+    ):
         assert call(readings, "speculation", reading(1, spec_decode_saved_seconds=seconds))["saved"] == said
 
 
 def test_shares_of_replicas_are_a_mean_on_the_page(readings: MiniRacer) -> None:
-    text = "".join(f'weft:{name}{{engine="{engine}"}} {value}\n'
-                   for engine, share in ((0, 0.5), (1, 0.7))
-                   for name, value in (("engine_up", 1), ("kv_cache_usage_perc", share)))
+    text = "".join(
+        f'weft:{name}{{engine="{engine}"}} {value}\n'
+        for engine, share in ((0, 0.5), (1, 0.7))
+        for name, value in (("engine_up", 1), ("kv_cache_usage_perc", share))
+    )
     values = call(readings, "parse", text, 1)["values"]
     assert values["kv_cache_usage_perc"] == pytest.approx(0.6)
     assert values["engine_up"] == 2
 
 
 def test_the_page_says_that_a_bucket_was_away_and_what_waits(readings: MiniRacer) -> None:
-    now = reading(1, store_capacity_bytes=1000, store_checkpoints=1, store_bytes=10, store_damaged_total=0,
-                  store_restored_tokens_total=0, store_saved_seconds_total=0, store_uploads_waiting=3,
-                  store_unreachable_seconds_total=0)
+    now = reading(
+        1,
+        store_capacity_bytes=1000,
+        store_checkpoints=1,
+        store_bytes=10,
+        store_damaged_total=0,
+        store_restored_tokens_total=0,
+        store_saved_seconds_total=0,
+        store_uploads_waiting=3,
+        store_unreachable_seconds_total=0,
+    )
     now["byLabel"] = {"store_writes_total": {"dropped": 0}, "store_uploads_total": {"uploaded": 9, "lost": 0}}
     assert "Bucket" not in call(readings, "storeState", now)
     now["values"]["store_unreachable_seconds_total"] = 34
@@ -217,12 +254,26 @@ def test_the_page_says_that_a_bucket_was_away_and_what_waits(readings: MiniRacer
     assert call(readings, "storeState", now).endswith("3 uploads wait, 2 lost.")
 
 
-@pytest.mark.parametrize(("path", "method", "status", "written"), [
-    ("/metrics", "GET", 200, False), ("/v1/cache?x=1", "GET", 200, False), ("/metrics", "GET", 401, True),
-    ("/health", "GET", 503, False),
-    ("/v1/cache/flush", "POST", 200, True), ("/v1/models", "GET", 200, True), ("/", "GET", 200, True)])
-def test_looks_that_succeed_do_not_fill_the_access_log(path: str, method: str, status: int,
-                                                       written: bool) -> None:
-    record = logging.LogRecord("uvicorn.access", logging.INFO, __file__, 1, '%s - "%s %s HTTP/%s" %d',
-                               ("1.2.3.4:5", method, path, "1.1", status), None)
+@pytest.mark.parametrize(
+    ("path", "method", "status", "written"),
+    [
+        ("/metrics", "GET", 200, False),
+        ("/v1/cache?x=1", "GET", 200, False),
+        ("/metrics", "GET", 401, True),
+        ("/health", "GET", 503, False),
+        ("/v1/cache/flush", "POST", 200, True),
+        ("/v1/models", "GET", 200, True),
+        ("/", "GET", 200, True),
+    ],
+)
+def test_looks_that_succeed_do_not_fill_the_access_log(path: str, method: str, status: int, written: bool) -> None:
+    record = logging.LogRecord(
+        "uvicorn.access",
+        logging.INFO,
+        __file__,
+        1,
+        '%s - "%s %s HTTP/%s" %d',
+        ("1.2.3.4:5", method, path, "1.1", status),
+        None,
+    )
     assert _is_no_look(record) is written

@@ -45,10 +45,12 @@ def test_a_conversation_in_a_browser(server: RunningServer, tmp_path: Path, widt
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         _begins_with_the_chat(browser)
         _every_number_of_a_table_has_its_name(browser)
-        browser.run("document.querySelector('#ask-form details').open = true;"
-                    "document.getElementById('system').value = 'Be short.';"
-                    "document.getElementById('temperature').value = '0';"
-                    "document.getElementById('ask').focus()")
+        browser.run(
+            "document.querySelector('#ask-form details').open = true;"
+            "document.getElementById('system').value = 'Be short.';"
+            "document.getElementById('temperature').value = '0';"
+            "document.getElementById('ask').focus()"
+        )
         browser.type("say:hello")
         browser.press("Enter", 13)
         browser.wait_for(f"{ANSWERS}[0] === 'hello'")
@@ -98,7 +100,8 @@ def _every_number_of_a_table_has_its_name(browser: Browser) -> None:
         "return [[...body.parentElement.tHead.rows[0].cells].map((one) => one.textContent), "
         "cells.map((one) => one.dataset.name), body.parentElement.tHead.checkVisibility(), "
         "cells.map((one) => getComputedStyle(one, '::before').content), "
-        "cells.every((one) => one.getBoundingClientRect().right <= window.innerWidth)]; })()")
+        "cells.every((one) => one.getBoundingClientRect().right <= window.innerWidth)]; })()"
+    )
     assert named == names
     assert headed or shown == [f'"{name}"' for name in names]
     assert inside
@@ -121,8 +124,10 @@ def _unfolds_and_copies(browser: Browser) -> None:
     browser.wait_for("document.querySelector('#talk button').textContent === 'Copied'")
     assert browser.run("navigator.clipboard.readText()") == "7750"
     browser.run("window.realClipboard = navigator.clipboard; realClipboard.writeText('other')")
-    browser.run("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true});"
-                "document.querySelector('#talk button').textContent = 'Copy'")
+    browser.run(
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true});"
+        "document.querySelector('#talk button').textContent = 'Copy'"
+    )
     browser.click("#talk button")
     browser.wait_for("document.querySelector('#talk button').textContent === 'Copied'")
     assert browser.run("realClipboard.readText()") == "7750"

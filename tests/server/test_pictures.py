@@ -41,7 +41,8 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 OPERATOR = {"Authorization": "Bearer boss"}
 
 
@@ -55,27 +56,38 @@ SHOWN = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
 ASKED = [{"role": "user", "content": [SHOWN, {"type": "text", "text": "the dog and the cat"}]}]
 
 
-QWEN_TEMPLATE = TEMPLATE.replace("<image>", (
-    "<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"))
+QWEN_TEMPLATE = TEMPLATE.replace(
+    "<image>",
+    (
+        "<|vision_start|><|image_pad|><|vision_end|>"
+        "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    ),
+)
 CLIP = (60, 50, 5)
 
 
 def frame_urls(*clip: int) -> list[str]:
-    return [f"data:image/png;base64,{base64.b64encode(encoded(frame)).decode()}"
-            for frame in drawn_frames(*clip)]
+    return [f"data:image/png;base64,{base64.b64encode(encoded(frame)).decode()}" for frame in drawn_frames(*clip)]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE)
-    engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1,
-              "max_model_len": 512}
-    with running_server("", engine=engine, server={
-            "file_store": str(template.parent / "files"), "chat_template": str(template), "images": 3,
-            "image_side": 3000, "show_text": True,
-            "operator_key": ["boss"], "media_domains": ["localhost"]}) as running:
+    engine = {"model": str(vision_checkpoint("lfm2_vl")), "memory": "32MB", "threads": 1, "max_model_len": 512}
+    with running_server(
+        "",
+        engine=engine,
+        server={
+            "file_store": str(template.parent / "files"),
+            "chat_template": str(template),
+            "images": 3,
+            "image_side": 3000,
+            "show_text": True,
+            "operator_key": ["boss"],
+            "media_domains": ["localhost"],
+        },
+    ) as running:
         yield running
 
 
@@ -84,8 +96,15 @@ def post(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Respon
 
 
 def chat(server: RunningServer, messages: list[Any], **more: Any) -> dict[str, Any]:
-    body = {"model": "default", "messages": messages, "max_tokens": NEW_TOKENS, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True, **more}
+    body = {
+        "model": "default",
+        "messages": messages,
+        "max_tokens": NEW_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **more,
+    }
     answer = post(server, "/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
     return answer.json()  # type: ignore[no-any-return]
@@ -106,9 +125,18 @@ def test_an_answer_about_a_picture_is_that_of_transformers(server: RunningServer
     again = chat(server, ASKED)
     assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > rows
-    other = chat(server, [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(120, 200)}"}},
-        {"type": "text", "text": "the dog and the cat"}]}])
+    other = chat(
+        server,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png(120, 200)}"}},
+                    {"type": "text", "text": "the dog and the cat"},
+                ],
+            }
+        ],
+    )
     assert other["choices"][0]["token_ids"] == expected(other["prompt_token_ids"], (120, 200))
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] < 20
 
@@ -116,32 +144,53 @@ def test_an_answer_about_a_picture_is_that_of_transformers(server: RunningServer
 def test_each_dialect_has_the_same_prompt(server: RunningServer) -> None:
     count = chat(server, ASKED)["usage"]["prompt_tokens"]
     text = "the dog and the cat"
-    responses = post(server, "/v1/responses", {"model": "default", "max_output_tokens": 4, "input": [
-        {"role": "user", "content": [{"type": "input_image", "image_url": URL},
-                                     {"type": "input_text", "text": text}]}]}).json()
+    responses = post(
+        server,
+        "/v1/responses",
+        {
+            "model": "default",
+            "max_output_tokens": 4,
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": text}],
+                }
+            ],
+        },
+    ).json()
     assert responses["usage"]["input_tokens"] == count
     source = {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}
-    asked = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": [
-        {"type": "image", "source": source}, {"type": "text", "text": text}]}]}
+    asked = {
+        "model": "default",
+        "max_tokens": 4,
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": text}]}
+        ],
+    }
     usage = post(server, "/v1/messages", asked).json()["usage"]
-    assert sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens",
-                                        "cache_creation_input_tokens")) == count
+    assert (
+        sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")) == count
+    )
     assert post(server, "/v1/messages/count_tokens", asked).json() == {"input_tokens": count}
     shown = {"model": "default", "stream": False, "options": {"num_predict": 4}}
     message = {"role": "user", "content": text, "images": [png(*SIZE)]}
     assert post(server, "/api/chat", {**shown, "messages": [message]}).json()["prompt_eval_count"] == count
-    assert post(server, "/api/generate", {
-        **shown, "prompt": text, "images": message["images"]}).json()["prompt_eval_count"] == count
+    assert (
+        post(server, "/api/generate", {**shown, "prompt": text, "images": message["images"]}).json()[
+            "prompt_eval_count"
+        ]
+        == count
+    )
     tokenized = post(server, "/tokenize", {"model": "default", "messages": ASKED}).json()
     assert tokenized["count"] == count
     seen = read_picture(URL, vision_settings("lfm2_vl"), ImageLimits())
-    assert [span["rows"] for span in tokenized["spans"]] == [
-        part for part in seen.text if isinstance(part, int)]
+    assert [span["rows"] for span in tokenized["spans"]] == [part for part in seen.text if isinstance(part, int)]
     image = tokenized["tokens"][tokenized["spans"][0]["offset"]]
     rows = [at for span in tokenized["spans"] for at in range(span["offset"], span["offset"] + span["rows"])]
     assert rows == [at for at, token in enumerate(tokenized["tokens"]) if token == image]
     assert {(span["part"], span["kind"], span["digest"]) for span in tokenized["spans"]} == {
-        ("messages[0].content[0]", "image", seen.digest.hex())}
+        ("messages[0].content[0]", "image", seen.digest.hex())
+    }
     assert "spans" not in post(server, "/tokenize", {"model": "default", "prompt": "hello"}).json()
 
 
@@ -151,38 +200,63 @@ def test_the_clients_of_openai_anthropic_and_ollama_send_pictures(server: Runnin
     chatted = client.chat.completions.create(model="default", messages=ASKED, max_tokens=2)
     assert chatted.usage is not None
     assert chatted.usage.prompt_tokens == count
-    said = client.responses.create(model="default", max_output_tokens=2, input=[{"role": "user", "content": [
-        {"type": "input_image", "image_url": URL, "detail": "auto"}, {"type": "input_text", "text": text}]}])
+    said = client.responses.create(
+        model="default",
+        max_output_tokens=2,
+        input=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_image", "image_url": URL, "detail": "auto"},
+                    {"type": "input_text", "text": text},
+                ],
+            }
+        ],
+    )
     assert said.usage is not None
     assert said.usage.input_tokens == count
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
-        answer = claude.messages.create(model="default", max_tokens=2, messages=[{"role": "user", "content": [
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}},
-            {"type": "text", "text": text}]}])
+        answer = claude.messages.create(
+            model="default",
+            max_tokens=2,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}},
+                        {"type": "text", "text": text},
+                    ],
+                }
+            ],
+        )
         assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == count
-    told = ollama.Client(host=server.url).chat(model="default", options={"num_predict": 2}, messages=[
-        {"role": "user", "content": text, "images": [base64.b64decode(png(*SIZE))]}])
+    told = ollama.Client(host=server.url).chat(
+        model="default",
+        options={"num_predict": 2},
+        messages=[{"role": "user", "content": text, "images": [base64.b64decode(png(*SIZE))]}],
+    )
     assert told.prompt_eval_count == count
 
 
 def test_a_batch_has_pictures_in_its_lines(server: RunningServer) -> None:
     """By a client without a key: operators alone have some here."""
     client, expected_count = server.client(), chat(server, ASKED)["usage"]["prompt_tokens"]
-    bodies = [{"model": "default", "messages": messages, "max_tokens": 3} for messages in (
-        ASKED, shows("data:image/png;base64,AAAA"))]
-    content = b"\n".join(json.dumps({"custom_id": str(number), "method": "POST",
-                                     "url": "/v1/chat/completions", "body": body}).encode()
-                         for number, body in enumerate(bodies))
+    bodies = [
+        {"model": "default", "messages": messages, "max_tokens": 3}
+        for messages in (ASKED, shows("data:image/png;base64,AAAA"))
+    ]
+    content = b"\n".join(
+        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}).encode()
+        for number, body in enumerate(bodies)
+    )
     file = client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
-    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions",
-                                 completion_window="24h")
+    made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     assert eventually(lambda: client.batches.retrieve(made.id).status not in ("validating", "in_progress"))
     batch = client.batches.retrieve(made.id)
     assert batch.status == "completed", batch.errors
     assert batch.output_file_id is not None
     assert batch.error_file_id is not None
-    good, bad = (json.loads(client.files.content(name).text) for name in (
-        batch.output_file_id, batch.error_file_id))
+    good, bad = (json.loads(client.files.content(name).text) for name in (batch.output_file_id, batch.error_file_id))
     assert good["response"]["body"]["usage"]["prompt_tokens"] == expected_count
     assert bad["response"]["status_code"] == 400
     assert "in no known format" in json.dumps(bad)
@@ -191,39 +265,91 @@ def test_a_batch_has_pictures_in_its_lines(server: RunningServer) -> None:
 def test_a_tool_returns_a_picture_in_each_dialect(server: RunningServer) -> None:
     """As a screenshot that an agent took."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    count = chat(server, [
-        {"role": "user", "content": "look"}, {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "here"}, SHOWN]},
-    ])["usage"]
+    count = chat(
+        server,
+        [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "here"}, SHOWN]},
+        ],
+    )["usage"]
     source = {"type": "base64", "media_type": "image/png", "data": png(*SIZE)}
-    asked = {"model": "default", "max_tokens": 4, "messages": [
-        {"role": "user", "content": "look"},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": [
-            {"type": "text", "text": "here"}, {"type": "image", "source": source}]}]}]}
-    assert post(server, "/v1/messages/count_tokens", asked).json() == {
-        "input_tokens": count["prompt_tokens"]}
+    asked = {
+        "model": "default",
+        "max_tokens": 4,
+        "messages": [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c1",
+                        "content": [{"type": "text", "text": "here"}, {"type": "image", "source": source}],
+                    }
+                ],
+            },
+        ],
+    }
+    assert post(server, "/v1/messages/count_tokens", asked).json() == {"input_tokens": count["prompt_tokens"]}
     assert post(server, "/v1/messages", asked).status_code == 200
-    answer = post(server, "/v1/responses", {"model": "default", "max_output_tokens": 4, "input": [
-        {"role": "user", "content": "look"},
-        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": [
-            {"type": "input_text", "text": "here"}, {"type": "input_image", "image_url": URL}]}]}).json()
+    answer = post(
+        server,
+        "/v1/responses",
+        {
+            "model": "default",
+            "max_output_tokens": 4,
+            "input": [
+                {"role": "user", "content": "look"},
+                {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c1",
+                    "output": [{"type": "input_text", "text": "here"}, {"type": "input_image", "image_url": URL}],
+                },
+            ],
+        },
+    ).json()
     assert answer["usage"]["input_tokens"] == count["prompt_tokens"]
 
 
-@pytest.mark.parametrize(("blocks", "place", "words"), [
-    ([{"type": "image", "source": {"type": "url", "url": "https://example.com/cat.png"}}],
-     "messages.0.content.0", "'example.com', which --media-domains does not name"),
-    ([{"type": "tool_result", "tool_use_id": "c1", "content": [
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]}],
-     "messages.0.content.0.content.0", "in no known format"),
-    ([{"type": "image", "source": {"type": "file", "file_id": "f"}}], "messages.0.content.0.source",
-     "it is base64, with media_type and data, or url, with url")])
+@pytest.mark.parametrize(
+    ("blocks", "place", "words"),
+    [
+        (
+            [{"type": "image", "source": {"type": "url", "url": "https://example.com/cat.png"}}],
+            "messages.0.content.0",
+            "'example.com', which --media-domains does not name",
+        ),
+        (
+            [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [
+                        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+                    ],
+                }
+            ],
+            "messages.0.content.0.content.0",
+            "in no known format",
+        ),
+        (
+            [{"type": "image", "source": {"type": "file", "file_id": "f"}}],
+            "messages.0.content.0.source",
+            "it is base64, with media_type and data, or url, with url",
+        ),
+    ],
+)
 def test_messages_name_the_block_of_a_picture_as_its_client_counts(
-        server: RunningServer, blocks: list[Any], place: str, words: str) -> None:
-    answer = post(server, "/v1/messages", {"model": "default", "max_tokens": 4, "system": "be brief",
-                                           "messages": [{"role": "user", "content": blocks}]})
+    server: RunningServer, blocks: list[Any], place: str, words: str
+) -> None:
+    answer = post(
+        server,
+        "/v1/messages",
+        {"model": "default", "max_tokens": 4, "system": "be brief", "messages": [{"role": "user", "content": blocks}]},
+    )
     assert answer.status_code == 400, answer.text
     said = answer.json()["error"]["message"]
     assert said.startswith(place)
@@ -250,31 +376,44 @@ def shows(url: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 
 
-@pytest.mark.parametrize(("messages", "words"), [
-    (shows("https://example.com/cat.png"),
-     "messages[0].content[0]: the file is at the host 'example.com', which --media-domains does not name"),
-    (shows("https://localhost/cat.png"), "'localhost' has an address that is not public"),
-    (shows("http://localhost/cat.png"), "files are fetched by https alone"),
-    (shows("file:///etc/passwd"), "it must be a data: URL"), (shows("/etc/passwd"), "it must be a data: URL"),
-    ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}],
-     "expected an object with url"),
-    (shows("data:image/png;base64,AAAA"), "in no known format"),
-    (shows("data:image/png;base64,%%%"), "the data: URL is no base64"),
-    (shows("data:image/png,abc"), "it must be data:image/TYPE;base64,DATA"),
-    (shows(f"data:image/png;base64,{png(*SIZE)[:400]}"), "the picture cannot be decoded"),
-    (shows(f"data:image/png;base64,{png(4000, 1)}"), "the limit is 3,000 on a side (limits.image_side)"),
-    ([{"role": "user", "content": [{"type": "video", "video": [URL, URL]}]}],
-     "messages[0].content[0] is a video; this model reads text and pictures: send some of the frames"),
-    (shows(7), "messages[0].content[0].image_url: expected an object with url"),
-    ([*ASKED, *ASKED, *ASKED, *ASKED],
-     "the conversation has 4 pictures and videos; the limit is 3 (limits.images)"),
-    ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "what is <image>?"}]}],
-     "the chat template writes <image> 2 times for 1 picture: a text of the conversation has it too"),
-    ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "word " * 600}]}], "--max-model-len"),
-    ([{"role": "user", "content": [{"type": "text", "text": "dog " * 510}, SHOWN]}],
-     "messages[0].content[1]: this picture has rows up to token")])
-def test_a_picture_that_cannot_be_served_is_one_line(server: RunningServer, messages: list[Any],
-                                                     words: str) -> None:
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        (
+            shows("https://example.com/cat.png"),
+            "messages[0].content[0]: the file is at the host 'example.com', which --media-domains does not name",
+        ),
+        (shows("https://localhost/cat.png"), "'localhost' has an address that is not public"),
+        (shows("http://localhost/cat.png"), "files are fetched by https alone"),
+        (shows("file:///etc/passwd"), "it must be a data: URL"),
+        (shows("/etc/passwd"), "it must be a data: URL"),
+        ([{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}], "expected an object with url"),
+        (shows("data:image/png;base64,AAAA"), "in no known format"),
+        (shows("data:image/png;base64,%%%"), "the data: URL is no base64"),
+        (shows("data:image/png,abc"), "it must be data:image/TYPE;base64,DATA"),
+        (shows(f"data:image/png;base64,{png(*SIZE)[:400]}"), "the picture cannot be decoded"),
+        (shows(f"data:image/png;base64,{png(4000, 1)}"), "the limit is 3,000 on a side (limits.image_side)"),
+        (
+            [{"role": "user", "content": [{"type": "video", "video": [URL, URL]}]}],
+            "messages[0].content[0] is a video; this model reads text and pictures: send some of the frames",
+        ),
+        (shows(7), "messages[0].content[0].image_url: expected an object with url"),
+        (
+            [*ASKED, *ASKED, *ASKED, *ASKED],
+            "the conversation has 4 pictures and videos; the limit is 3 (limits.images)",
+        ),
+        (
+            [{"role": "user", "content": [SHOWN, {"type": "text", "text": "what is <image>?"}]}],
+            "the chat template writes <image> 2 times for 1 picture: a text of the conversation has it too",
+        ),
+        ([{"role": "user", "content": [SHOWN, {"type": "text", "text": "word " * 600}]}], "--max-model-len"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "dog " * 510}, SHOWN]}],
+            "messages[0].content[1]: this picture has rows up to token",
+        ),
+    ],
+)
+def test_a_picture_that_cannot_be_served_is_one_line(server: RunningServer, messages: list[Any], words: str) -> None:
     answer = post(server, "/v1/chat/completions", {"model": "default", "messages": messages, "max_tokens": 4})
     assert answer.status_code == 400, answer.text
     assert words in answer.json()["error"]["message"]
@@ -335,41 +474,55 @@ def test_several_pictures_are_asked_about_with_the_client_of_openai(name: str, t
     template = tmp_path / "chat.jinja"
     template.write_text(QWEN_TEMPLATE)
     other = f"data:image/png;base64,{png(90, 41)}"
-    shown: list[Any] = [{"role": "user", "content": [
-        {"type": "text", "text": "compare"}, SHOWN, {"type": "image_url", "image_url": {"url": other}},
-        {"type": "text", "text": "the dog and the cat"}]}]
+    shown: list[Any] = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "compare"},
+                SHOWN,
+                {"type": "image_url", "image_url": {"url": other}},
+                {"type": "text", "text": "the dog and the cat"},
+            ],
+        }
+    ]
     engine = {"model": str(vision_checkpoint(name)), "memory": "32MB", "threads": 1, "max_model_len": 512}
-    with running_server("", engine=engine, server={"chat_template": str(template)}) as running, \
-            openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
+    with (
+        running_server("", engine=engine, server={"chat_template": str(template)}) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client,
+    ):
         cached = []
         for _ in range(2):
             answer = client.chat.completions.create(
-                model="default", messages=shown, max_tokens=NEW_TOKENS, temperature=0,
-                extra_body={"ignore_eos": True, "return_token_ids": True})
+                model="default",
+                messages=shown,
+                max_tokens=NEW_TOKENS,
+                temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
             assert answer.choices[0].token_ids == expected(  # type: ignore[attr-defined]
-                answer.prompt_token_ids, SIZE, (90, 41), name=name)  # type: ignore[attr-defined]
+                answer.prompt_token_ids, SIZE, (90, 41), name=name
+            )  # type: ignore[attr-defined]
             assert answer.usage is not None
             assert answer.usage.prompt_tokens_details is not None
             cached.append(answer.usage.prompt_tokens_details.cached_tokens)
         assert cached[0] == 0
         assert (cached[1] or 0) >= 64, "rows of the first picture are among them"
         with pytest.raises(openai.BadRequestError, match="has no --media-domains"):
-            client.chat.completions.create(
-                model="default", max_tokens=1,
-                messages=shows("https://localhost/cat.png"))  # type: ignore[arg-type]
+            client.chat.completions.create(model="default", max_tokens=1, messages=shows("https://localhost/cat.png"))  # type: ignore[arg-type]
         with pytest.raises(openai.BadRequestError, match="too long and narrow"):
-            client.chat.completions.create(model="default", max_tokens=1, messages=shows(
-                f"data:image/png;base64,{png(1000, 2)}"))  # type: ignore[arg-type]
+            client.chat.completions.create(
+                model="default", max_tokens=1, messages=shows(f"data:image/png;base64,{png(1000, 2)}")
+            )  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(QWEN_TEMPLATE)
-    engine = {"model": str(vision_checkpoint("qwen3_5_vl")), "memory": "32MB", "threads": 1,
-              "max_model_len": 512}
-    with running_server("", engine=engine, server={"chat_template": str(template), "video_frames": 6,
-                                                   "image_side": 3000}) as running:
+    engine = {"model": str(vision_checkpoint("qwen3_5_vl")), "memory": "32MB", "threads": 1, "max_model_len": 512}
+    with running_server(
+        "", engine=engine, server={"chat_template": str(template), "video_frames": 6, "image_side": 3000}
+    ) as running:
         yield running
 
 
@@ -388,10 +541,12 @@ def test_an_answer_about_a_video_is_that_of_transformers(qwen: RunningServer) ->
     urls = frame_urls(*CLIP)
     joined = "data:video/jpeg;base64," + ",".join(url.partition(",")[2] for url in urls)
     spellings: list[dict[str, Any]] = [
-        {"type": "video", "video": urls}, {"type": "video", "video": urls, "fps": 2},
+        {"type": "video", "video": urls},
+        {"type": "video", "video": urls, "fps": 2},
         {"type": "video_url", "video_url": {"url": joined}},
         {"type": "input_video", "video_url": urls},
-        {"type": "video_url", "video_url": {"url": urls, "fps": 2}}]
+        {"type": "video_url", "video_url": {"url": urls, "fps": 2}},
+    ]
     answers = [chat(qwen, about(spelling)) for spelling in spellings]
     prompt = answers[0]["prompt_token_ids"]
     assert answers[0]["choices"][0]["token_ids"] == expected(prompt, CLIP, name="qwen3_5_vl")
@@ -406,7 +561,8 @@ def test_an_answer_about_a_video_is_that_of_transformers(qwen: RunningServer) ->
     assert answers[0]["usage"]["prompt_tokens"] == told["count"]
     seen = prepared("qwen3_5_vl", *CLIP)
     assert [(span["rows"], span["kind"], span["digest"]) for span in told["spans"]] == [
-        (rows, "video", seen.digest.hex()) for rows in seen.text if isinstance(rows, int)]
+        (rows, "video", seen.digest.hex()) for rows in seen.text if isinstance(rows, int)
+    ]
     said = post(qwen, "/detokenize", {"model": "default", "tokens": prompt}).json()["prompt"]
     assert "<|vision_start|><0.2 seconds><|vision_start|><|video_pad|>" in said
     assert "<|vision_end|><2.0 seconds><|vision_start|>" in said
@@ -414,9 +570,23 @@ def test_an_answer_about_a_video_is_that_of_transformers(qwen: RunningServer) ->
     assert faster["prompt_token_ids"] != prompt
     assert faster["choices"][0]["token_ids"] == expected(faster["prompt_token_ids"], CLIP, name="qwen3_5_vl")
     assert metric(qwen, "pictures_encoded_total") == 1, "other times, the same rows"
-    told = post(qwen, "/v1/responses", {"model": "default", "max_output_tokens": 4, "input": [
-        {"role": "user", "content": [{"type": "input_video", "video_url": urls},
-                                     {"type": "input_text", "text": "the dog and the cat"}]}]}).json()
+    told = post(
+        qwen,
+        "/v1/responses",
+        {
+            "model": "default",
+            "max_output_tokens": 4,
+            "input": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_video", "video_url": urls},
+                        {"type": "input_text", "text": "the dog and the cat"},
+                    ],
+                }
+            ],
+        },
+    ).json()
     assert told["usage"]["input_tokens"] == len(prompt)
 
 
@@ -432,24 +602,29 @@ def test_a_file_of_a_video_is_sampled_as_the_processor_does(qwen: RunningServer)
     assert first["usage"]["prompt_tokens"] > fewer["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize(("part", "words"), [
-    ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
-     "messages[0].content[0]: the video is in no known format; MP4"),
-    ({"type": "video", "video": "/etc/passwd"}, "the video is at '/etc/passwd'; it must be a data: URL"),
-    ({"type": "video", "video": ["file:///etc/passwd", URL]}, "frame 0: the picture is at 'file:///etc/passwd'"),
-    ({"type": "video", "video": [URL, "https://localhost/cat.png"]}, "has no --media-domains"),
-    ({"type": "video_url", "video_url": {"url": "https://localhost/cat.mp4"}}, "has no --media-domains"),
-    ({"type": "video", "video": [URL] * 7}, "the video has 7 frames; the limit is 6 (limits.video_frames)"),
-    ({"type": "video", "video": [URL]}, "it needs 2 at least"),
-    ({"type": "video", "video": []}, "messages[0].content[0].video: expected a data: URL of a video"),
-    ({"type": "video", "video": [URL, 7]}, "expected a data: URL of a video, or a list"),
-    ({"type": "video_url", "video_url": {"file": 1}}, "messages[0].content[0].video_url: expected"),
-    ({"type": "video", "video": [URL, URL], "fps": 0}, "fps is 0; it must be a number above 0, to 1000"),
-    ({"type": "video", "video": [URL, URL], "max_frames": 2.5}, "max_frames is 2.5; it must be a whole"),
-    ({"type": "video", "video": [f"data:image/png;base64,{png(4000, 1)}"] * 2}, "(limits.image_side)"),
-    ({"type": "video", "video": [f"data:image/png;base64,{png(1000, 2)}"] * 2}, "too long and narrow")])
-def test_a_video_that_cannot_be_served_is_one_line(qwen: RunningServer, part: dict[str, Any],
-                                                   words: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA=="}},
+            "messages[0].content[0]: the video is in no known format; MP4",
+        ),
+        ({"type": "video", "video": "/etc/passwd"}, "the video is at '/etc/passwd'; it must be a data: URL"),
+        ({"type": "video", "video": ["file:///etc/passwd", URL]}, "frame 0: the picture is at 'file:///etc/passwd'"),
+        ({"type": "video", "video": [URL, "https://localhost/cat.png"]}, "has no --media-domains"),
+        ({"type": "video_url", "video_url": {"url": "https://localhost/cat.mp4"}}, "has no --media-domains"),
+        ({"type": "video", "video": [URL] * 7}, "the video has 7 frames; the limit is 6 (limits.video_frames)"),
+        ({"type": "video", "video": [URL]}, "it needs 2 at least"),
+        ({"type": "video", "video": []}, "messages[0].content[0].video: expected a data: URL of a video"),
+        ({"type": "video", "video": [URL, 7]}, "expected a data: URL of a video, or a list"),
+        ({"type": "video_url", "video_url": {"file": 1}}, "messages[0].content[0].video_url: expected"),
+        ({"type": "video", "video": [URL, URL], "fps": 0}, "fps is 0; it must be a number above 0, to 1000"),
+        ({"type": "video", "video": [URL, URL], "max_frames": 2.5}, "max_frames is 2.5; it must be a whole"),
+        ({"type": "video", "video": [f"data:image/png;base64,{png(4000, 1)}"] * 2}, "(limits.image_side)"),
+        ({"type": "video", "video": [f"data:image/png;base64,{png(1000, 2)}"] * 2}, "too long and narrow"),
+    ],
+)
+def test_a_video_that_cannot_be_served_is_one_line(qwen: RunningServer, part: dict[str, Any], words: str) -> None:
     body = {"model": "default", "messages": about(part), "max_tokens": 2}
     answer = post(qwen, "/v1/chat/completions", body)
     assert answer.status_code == 400, answer.text
@@ -467,8 +642,10 @@ def test_the_python_api_reads_videos(tmp_path: Path) -> None:
     film = base64.b64decode(filmed_clip().partition(",")[2])
     (tmp_path / "clip.mp4").write_bytes(film)
     with Engine(str(tmp_path), memory="32MB", threads=1, max_model_len=512) as engine:
-        replies = [engine.chat(about({"type": "video", "video": video}), max_tokens=NEW_TOKENS, temperature=0,
-                               ignore_eos=True) for video in (mixed, film, tmp_path / "clip.mp4")]
+        replies = [
+            engine.chat(about({"type": "video", "video": video}), max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+            for video in (mixed, film, tmp_path / "clip.mp4")
+        ]
         prompt = engine.render_chat(about({"type": "video", "video": mixed}))
         assert replies[0].tokens == expected(prompt, CLIP, name="qwen3_5_vl")
         assert replies[1].tokens == replies[2].tokens
@@ -500,8 +677,7 @@ GIVES = """(async (how, width, height) => {
 ANSWERS = "[...document.querySelectorAll('#talk .answer')].map((one) => one.textContent)"
 
 
-def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: RunningServer,
-                                                                     tmp_path: Path) -> None:
+def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: RunningServer, tmp_path: Path) -> None:
     if CHROMIUM is None:
         warnings.warn("no Chromium: pictures of the page were not tried in a browser", stacklevel=1)
         files = resources.files("weft.server") / "page_files"
@@ -517,11 +693,10 @@ def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: Run
             browser.run(f"{GIVES}('{how}', 160, {100 + 20 * number})")
             browser.wait_for(f"document.querySelectorAll('#pictures img[alt=\"{how}.png\"]').length === 1")
         browser.wait_for("[...document.querySelectorAll('#pictures img')].every((one) => one.naturalWidth)")
-        browser.click("#pictures button")   # leaves the first one out
+        browser.click("#pictures button")  # leaves the first one out
         assert browser.run("document.querySelectorAll('#pictures img').length") == 2
         before = metric(server, "pictures_encoded_total")
-        browser.run("document.getElementById('max-tokens').value = '8';"
-                    "document.getElementById('ask').focus()")
+        browser.run("document.getElementById('max-tokens').value = '8';document.getElementById('ask').focus()")
         browser.type("what is it?")
         browser.press("Enter", 13)
         browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
@@ -529,10 +704,11 @@ def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: Run
         assert browser.run("document.querySelectorAll('#pictures img').length") == 0
         assert browser.run("document.querySelectorAll('#talk .failed').length") == 0
         assert metric(server, "pictures_encoded_total") == before + 2
-        browser.wait_for("/^Pictures: rows of .* of 3.8 MiB; /.test("
-                         "document.getElementById('picture-rows').textContent)")
+        browser.wait_for(
+            "/^Pictures: rows of .* of 3.8 MiB; /.test(document.getElementById('picture-rows').textContent)"
+        )
         browser.run("document.getElementById('ask').focus()")
-        browser.type("and now?")   # the pictures are a part of the conversation
+        browser.type("and now?")  # the pictures are a part of the conversation
         browser.press("Enter", 13)
         browser.wait_for(f"{ANSWERS}.length === 2 && document.getElementById('stop').hidden")
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
@@ -559,29 +735,40 @@ def test_the_page_asks_about_a_dropped_video(qwen: RunningServer, tmp_path: Path
         assert '{type: "video_url", video_url: {url}}' in (files / "pictures.js").read_text("utf-8")
         return
     film = base64.b64encode(filmed(drawn_frames(160, 120, 8), "webm", "libvpx", fps=4)).decode()
-    said = chat(qwen, [{"role": "user", "content": [
-        {"type": "video_url", "video_url": {"url": f"data:video/webm;base64,{film}"}},
-        {"type": "text", "text": "what happens?"}]}], max_tokens=8, ignore_eos=False)
+    said = chat(
+        qwen,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "video_url", "video_url": {"url": f"data:video/webm;base64,{film}"}},
+                    {"type": "text", "text": "what happens?"},
+                ],
+            }
+        ],
+        max_tokens=8,
+        ignore_eos=False,
+    )
     browser = Browser(CHROMIUM, tmp_path)
     try:
         browser.open(qwen.url)
         browser.wait_for("document.getElementById('picture').checkVisibility()")
         browser.run(f"{DROPS_FILE}('unknown.mkv', '', {json.dumps(base64.b64encode(b'no video').decode())})")
         browser.wait_for("document.getElementById('pictures').textContent === 'unknown.mkv'")
-        browser.run("document.getElementById('max-tokens').value = '8';"
-                    "document.getElementById('temperature').value = '0';"
-                    "document.getElementById('ask').focus()")
+        browser.run(
+            "document.getElementById('max-tokens').value = '8';"
+            "document.getElementById('temperature').value = '0';"
+            "document.getElementById('ask').focus()"
+        )
         browser.type("what happens?")
         browser.press("Enter", 13)
-        browser.wait_for("/the video is in no known format/.test("
-                         "document.querySelector('.failed')?.textContent)")
+        browser.wait_for("/the video is in no known format/.test(document.querySelector('.failed')?.textContent)")
         browser.wait_for("document.getElementById('pictures').textContent === 'unknown.mkv'")
         browser.click("#pictures button")
         browser.run(f"{DROPS_FILE}('film.webm', 'video/webm', {json.dumps(film)})")
-        browser.wait_for("document.querySelector('#pictures video[aria-label=\"film.webm\"]')?.videoWidth"
-                         " === 160")
+        browser.wait_for("document.querySelector('#pictures video[aria-label=\"film.webm\"]')?.videoWidth === 160")
         browser.run("document.getElementById('ask').focus()")
-        browser.press("Enter", 13)   # the text of the failed try is still there
+        browser.press("Enter", 13)  # the text of the failed try is still there
         browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
         assert browser.run(f"{ANSWERS}.at(-1)") == said["choices"][0]["message"]["content"]
         browser.wait_for("document.querySelector('#talk .row video').readyState >= 2")

@@ -27,8 +27,13 @@ ENGINE = {"memory": "32MB", "threads": 1, "max_model_len": 512, "dtype": "float3
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     directory = embedder(tmp_path_factory.mktemp("pooled") / "embedder", "qwen3_5")
-    settings = {"http_workers": 2, "api_key": ["one"], "replicas": "2", "key_requests_per_minute": 2000,
-                "file_store": str(tmp_path_factory.mktemp("files"))}
+    settings = {
+        "http_workers": 2,
+        "api_key": ["one"],
+        "replicas": "2",
+        "key_requests_per_minute": 2000,
+        "file_store": str(tmp_path_factory.mktemp("files")),
+    }
     with running_server("", engine={"model": str(directory), **ENGINE}, server=settings) as running:
         yield running
 
@@ -46,15 +51,15 @@ def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def post(server: RunningServer, path: str, body: Any, **more: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=30,
-                      headers={"authorization": "Bearer one"}, **more)
+    return httpx.post(server.url + path, json=body, timeout=30, headers={"authorization": "Bearer one"}, **more)
 
 
 def test_numbers_and_base64_are_the_same_embeddings(client: openai.OpenAI) -> None:
     texts = ["hello", "a longer text " * 20]
     numbers = client.embeddings.create(model="embedder", input=texts, encoding_format="float")
-    raw = client.post("/embeddings", cast_to=object,
-                      body={"model": "embedder", "input": texts, "encoding_format": "base64"})
+    raw = client.post(
+        "/embeddings", cast_to=object, body={"model": "embedder", "input": texts, "encoding_format": "base64"}
+    )
     for one, coded in zip(numbers.data, raw["data"], strict=True):
         data = base64.b64decode(coded["embedding"])
         assert list(struct.unpack(f"<{len(data) // 4}f", data)) == one.embedding
@@ -71,14 +76,18 @@ def test_numbers_and_base64_are_the_same_embeddings(client: openai.OpenAI) -> No
 
 
 def post_tokens(client: openai.OpenAI, text: str) -> list[int]:
-    answer = httpx.post(str(client.base_url).replace("/v1/", "/tokenize"), json={"prompt": text}, timeout=30,
-                        headers={"authorization": "Bearer one"})
+    answer = httpx.post(
+        str(client.base_url).replace("/v1/", "/tokenize"),
+        json={"prompt": text},
+        timeout=30,
+        headers={"authorization": "Bearer one"},
+    )
     return answer.json()["tokens"]
 
 
 def test_an_instruction_is_a_prefix_that_is_computed_once(server: RunningServer) -> None:
     cached = 0
-    for number in range(6):   # to one of two replicas, in one of two workers
+    for number in range(6):  # to one of two replicas, in one of two workers
         body = {"input": f"question {number}", "prompt_name": "query"}
         answer = post(server, "/v1/embeddings", body).json()
         cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -124,8 +133,10 @@ def _metric(server: RunningServer, name: str) -> float:
 
 
 def test_a_batch_has_embeddings(client: openai.OpenAI) -> None:
-    lines = [json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/embeddings",
-                         "body": {"input": text}}) for number, text in enumerate(("a", "b" * 600))]
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"input": text}})
+        for number, text in enumerate(("a", "b" * 600))
+    ]
     given = client.files.create(file=("in.jsonl", io.BytesIO("\n".join(lines).encode())), purpose="batch")
     batch = client.batches.create(input_file_id=given.id, endpoint="/v1/embeddings", completion_window="24h")
     assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
@@ -165,7 +176,7 @@ BAD = [
 @pytest.mark.parametrize(("path", "body", "said"), BAD)
 def test_bad_input_is_named(server: RunningServer, path: str, body: dict[str, Any], said: str) -> None:
     answer = post(server, path, body)
-    if "nonsense" in str(body):   # noted, as every unknown field is
+    if "nonsense" in str(body):  # noted, as every unknown field is
         assert answer.status_code == 200
         assert "options.nonsense" in answer.headers["x-weft-ignored"]
         return
@@ -173,25 +184,33 @@ def test_bad_input_is_named(server: RunningServer, path: str, body: dict[str, An
     assert said in str(answer.json()["error"])
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score",
-                                  "/score", "/api/embed", "/api/embeddings"])
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/api/embed", "/api/embeddings"],
+)
 def test_the_new_doors_have_the_locks_of_the_others(server: RunningServer, path: str) -> None:
     body = {"model": "embedder", "input": "a", "prompt": "a"}
     assert httpx.post(server.url + path, json=body, timeout=30).status_code == 401
     assert post(server, path, body).status_code in (200, 400)
     for header, status in (({"origin": "http://evil.example"}, 403), ({"host": "evil.example"}, 421)):
-        answer = httpx.post(server.url + path, json=body, timeout=30,
-                            headers={"authorization": "Bearer one", **header})
+        answer = httpx.post(server.url + path, json=body, timeout=30, headers={"authorization": "Bearer one", **header})
         assert answer.status_code == status
-    other = httpx.post(server.url + path, content=b"{}", timeout=30, headers={
-        "authorization": "Bearer one", "content-type": "text/plain"})
+    other = httpx.post(
+        server.url + path,
+        content=b"{}",
+        timeout=30,
+        headers={"authorization": "Bearer one", "content-type": "text/plain"},
+    )
     assert other.status_code == (400 if path.startswith("/api") else 415)
 
 
 def test_metrics_count_embeddings_as_prompts(server: RunningServer) -> None:
     text = httpx.get(server.url + "/metrics", headers={"authorization": "Bearer one"}, timeout=30).text
-    counts = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
-              if line.startswith(("weft:prompt_tokens_total", "weft:generation_tokens_total"))}
+    counts = {
+        line.split("{")[0]: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith(("weft:prompt_tokens_total", "weft:generation_tokens_total"))
+    }
     assert counts["weft:prompt_tokens_total"] > 0
 
 
@@ -212,10 +231,15 @@ def test_documents_are_ranked_in_the_words_of_cohere_and_jina(scorer: RunningSer
     assert [one["score"] for one in pairs["data"]] == pytest.approx([by_index[0], by_index[1]], abs=1e-6)
     cut = post(scorer, "/rerank", {**body, "documents": ["x" * 900], "max_tokens_per_doc": 100}).json()
     assert cut["truncated"] == [0]
-    for bad, said in (({"documents": []}, "empty list"), ({"documents": [3]}, "documents[0]"),
-                      ({"top_n": 0}, "top_n is 0"), ({"instruction": "x"}, "instruction"),
-                      ({"documents": ["x" * 900]}, "limit is 512"), ({"rank_fields": ["a"]}, "rank_fields"),
-                      ({"max_tokens_per_doc": 0}, "max_tokens_per_doc is 0")):
+    for bad, said in (
+        ({"documents": []}, "empty list"),
+        ({"documents": [3]}, "documents[0]"),
+        ({"top_n": 0}, "top_n is 0"),
+        ({"instruction": "x"}, "instruction"),
+        ({"documents": ["x" * 900]}, "limit is 512"),
+        ({"rank_fields": ["a"]}, "rank_fields"),
+        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc is 0"),
+    ):
         answer = post(scorer, "/v1/rerank", body | bad)
         assert answer.status_code == 400
         assert said in answer.json()["error"]["message"]

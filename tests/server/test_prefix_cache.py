@@ -26,8 +26,9 @@ def server() -> Iterator[RunningServer]:
 
 def chat(server: RunningServer, question: str, **more: Any) -> Any:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    return server.client().chat.completions.create(model="default", messages=messages, max_tokens=4,
-                                                   temperature=0, extra_body=more)  # type: ignore[arg-type]
+    return server.client().chat.completions.create(
+        model="default", messages=messages, max_tokens=4, temperature=0, extra_body=more
+    )  # type: ignore[arg-type]
 
 
 def cached_tokens(answer: Any) -> int:
@@ -112,8 +113,7 @@ HERE = {"type": "ephemeral"}
 
 def ask(server: RunningServer, *parts: dict[str, Any], **more: Any) -> Any:
     messages = [{"role": "user", "content": list(parts)}]
-    return server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2, "temperature": 0,
-                                                **more}).json()
+    return server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2, "temperature": 0, **more}).json()
 
 
 def details(answer: Any) -> Any:
@@ -121,8 +121,9 @@ def details(answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_marked_part_of_a_message_is_kept_and_found_by_the_second_request(server: RunningServer, *,
-                                                                            marked: bool) -> None:
+def test_a_marked_part_of_a_message_is_kept_and_found_by_the_second_request(
+    server: RunningServer, *, marked: bool
+) -> None:
     """Inside a message there is no boundary that the chat layer could find by itself."""
     handbook = {"type": "text", "text": SYSTEM, **({"cache_control": HERE} if marked else {})}
     salt = f"marked {marked}"
@@ -152,14 +153,18 @@ def test_positions_in_tokens_are_marked_in_completions_and_chat(server: RunningS
     assert details(answer)["cached_tokens"] == 128
 
 
-@pytest.mark.parametrize(("body", "says"), [
-    ({"cache_boundaries": [5000]}, "cache_boundaries is 5000; it must be at least 1 and at most"),
-    ({"cache_boundaries": [0]}, "cache_boundaries is 0"),
-    ({"cache_boundaries": [1] * 33}, "33 positions; the limit is 32"),
-    ({"cache_boundaries": "64"}, "cache_boundaries: expected array"),
-])
-def test_marks_that_cannot_be_are_refused_with_the_limit(server: RunningServer, body: dict[str, Any],
-                                                         says: str) -> None:
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"cache_boundaries": [5000]}, "cache_boundaries is 5000; it must be at least 1 and at most"),
+        ({"cache_boundaries": [0]}, "cache_boundaries is 0"),
+        ({"cache_boundaries": [1] * 33}, "33 positions; the limit is 32"),
+        ({"cache_boundaries": "64"}, "cache_boundaries: expected array"),
+    ],
+)
+def test_marks_that_cannot_be_are_refused_with_the_limit(
+    server: RunningServer, body: dict[str, Any], says: str
+) -> None:
     response = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 1, **body})
     assert response.status_code == 400
     assert says in response.json()["error"]["message"]
@@ -175,16 +180,25 @@ def test_too_many_or_unknown_cache_controls_are_refused(server: RunningServer) -
 
 # ---------------------------------------------------------------------- weft top
 
-def test_top_shows_one_frame_of_a_running_server(server: RunningServer, capsys: pytest.CaptureFixture[str],
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_top_shows_one_frame_of_a_running_server(
+    server: RunningServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chat(server, "one")
     chat(server, "two")
     monkeypatch.setenv("COLUMNS", "100")
     assert eventually(lambda: bool(server.get("/v1/cache").json()["tree"]["prefixes"]), 30.0)
     assert main(["top", "--url", server.url, "--once"]) == 0
     shown = capsys.readouterr().out
-    for words in ("qwen3_5 at http", "up", "tokens generated", "KV of running requests", "biggest prefixes",
-                  "lost: being computed", "state kept"):
+    for words in (
+        "qwen3_5 at http",
+        "up",
+        "tokens generated",
+        "KV of running requests",
+        "biggest prefixes",
+        "lost: being computed",
+        "state kept",
+    ):
         assert words in shown, f"{words}\n{shown}"
 
 
@@ -199,8 +213,12 @@ def test_the_operator_alone_sees_text_and_only_if_asked_for() -> None:
     with running_server("", engine=engine, server=settings) as running:
         client, boss = ({"Authorization": f"Bearer {key}"} for key in ("client", "boss"))
         for _ in range(2):
-            assert running.post("/v1/completions", {"prompt": "a lighthouse at sea, " * 20, "max_tokens": 2},
-                                headers=client).status_code == 200
+            assert (
+                running.post(
+                    "/v1/completions", {"prompt": "a lighthouse at sea, " * 20, "max_tokens": 2}, headers=client
+                ).status_code
+                == 200
+            )
 
         def prefixes() -> list[dict[str, Any]]:
             return list(running.get("/v1/cache", headers=boss).json()["tree"]["prefixes"])

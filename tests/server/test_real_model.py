@@ -37,13 +37,19 @@ def expected(directory: Path) -> list[int]:
     with torch.inference_mode():
         for _ in range(ANSWER_TOKENS):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-    return tokens[len(PROMPT_TOKENS):]
+    return tokens[len(PROMPT_TOKENS) :]
 
 
 def asked(**more: Any) -> dict[str, Any]:
     extra = {"return_token_ids": True, "ignore_eos": True}
-    return {"model": "default", "prompt": PROMPT_TOKENS, "max_tokens": ANSWER_TOKENS, "temperature": 0,
-            "extra_body": extra, **more}
+    return {
+        "model": "default",
+        "prompt": PROMPT_TOKENS,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "extra_body": extra,
+        **more,
+    }
 
 
 def test_the_tokens_over_http_are_those_of_transformers(server: RunningServer, expected: list[int]) -> None:
@@ -82,8 +88,8 @@ def test_a_seed_gives_the_same_text_alone_and_in_company(server: RunningServer) 
 
 def test_chat_answers_and_counts(server: RunningServer) -> None:
     answer = server.client().chat.completions.create(
-        model="default", messages=[{"role": "user", "content": "Hello"}], max_tokens=8, logprobs=True,
-        top_logprobs=2)
+        model="default", messages=[{"role": "user", "content": "Hello"}], max_tokens=8, logprobs=True, top_logprobs=2
+    )
     assert answer.usage is not None
     assert answer.usage.completion_tokens <= 8
     assert answer.choices[0].logprobs is not None
@@ -102,8 +108,11 @@ def test_too_long_is_an_error_with_both_numbers(server: RunningServer) -> None:
 
 def test_allowed_tokens_are_the_only_ones(server: RunningServer, expected: list[int]) -> None:
     allowed = sorted(set(range(60, 200)) - set(expected))[:5]
-    answer = server.client().completions.create(**asked(extra_body={
-        "return_token_ids": True, "allowed_token_ids": allowed})).choices[0]
+    answer = (
+        server.client()
+        .completions.create(**asked(extra_body={"return_token_ids": True, "allowed_token_ids": allowed}))
+        .choices[0]
+    )
     assert set(answer.token_ids) <= set(allowed)
     assert (len(answer.token_ids), answer.finish_reason) == (ANSWER_TOKENS, "length")
 
@@ -111,21 +120,29 @@ def test_allowed_tokens_are_the_only_ones(server: RunningServer, expected: list[
 def test_bad_words_do_not_come_and_other_tokens_stay(server: RunningServer, expected: list[int]) -> None:
     words = server.post("/detokenize", {"tokens": expected[2:4]}).json()["prompt"].strip()
     assert words
-    answer = server.client().completions.create(**asked(extra_body={
-        "return_token_ids": True, "ignore_eos": True, "bad_words": [words]})).choices[0]
+    answer = (
+        server.client()
+        .completions.create(**asked(extra_body={"return_token_ids": True, "ignore_eos": True, "bad_words": [words]}))
+        .choices[0]
+    )
     assert words not in answer.text
     assert answer.token_ids[:2] == expected[:2]
     # The control: without the field, the words come.
     assert words in server.client().completions.create(**asked()).choices[0].text
 
 
-@pytest.mark.parametrize(("fields", "tokens"), [
-    ({"truncate_prompt_tokens": 9}, PROMPT_TOKENS[-9:]),
-    ({"truncate_prompt_tokens": 9, "truncation_side": "right"}, PROMPT_TOKENS[:9]),
-    ({"truncate_prompt_tokens": -1}, PROMPT_TOKENS),
-    ({"truncate_prompt_tokens": 500}, PROMPT_TOKENS)])
-def test_a_prompt_is_cut_where_the_client_asks(server: RunningServer, fields: dict[str, Any],
-                                               tokens: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "tokens"),
+    [
+        ({"truncate_prompt_tokens": 9}, PROMPT_TOKENS[-9:]),
+        ({"truncate_prompt_tokens": 9, "truncation_side": "right"}, PROMPT_TOKENS[:9]),
+        ({"truncate_prompt_tokens": -1}, PROMPT_TOKENS),
+        ({"truncate_prompt_tokens": 500}, PROMPT_TOKENS),
+    ],
+)
+def test_a_prompt_is_cut_where_the_client_asks(
+    server: RunningServer, fields: dict[str, Any], tokens: list[int]
+) -> None:
     extra = {"return_token_ids": True, "echo": True, **fields}
     answer = server.client().completions.create(**asked(extra_body=extra, max_tokens=1)).choices[0]
     assert answer.prompt_token_ids == tokens

@@ -55,8 +55,7 @@ class Opened:
     def __init__(self, path: Path, limits: StoreLimits, clock: Clock) -> None:
         self.objects = open_database(path, limits, clock)
         self._limits = limits
-        self.delete, self.runner_of, self.close = (
-            self.objects.delete, self.objects.runner_of, self.objects.close)
+        self.delete, self.runner_of, self.close = (self.objects.delete, self.objects.runner_of, self.objects.close)
 
     def put(self, response: StoredResponse, owner: str, runner: str | None = None) -> bool:
         return self.objects.put(KIND, response.as_object(owner, runner))
@@ -95,6 +94,7 @@ def present(database: Opened, names: str) -> str:
 
 # ---------------------------------------------------------------------- the database
 
+
 def test_a_path_is_read_from_its_root_and_only_by_its_owner(tmp_path: Path) -> None:
     database = opened(tmp_path / "r.sqlite")
     chain(database, "abc")
@@ -118,8 +118,10 @@ def test_a_backup_beside_the_server_is_of_one_moment_and_can_be_put_in_place(tmp
         if (name := next(later, None)) is not None:
             database.put(stored(name), "me")
 
-    with contextlib.closing(sqlite3.connect(tmp_path / "r.sqlite")) as source, \
-            contextlib.closing(sqlite3.connect(copy)) as target:
+    with (
+        contextlib.closing(sqlite3.connect(tmp_path / "r.sqlite")) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
         source.backup(target, pages=1, progress=goes_on)
     assert present(database, "abcxyz") == "abcxyz"
     database.close()
@@ -240,16 +242,23 @@ def test_a_file_of_an_older_version_is_read_and_written(tmp_path: Path, version:
     with sqlite3.connect(path) as old:
         old.executescript(_OLD_TABLES + f"PRAGMA user_version = {version};")
         for at, (name, parent, runner) in enumerate((("b", "a", None), ("a", None, None), ("c", "b", "r"))):
-            old.execute("INSERT INTO responses VALUES (?, 'me', ?, 'a', ?, 600, ?, ?)",
-                        (name, parent, ord(name), 900.0 + ord(name), runner))
-            old.execute("INSERT INTO contents VALUES (?, ?, ?, ?, 1, ?, 2, ?)",
-                        (name, b"{}", f"i{at}".encode(), b"v", b"t", b"d"))
+            old.execute(
+                "INSERT INTO responses VALUES (?, 'me', ?, 'a', ?, 600, ?, ?)",
+                (name, parent, ord(name), 900.0 + ord(name), runner),
+            )
+            old.execute(
+                "INSERT INTO contents VALUES (?, ?, ?, ?, 1, ?, 2, ?)",
+                (name, b"{}", f"i{at}".encode(), b"v", b"t", b"d"),
+            )
         if version == 1:
             old.execute("ALTER TABLE responses DROP COLUMN runner")
     for _ in range(2):
         database = opened(path)
         assert [(one.response_id, one.items, one.shared) for one in database.path("c", "me")] == [
-            ("a", b"i1", 1), ("b", b"i0", 1), ("c", b"i2", 1)]
+            ("a", b"i1", 1),
+            ("b", b"i0", 1),
+            ("c", b"i2", 1),
+        ]
         assert database.runner_of("c", "me") == (None if version == 1 else "r")
         database.close()
 
@@ -280,8 +289,10 @@ async def test_responses_that_come_together_share_a_transaction_and_are_there_fo
 
     database.put_all = counted  # type: ignore[method-assign]
     names = [f"r{number}" for number in range(20)]
-    puts = [store.put(lambda name=name: stored(name, "gone" if name == "r7" else None), "me")  # type: ignore[misc]
-            for name in names]
+    puts = [
+        store.put(lambda name=name: stored(name, "gone" if name == "r7" else None), "me")  # type: ignore[misc]
+        for name in names
+    ]
     assert await asyncio.gather(*puts) == [name != "r7" for name in names], "that one has no parent"
     assert sizes == [1, 19]
     assert (await other.get("r19", "me")).response_id == "r19"
@@ -341,10 +352,12 @@ async def test_a_process_that_is_killed_leaves_its_responses_and_no_runner(tmp_p
     await heir.close()
 
 
-@pytest.mark.parametrize("statement", [
-    "SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version"])
+@pytest.mark.parametrize(
+    "statement", ["SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version"]
+)
 def test_a_file_that_is_created_meanwhile_is_not_of_another_program(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
     """Just before ``statement`` another server creates the file, or waits for this one."""
     path = tmp_path / "r.sqlite"
     connect = sqlite3.connect
@@ -401,7 +414,8 @@ def test_several_processes_agree_on_one_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened_is_a_503_and_costs_no_answer(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     store = ResponseStore(tmp_path / "file" / "r.sqlite", MANY)
     with pytest.raises(ResponseStoreError, match=r"server\.response_store") as refusal:
@@ -416,13 +430,16 @@ def test_a_file_that_cannot_be_opened_is_a_503_and_costs_no_answer(
         assert running.get("/v1/responses/resp_a").status_code == 503
 
 
-@pytest.mark.parametrize(("settings", "said"), [
-    ({"response_store": ""}, "server.response_store is empty"),
-    ({"response_store": "/nowhere/at/all/r.sqlite"}, "in none that exists"),
-    ({"response_store_size": "much"}, "limits.response_store_size"),
-    ({"response_days": 0.0}, "limits.response_days"),
-    ({"max_response_turns": 0}, "limits.max_response_turns"),
-])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"response_store": ""}, "server.response_store is empty"),
+        ({"response_store": "/nowhere/at/all/r.sqlite"}, "in none that exists"),
+        ({"response_store_size": "much"}, "limits.response_store_size"),
+        ({"response_days": 0.0}, "limits.response_days"),
+        ({"max_response_turns": 0}, "limits.max_response_turns"),
+    ],
+)
 def test_a_store_that_cannot_be_is_said_before_the_start(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ServerConfig(**settings).check()
@@ -440,8 +457,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def served(path: Path, **server: Any) -> Any:
     engine = {"model": str(checkpoint("qwen3_5")), **ENGINE}
-    return running_server("", engine=engine, server={
-        "response_store": str(path), "api_key": ["one", "two"], "max_response_turns": 8, **server})
+    return running_server(
+        "",
+        engine=engine,
+        server={"response_store": str(path), "api_key": ["one", "two"], "max_response_turns": 8, **server},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -456,7 +476,8 @@ def of_key(server: RunningServer, key: str = "one") -> openai.OpenAI:
 
 def ask(server: RunningServer, text: Any, key: str = "one", *, tokens: int = 12, **more: Any) -> Any:
     return of_key(server, key).responses.create(
-        model="default", input=text, max_output_tokens=tokens, temperature=0, **more)
+        model="default", input=text, max_output_tokens=tokens, temperature=0, **more
+    )
 
 
 def test_the_next_turn_begins_where_the_last_answer_ended(server: RunningServer) -> None:
@@ -482,9 +503,13 @@ def test_a_response_is_read_listed_and_deleted_by_its_key_only(server: RunningSe
     first = mine.input_items.list(answer.id, limit=1, order="asc")
     assert first.has_more
     assert [item.id for item in first] == [item.id for item in listed.data][::-1]
-    for refused in (lambda: other.retrieve(answer.id), lambda: other.delete(answer.id),
-                    lambda: other.input_items.list(answer.id), lambda: other.cancel(answer.id),
-                    lambda: ask(server, "three", "two", previous_response_id=answer.id)):
+    for refused in (
+        lambda: other.retrieve(answer.id),
+        lambda: other.delete(answer.id),
+        lambda: other.input_items.list(answer.id),
+        lambda: other.cancel(answer.id),
+        lambda: ask(server, "three", "two", previous_response_id=answer.id),
+    ):
         with pytest.raises(openai.NotFoundError, match=r"there is no response 'resp_"):
             refused()
     with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
@@ -506,8 +531,12 @@ def test_a_reference_is_the_item_that_it_names(server: RunningServer) -> None:
     assert [item.id for item in listed][:2] == [question.id, answer.id]
     again = ask(server, [{"type": "item_reference", "id": answer.id}, more], previous_response_id=first.id)
     assert again.usage.input_tokens > referring.usage.input_tokens
-    for name, key in ((answer.id, "two"), (f"msg_{'0' * 32}o0", "one"), ("msg_1", "one"),
-                      (answer.id.replace("o0", "o1"), "one")):
+    for name, key in (
+        (answer.id, "two"),
+        (f"msg_{'0' * 32}o0", "one"),
+        ("msg_1", "one"),
+        (answer.id.replace("o0", "o1"), "one"),
+    ):
         with pytest.raises(openai.NotFoundError, match="there is no stored item") as refusal:
             ask(server, [{"type": "item_reference", "id": name}, more], key)
         assert refusal.value.param == "input[0].id"
@@ -522,8 +551,7 @@ def test_what_is_not_to_be_stored_is_not(server: RunningServer) -> None:
         of_key(server).responses.retrieve(answer.id)
     with pytest.raises(openai.NotFoundError) as refusal:
         ask(server, "more", previous_response_id=answer.id)
-    assert (refusal.value.param, refusal.value.code) == ("previous_response_id",
-                                                         "previous_response_not_found")
+    assert (refusal.value.param, refusal.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
 def test_a_streamed_response_is_stored_before_its_last_event(server: RunningServer) -> None:
@@ -553,21 +581,29 @@ def test_a_conversation_that_is_too_long_is_refused(server: RunningServer) -> No
         ask(server, "the tenth", previous_response_id=last.id)
 
 
-@pytest.mark.parametrize(("query", "param"), [
-    ("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("limit=٣", "limit"),
-    ("order=up", "order"), ("after=msg_none", "after")])
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=x", "limit"),
+        ("limit=٣", "limit"),
+        ("order=up", "order"),
+        ("after=msg_none", "after"),
+    ],
+)
 def test_a_bad_page_of_items_is_refused(server: RunningServer, query: str, param: str) -> None:
     answer = ask(server, "one")
-    response = server.get(f"/v1/responses/{answer.id}/input_items?{query}",
-                          headers={"Authorization": "Bearer one"})
+    response = server.get(f"/v1/responses/{answer.id}/input_items?{query}", headers={"Authorization": "Bearer one"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("response_id", ["resp_none", "..", "%00", "a%2fb", "x" * 3000, "'; DROP TABLE--"])
 def test_unknown_ids_are_not_found(server: RunningServer, response_id: str) -> None:
     for method in ("get", "delete"):
-        response = server._http.request(method, f"{server.url}/v1/responses/{response_id}",
-                                        headers={"Authorization": "Bearer one"})
+        response = server._http.request(
+            method, f"{server.url}/v1/responses/{response_id}", headers={"Authorization": "Bearer one"}
+        )
         assert response.status_code in (404, 405), response.text
 
 

@@ -24,27 +24,35 @@ from tests.server.test_messages import mutated
 from tests.server.test_tools import CALL, CALL_TIME, TEMPLATES, stop_at_end
 from weft.errors import RequestError
 from weft.server.protocol import parse_body
-from weft.server.responses.items import (
-    UNSERVED_IN_RESPONSES,
-    ResponsesBody,
-    check_fields,
-    new_response_id,
-    read_items,
-)
+from weft.server.responses.items import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields, new_response_id, read_items
 from weft.server.responses.turns import responses_turn
 
-WEATHER: Any = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
 TIME: Any = {"type": "function", "name": "get_time"}
 SQL: Any = {"type": "custom", "name": "sql", "description": "Runs SQL."}
 SQL_TEXT = 'SELECT "ü"\nFROM t'
-CALL_SQL = f'<tool_call>{json.dumps({"name": "sql", "arguments": {"input": SQL_TEXT}})}</tool_call>'
+CALL_SQL = f"<tool_call>{json.dumps({'name': 'sql', 'arguments': {'input': SQL_TEXT}})}</tool_call>"
 EVENTS: Any = pydantic.TypeAdapter(ResponseStreamEvent)
-TEXT_EVENTS = ["response.output_item.added", "response.content_part.added", "response.output_text.delta",
-               "response.output_text.done", "response.content_part.done", "response.output_item.done"]
+TEXT_EVENTS = [
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
 REASONING_EVENTS = [kind.replace("output_text", "reasoning_text") for kind in TEXT_EVENTS]
-CALL_EVENTS = ["response.output_item.added", "response.function_call_arguments.delta",
-               "response.function_call_arguments.done", "response.output_item.done"]
+CALL_EVENTS = [
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.function_call_arguments.done",
+    "response.output_item.done",
+]
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +105,17 @@ def test_a_text_is_answered_whole_with_its_usage(server: RunningServer) -> None:
 
 
 def test_instructions_and_items_become_one_conversation(server: RunningServer) -> None:
-    answer = ask(server, "", instructions="Be brief.", input=[
-        {"role": "developer", "content": "Be kind."},
-        {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
-        {"role": "user", "content": "say:well"}])
+    answer = ask(
+        server,
+        "",
+        instructions="Be brief.",
+        input=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+            {"role": "user", "content": "say:well"},
+        ],
+    )
     assert answer.output_text == "well"
     assert answer.instructions == "Be brief."
 
@@ -133,7 +147,12 @@ def test_reasoning_is_an_item_of_its_own_and_counted(server: RunningServer) -> N
     assert message.content[0].text == "Yes."
     assert answer.usage.output_tokens_details.reasoning_tokens == len("<think>\nhm ü\n</think>".encode())
     assert kinds(events_of(server, input=f"say:{said}")) == [
-        "response.created", "response.in_progress", *REASONING_EVENTS, *TEXT_EVENTS, "response.completed"]
+        "response.created",
+        "response.in_progress",
+        *REASONING_EVENTS,
+        *TEXT_EVENTS,
+        "response.completed",
+    ]
 
 
 def test_calls_are_items_and_their_outputs_go_back(server: RunningServer) -> None:
@@ -141,18 +160,25 @@ def test_calls_are_items_and_their_outputs_go_back(server: RunningServer) -> Non
     answer = ask(server, said, tools=[WEATHER, TIME])
     message, first, second = answer.output
     assert message.content[0].text == "I look."
-    assert (first.type, first.name, json.loads(first.arguments)) == (
-        "function_call", "get_weather", {"city": "Köln 🏔"})
+    assert (first.type, first.name, json.loads(first.arguments)) == ("function_call", "get_weather", {"city": "Köln 🏔"})
     assert (second.name, second.arguments) == ("get_time", "{}")
     assert first.call_id != second.call_id
     events = events_of(server, input=f"say:{said}", tools=[WEATHER, TIME])
-    assert kinds(events) == ["response.created", "response.in_progress", *TEXT_EVENTS, *CALL_EVENTS,
-                             *CALL_EVENTS, "response.completed"]
-    turns = [{"role": "user", "content": "weather?"}, *[item.to_dict() for item in answer.output],
-             {"type": "function_call_output", "call_id": first.call_id, "output": "12 °C"},
-             {"type": "function_call_output", "call_id": second.call_id, "output": [
-                 {"type": "input_text", "text": "noon"}]},
-             {"role": "user", "content": "say:cold"}]
+    assert kinds(events) == [
+        "response.created",
+        "response.in_progress",
+        *TEXT_EVENTS,
+        *CALL_EVENTS,
+        *CALL_EVENTS,
+        "response.completed",
+    ]
+    turns = [
+        {"role": "user", "content": "weather?"},
+        *[item.to_dict() for item in answer.output],
+        {"type": "function_call_output", "call_id": first.call_id, "output": "12 °C"},
+        {"type": "function_call_output", "call_id": second.call_id, "output": [{"type": "input_text", "text": "noon"}]},
+        {"role": "user", "content": "say:cold"},
+    ]
     assert ask(server, "", input=turns, tools=[WEATHER, TIME]).output_text == "cold"
 
 
@@ -163,13 +189,22 @@ def test_a_custom_tool_gets_its_text_and_its_output_goes_back(server: RunningSer
     assert (clock.type, clock.name) == ("function_call", "get_time")
     events = events_of(server, input=f"say:{said}", tools=[SQL, TIME])
     assert kinds(events) == [
-        "response.created", "response.in_progress", "response.output_item.added",
-        "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
-        "response.output_item.done", *CALL_EVENTS, "response.completed"]
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        *CALL_EVENTS,
+        "response.completed",
+    ]
     assert [event["delta"] for event in events if event["type"].endswith("input.delta")] == [SQL_TEXT]
-    turns = [{"role": "user", "content": "how many?"}, sql.to_dict(),
-             {"type": "custom_tool_call_output", "call_id": sql.call_id, "output": "7"},
-             {"role": "user", "content": "say:seven"}]
+    turns = [
+        {"role": "user", "content": "how many?"},
+        sql.to_dict(),
+        {"type": "custom_tool_call_output", "call_id": sql.call_id, "output": "7"},
+        {"role": "user", "content": "say:seven"},
+    ]
     assert ask(server, "", input=turns, tools=[SQL]).output_text == "seven"
 
 
@@ -188,12 +223,15 @@ def test_an_empty_answer_is_an_empty_message(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_those_of_the_message_only(server: RunningServer, *, stream: bool) -> None:
-    body: Any = {"input": "say:<think>hm</think>Yes.", "include": ["message.output_text.logprobs"],
-                 "top_logprobs": 2}
+    body: Any = {"input": "say:<think>hm</think>Yes.", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     if stream:
         events = events_of(server, **body)
-        entries = [entry for event in events for entry in event.get("logprobs", ())
-                   if event["type"] == "response.output_text.delta"]
+        entries = [
+            entry
+            for event in events
+            for entry in event.get("logprobs", ())
+            if event["type"] == "response.output_text.delta"
+        ]
         assert entries == events[-1]["response"]["output"][1]["content"][0]["logprobs"]
     else:
         answer = ask(server, "", **body).to_dict()
@@ -215,8 +253,10 @@ def long_conversation(turns: int) -> list[dict[str, Any]]:
     """Each turn has about 100 tokens; the context has 2,048."""
     items: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
     for number in range(turns):
-        items += [{"role": "user", "content": f"turn {number:3} " + "x" * 40},
-                  {"role": "assistant", "content": "y" * 40}]
+        items += [
+            {"role": "user", "content": f"turn {number:3} " + "x" * 40},
+            {"role": "assistant", "content": "y" * 40},
+        ]
     return [*items, {"role": "user", "content": "say:short"}]
 
 
@@ -240,46 +280,52 @@ def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(se
         ask(server, "", input=long_conversation(30), truncation="auto", max_output_tokens=2040)
 
 
-@pytest.mark.parametrize(("change", "param"), [
-    ({"input": []}, "input"),
-    ({"input": 7}, "input"),
-    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
-     "messages[0].content[0]"),
-    ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input[0].arguments"),
-    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-    ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"max_output_tokens": 10**6}, "max_output_tokens"),
-    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name"),
-    ({"tools": [{"type": "custom"}]}, "tools[0].name"),
-    ({"tools": [{**SQL, "format": {"type": "xml"}}]}, "tools[0].format.type"),
-    ({"tools": [{**SQL, "format": {"type": "grammar", "syntax": "lark", "definition": ""}}]},
-     "tools[0].format.syntax"),
-    ({"tools": [{**SQL, "format": {"type": "grammar", "syntax": "regex"}}]}, "tools[0].format.definition"),
-    ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input[0].input"),
-    ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity"),
-    ({"background": True}, "background"),
-    ({"conversation": "conv_1"}, "conversation"),
-    ({"truncation": "middle"}, "truncation"),
-    ({"top_logprobs": 99}, "top_logprobs"),
-    ({"include": ["everything"]}, "include"),
-    ({"metadata": {"k" * 65: "v"}}, "metadata"),
-    ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
-    ({"metadata": {"k": 7}}, "metadata"),
-    ({"stream_options": {}}, "stream_options"),
-    ({"n": 2}, "n"),
-    ({"top_p": 9.0}, "top_p"),
-    ({"max_tokens": 5}, "max_tokens"),
-])
-def test_bad_input_is_an_error_that_names_the_field(server: RunningServer, change: dict[str, Any],
-                                                    param: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{**SQL, "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        (
+            {"tools": [{**SQL, "format": {"type": "grammar", "syntax": "lark", "definition": ""}}]},
+            "tools[0].format.syntax",
+        ),
+        ({"tools": [{**SQL, "format": {"type": "grammar", "syntax": "regex"}}]}, "tools[0].format.definition"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input[0].input"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"top_logprobs": 99}, "top_logprobs"),
+        ({"include": ["everything"]}, "include"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"metadata": {"k": 7}}, "metadata"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"n": 2}, "n"),
+        ({"top_p": 9.0}, "top_p"),
+        ({"max_tokens": 5}, "max_tokens"),
+    ],
+)
+def test_bad_input_is_an_error_that_names_the_field(server: RunningServer, change: dict[str, Any], param: str) -> None:
     response = server.post("/v1/responses", {"model": "scripted", "input": "say:a", **change})
     error = response.json()["error"]
     assert response.status_code == 400, error
@@ -293,19 +339,32 @@ def test_an_unknown_model_is_not_found(server: RunningServer) -> None:
 
 
 WHOLE: dict[str, Any] = {
-    "model": "m", "instructions": "i", "stream": False, "store": False, "metadata": {"a": "b"},
-    "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-              {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}],
-               "content": [{"type": "reasoning_text", "text": "t"}]},
-              {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-              {"type": "function_call_output", "call_id": "1", "output": [
-                  {"type": "input_text", "text": "r"}]},
-              {"type": "custom_tool_call", "call_id": "2", "name": "sql", "input": "x"},
-              {"type": "custom_tool_call_output", "call_id": "2", "output": "r"},
-              {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]}],
-    "tools": [WEATHER, SQL], "tool_choice": {"type": "function", "name": "get_weather"}, "top_logprobs": 2,
+    "model": "m",
+    "instructions": "i",
+    "stream": False,
+    "store": False,
+    "metadata": {"a": "b"},
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [{"type": "summary_text", "text": "t"}],
+            "content": [{"type": "reasoning_text", "text": "t"}],
+        },
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "r"}]},
+        {"type": "custom_tool_call", "call_id": "2", "name": "sql", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "r"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+    ],
+    "tools": [WEATHER, SQL],
+    "tool_choice": {"type": "function", "name": "get_weather"},
+    "top_logprobs": 2,
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
-    "reasoning": {"effort": "low", "summary": "auto"}, "include": ["message.output_text.logprobs"]}
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["message.output_text.logprobs"],
+}
 
 
 def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
@@ -328,6 +387,5 @@ def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
 
 def test_a_deep_body_is_refused(server: RunningServer) -> None:
     deep = '{"input": ' + '[{"content": ' * 50_000 + "1" + "}]" * 50_000 + "}"
-    response = httpx.post(f"{server.url}/v1/responses", content=deep,
-                          headers={"content-type": "application/json"})
+    response = httpx.post(f"{server.url}/v1/responses", content=deep, headers={"content-type": "application/json"})
     assert response.status_code == 400

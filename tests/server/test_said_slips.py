@@ -22,20 +22,25 @@ MESSAGE = {"max_tokens": 5, "messages": HI}
 
 @pytest.fixture(scope="module")
 def strict(model_directory: Path) -> Iterator[RunningServer]:
-    with running_server("build", engine={"model": str(model_directory)},
-                        server={"strict_fields": True}) as running:
+    with running_server("build", engine={"model": str(model_directory)}, server={"strict_fields": True}) as running:
         yield running
 
 
-@pytest.mark.parametrize(("path", "meant", "words"), [
-    ("/chat/completions", CHAT, "base URL of OpenAI's clients is {url}/v1, with /v1"),
-    ("/responses/resp_1/input_items", "/v1/responses/resp_1/input_items", "with /v1"),
-    ("/v1/v1/chat/completions", "", "/v1 twice; the base URL is {url}/v1"),
-    ("/v1/v1/messages", "/v1/messages", "base URL of Anthropic's clients is {url}/, without /v1"),
-    ("/v1/chat/completion", CHAT, "/v1/models"), ("/v1/completions/", "/v1/completions", "/openapi.json"),
-    ("/v1/mesages", "/v1/messages", "/v1/responses")])
-def test_an_unknown_path_says_what_was_meant_and_what_is_served(server: RunningServer, path: str, meant: str,
-                                                                words: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "meant", "words"),
+    [
+        ("/chat/completions", CHAT, "base URL of OpenAI's clients is {url}/v1, with /v1"),
+        ("/responses/resp_1/input_items", "/v1/responses/resp_1/input_items", "with /v1"),
+        ("/v1/v1/chat/completions", "", "/v1 twice; the base URL is {url}/v1"),
+        ("/v1/v1/messages", "/v1/messages", "base URL of Anthropic's clients is {url}/, without /v1"),
+        ("/v1/chat/completion", CHAT, "/v1/models"),
+        ("/v1/completions/", "/v1/completions", "/openapi.json"),
+        ("/v1/mesages", "/v1/messages", "/v1/responses"),
+    ],
+)
+def test_an_unknown_path_says_what_was_meant_and_what_is_served(
+    server: RunningServer, path: str, meant: str, words: str
+) -> None:
     answer = server.post(path, {})
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404
@@ -48,11 +53,13 @@ def test_an_unknown_path_says_what_was_meant_and_what_is_served(server: RunningS
 def test_the_clients_say_what_is_wrong_with_their_base_url(server: RunningServer) -> None:
     with pytest.raises(openai.NotFoundError, match="with /v1") as missing:
         openai.OpenAI(base_url=server.url, api_key="none", max_retries=0).chat.completions.create(
-            model="small", messages=[{"role": "user", "content": "hi"}])
+            model="small", messages=[{"role": "user", "content": "hi"}]
+        )
     assert missing.value.code == "unknown_path"
     with pytest.raises(anthropic.NotFoundError, match="without /v1") as twice:
         anthropic.Anthropic(base_url=f"{server.url}/v1", api_key="none", max_retries=0).messages.create(
-            model="small", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+            model="small", max_tokens=5, messages=[{"role": "user", "content": "hi"}]
+        )
     body: Any = twice.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
     assert body["request_id"] == twice.value.response.headers["x-request-id"]
@@ -66,8 +73,9 @@ def test_a_wrong_method_is_an_error_of_the_paths_dialect(server: RunningServer) 
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-def test_an_unknown_model_is_answered_with_the_names_and_the_one_that_was_meant(server: RunningServer,
-                                                                                path: str) -> None:
+def test_an_unknown_model_is_answered_with_the_names_and_the_one_that_was_meant(
+    server: RunningServer, path: str
+) -> None:
     answer = server.post(path, {**MESSAGE, "model": "qwen3.5-4b"})
     message = answer.json()["error"]["message"]
     assert answer.status_code == 404
@@ -76,12 +84,20 @@ def test_an_unknown_model_is_answered_with_the_names_and_the_one_that_was_meant(
     assert "did you mean" not in server.get("/v1/models/gpt-5").json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("path", "body"), [
-    (CHAT, {"messages": HI, "user": "me"}), ("/v1/completions", {"prompt": "a"}), ("/v1/messages", MESSAGE),
-    ("/v1/messages/count_tokens", {"messages": HI}), ("/v1/responses", {"input": "say:a"}),
-    ("/tokenize", {"prompt": "a"})])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HI, "user": "me"}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", MESSAGE),
+        ("/v1/messages/count_tokens", {"messages": HI}),
+        ("/v1/responses", {"input": "say:a"}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
 def test_an_unknown_field_is_named_by_a_header_and_refused_by_a_strict_server(
-        server: RunningServer, strict: RunningServer, path: str, body: dict[str, Any]) -> None:
+    server: RunningServer, strict: RunningServer, path: str, body: dict[str, Any]
+) -> None:
     answer = server.post(path, {**body, "max_token": 3})
     assert (answer.status_code, answer.headers["x-weft-ignored"]) == (200, "max_token")
     refused = strict.post(path, {**body, "max_token": 3})

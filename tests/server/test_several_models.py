@@ -42,13 +42,18 @@ def states(server: RunningServer) -> dict[str, str]:
 
 
 def say(server: RunningServer, model: str, text: str = "say:hello", **more: Any) -> httpx.Response:
-    return server.post("/v1/chat/completions", {
-        "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 40, **more})
+    return server.post(
+        "/v1/chat/completions",
+        {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 40, **more},
+    )
 
 
 def metric(server: RunningServer, name: str, model: str) -> float:
-    line = next(line for line in server.get("/metrics").text.splitlines()
-                if line.startswith(f"weft:{name}{{") and f'model_name="{model}"' in line)
+    line = next(
+        line
+        for line in server.get("/metrics").text.splitlines()
+        if line.startswith(f"weft:{name}{{") and f'model_name="{model}"' in line
+    )
     return float(line.rpartition(" ")[2])
 
 
@@ -58,25 +63,36 @@ def metric(server: RunningServer, name: str, model: str) -> float:
 def alone(name: str) -> list[list[int]]:
     """The answers to PROMPTS by this model, which no other one disturbs."""
     with Engine(str(checkpoint(name)), memory="2MB", threads=1, max_model_len=512) as engine:
-        return [answer.tokens for answer in engine.generate(PROMPTS, max_tokens=12, temperature=0,
-                                                            ignore_eos=True)]
+        return [answer.tokens for answer in engine.generate(PROMPTS, max_tokens=12, temperature=0, ignore_eos=True)]
 
 
 def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(tmp_path: Path) -> None:
-    small = resolve_model(write_gguf(checkpoint("lfm2"), tmp_path / "small.gguf"))   # the same weights
+    small = resolve_model(write_gguf(checkpoint("lfm2"), tmp_path / "small.gguf"))  # the same weights
     models = ("big=" + str(checkpoint("qwen3_5")), f"small={small}")
-    engine = {"memory": "3MB", "threads": 1, "max_model_len": 512, "store": str(tmp_path / "store"),
-              "store_size": "64MB", "store_reserve": "1MB"}
+    engine = {
+        "memory": "3MB",
+        "threads": 1,
+        "max_model_len": 512,
+        "store": str(tmp_path / "store"),
+        "store_size": "64MB",
+        "store_reserve": "1MB",
+    }
     expected = {"big": alone("qwen3_5"), "small": alone("lfm2")}
-    assert all(big != small for big, small in zip(expected["big"], expected["small"], strict=True)), \
+    assert all(big != small for big, small in zip(expected["big"], expected["small"], strict=True)), (
         "the control: an answer of the other model would be noticed"
+    )
     with running_server("build_with_dear_prefills", engine=engine, models=models) as server:
         assert "at most 1 of them at once" in server.output
         client = server.client()
 
         def answer(model: str, at: int) -> tuple[list[int], int]:
-            said = client.completions.create(model=model, prompt=PROMPTS[at], max_tokens=12, temperature=0,
-                                             extra_body={"ignore_eos": True, "return_token_ids": True})
+            said = client.completions.create(
+                model=model,
+                prompt=PROMPTS[at],
+                max_tokens=12,
+                temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
             details = said.usage.prompt_tokens_details
             return said.choices[0].token_ids, details.cached_tokens
 
@@ -85,8 +101,7 @@ def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(
             answers = list(threads.map(lambda one: answer(*one), asked))
         assert [tokens for tokens, _ in answers] == [expected[model][at] for model, at in asked]
         answers = [answer("big", 0), answer("small", 1), answer("big", 0)]
-        assert [tokens for tokens, _ in answers] == [expected["big"][0], expected["small"][1],
-                                                     expected["big"][0]]
+        assert [tokens for tokens, _ in answers] == [expected["big"][0], expected["small"][1], expected["big"][0]]
         assert [cached > 0 for _, cached in answers] == [True] * 3, "each was unloaded in between"
         assert metric(server, "store_restored_tokens_total", "big") > 0
         loads = {name: metric(server, "model_loads_total", name) for name in ("big", "small")}
@@ -102,16 +117,21 @@ MIXED = ("qwen3_5", "falcon_h1", "zaya", "ling_2_5", "xlstm")
 
 def test_ten_requests_at_once_to_models_of_five_families_are_answered_as_by_each_alone() -> None:
     expected = {name: alone(name)[:2] for name in MIXED}
-    assert len({tuple(answers[0]) for answers in expected.values()}) == len(MIXED), \
+    assert len({tuple(answers[0]) for answers in expected.values()}) == len(MIXED), (
         "the control: an answer of another model would be noticed"
+    )
     engine = {"memory": "30MB", "threads": 1, "max_model_len": 512}
-    with running_server("", engine=engine,
-                        models=tuple(f"{name}={checkpoint(name)}" for name in MIXED)) as server:
+    with running_server("", engine=engine, models=tuple(f"{name}={checkpoint(name)}" for name in MIXED)) as server:
         client = server.client()
 
         def answer(model: str, at: int) -> list[int]:
-            said = client.completions.create(model=model, prompt=PROMPTS[at], max_tokens=12, temperature=0,
-                                             extra_body={"ignore_eos": True, "return_token_ids": True})
+            said = client.completions.create(
+                model=model,
+                prompt=PROMPTS[at],
+                max_tokens=12,
+                temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
             return said.choices[0].token_ids
 
         asked = [(model, at) for at in range(2) for model in MIXED]
@@ -144,8 +164,9 @@ def server(home: Path) -> Iterator[RunningServer]:
     models = (scripted(home, "one"), scripted(home, "two"), scripted(home, "broken"))
     (home / "broken" / "tokenizer.json").unlink()
     engine = {"memory": "6MB", "max_model_len": 512, "max_queued_requests": 8}
-    with running_server("build_paced", engine=engine, models=models,
-                        server={"operator_key": ["operator-key-of-a-test"]}) as running:
+    with running_server(
+        "build_paced", engine=engine, models=models, server={"operator_key": ["operator-key-of-a-test"]}
+    ) as running:
         yield running
 
 
@@ -160,8 +181,7 @@ def test_models_are_loaded_when_they_are_asked_for_and_lists_say_which_are(serve
     assert client.show("two").modelinfo["general.architecture"] == "qwen3_5"
     assert server.get("/v1/models/default").json()["id"] == "one"
     assert server.get("/health").json()["models"]["loaded"] >= 1
-    running = read_metrics(server.get("/metrics", headers={
-        "Authorization": "Bearer operator-key-of-a-test"}).text, 0.0)
+    running = read_metrics(server.get("/metrics", headers={"Authorization": "Bearer operator-key-of-a-test"}).text, 0.0)
     assert running.values["model_loaded"] >= 1
     assert set(running.engines) == {"one", "two", "broken"}, "weft top has a row for each"
 
@@ -169,11 +189,17 @@ def test_models_are_loaded_when_they_are_asked_for_and_lists_say_which_are(serve
 def test_every_dialect_picks_the_model_by_its_name(server: RunningServer) -> None:
     hello = [{"role": "user", "content": "say:hello"}]
     chat = {"messages": hello, "max_tokens": 40}
-    bodies = {"/v1/chat/completions": chat, "/v1/completions": {"prompt": "say:hello", "max_tokens": 40},
-              "/v1/responses": {"input": "say:hello", "store": False}, "/v1/messages": chat,
-              "/api/chat": {"messages": hello, "stream": False}, "/v1/embeddings": {"input": "hello"},
-              "/api/generate": {"prompt": "say:hello", "stream": False},
-              "/api/embed": {"input": "hello"}, "/v1/score": {"text_1": "a", "text_2": "b"}}
+    bodies = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": {"prompt": "say:hello", "max_tokens": 40},
+        "/v1/responses": {"input": "say:hello", "store": False},
+        "/v1/messages": chat,
+        "/api/chat": {"messages": hello, "stream": False},
+        "/v1/embeddings": {"input": "hello"},
+        "/api/generate": {"prompt": "say:hello", "stream": False},
+        "/api/embed": {"input": "hello"},
+        "/v1/score": {"text_1": "a", "text_2": "b"},
+    }
     for model in ("one", "two"):
         for path, body in bodies.items():
             answer = server.post(path, {"model": model, **body})
@@ -209,7 +235,8 @@ def test_a_killed_engine_of_one_model_does_not_hurt_the_other(server: RunningSer
 
     def stream(model: str) -> None:
         parts = server.client().chat.completions.create(
-            model=model, messages=[{"role": "user", "content": "sing"}], max_tokens=400, stream=True)
+            model=model, messages=[{"role": "user", "content": "sing"}], max_tokens=400, stream=True
+        )
         texts[model] = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
 
     threads = [threading.Thread(target=stream, args=(name,)) for name in ("one", "two")]
@@ -220,15 +247,21 @@ def test_a_killed_engine_of_one_model_does_not_hurt_the_other(server: RunningSer
     for thread in threads:
         thread.join(60)
     assert texts["one"] == texts["two"] != ""
-    assert sum(server.get("/metrics", headers={"Authorization": "Bearer operator-key-of-a-test"}).text.count(
-        f'engine_restarts_total{{engine="0",model_name="{name}"}} 1.0') for name in ("one", "two")) == 1
+    assert (
+        sum(
+            server.get("/metrics", headers={"Authorization": "Bearer operator-key-of-a-test"}).text.count(
+                f'engine_restarts_total{{engine="0",model_name="{name}"}} 1.0'
+            )
+            for name in ("one", "two")
+        )
+        == 1
+    )
 
 
 def children(pid: int) -> list[int]:
     """Its engine processes, oldest first."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(one) for one in found
-            if b"weft.rpc.engine_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return [int(one) for one in found if b"weft.rpc.engine_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
 def test_the_page_shows_each_model_and_asks_the_chosen_one(server: RunningServer, tmp_path: Path) -> None:
@@ -241,12 +274,13 @@ def test_the_page_shows_each_model_and_asks_the_chosen_one(server: RunningServer
     cell = f"{rows}.find((row) => row.cells[0].textContent === 'two').cells"
     try:
         browser.open(server.url)
-        browser.run("document.getElementById('key').value = 'operator-key-of-a-test';"
-                    "document.getElementById('key-form').requestSubmit()")
+        browser.run(
+            "document.getElementById('key').value = 'operator-key-of-a-test';"
+            "document.getElementById('key-form').requestSubmit()"
+        )
         browser.wait_for(f"{rows}.length === 3")
         browser.wait_for("document.getElementById('model').textContent === '3 models'")
-        browser.run("document.getElementById('model-name').value = 'two';"
-                    "document.getElementById('ask').focus()")
+        browser.run("document.getElementById('model-name').value = 'two';document.getElementById('ask').focus()")
         browser.type("say:hello")
         browser.press("Enter", 13)
         browser.wait_for("document.querySelector('#talk .answer').textContent === 'hello'")
@@ -282,26 +316,47 @@ def test_what_is_of_one_model_is_refused_in_one_line(server: RunningServer) -> N
 
 def test_batches_name_their_models_and_adapters_their_base(home: Path, tmp_path: Path) -> None:
     models = ("a=" + str(home / "one"), "b=" + str(home / "two"))
-    with running_server("build", models=models, engine={"memory": "3MB", "max_model_len": 512},
-                        server={"file_store": str(tmp_path / "files")}) as server:
+    with running_server(
+        "build",
+        models=models,
+        engine={"memory": "3MB", "max_model_len": 512},
+        server={"file_store": str(tmp_path / "files")},
+    ) as server:
         client = server.client()
-        lines = [json.dumps({"custom_id": f"{number}", "method": "POST", "url": "/v1/chat/completions",
-                             "body": {"model": "ab"[number % 2], "max_tokens": 40, "messages": [
-                                 {"role": "user", "content": f"say:{number}"}]}}) for number in range(8)]
+        lines = [
+            json.dumps(
+                {
+                    "custom_id": f"{number}",
+                    "method": "POST",
+                    "url": "/v1/chat/completions",
+                    "body": {
+                        "model": "ab"[number % 2],
+                        "max_tokens": 40,
+                        "messages": [{"role": "user", "content": f"say:{number}"}],
+                    },
+                }
+            )
+            for number in range(8)
+        ]
         source = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
-        batch = client.batches.create(input_file_id=source.id, endpoint="/v1/chat/completions",
-                                      completion_window="24h")
-        assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed", limit_s=180), \
+        batch = client.batches.create(input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h")
+        assert eventually(lambda: client.batches.retrieve(batch.id).status == "completed", limit_s=180), (
             "two loads, which give way to whatever else this machine does"
+        )
         ended = client.batches.retrieve(batch.id)
         output = ended.output_file_id
         assert output is not None, client.files.content(ended.error_file_id or "").text
         said = [json.loads(line) for line in client.files.content(output).text.splitlines()]
-        assert {one["custom_id"]: (one["response"]["body"]["model"],
-                                   one["response"]["body"]["choices"][0]["message"]["content"])
-                for one in said} == {f"{number}": ("ab"[number % 2], f"{number}") for number in range(8)}
-        assert metric(server, "model_loads_total", "a") == metric(server, "model_loads_total", "b") == 1, \
+        assert {
+            one["custom_id"]: (
+                one["response"]["body"]["model"],
+                one["response"]["body"]["choices"][0]["message"]["content"],
+            )
+            for one in said
+        } == {f"{number}": ("ab"[number % 2], f"{number}") for number in range(8)}
+        assert metric(server, "model_loads_total", "a") == metric(server, "model_loads_total", "b") == 1, (
             "lines of one model come together, though one model fits at a time"
+        )
         wrong = server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/nowhere"})
         assert wrong.status_code == 400
         assert "MODEL/NAME" in wrong.json()["error"]["message"]
@@ -315,8 +370,9 @@ def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
     [known] = sources[0].tokenizers
     assert sources[1].tokenizers == (known,), "models with the same files share one"
     assert sources[2].tokenizers == (), "loading says what is wrong"
-    served = load_served_model(HostedModel(sources[0], Resident("a", 1, None), Mock()).info,
-                               sources[0].server, sources[0].tokenizers)
+    served = load_served_model(
+        HostedModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
+    )
     assert served.tokenizer is known
 
 
@@ -335,15 +391,21 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize(("engine", "server", "said"), [
-    ({"tp": 2}, {}, "--tp"), ({}, {"replicas": "2"}, "--replicas"),
-    ({}, {"http_workers": 2}, "--http-workers"),
-    ({"store": "/nowhere", "store_size": "20MB"}, {}, "--store-size 20MB is too small for 2 models"),
-    ({"memory": "1MB"}, {}, "--memory of all models together is 977 KiB"),
-    ({"lora": ["x=/nowhere"]}, {}, "MODEL/NAME=path"), ({}, {"keep_alive": "soon"}, "limits.keep_alive")])
+@pytest.mark.parametrize(
+    ("engine", "server", "said"),
+    [
+        ({"tp": 2}, {}, "--tp"),
+        ({}, {"replicas": "2"}, "--replicas"),
+        ({}, {"http_workers": 2}, "--http-workers"),
+        ({"store": "/nowhere", "store_size": "20MB"}, {}, "--store-size 20MB is too small for 2 models"),
+        ({"memory": "1MB"}, {}, "--memory of all models together is 977 KiB"),
+        ({"lora": ["x=/nowhere"]}, {}, "MODEL/NAME=path"),
+        ({}, {"keep_alive": "soon"}, "limits.keep_alive"),
+    ],
+)
 def test_what_several_models_cannot_have_is_said_before_anything_listens(
-        engine: dict[str, Any], server: dict[str, Any], said: str,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    engine: dict[str, Any], server: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from weft.server.launch import EXIT_CONFIG, serve
 
     models = ("a=" + str(checkpoint("qwen3_5")), "b=" + str(checkpoint("lfm2")))

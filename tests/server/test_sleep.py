@@ -32,8 +32,10 @@ def _awake(server: RunningServer) -> Iterator[None]:
 
 
 def complete(server: RunningServer, **more: Any) -> httpx.Response:
-    return server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 8, "temperature": 0,
-                                           "ignore_eos": True, "return_token_ids": True, **more})
+    return server.post(
+        "/v1/completions",
+        {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **more},
+    )
 
 
 def tokens(server: RunningServer) -> list[int]:
@@ -43,8 +45,9 @@ def tokens(server: RunningServer) -> list[int]:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_server_sleeps_says_so_and_answers_as_before(server: RunningServer, level: int,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_sleeps_says_so_and_answers_as_before(
+    server: RunningServer, level: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = tokens(server)
     assert server.get("/is_sleeping").json()["is_sleeping"] is False
     fell = server.post(f"/sleep?level={level}")
@@ -60,10 +63,14 @@ def test_a_server_sleeps_says_so_and_answers_as_before(server: RunningServer, le
     assert health.json()["status"] == "sleeping"
     metrics = server.get("/metrics").text
     name = {1: "weights_offloaded", 2: "discard_all"}[level]
-    states = {line.partition('sleep_state="')[2].partition('"')[0]: line[-3:]
-              for line in metrics.splitlines() if line.startswith("vllm:engine_sleep_state{")}
-    assert states == {state: "1.0" if state == name else "0.0"
-                      for state in ("awake", "weights_offloaded", "discard_all")}
+    states = {
+        line.partition('sleep_state="')[2].partition('"')[0]: line[-3:]
+        for line in metrics.splitlines()
+        if line.startswith("vllm:engine_sleep_state{")
+    }
+    assert states == {
+        state: "1.0" if state == name else "0.0" for state in ("awake", "weights_offloaded", "discard_all")
+    }
     assert main(["top", "--url", server.url, "--once"]) == 0
     shown = capsys.readouterr().out
     assert f"level {level}" in shown
@@ -97,17 +104,21 @@ def test_parts_are_woken_by_their_tags(server: RunningServer) -> None:
     assert complete(server).is_success
 
 
-@pytest.mark.parametrize(("path", "body", "field", "words"), [
-    ("/sleep?level=3", None, "level", "level is 3"),
-    ("/sleep?level=one", None, "level", "'one'"),
-    ("/sleep", {"level": "2"}, "level", "expected"),
-    ("/sleep?mode=keep", None, "mode", "wait"),
-    ("/sleep?timeout=-1", None, "timeout", "-1"),
-    ("/sleep?timeout=nan", None, "timeout", "nan"),
-    ("/wake_up?tags=kv", None, "tags", "kv_cache"),
-])
-def test_bad_calls_name_the_field_and_change_nothing(server: RunningServer, path: str, body: Any, field: str,
-                                                     words: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "field", "words"),
+    [
+        ("/sleep?level=3", None, "level", "level is 3"),
+        ("/sleep?level=one", None, "level", "'one'"),
+        ("/sleep", {"level": "2"}, "level", "expected"),
+        ("/sleep?mode=keep", None, "mode", "wait"),
+        ("/sleep?timeout=-1", None, "timeout", "-1"),
+        ("/sleep?timeout=nan", None, "timeout", "nan"),
+        ("/wake_up?tags=kv", None, "tags", "kv_cache"),
+    ],
+)
+def test_bad_calls_name_the_field_and_change_nothing(
+    server: RunningServer, path: str, body: Any, field: str, words: str
+) -> None:
     refused = server.post(path, body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == field
@@ -150,8 +161,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 class TestWhatRuns:
-    def ask(self, slow: RunningServer, n: int,
-            max_tokens: int) -> tuple[threading.Thread, list[httpx.Response]]:
+    def ask(self, slow: RunningServer, n: int, max_tokens: int) -> tuple[threading.Thread, list[httpx.Response]]:
         answers: list[httpx.Response] = []
         body = {"prompt": "sing", "n": n, "max_tokens": max_tokens, "ignore_eos": True}
         thread = threading.Thread(target=lambda: answers.append(slow.post("/v1/completions", body)))

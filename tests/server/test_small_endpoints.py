@@ -22,8 +22,7 @@ def values(server: RunningServer) -> dict[str, float]:
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(server.get("/metrics").text):
         for sample in family.samples:
-            labels = {key: value for key, value in sample.labels.items()
-                      if key not in ("engine", "model_name")}
+            labels = {key: value for key, value in sample.labels.items() if key not in ("engine", "model_name")}
             assert sample.labels["model_name"] == "first/name"
             if "le" not in labels:
                 found[sample.name + "".join(f"/{value}" for value in labels.values())] = sample.value
@@ -42,8 +41,9 @@ def test_the_served_names_are_listed_with_the_context_length(server: RunningServ
     assert server.client().models.retrieve("default").id == "first/name"
 
 
-@pytest.mark.parametrize(("asked", "answered"), [("first/name", "first/name"), ("second", "second"),
-                                                 ("default", "first/name")])
+@pytest.mark.parametrize(
+    ("asked", "answered"), [("first/name", "first/name"), ("second", "second"), ("default", "first/name")]
+)
 def test_every_served_name_works(server: RunningServer, asked: str, answered: str) -> None:
     assert server.client().completions.create(model=asked, prompt="say:a").model == answered
 
@@ -60,8 +60,9 @@ def test_text_becomes_tokens_and_text_again(server: RunningServer) -> None:
 def test_messages_become_the_tokens_that_chat_would_compute(server: RunningServer) -> None:
     turns = [{"role": "user", "content": "say:x"}]
     tokens = server.post("/tokenize", {"messages": turns}).json()["tokens"]
-    answer = server.client().chat.completions.create(model="second", messages=turns,
-                                                     extra_body={"return_token_ids": True})
+    answer = server.client().chat.completions.create(
+        model="second", messages=turns, extra_body={"return_token_ids": True}
+    )
     assert answer.prompt_token_ids == tokens
 
 
@@ -97,8 +98,10 @@ def test_metrics_count_what_happened(server: RunningServer) -> None:
     deadline = time.monotonic() + 10
     while True:
         after = values(server)
-        caught_up = (gained("prompt_tokens_total") == expected_tokens and
-                     gained("iteration_tokens_total_sum") == gained("computed_tokens_total") >= 25)
+        caught_up = (
+            gained("prompt_tokens_total") == expected_tokens
+            and gained("iteration_tokens_total_sum") == gained("computed_tokens_total") >= 25
+        )
         if caught_up or time.monotonic() > deadline:
             break
         time.sleep(0.02)
@@ -119,20 +122,54 @@ def test_metrics_count_what_happened(server: RunningServer) -> None:
 
 def test_metrics_have_the_fields_names_and_buckets(server: RunningServer) -> None:
     found = values(server)
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
-                 "state_cache_usage_perc", "engine_up", "prefix_cache_queries_total",
-                 "prefix_cache_hits_total", "num_preemptions_total", "request_success_total/stop",
-                 "request_queue_time_seconds_count", "prompt_tokens_cached_total",
-                 "request_prefill_time_seconds_count", "request_decode_time_seconds_count",
-                 "request_inference_time_seconds_count", "request_time_per_output_token_seconds_count",
-                 "request_generation_tokens_count", "admission_rejections_total/queue_full"):
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "state_cache_usage_perc",
+        "engine_up",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "num_preemptions_total",
+        "request_success_total/stop",
+        "request_queue_time_seconds_count",
+        "prompt_tokens_cached_total",
+        "request_prefill_time_seconds_count",
+        "request_decode_time_seconds_count",
+        "request_inference_time_seconds_count",
+        "request_time_per_output_token_seconds_count",
+        "request_generation_tokens_count",
+        "admission_rejections_total/queue_full",
+    ):
         assert f"vllm:{name}" in found
     assert not any(name.endswith("_created") for name in found)
     text = server.get("/metrics").text
     bounds = re.findall(r'time_to_first_token_seconds_bucket\{.*?le="(.*?)"', text)
     assert [float(bound) for bound in bounds] == [
-        .001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
-        float("inf")]
+        0.001,
+        0.005,
+        0.01,
+        0.02,
+        0.04,
+        0.06,
+        0.08,
+        0.1,
+        0.25,
+        0.5,
+        0.75,
+        1,
+        2.5,
+        5,
+        7.5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        640,
+        2560,
+        float("inf"),
+    ]
 
 
 def test_the_banner_says_where_and_what_and_its_snippets_work_when_pasted(server: RunningServer) -> None:

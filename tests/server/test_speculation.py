@@ -12,8 +12,9 @@ from rich.console import Console
 from tests.server.running import RunningServer, running_server
 from weft.cli.top import frame, read_metrics
 
-LIST = "\n".join(f"{name}: {7000 + 37 * at}" for at, name in enumerate(
-    ("Oshan", "Imre", "Ulla", "Vero", "Kasp", "Bri")))
+LIST = "\n".join(
+    f"{name}: {7000 + 37 * at}" for at, name in enumerate(("Oshan", "Imre", "Ulla", "Vero", "Kasp", "Bri"))
+)
 MESSAGES = [{"role": "user", "content": f"Remember this list.\n{LIST}\nWhat is the number of Vero?"}]
 ENGINE = {"memory": "64MB", "threads": 1, "max_model_len": 1024}
 
@@ -37,8 +38,9 @@ def server() -> Iterator[RunningServer]:
 
 def chat(server: RunningServer, **more: Any) -> Any:
     extra = {"ignore_eos": True, "return_token_ids": True, **more.pop("extra_body", {})}
-    return server.client().chat.completions.create(model="default", messages=MESSAGES, extra_body=extra, **{
-        "max_tokens": 60, "temperature": 0.0, **more})
+    return server.client().chat.completions.create(
+        model="default", messages=MESSAGES, extra_body=extra, **{"max_tokens": 60, "temperature": 0.0, **more}
+    )
 
 
 def texts(answer: Any) -> list[str]:
@@ -50,12 +52,20 @@ def details(answer: Any) -> tuple[int, int]:
     return counts.accepted_prediction_tokens, counts.rejected_prediction_tokens
 
 
-@pytest.mark.parametrize("sampling", [
-    {}, {"temperature": 1.0, "seed": 5}, {"temperature": 0.7, "seed": 9, "n": 3, "presence_penalty": 0.5},
-    {"logprobs": True, "top_logprobs": 3}, {"stop": ["7"], "extra_body": {"ignore_eos": False}},
-    {"extra_body": {"ignore_eos": False, "guided_regex": "(Vero|Bri): [0-9]{4}\\. I have it\\."}}])
-def test_predictions_right_and_wrong_change_no_answer(plain: RunningServer, server: RunningServer,
-                                                      sampling: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 0.7, "seed": 9, "n": 3, "presence_penalty": 0.5},
+        {"logprobs": True, "top_logprobs": 3},
+        {"stop": ["7"], "extra_body": {"ignore_eos": False}},
+        {"extra_body": {"ignore_eos": False, "guided_regex": "(Vero|Bri): [0-9]{4}\\. I have it\\."}},
+    ],
+)
+def test_predictions_right_and_wrong_change_no_answer(
+    plain: RunningServer, server: RunningServer, sampling: dict[str, Any]
+) -> None:
     expected = chat(plain, **sampling)
     right = {"type": "content", "content": texts(expected)[0]}
     wrong = {"type": "content", "content": [{"type": "text", "text": LIST}, {"type": "text", "text": "?"}]}
@@ -64,10 +74,9 @@ def test_predictions_right_and_wrong_change_no_answer(plain: RunningServer, serv
         assert texts(answer) == texts(expected)
         assert answer.usage.completion_tokens == expected.usage.completion_tokens
         if sampling.get("logprobs"):
-            assert [[entry.token for entry in content.top_logprobs] for content in
-                    answer.choices[0].logprobs.content] == [
-                   [entry.token for entry in content.top_logprobs] for content in
-                    expected.choices[0].logprobs.content]
+            assert [
+                [entry.token for entry in content.top_logprobs] for content in answer.choices[0].logprobs.content
+            ] == [[entry.token for entry in content.top_logprobs] for content in expected.choices[0].logprobs.content]
 
 
 def test_a_right_prediction_is_accepted_and_counted(plain: RunningServer, server: RunningServer) -> None:
@@ -78,8 +87,13 @@ def test_a_right_prediction_is_accepted_and_counted(plain: RunningServer, server
     accepted, rejected = details(answer)
     assert accepted > LEAST_ACCEPTED
     assert accepted > rejected
-    *_, last = chat(server, prediction=prediction, stream=True, stream_options={"include_usage": True},
-                    extra_body={"cache_salt": "own"})
+    *_, last = chat(
+        server,
+        prediction=prediction,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"cache_salt": "own"},
+    )
     assert details(last)[0] > LEAST_ACCEPTED
 
 
@@ -106,8 +120,10 @@ def test_metrics_and_top_show_drafts_by_source(plain: RunningServer, server: Run
     shown = _lines(frame("", reading, None, {}))
     assert any(line.startswith("speculation") for line in shown)
     assert any(line.startswith("prediction") for line in shown)
-    assert not any(line.startswith("speculation")
-                   for line in _lines(frame("", read_metrics(plain.get("/metrics").text, 0.0), None, {})))
+    assert not any(
+        line.startswith("speculation")
+        for line in _lines(frame("", read_metrics(plain.get("/metrics").text, 0.0), None, {}))
+    )
 
 
 def _lines(screen: Any) -> list[str]:

@@ -38,8 +38,12 @@ def free_port() -> int:
 
 
 def point_at(patch: pytest.MonkeyPatch, url: str) -> None:
-    for name, value in {"AWS_ACCESS_KEY_ID": "w", "AWS_SECRET_ACCESS_KEY": "w", "AWS_REGION": "us-east-1",
-                        "AWS_ENDPOINT_URL": url}.items():
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "w",
+        "AWS_SECRET_ACCESS_KEY": "w",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": url,
+    }.items():
         patch.setenv(name, value)
 
 
@@ -56,7 +60,10 @@ class S3Server:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **self.environment})
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **self.environment},
+        )
         end = time.monotonic() + START_S
         while time.monotonic() < end:
             with contextlib.suppress(OSError):
@@ -82,8 +89,12 @@ class S3Server:
 def server() -> Iterator[S3Server]:
     server = S3Server()
     server.start()
-    plain = {"AWS_ACCESS_KEY_ID": "weft", "AWS_SECRET_ACCESS_KEY": "weft", "AWS_REGION": "us-east-1",
-             "AWS_ENDPOINT_URL": server.url}
+    plain = {
+        "AWS_ACCESS_KEY_ID": "weft",
+        "AWS_SECRET_ACCESS_KEY": "weft",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server.url,
+    }
     before = {name: os.environ.get(name) for name in plain}
     os.environ.update(plain)
     yield server
@@ -110,8 +121,9 @@ def _until(store: TieredStore, true: Any) -> None:
 
 
 def _uploaded(store: TieredStore, count: int) -> None:
-    _until(store, lambda: store.stats().remote.get("uploaded", 0) >= count
-           and store.stats().remote["waiting_uploads"] == 0)
+    _until(
+        store, lambda: store.stats().remote.get("uploaded", 0) >= count and store.stats().remote["waiting_uploads"] == 0
+    )
 
 
 def test_what_one_server_computed_another_restores(server: S3Server, tmp_path: Path) -> None:
@@ -151,8 +163,12 @@ def test_both_writers_trees_merge_and_objects_are_put_once(server: S3Server, tmp
     assert listing.count("<Key>") == (2 + 1) + 2 * (1 + 1), "shared payloads are one object"
     third = _opened(location, tmp_path / "c")
     for tokens, position in ((left, 400), (right, 400), (base, 300)):
-        _until(third, lambda tokens=tokens, position=position:  # type: ignore[misc]
-               (hit := third.match(None, tokens, 0)) is not None and hit.position == position)
+        _until(
+            third,
+            lambda tokens=tokens, position=position: (  # type: ignore[misc]
+                (hit := third.match(None, tokens, 0)) is not None and hit.position == position
+            ),
+        )
         assert_hit(third, tokens, position)
     for store in (first, second, third):
         store.close()
@@ -176,8 +192,10 @@ def test_a_damaged_or_missing_object_is_no_hit(server: S3Server, tmp_path: Path)
     obstore.put(objects, states[0], bytes(content))
     obstore.delete(objects, states[1])
     answers = [fetched(second, tokens) for tokens in (one, other)]
-    assert {(answer.kind, answer.reason) for answer in answers if isinstance(answer, StoreEvent)} == \
-        {("damaged", "checksum"), ("missing", "the object is gone")}
+    assert {(answer.kind, answer.reason) for answer in answers if isinstance(answer, StoreEvent)} == {
+        ("damaged", "checksum"),
+        ("missing", "the object is gone"),
+    }
     assert second.match(None, one, 0) is second.match(None, other, 0) is None
     assert second.stats().damaged == {"remote checksum": 1, "remote the object is gone": 1}
     second.close()
@@ -218,7 +236,8 @@ def test_a_bucket_that_goes_away_slows_nothing_and_loses_nothing(tmp_path: Path)
 
 
 def test_a_start_says_in_one_line_what_is_wrong_with_a_bucket(
-        server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert Bucket("s3://weft/fine").check() == ""
     assert Bucket("s3://nowhere/x").check() == "bucket name: NoSuchBucket"
     strict = S3Server(checks_keys=True)
@@ -245,7 +264,8 @@ def test_a_bucket_that_accepts_and_never_answers_holds_no_start_up(monkeypatch: 
 
 
 def test_uploads_that_a_full_queue_pushes_out_are_lost_and_counted_and_the_log_is_bounded(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(uploads, "QUEUE_MAX", 2)
     monkeypatch.setattr(bucket, "RETRY_S", 0.0)
     point_at(monkeypatch, f"http://127.0.0.1:{free_port()}")
@@ -262,22 +282,30 @@ def test_uploads_that_a_full_queue_pushes_out_are_lost_and_counted_and_the_log_i
 
 
 def test_a_server_says_that_its_bucket_is_away_and_where_it_is_required_it_ends(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     point_at(monkeypatch, f"http://127.0.0.1:{free_port()}")
-    engine = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 512,
-              "store": "s3://weft/x", "store_cache": str(tmp_path / "cache")}
+    engine = {
+        "model": str(checkpoint("qwen3_5")),
+        "memory": "32MB",
+        "threads": 1,
+        "max_model_len": 512,
+        "store": "s3://weft/x",
+        "store_cache": str(tmp_path / "cache"),
+    }
     with running_server("", engine=engine) as server:
         assert "s3://weft/x does not answer: network: Connection refused" in server.output
-        assert server.get("/health").json() == {"status": "ok",
-                                                "store": "the bucket does not answer: network"}
+        assert server.get("/health").json() == {"status": "ok", "store": "the bucket does not answer: network"}
         prompt_tokens = [(7 * i) % 500 for i in range(100)]
         server.client().completions.create(model="default", prompt=prompt_tokens, max_tokens=2)
         metrics = ["store_uploads_waiting", "store_unreachable_seconds_total"]
 
         def values() -> list[float]:
             lines = server.get("/metrics").text.splitlines()
-            return [float(line.rsplit(" ", 1)[1]) for name in metrics for line in lines
-                    if line.startswith(f"weft:{name}")]
+            return [
+                float(line.rsplit(" ", 1)[1]) for name in metrics for line in lines if line.startswith(f"weft:{name}")
+            ]
+
         assert eventually(lambda: len(values()) == 2 and min(values()) > 0), "an idle engine reports too"
     with running_server("", engine=engine | {"store_required": True}, wait_for="listening") as server:
         assert server.exit_code() == 2
@@ -299,7 +327,8 @@ def test_a_directory_as_a_bucket_needs_no_server(tmp_path: Path) -> None:
 
 
 def test_segments_on_the_local_disk_are_bounded_and_go_with_those_of_the_bucket(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     location = f"file://{tmp_path / 'bucket'}"
     first = _opened(location, tmp_path / "a")
     written(first, prompt(100))

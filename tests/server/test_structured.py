@@ -19,9 +19,18 @@ from tests.server.running import RunningServer, running_server
 TEMPLATE = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates" / "hermes_think.jinja"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 HI = [{"role": "user", "content": "Hi"}]
-FORECAST = {"type": "function", "function": {"name": "forecast", "parameters": {
-    "type": "object", "additionalProperties": False, "required": ["days", "unit"],
-    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}, "unit": {"enum": ["C", "F"]}}}}}
+FORECAST = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "parameters": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["days", "unit"],
+            "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}, "unit": {"enum": ["C", "F"]}},
+        },
+    },
+}
 NOTE = {"type": "function", "function": {"name": "note"}}
 
 
@@ -47,18 +56,27 @@ def chat(server: RunningServer, **more: Any) -> Any:
     more.setdefault("extra_body", {})
     more["extra_body"] = {**NO_THINKING, **more["extra_body"]}
     return server.client().chat.completions.create(
-        **{"model": "default", "messages": HI, "max_tokens": 400, "seed": 3, "temperature": 1.0, **more})
+        **{"model": "default", "messages": HI, "max_tokens": 400, "seed": 3, "temperature": 1.0, **more}
+    )
 
 
 def complete(server: RunningServer, **more: Any) -> Any:
     return server.client().completions.create(
-        **{"model": "default", "prompt": "x", "max_tokens": 200, "temperature": 1.0, "seed": 5, **more})
+        **{"model": "default", "prompt": "x", "max_tokens": 200, "temperature": 1.0, "seed": 5, **more}
+    )
 
 
 def test_the_clients_parse_helper_gives_an_object(server: RunningServer) -> None:
     answer = server.client().chat.completions.parse(
-        model="default", messages=HI, response_format=Pet, max_tokens=PET_TOKENS_MAX, seed=2, temperature=1.0,
-        n=2, extra_body=NO_THINKING)
+        model="default",
+        messages=HI,
+        response_format=Pet,
+        max_tokens=PET_TOKENS_MAX,
+        seed=2,
+        temperature=1.0,
+        n=2,
+        extra_body=NO_THINKING,
+    )
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
         assert isinstance(choice.message.parsed, Pet)
@@ -91,8 +109,7 @@ def test_every_kind_of_grammar_holds_in_completions(server: RunningServer, strea
 
 
 def test_a_grammar_works_with_logprobs_and_several_answers(server: RunningServer) -> None:
-    answer = chat(server, n=4, logprobs=True, top_logprobs=2,
-                  extra_body={"structured_outputs": {"regex": "[a-p]{6}"}})
+    answer = chat(server, n=4, logprobs=True, top_logprobs=2, extra_body={"structured_outputs": {"regex": "[a-p]{6}"}})
     assert all(re.fullmatch("[a-p]{6}", choice.message.content) for choice in answer.choices)
     assert len({choice.message.content for choice in answer.choices}) == 4
     for choice in answer.choices:
@@ -101,8 +118,7 @@ def test_a_grammar_works_with_logprobs_and_several_answers(server: RunningServer
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_required_call_is_made_and_fits_its_schema(server: RunningServer, stream: bool) -> None:
-    answer = chat(server, tools=[FORECAST, NOTE], tool_choice="required", parallel_tool_calls=False,
-                  stream=stream)
+    answer = chat(server, tools=[FORECAST, NOTE], tool_choice="required", parallel_tool_calls=False, stream=stream)
     if stream:
         choices = [choice for chunk in answer for choice in chunk.choices]
         deltas = [delta for choice in choices for delta in choice.delta.tool_calls or []]
@@ -118,8 +134,12 @@ def test_a_required_call_is_made_and_fits_its_schema(server: RunningServer, stre
 
 def test_a_named_function_is_called(server: RunningServer) -> None:
     for seed in range(3):
-        answer = chat(server, tools=[NOTE, FORECAST], seed=seed,
-                      tool_choice={"type": "function", "function": {"name": "forecast"}})
+        answer = chat(
+            server,
+            tools=[NOTE, FORECAST],
+            seed=seed,
+            tool_choice={"type": "function", "function": {"name": "forecast"}},
+        )
         [call] = answer.choices[0].message.tool_calls
         arguments = json.loads(call.function.arguments)
         assert (call.function.name, set(arguments)) == ("forecast", {"days", "unit"})
@@ -134,20 +154,29 @@ def test_an_answer_that_is_cut_off_says_length(server: RunningServer) -> None:
 
 async def test_many_grammars_at_once_disturb_nobody(server: RunningServer) -> None:
     client = server.async_client()
-    free = {"model": "default", "prompt": [7, 8, 9], "max_tokens": 40, "temperature": 0,
-            "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+    free = {
+        "model": "default",
+        "prompt": [7, 8, 9],
+        "max_tokens": 40,
+        "temperature": 0,
+        "extra_body": {"return_token_ids": True, "ignore_eos": True},
+    }
     alone = (await client.completions.create(**free)).choices[0].token_ids
 
     async def numbered(at: int) -> tuple[int, str]:
         answer = await client.completions.create(
-            model="default", prompt="x", max_tokens=100, seed=at, temperature=1.0,
-            extra_body={"guided_json": {"enum": [f"answer {at}", at]}})
+            model="default",
+            prompt="x",
+            max_tokens=100,
+            seed=at,
+            temperature=1.0,
+            extra_body={"guided_json": {"enum": [f"answer {at}", at]}},
+        )
         return at, answer.choices[0].text
 
     async def bad(at: int) -> None:
         with pytest.raises(Exception, match="guided_regex"):
-            await client.completions.create(model="default", prompt="x",
-                                            extra_body={"guided_regex": f"({at}"})
+            await client.completions.create(model="default", prompt="x", extra_body={"guided_regex": f"({at}"})
 
     work = [task for at in range(12) for task in (numbered(at), client.completions.create(**free), bad(at))]
     results = await asyncio.gather(*work)

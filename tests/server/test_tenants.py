@@ -17,8 +17,10 @@ from weft.server.config import ServerConfig
 from weft.server.tenants import Keys, Quotas, Tenant
 
 ENGINE = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 1024}
-MESSAGES = [{"role": "system", "content": "What one tenant sends, another must not see. " * 20},
-            {"role": "user", "content": "say:ok"}]
+MESSAGES = [
+    {"role": "system", "content": "What one tenant sends, another must not see. " * 20},
+    {"role": "user", "content": "say:ok"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +32,22 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tenants(key_file: Path) -> Iterator[RunningServer]:
-    settings = {"api_key_file": str(key_file), "tenant_by_key": True, "operator_key": ["boss"],
-                "key_requests_per_minute": 12}
+    settings = {
+        "api_key_file": str(key_file),
+        "tenant_by_key": True,
+        "operator_key": ["boss"],
+        "key_requests_per_minute": 12,
+    }
     with running_server("", engine=ENGINE, server=settings) as running:
         yield running
 
 
 def ask(server: RunningServer, key: str, **fields: Any) -> httpx.Response:
-    return server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields},
-                       headers={"Authorization": f"Bearer {key}"})
+    return server.post(
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "max_tokens": 4, **fields},
+        headers={"Authorization": f"Bearer {key}"},
+    )
 
 
 def cached(response: httpx.Response) -> int:
@@ -55,8 +64,9 @@ def test_two_keys_share_no_prefix_and_a_salt_stays_within_its_key(tenants: Runni
 
 
 def test_a_key_in_the_header_of_the_messages_api_is_the_same_tenant(tenants: RunningServer) -> None:
-    answer = tenants.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4},
-                          headers={"x-api-key": "second"})
+    answer = tenants.post(
+        "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4}, headers={"x-api-key": "second"}
+    )
     assert cached(answer) > 0
     assert tenants.get("/v1/models", headers={"x-api-key": "nope"}).status_code == 401
 
@@ -92,8 +102,7 @@ def test_a_bucket_refills() -> None:
 
 
 def test_a_request_that_another_process_admits_is_given_back() -> None:
-    tenant = Tenant(b"a", Quotas(requests_per_minute=2, bytes_in_flight=100), salts_its_own=False,
-                    clock=Clock())
+    tenant = Tenant(b"a", Quotas(requests_per_minute=2, bytes_in_flight=100), salts_its_own=False, clock=Clock())
     assert tenant.admit(80) is None
     tenant.withdraw(80)
     assert [tenant.admit(80) is None, tenant.release(80), tenant.admit(80) is None] == [True, None, True]
@@ -129,8 +138,9 @@ def test_without_the_flag_a_salt_is_left_alone() -> None:
     assert Keys(["a"], ["b"]).match("c") == (None, False)
 
 
-@pytest.mark.parametrize("settings", [{"tenant_by_key": True}, {"key_requests_per_minute": 5},
-                                      {"api_key_file": "/nowhere/keys"}])
+@pytest.mark.parametrize(
+    "settings", [{"tenant_by_key": True}, {"key_requests_per_minute": 5}, {"api_key_file": "/nowhere/keys"}]
+)
 def test_flags_that_need_keys_say_so(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--api-key"):
         ServerConfig(**settings).check()

@@ -23,8 +23,13 @@ from weft.text.dialect import Dialect
 from weft.text.tools.definitions import ToolChoice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates"
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 TIME = {"type": "function", "function": {"name": "get_time"}}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln 🏔"}}\n</tool_call>'
 CALL_TIME = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
@@ -46,15 +51,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = stop_at_end((TEMPLATES / "lfm2.jinja").read_text())
-    directory = write_model_directory(tmp_path_factory.mktemp("lfm2"), template=template,
-                                      markers=("<|tool_call_start|>", "<|tool_call_end|>", "<|other|>"))
+    directory = write_model_directory(
+        tmp_path_factory.mktemp("lfm2"),
+        template=template,
+        markers=("<|tool_call_start|>", "<|tool_call_end|>", "<|other|>"),
+    )
     with running_server("build", engine={"model": str(directory)}) as running:
         yield running
 
 
 def chat(server: RunningServer, say: str, **more: Any) -> Any:
     return server.client().chat.completions.create(
-        model="scripted", messages=[{"role": "user", "content": f"say:{say}"}], **more)
+        model="scripted", messages=[{"role": "user", "content": f"say:{say}"}], **more
+    )
 
 
 def gathered(chunks: Any) -> dict[str, Any]:
@@ -126,12 +135,21 @@ def test_a_call_is_an_object_with_id_name_and_arguments_as_json(server: RunningS
 
 
 def test_a_stream_of_calls_has_the_name_first_and_the_arguments_in_parts(server: RunningServer) -> None:
-    chunks = list(chat(server, f"I look.\n{CALL}\n{CALL_TIME}", tools=[WEATHER, TIME], stream=True,
-                       stream_options={"include_usage": True}))
+    chunks = list(
+        chat(
+            server,
+            f"I look.\n{CALL}\n{CALL_TIME}",
+            tools=[WEATHER, TIME],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
     found = gathered(chunks)
     assert (found["content"], found["reason"]) == ("I look.", "tool_calls")
     assert [(call["name"], json.loads(call["arguments"])) for call in found["calls"].values()] == [
-        ("get_weather", {"city": "Köln 🏔"}), ("get_time", {})]
+        ("get_weather", {"city": "Köln 🏔"}),
+        ("get_time", {}),
+    ]
     parts = [delta for chunk in chunks for choice in chunk.choices for delta in choice.delta.tool_calls or []]
     assert len([part for part in parts if part.index == 0]) > 5, "the arguments come as they are made"
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 0
@@ -150,7 +168,11 @@ def test_a_delta_has_one_part_of_one_call_and_the_name_comes_without_arguments()
     assert (deltas[0].reasoning, deltas[0].reasoning_content, deltas[0].content) == ("hm", "hm", "I look.")
     parts = [part for delta in deltas for [part] in [delta.tool_calls]]  # type: ignore[misc]
     assert [(part.index, bool(part.id), part.function.arguments) for part in parts] == [
-        (0, True, ""), (0, False, '{"city": "Köln 🏔"}'), (1, True, ""), (1, False, "{}")]
+        (0, True, ""),
+        (0, False, '{"city": "Köln 🏔"}'),
+        (1, True, ""),
+        (1, False, "{}"),
+    ]
 
 
 @pytest.mark.parametrize("shape", ["first of the delta", "first with the id", "as the documentation says"])
@@ -168,26 +190,28 @@ def test_the_usual_loops_over_a_stream_gather_every_call(server: RunningServer, 
             else:
                 calls.setdefault(part.index, dict(called))["arguments"] += called["arguments"]
     assert [(call["name"], json.loads(call["arguments"])) for call in calls.values()] == [
-        ("get_weather", {"city": "Köln 🏔"}), ("get_time", {})]
+        ("get_weather", {"city": "Köln 🏔"}),
+        ("get_time", {}),
+    ]
 
 
 def test_the_client_gathers_a_stream_of_calls_itself(server: RunningServer) -> None:
     tools: Any = [{**tool, "function": {**tool["function"], "strict": False}} for tool in (WEATHER, TIME)]
     with server.client().chat.completions.stream(
-            model="scripted", messages=[{"role": "user", "content": f"say:I look.{CALL}{CALL_TIME}"}],
-            tools=tools) as stream:
+        model="scripted", messages=[{"role": "user", "content": f"say:I look.{CALL}{CALL_TIME}"}], tools=tools
+    ) as stream:
         parts = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
         [choice] = stream.get_final_completion().choices
     assert len(parts) > 5
     assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
-    assert [(call.function.name, json.loads(call.function.arguments))
-            for call in choice.message.tool_calls or []] == [
-                ("get_weather", {"city": "Köln 🏔"}), ("get_time", {})]
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []] == [
+        ("get_weather", {"city": "Köln 🏔"}),
+        ("get_time", {}),
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("said", [f"<think>I look.\n{CALL}\n{CALL_TIME}",
-                                  f"<think>I look.{CALL}{CALL_TIME}</think>"])
+@pytest.mark.parametrize("said", [f"<think>I look.\n{CALL}\n{CALL_TIME}", f"<think>I look.{CALL}{CALL_TIME}</think>"])
 def test_calls_at_the_end_of_a_reasoning_are_found(server: RunningServer, said: str, *, stream: bool) -> None:
     answer = chat(server, said, tools=[WEATHER, TIME], stream=stream)
     if stream:
@@ -210,20 +234,25 @@ def test_a_call_that_was_only_considered_is_reasoning(server: RunningServer) -> 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_custom_tool_gets_a_text(server: RunningServer, *, stream: bool) -> None:
     said, text = '{"name": "sql", "arguments": {"input": "SELECT \\"ü\\""}}', 'SELECT "ü"'
-    body = {"messages": [{"role": "user", "content": f"say:<tool_call>{said}</tool_call>{CALL_TIME}"}],
-            "tools": [{"type": "custom", "custom": {"name": "sql"}}, TIME], "stream": stream}
+    body = {
+        "messages": [{"role": "user", "content": f"say:<tool_call>{said}</tool_call>{CALL_TIME}"}],
+        "tools": [{"type": "custom", "custom": {"name": "sql"}}, TIME],
+        "stream": stream,
+    }
     answer = server.post("/v1/chat/completions", body)
     lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    messages = [line["choices"][0]["delta"] for line in lines] if stream else [
-        answer.json()["choices"][0]["message"]]
+    messages = [line["choices"][0]["delta"] for line in lines] if stream else [answer.json()["choices"][0]["message"]]
     first, second, *more = (call for message in messages for call in message.get("tool_calls", ()))
     for part in more:
         second["function"]["arguments"] += part["function"]["arguments"]
     assert (first["type"], first["custom"]) == ("custom", {"name": "sql", "input": text})
     assert (second["type"], second["function"]) == ("function", {"name": "get_time", "arguments": "{}"})
     first.pop("index", None)
-    turns = [*body["messages"], {"role": "assistant", "tool_calls": [first]},
-             {"role": "tool", "tool_call_id": first["id"], "content": "7"}]
+    turns = [
+        *body["messages"],
+        {"role": "assistant", "tool_calls": [first]},
+        {"role": "tool", "tool_call_id": first["id"], "content": "7"},
+    ]
     tokens = server.post("/tokenize", {"messages": turns, "tools": body["tools"]}).json()["tokens"]
     assert said in server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
 
@@ -244,8 +273,9 @@ def test_without_tools_or_with_none_nothing_is_called(server: RunningServer) -> 
 
 
 def test_one_call_at_most_where_parallel_ones_are_not_wanted(server: RunningServer) -> None:
-    calls = chat(server, CALL + CALL_TIME, tools=[WEATHER, TIME],
-                 parallel_tool_calls=False).choices[0].message.tool_calls
+    calls = (
+        chat(server, CALL + CALL_TIME, tools=[WEATHER, TIME], parallel_tool_calls=False).choices[0].message.tool_calls
+    )
     assert [call.function.name for call in calls] == ["get_weather"]
 
 
@@ -259,9 +289,12 @@ def test_a_call_that_the_limit_cuts_off_says_so(server: RunningServer) -> None:
 
 def test_the_next_turn_sees_tools_calls_and_results(server: RunningServer) -> None:
     call = chat(server, CALL, tools=[WEATHER]).choices[0].message
-    turns = [{"role": "user", "content": "say:x"}, call.model_dump(exclude_none=True),
-             {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "cold"},
-             {"role": "user", "content": "say:ok"}]
+    turns = [
+        {"role": "user", "content": "say:x"},
+        call.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "cold"},
+        {"role": "user", "content": "say:ok"},
+    ]
     tokens = server.post("/tokenize", {"messages": turns, "tools": [WEATHER]}).json()["tokens"]
     text = server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
     assert '"name": "get_weather", "parameters"' in text
@@ -271,17 +304,41 @@ def test_the_next_turn_sees_tools_calls_and_results(server: RunningServer) -> No
     assert without["count"] < len(tokens)
 
 
-@pytest.mark.parametrize(("more", "param", "words"), [
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "absent"}}}, "tool_choice",
-     "'absent', which is not in tools: get_weather"),
-    ({"tools": [WEATHER, WEATHER]}, "tools", "two functions"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
-        "type": "object", "properties": {"x": {"type": "objekt"}}}}}], "tool_choice": "required"}, "tools",
-     "objekt"),
-    ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
-     "tool_choice", "one or the other")])
-def test_a_bad_request_for_tools_names_its_field(server: RunningServer, more: dict[str, Any], param: str,
-                                                 words: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "absent"}}},
+            "tool_choice",
+            "'absent', which is not in tools: get_weather",
+        ),
+        ({"tools": [WEATHER, WEATHER]}, "tools", "two functions"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "parameters": {"type": "object", "properties": {"x": {"type": "objekt"}}},
+                        },
+                    }
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+            "objekt",
+        ),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "tool_choice",
+            "one or the other",
+        ),
+    ],
+)
+def test_a_bad_request_for_tools_names_its_field(
+    server: RunningServer, more: dict[str, Any], param: str, words: str
+) -> None:
     response = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **more})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
@@ -290,7 +347,8 @@ def test_a_bad_request_for_tools_names_its_field(server: RunningServer, more: di
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_markers_that_are_special_tokens_are_read_and_other_special_tokens_not_shown(
-        lfm2: RunningServer, stream: bool) -> None:
+    lfm2: RunningServer, stream: bool
+) -> None:
     said = "⟦tool_call_start⟧[get_weather(city='Köln 🏔'), get_time()]⟦tool_call_end⟧Wait⟦other⟧."
     answer = chat(lfm2, said, tools=[WEATHER, TIME], stream=stream)
     if stream:

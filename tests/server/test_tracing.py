@@ -58,6 +58,7 @@ class Collector:
 
     def wait(self, request_id: str) -> tuple[Any, dict[str, Any]]:
         """The span of a request, and the spans below it by name."""
+
         def of_request() -> list[Any]:
             return [span for span in self.spans if id_of(span) == request_id]
 
@@ -96,8 +97,9 @@ def server(collector: Collector, model_directory: Path) -> Iterator[RunningServe
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
         patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=tests")
-        with running_server("build_paced", engine={"model": str(model_directory)},
-                            server={"otlp_endpoint": collector.url}) as running:
+        with running_server(
+            "build_paced", engine={"model": str(model_directory)}, server={"otlp_endpoint": collector.url}
+        ) as running:
             yield running
 
 
@@ -111,8 +113,7 @@ def test_a_request_is_a_span_with_its_phases_in_order(server: RunningServer, col
     assert span.kind == span.SPAN_KIND_SERVER
     assert not span.parent_span_id
     assert list(phases) == ["prepare", "queue", "prefill", "decode"]
-    edges = [edge for phase in phases.values()
-             for edge in (phase.start_time_unix_nano, phase.end_time_unix_nano)]
+    edges = [edge for phase in phases.values() for edge in (phase.start_time_unix_nano, phase.end_time_unix_nano)]
     assert edges == sorted(edges)
     assert before_ns <= span.start_time_unix_nano == edges[0]
     # The client may have the last byte before the server has noted the end.
@@ -149,14 +150,16 @@ def test_a_stream_joins_the_trace_of_its_client(server: RunningServer, collector
 
 def test_a_client_that_does_not_sample_has_no_span(server: RunningServer, collector: Collector) -> None:
     for request_id, flag in (("unsampled", "00"), ("sampled", "01")):
-        server.post("/v1/completions", {"prompt": "say:a"}, headers={
-            "X-Request-Id": request_id, "traceparent": f"00-{TRACE_ID}-{PARENT_ID}-{flag}"})
+        server.post(
+            "/v1/completions",
+            {"prompt": "say:a"},
+            headers={"X-Request-Id": request_id, "traceparent": f"00-{TRACE_ID}-{PARENT_ID}-{flag}"},
+        )
     collector.wait("sampled")
     assert "unsampled" not in map(id_of, collector.spans)
 
 
-@pytest.mark.parametrize("parent", [
-    "nonsense", "00-0-0-00", "ff-" + "0" * 5000, f"00-{'0' * 32}-{PARENT_ID}-01"])
+@pytest.mark.parametrize("parent", ["nonsense", "00-0-0-00", "ff-" + "0" * 5000, f"00-{'0' * 32}-{PARENT_ID}-01"])
 def test_a_wrong_traceparent_begins_a_trace_of_its_own(
     server: RunningServer, collector: Collector, parent: str
 ) -> None:
@@ -168,9 +171,7 @@ def test_a_wrong_traceparent_begins_a_trace_of_its_own(
     assert not span.trace_state
 
 
-def test_a_refusal_has_a_span_without_phases_and_a_look_has_none(
-    server: RunningServer, collector: Collector
-) -> None:
+def test_a_refusal_has_a_span_without_phases_and_a_look_has_none(server: RunningServer, collector: Collector) -> None:
     server.get("/health", headers={"X-Request-Id": "look"})
     server.post("/v1/completions", {"prompt": 1.5}, headers={"X-Request-Id": "refused"})
     span, phases = collector.wait("refused")
@@ -184,8 +185,9 @@ def test_a_silent_collector_holds_up_neither_answers_nor_the_end_of_the_server(m
     stuck = Collector()
     stuck.silent = True
     try:
-        with running_server("build", engine={"model": str(model_directory)},
-                            server={"otlp_endpoint": stuck.url}) as running:
+        with running_server(
+            "build", engine={"model": str(model_directory)}, server={"otlp_endpoint": stuck.url}
+        ) as running:
             begin_s = time.monotonic()
             for _ in range(30):
                 assert running.post("/v1/completions", {"prompt": "say:a"}).status_code == 200

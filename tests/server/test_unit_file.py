@@ -30,9 +30,18 @@ def test_the_unit_starts_the_server_with_flags_that_exist() -> None:
 
 def test_the_unit_takes_no_privileges() -> None:
     service = _service()
-    for option in ("DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "ProtectKernelModules",
-                   "ProtectKernelTunables", "ProtectControlGroups", "RestrictNamespaces", "LockPersonality",
-                   "RestrictSUIDSGID"):
+    for option in (
+        "DynamicUser",
+        "NoNewPrivileges",
+        "ProtectHome",
+        "PrivateTmp",
+        "ProtectKernelModules",
+        "ProtectKernelTunables",
+        "ProtectControlGroups",
+        "RestrictNamespaces",
+        "LockPersonality",
+        "RestrictSUIDSGID",
+    ):
         assert service[option] == "yes", option
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""

@@ -18,8 +18,17 @@ from weft.sim.traffic import Traffic
 from weft.spec import ModelSpec, attention, gated_delta
 
 COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
-LIBRARY = Library(documents=16, lifetime_s=200.0, front_tokens=256, part_tokens=512, depth=3,
-                  question_tokens=64, answer_tokens=32, requests_per_s=2.0, thinks_s=15.0)
+LIBRARY = Library(
+    documents=16,
+    lifetime_s=200.0,
+    front_tokens=256,
+    part_tokens=512,
+    depth=3,
+    question_tokens=64,
+    answer_tokens=32,
+    requests_per_s=2.0,
+    thinks_s=15.0,
+)
 REQUESTS = 300
 REFERENCES = ("lru", "every:512", "prompt")
 
@@ -36,8 +45,7 @@ def traffic_called(name: str) -> Traffic:
 
 def arena(megabytes: int) -> ArenaPlan:
     layers = tuple(attention(1, 64) if at % 4 == 3 else gated_delta(1, 2, 64, 64, 4) for at in range(8))
-    return plan_arena(ModelSpec("qwen3_5", 1000, 256, 65536, "bfloat16", layers), megabytes * 10**6,
-                      compress=True)
+    return plan_arena(ModelSpec("qwen3_5", 1000, 256, 65536, "bfloat16", layers), megabytes * 10**6, compress=True)
 
 
 @cache
@@ -46,8 +54,7 @@ def found(name: str, megabytes: int, arm: str) -> Report:
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [("documents", 8), ("one-shots", 24), ("scans", 8)])
-def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes(
-        name: str, megabytes: int) -> None:
+def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes(name: str, megabytes: int) -> None:
     value = found(name, megabytes, "value")
     for arm in REFERENCES:
         other = found(name, megabytes, arm)
@@ -57,8 +64,7 @@ def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes
 
 
 def test_what_is_compressed_in_fewer_bits_leaves_room_to_find_more() -> None:
-    rates = [found("documents", 8, arm).hit_rate
-             for arm in ("value", "value+compressed", "value+compressed4")]
+    rates = [found("documents", 8, arm).hit_rate for arm in ("value", "value+compressed", "value+compressed4")]
     assert rates == sorted(rates)
     assert rates[2] > rates[1] + 0.01 > rates[0] + 0.02
     compressed, nibbles = (found("documents", 8, arm) for arm in ("value+compressed", "value+compressed4"))
@@ -77,8 +83,10 @@ def test_in_memory_without_end_every_policy_finds_the_same_and_no_more_than_ther
 
 def test_the_same_replay_makes_the_same_choices_with_steps_left_out_or_not() -> None:
     traffic = document_traffic(2, 100, LIBRARY)
-    digests = {replay(traffic, arena(8), COST, arm="value", jump=jump).timeline.cached_tokens.tobytes()
-               for jump in (True, False)}
+    digests = {
+        replay(traffic, arena(8), COST, arm="value", jump=jump).timeline.cached_tokens.tobytes()
+        for jump in (True, False)
+    }
     assert len(digests) == 1
     assert replay(traffic, arena(8), COST, arm="lru").timeline.cached_tokens.tobytes() not in digests
 
@@ -93,6 +101,7 @@ def test_every_arm_is_found_by_its_name_and_costs_are_what_the_model_says() -> N
 
 
 # ---------------------------------------------------------------------- made traffic
+
 
 def test_made_traffic_is_a_function_of_its_seed() -> None:
     one, same, other = (document_traffic(seed, 60, LIBRARY) for seed in (1, 1, 2))
@@ -111,15 +120,20 @@ def test_documents_are_shared_and_branch_and_some_readers_go_on_with_the_answer(
     assert fronts.count(most) > 10
     assert len(ways) > 5
     whole = [traffic.tokens(at) for at in range(len(traffic))]
-    goes_on = sum(any(later.size > first.size and (later[:first.size] == first).all() for later in whole)
-                  for first in whole)
+    goes_on = sum(
+        any(later.size > first.size and (later[: first.size] == first).all() for later in whole) for first in whole
+    )
     assert 20 < goes_on < 70
 
 
-@pytest.mark.parametrize("mixed", [
-    lambda traffic: with_one_shots(traffic, 3, share=0.2, tokens=4000),
-    lambda traffic: with_scans(traffic, 3, every_s=20.0, prompts=8, tokens=2000, instruction_tokens=256),
-], ids=["one-shots", "scans"])
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda traffic: with_one_shots(traffic, 3, share=0.2, tokens=4000),
+        lambda traffic: with_scans(traffic, 3, every_s=20.0, prompts=8, tokens=2000, instruction_tokens=256),
+    ],
+    ids=["one-shots", "scans"],
+)
 def test_what_is_mixed_in_shares_nothing_with_what_was_there(mixed: object) -> None:
     assert callable(mixed)
     base = document_traffic(4, 100, LIBRARY)
@@ -136,8 +150,11 @@ def test_what_is_mixed_in_shares_nothing_with_what_was_there(mixed: object) -> N
 
 def test_turns_stay_linked_when_something_is_mixed_in() -> None:
     from weft.sim.recording import mooncake_traffic
-    rows = [{"timestamp": at, "input_length": length, "output_length": 40, "hash_ids": ids}
-            for at, length, ids in ((0, 1100, [1, 2, 3]), (9000, 1400, [1, 2, 4]), (9500, 700, [1, 8]))]
+
+    rows = [
+        {"timestamp": at, "input_length": length, "output_length": 40, "hash_ids": ids}
+        for at, length, ids in ((0, 1100, [1, 2, 3]), (9000, 1400, [1, 2, 4]), (9500, 700, [1, 8]))
+    ]
     traffic = with_one_shots(mooncake_traffic(rows), 1, share=2.0, tokens=900)
     [first] = [at for at, request in enumerate(traffic.requests) if request.next_turn is not None]
     later = traffic.requests[first].next_turn

@@ -20,8 +20,10 @@ from weft.memory.usage import MoveCounts
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 
-SCENARIOS: list[Scenario] = [*map(sharing_scenario, (11, 12, 26, 29, 46)),
-                             *map(scenario_from_seed, (0, 11, 40, 47, 53))]
+SCENARIOS: list[Scenario] = [
+    *map(sharing_scenario, (11, 12, 26, 29, 46)),
+    *map(scenario_from_seed, (0, 11, 40, 47, 53)),
+]
 """Runs whose frames have several items, so that much lies apart."""
 
 
@@ -32,6 +34,7 @@ def _every_step_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
     def sealing(transaction: Transaction) -> Reservation:
         transaction.compact()
         return seal(transaction)
+
     monkeypatch.setattr(Transaction, "seal", sealing)
 
 
@@ -53,14 +56,20 @@ def test_the_laws_hold_while_everything_moves() -> None:
 
 def without_page_copies(plan: StepPlan) -> StepPlan:
     work = plan.arena_work
-    return (replace(plan, arena_work=replace(work, page_copies=work.page_copies[:-1]))
-            if plan.reservation.moves.pages else plan)
+    return (
+        replace(plan, arena_work=replace(work, page_copies=work.page_copies[:-1]))
+        if plan.reservation.moves.pages
+        else plan
+    )
 
 
 def without_slot_copies(plan: StepPlan) -> StepPlan:
     work = plan.arena_work
-    return (replace(plan, arena_work=replace(work, slot_copies=work.slot_copies[:-1]))
-            if plan.reservation.moves.slots else plan)
+    return (
+        replace(plan, arena_work=replace(work, slot_copies=work.slot_copies[:-1]))
+        if plan.reservation.moves.slots
+        else plan
+    )
 
 
 def without_table_patches(plan: StepPlan) -> StepPlan:
@@ -73,14 +82,18 @@ def with_the_slots_of_before(plan: StepPlan) -> StepPlan:
     return replace(plan, slots=np.asarray([left.get(slot, slot) for slot in plan.slots.tolist()], np.int32))
 
 
-@pytest.mark.parametrize(("forget", "says"), [
-    (without_page_copies, "holds other tokens|does not hold position"),
-    (without_slot_copies, "does not hold the state|holds no state"),
-    (without_table_patches, "was moved away from under a row"),
-    (with_the_slots_of_before, "does not hold the state"),
-])
-def test_a_move_that_is_made_in_part_is_caught(monkeypatch: pytest.MonkeyPatch, says: str,
-                                               forget: Callable[[StepPlan], StepPlan]) -> None:
+@pytest.mark.parametrize(
+    ("forget", "says"),
+    [
+        (without_page_copies, "holds other tokens|does not hold position"),
+        (without_slot_copies, "does not hold the state|holds no state"),
+        (without_table_patches, "was moved away from under a row"),
+        (with_the_slots_of_before, "does not hold the state"),
+    ],
+)
+def test_a_move_that_is_made_in_part_is_caught(
+    monkeypatch: pytest.MonkeyPatch, says: str, forget: Callable[[StepPlan], StepPlan]
+) -> None:
     seal = PlanBuilder.seal
     monkeypatch.setattr(PlanBuilder, "seal", lambda *args: forget(seal(*args)))
     assert_fails(says, run_all)

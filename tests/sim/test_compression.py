@@ -42,8 +42,9 @@ def compression_scenario(seed: int) -> Scenario:
     compressed KV a third of its bytes, half of them, or a little more."""
     scenario = sharing_scenario(seed)
     frames = 7 + seed % 5
-    arena = replace(small_arena(pages_per_frame=10, slots_per_frame=1 + seed % 2, frame_count=frames),
-                    compressed_pages=3 - seed % 2)
+    arena = replace(
+        small_arena(pages_per_frame=10, slots_per_frame=1 + seed % 2, frame_count=frames), compressed_pages=3 - seed % 2
+    )
     arena = replace(arena, compressed_kv_bytes=arena.page_bytes * ((8 + seed % 2) if seed % 4 else 5) // 16)
     longest = min(scenario.sizes.max_model_len, (frames - 1) * 160)
     sizes = replace(scenario.sizes, memory_bytes=arena.arena_bytes, max_model_len=longest)
@@ -95,10 +96,15 @@ def test_an_arm_compresses_only_where_its_name_says_so(name: str) -> None:
 def test_an_arm_compresses_in_as_many_bits_as_its_name_says() -> None:
     arena = plan_arena(QWEN35_397B, 20 << 30, compress=True)
     cost = StepCost(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
-    bytes_by_name = {name: find_arm(name).make_memory(arena, cost, lambda: 0.0).plan.compressed_kv_bytes
-                     for name in ("lru", "lru+compressed", "lru+compressed4")}
-    assert bytes_by_name == {"lru": 0, "lru+compressed": arena.compressed_kv_bytes,
-                             "lru+compressed4": with_compressed_kv(arena, "int4").compressed_kv_bytes}
+    bytes_by_name = {
+        name: find_arm(name).make_memory(arena, cost, lambda: 0.0).plan.compressed_kv_bytes
+        for name in ("lru", "lru+compressed", "lru+compressed4")
+    }
+    assert bytes_by_name == {
+        "lru": 0,
+        "lru+compressed": arena.compressed_kv_bytes,
+        "lru+compressed4": with_compressed_kv(arena, "int4").compressed_kv_bytes,
+    }
     assert bytes_by_name["lru+compressed"] > 1.5 * bytes_by_name["lru+compressed4"]
     with pytest.raises(ConfigError, match=r"\+compressed5.*each also with \+compressed or \+compressed4"):
         find_arm("lru+compressed5")
@@ -114,14 +120,18 @@ def test_what_is_compressed_and_copied_takes_the_time_that_its_bytes_take() -> N
         state_restores=(RestoreState(pages, SlotId(0)),),
         kv_compressions=(CompressKv(NO_NODE, pages, 2, form),),
         kv_restores=(RestoreKv(NO_NODE, pages[:2], 0, pages[:3], form),),
-        slot_copies=(SlotCopy(SlotId(0), SlotId(1)),), page_copies=(PageCopy(pages[0], pages[1]),) * 2)
-    expected = (3 * (arena.slot_bytes + arena.compressed_bytes)
-                + 7 * (arena.page_bytes + arena.compressed_kv_bytes)
-                + 2 * arena.slot_bytes + 4 * arena.page_bytes)
+        slot_copies=(SlotCopy(SlotId(0), SlotId(1)),),
+        page_copies=(PageCopy(pages[0], pages[1]),) * 2,
+    )
+    expected = (
+        3 * (arena.slot_bytes + arena.compressed_bytes)
+        + 7 * (arena.page_bytes + arena.compressed_kv_bytes)
+        + 2 * arena.slot_bytes
+        + 4 * arena.page_bytes
+    )
     assert work.moved_bytes(arena) == expected
     assert NO_WORK.moved_bytes(arena) == 0
-    load = ModelLoad(dense_params=1e9, expert_params=0, expert_share=0, pair_flops=1e3, kv_bytes=1e3,
-                     state_bytes=1e6)
+    load = ModelLoad(dense_params=1e9, expert_params=0, expert_share=0, pair_flops=1e3, kv_bytes=1e3, state_bytes=1e6)
     one, eight = (roofline(load, "H100", count=count) for count in (1, 8))
     assert one.moved_s(expected) == eight.moved_s(expected) == expected / (0.7 * 3.35e12)
     assert StepCost(1.0, 1.0, 1.0, 1.0, 1.0).moved_s(expected) == 0
@@ -136,8 +146,9 @@ def without_the_last_state(plan: StepPlan) -> StepPlan:
 
 
 def with_pages_of_a_state_in_another_order(plan: StepPlan) -> StepPlan:
-    return with_work(plan, state_restores=tuple(
-        replace(one, pages=one.pages[::-1]) for one in plan.arena_work.state_restores))
+    return with_work(
+        plan, state_restores=tuple(replace(one, pages=one.pages[::-1]) for one in plan.arena_work.state_restores)
+    )
 
 
 def without_the_last_kv(plan: StepPlan) -> StepPlan:
@@ -147,8 +158,9 @@ def without_the_last_kv(plan: StepPlan) -> StepPlan:
 
 
 def with_pages_restored_in_another_order(plan: StepPlan) -> StepPlan:
-    return with_work(plan, kv_restores=tuple(
-        replace(one, pages=one.pages[::-1]) for one in plan.arena_work.kv_restores))
+    return with_work(
+        plan, kv_restores=tuple(replace(one, pages=one.pages[::-1]) for one in plan.arena_work.kv_restores)
+    )
 
 
 def without_kv_restores(plan: StepPlan) -> StepPlan:
@@ -159,10 +171,18 @@ def without_state_restores(plan: StepPlan) -> StepPlan:
     return with_work(plan, state_restores=())
 
 
-@pytest.mark.parametrize("broken", [without_the_last_state, with_pages_of_a_state_in_another_order,
-                                    without_state_restores, without_the_last_kv,
-                                    with_pages_restored_in_another_order, without_kv_restores],
-                         ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize(
+    "broken",
+    [
+        without_the_last_state,
+        with_pages_of_a_state_in_another_order,
+        without_state_restores,
+        without_the_last_kv,
+        with_pages_restored_in_another_order,
+        without_kv_restores,
+    ],
+    ids=lambda broken: broken.__name__,
+)
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = PlanBuilder.seal
     monkeypatch.setattr(PlanBuilder, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]

@@ -50,8 +50,7 @@ def test_the_router_predicts_what_engines_find(undisturbed: FleetReplayReport, t
     assert undisturbed.hit_rate > blind.hit_rate
 
 
-def test_requests_of_an_engine_that_dies_end_elsewhere(traffic: Traffic,
-                                                       undisturbed: FleetReplayReport) -> None:
+def test_requests_of_an_engine_that_dies_end_elsewhere(traffic: Traffic, undisturbed: FleetReplayReport) -> None:
     middle_s = traffic.requests[len(traffic) // 2].at_s
     kills = [Kill(0, middle_s), Kill(1, middle_s + 0.5), Kill(0, middle_s + 3)]
     report = replay_fleet(traffic, ARENA, COST, replicas=3, kills=kills, restart_s=2.0)

@@ -48,8 +48,15 @@ def test_the_laws_hold_where_steps_overlap(outcomes: list[Outcome]) -> None:
     # Each way to end and each mechanism really happened, or these runs show nothing.
     assert set(ended) == {"stop", "length", "cancelled", "error"}
     assert min(ended.values()) > 5
-    for name, at_least in (("preemptions", 20), ("hits", 50), ("taps", 30), ("evicted_states", 50),
-                           ("table_patches", 20), ("prefix_waits", 20), ("page_copies", 1)):
+    for name, at_least in (
+        ("preemptions", 20),
+        ("hits", 50),
+        ("taps", 30),
+        ("evicted_states", 50),
+        ("table_patches", 20),
+        ("prefix_waits", 20),
+        ("page_copies", 1),
+    ):
         assert total[name] >= at_least, f"{name}: {total[name]}"
 
 
@@ -71,6 +78,7 @@ def test_overlap_plans_otherwise_than_the_plain_loop(outcomes: list[Outcome]) ->
 
 # ---------------------------------------------------------------------- negative controls: broken loops
 
+
 def test_memory_that_is_freed_as_soon_as_a_sequence_ends_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last run may be in flight."""
     plain = Scheduler.finish
@@ -82,9 +90,13 @@ def test_memory_that_is_freed_as_soon_as_a_sequence_ends_is_caught(monkeypatch: 
             transaction = self.memory.transaction()
             transaction.close(seq.id)
             self.memory.commit(transaction.seal())
+
     monkeypatch.setattr(Scheduler, "finish", free_at_once)
-    monkeypatch.setattr(Reuse, "leave", lambda self, step, seq, *, preempted: (
-        step.transaction.close(seq.id) if seq.state is SeqState.RUNNING else None))
+    monkeypatch.setattr(
+        Reuse,
+        "leave",
+        lambda self, step, seq, *, preempted: step.transaction.close(seq.id) if seq.state is SeqState.RUNNING else None,
+    )
     assert_fails("is handed out by step .* is in flight and uses it", lambda: run_all(SMALL))
 
 
@@ -96,6 +108,7 @@ def test_steps_that_are_computed_in_another_order_are_caught(monkeypatch: pytest
                 plan = self._begun.pop()
                 done.appendleft((plan, self.execute(plan)))
         return done.popleft()[1]
+
     monkeypatch.setattr(LateExecutor, "finish", newest_first)
     assert_fails("is on an empty row|was not zeroed", lambda: run_all(SMALL))
 

@@ -67,8 +67,14 @@ class Ran:
     policy: str = "lru"
 
 
-def run_engine(core: EngineCore, clock: VirtualClock, file: Path, arrivals: tuple[Arrival, ...],
-               cancels: tuple[ScriptedCancel, ...] = (), snapshots: str = "auto") -> Ran:
+def run_engine(
+    core: EngineCore,
+    clock: VirtualClock,
+    file: Path,
+    arrivals: tuple[Arrival, ...],
+    cancels: tuple[ScriptedCancel, ...] = (),
+    snapshots: str = "auto",
+) -> Ran:
     """Everything through the engine, recorded into ``file``; arrivals come between steps, as in a server."""
     core.parts.executor = TimedExecutor(core.executor, clock)
     recorder = Recorder(file, core, model="m", snapshots=snapshots, limit_bytes=10**8, clock=clock)
@@ -113,21 +119,32 @@ def assert_agrees(ran: Ran, *, jump: bool = True) -> Report:
 def scripted(scenario: Scenario, clock: VirtualClock, policy: str) -> EngineCore:
     sizes = scenario.sizes
     device = ScriptedExecutor(
-        scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
+        scenario.arena,
+        vocab_size=VOCAB_SIZE,
+        rows_max=sizes.rows_max,
+        max_model_len=sizes.max_model_len,
         step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
-        grid_tokens=sizes.grid_tokens)
-    memory = Memory(scenario.arena, cache=True,
-                    policy=make_policy(policy, scenario.arena, prefill_cost(COST), clock))
-    return EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory, executor=device, clock=clock,
-                      seed=scenario.seed, eos_ids=EOS_IDS,
-                      snapshots=parse_snapshots(scenario.snapshots))
+        grid_tokens=sizes.grid_tokens,
+    )
+    memory = Memory(scenario.arena, cache=True, policy=make_policy(policy, scenario.arena, prefill_cost(COST), clock))
+    return EngineCore(
+        vocab_size=VOCAB_SIZE,
+        sizes=sizes,
+        memory=memory,
+        executor=device,
+        clock=clock,
+        seed=scenario.seed,
+        eos_ids=EOS_IDS,
+        snapshots=parse_snapshots(scenario.snapshots),
+    )
 
 
 def run_scenario(seed: int, file: Path, policy: str = "lru") -> Ran:
     scenario = sharing_scenario(seed)
     clock = VirtualClock()
-    ran = run_engine(scripted(scenario, clock, policy), clock, file, scenario.arrivals, scenario.cancels,
-                     scenario.snapshots)
+    ran = run_engine(
+        scripted(scenario, clock, policy), clock, file, scenario.arrivals, scenario.cancels, scenario.snapshots
+    )
     return replace(ran, policy=policy)
 
 
@@ -137,12 +154,16 @@ def test_recorded_runs_replay_to_the_same_hits_and_evictions(tmp_path: Path) -> 
         ran = run_scenario(seed, tmp_path / f"{seed}.jsonl")
         assert_agrees(ran)
         requests = ran.recording.traffic.requests
-        seen.update(hits=ran.counts.hits, states=ran.counts.evicted_states, pages=ran.counts.evicted_pages,
-                    preemptions=ran.preemptions,
-                    inside_pages=sum(count % 16 > 0 for count in ran.recording.cached_tokens),
-                    cancelled=sum(one.cancelled_at_s is not None for one in requests),
-                    salted=sum(bool(one.salt) for one in requests),
-                    prompt_logprobs=sum(one.prompt_logprobs for one in requests))
+        seen.update(
+            hits=ran.counts.hits,
+            states=ran.counts.evicted_states,
+            pages=ran.counts.evicted_pages,
+            preemptions=ran.preemptions,
+            inside_pages=sum(count % 16 > 0 for count in ran.recording.cached_tokens),
+            cancelled=sum(one.cancelled_at_s is not None for one in requests),
+            salted=sum(bool(one.salt) for one in requests),
+            prompt_logprobs=sum(one.prompt_logprobs for one in requests),
+        )
     assert min(seen.values()) > 5, f"little happened in them: {seen}"
 
 
@@ -164,17 +185,19 @@ def conversations(vocab_size: int) -> tuple[Arrival, ...]:
     for turn in range(3):
         for one in range(3):
             at_s = 0.4 * turn + 0.05 * (one // 2)
-            request = Request(request_id=f"c{one}t{turn}", prompt_tokens=list(prompts[one]),
-                              sampling=SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
-                              boundaries=[200])
+            request = Request(
+                request_id=f"c{one}t{turn}",
+                prompt_tokens=list(prompts[one]),
+                sampling=SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True),
+                boundaries=[200],
+            )
             arrivals.append(Arrival(at_s, request))
             prompts[one] += [(one * 17 + turn * 5 + at * 3) % vocab_size for at in range(90)]
     return tuple(arrivals)
 
 
 @pytest.mark.parametrize("policy", ["lru", "value"])
-def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(policy: str,
-                                                                            tmp_path: Path) -> None:
+def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(policy: str, tmp_path: Path) -> None:
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy=policy)).core
     clock = VirtualClock()
     core.parts.clock = clock
@@ -189,7 +212,8 @@ def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(poli
 
 
 def test_an_engine_learns_what_its_prompts_cost_from_its_own_steps(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The policy has the ratio of the sizes until it is told, and then that of the steps."""
     monkeypatch.setattr(fit, "FIT_EVERY", 4)
     monkeypatch.setattr(fit, "PAIRS_SHARE_MIN", 0.0)

@@ -32,7 +32,7 @@ def tiny_traffic(random: Random) -> tuple[Traffic, list[Span | None]]:
         at_s += random.choice([1, 2, 3])
         document = random.choice(documents)
         own = random.choice([0, 1, 1])
-        blocks = (*document[:random.choice([1, 2, 3])], *range(free, free + own))
+        blocks = (*document[: random.choice([1, 2, 3])], *range(free, free + own))
         free += own
         prompt = len(blocks) * BLOCK - random.choice([0, 0, 20])
         requests.append(TrafficRequest(at_s, prompt, random.choice([1, 30]), blocks))
@@ -43,22 +43,21 @@ def tiny_traffic(random: Random) -> tuple[Traffic, list[Span | None]]:
 class Search:
     """Every choice of where each request begins, checked moment by moment with sets of prefixes."""
 
-    def __init__(self, traffic: Traffic, spans: list[Span | None], memory: OracleMemory,
-                 foresight: bool) -> None:
+    def __init__(self, traffic: Traffic, spans: list[Span | None], memory: OracleMemory, foresight: bool) -> None:
         self.memory = memory
         self.spans = [span for span in spans if span is not None]
         self.tokens = [tuple(traffic.tokens(index).tolist()) for index in range(len(traffic))]
         self.prompts = [one.prompt_tokens for one in traffic.requests]
         self.ends = [computed_tokens(traffic, index) for index in range(len(traffic))]
-        self.moments = sorted({moment for span in self.spans
-                               for moment in (span.began_s, span.prompt_s, span.ended_s)})
+        self.moments = sorted({moment for span in self.spans for moment in (span.began_s, span.prompt_s, span.ended_s)})
         first = insurance_tokens(int(memory.state_bytes), int(16 * memory.kv_token_bytes))
         self.left: list[set[int]] = []
         parted: list[tuple[int, int]] = []
         for index, prompt in enumerate(self.prompts):
             common = max((self._common(index, other) for other in range(index)), default=0)
-            self.left.append(set(wanted_positions(AUTO, known_tokens=prompt, start=0, kv_tokens=common,
-                                                  insurance_first=first)))
+            self.left.append(
+                set(wanted_positions(AUTO, known_tokens=prompt, start=0, kv_tokens=common, insurance_first=first))
+            )
             fork = min(common, prompt - 1) // 64 * 64
             for other in range(len(self.tokens)) if foresight else ():
                 if self.tokens[other][:fork] == self.tokens[index][:fork]:
@@ -79,8 +78,12 @@ class Search:
             for position in self.left[other] | {self.ends[other]}:
                 early = position < min(self.prompts[other], self.ends[other])
                 there_s = self.spans[other].prompt_s if early else self.spans[other].ended_s
-                if (other != index and position <= common and position < self.prompts[index]
-                        and there_s <= self.spans[index].began_s):
+                if (
+                    other != index
+                    and position <= common
+                    and position < self.prompts[index]
+                    and there_s <= self.spans[index].began_s
+                ):
                     found.append((position, other, there_s))
         return found
 
@@ -100,9 +103,8 @@ class Search:
                 if hold is not None and hold[2] <= moment < span.began_s:
                     held += 1
                     prefixes.update(self._prefixes(index, hold[0]))
-                    states.add(self.tokens[index][:hold[0]])
-            used = (len(prefixes) * self.memory.kv_token_bytes
-                    + (running + len(states)) * self.memory.state_bytes)
+                    states.add(self.tokens[index][: hold[0]])
+            used = len(prefixes) * self.memory.kv_token_bytes + (running + len(states)) * self.memory.state_bytes
             if held and used > self.memory.memory_bytes:
                 return False
         return True
@@ -150,8 +152,11 @@ def test_the_oracle_is_possible_and_seldom_worse_than_the_best_of_all_choices(fo
 
 def chain(count: int, *, gap_s: float = 10.0) -> tuple[Traffic, list[Span | None]]:
     """Pairs of equal prompts: each second one comes ``gap_s`` after the first."""
-    requests = [TrafficRequest(float(at + (gap_s if again else 0)), 129, 1, (3 * at, 3 * at + 1, 3 * at + 2))
-                for again in (False, True) for at in range(count)]
+    requests = [
+        TrafficRequest(float(at + (gap_s if again else 0)), 129, 1, (3 * at, 3 * at + 1, 3 * at + 2))
+        for again in (False, True)
+        for at in range(count)
+    ]
     requests.sort(key=lambda one: one.at_s)
     spans: list[Span | None] = [Span(one.at_s, one.at_s + 0.1, one.at_s + 0.2) for one in requests]
     return Traffic(requests, block_tokens=BLOCK), spans
@@ -185,12 +190,14 @@ def test_without_states_the_oracle_resumes_where_prompts_part() -> None:
 
 def by_comparison(traffic: Traffic, index: int) -> int:
     """The longest prefix that any earlier request had, token by token."""
-    mine = traffic.tokens(index)[:computed_tokens(traffic, index)].tolist()
+    mine = traffic.tokens(index)[: computed_tokens(traffic, index)].tolist()
     longest = 0
     for other in range(index):
-        theirs = traffic.tokens(other)[:computed_tokens(traffic, other)].tolist()
-        same = next((at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]),
-                    min(len(mine), len(theirs)))
+        theirs = traffic.tokens(other)[: computed_tokens(traffic, other)].tolist()
+        same = next(
+            (at for at, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]),
+            min(len(mine), len(theirs)),
+        )
         if traffic.requests[other].salt == traffic.requests[index].salt:
             longest = max(longest, same)
     return longest
@@ -218,8 +225,12 @@ def test_the_bound_is_the_longest_shared_prefix_on_each_grid() -> None:
         for index, one in enumerate(traffic.requests):
             common = min(by_comparison(traffic, index), one.prompt_tokens - 1)
             tokens = traffic.tokens(index)
-            ends = [end for other in range(index) if (end := computed_tokens(traffic, other)) <= common
-                    and (traffic.tokens(other)[:end] == tokens[:end]).all()]
+            ends = [
+                end
+                for other in range(index)
+                if (end := computed_tokens(traffic, other)) <= common
+                and (traffic.tokens(other)[:end] == tokens[:end]).all()
+            ]
             pages += common // 16 * 16
             states += max([common // 64 * 64, *ends])
         bound = infinite_cache(traffic)
@@ -236,8 +247,13 @@ def test_salts_share_nothing() -> None:
 def test_a_finer_grid_has_a_finer_bound_and_oracle() -> None:
     """A replay on a grid of 16 tokens exceeds the bound on 64, and never its own."""
     traffic = document_traffic(3, 60)
-    study = run_study(traffic, [small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=6000)], COST,
-                      [find_arm("lru")], grid_tokens=PAGE_TOKENS)
+    study = run_study(
+        traffic,
+        [small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=6000)],
+        COST,
+        [find_arm("lru")],
+        grid_tokens=PAGE_TOKENS,
+    )
     [size] = study.sizes
     assert size.oracle is not None
     best = max(size.reports[0].hit_rate, size.oracle.hit_rate)

@@ -34,8 +34,9 @@ def arena() -> ArenaPlan:
 
 @cache
 def traffic() -> Traffic:
-    return document_traffic(3, 150, Library(documents=20, front_tokens=1024, part_tokens=512, depth=3,
-                                            answer_tokens=60))
+    return document_traffic(
+        3, 150, Library(documents=20, front_tokens=1024, part_tokens=512, depth=3, answer_tokens=60)
+    )
 
 
 def store(text: str = "100GB@10GB/s", write: float = GB) -> StoreModel:
@@ -96,8 +97,7 @@ def test_latency_costs_time() -> None:
 def burst() -> Traffic:
     """24 documents, and later questions about all of them at once: more than memory holds."""
     first = [TrafficRequest(2.0 * one, 3072, 1, tuple(range(6 * one, 6 * one + 6))) for one in range(24)]
-    again = [TrafficRequest(60.0 + 1e-3 * one, 3072 + 512, 40, (*first[one].blocks, 200 + one))
-             for one in range(24)]
+    again = [TrafficRequest(60.0 + 1e-3 * one, 3072 + 512, 40, (*first[one].blocks, 200 + one)) for one in range(24)]
     return Traffic([*first, *again], block_tokens=512)
 
 
@@ -122,6 +122,7 @@ def test_without_that_others_evict_it_before(monkeypatch: pytest.MonkeyPatch) ->
 
 # ---------------------------------------------------------------------- the disk
 
+
 class Clock:
     now_s = 0.0
 
@@ -131,8 +132,7 @@ class Clock:
 
 def put(disk: VirtualStore, tokens: list[int], nbytes: int) -> None:
     whole = len(tokens)
-    pieces = [KvPiece(start, min(whole, start + 256), memoryview(bytes(nbytes)))
-              for start in range(0, whole, 256)]
+    pieces = [KvPiece(start, min(whole, start + 256), memoryview(bytes(nbytes))) for start in range(0, whole, 256)]
     assert disk.put(None, tokens, whole, pieces, memoryview(bytes(nbytes)), exact=True, seconds=1.0)
 
 
@@ -185,8 +185,13 @@ def test_a_fetch_of_an_evicted_prefix_is_missing() -> None:
 
 
 def test_a_packed_store_holds_more_and_reads_less() -> None:
-    packed = StoreModel("1GB", store("1GB@10GB/s").disk, arena().page_bytes, arena().slot_bytes,
-                        packing=PackingModel(0.7, 0.85, 4e9, 8e9))
+    packed = StoreModel(
+        "1GB",
+        store("1GB@10GB/s").disk,
+        arena().page_bytes,
+        arena().slot_bytes,
+        packing=PackingModel(0.7, 0.85, 4e9, 8e9),
+    )
     plain, smaller = ran("1GB@10GB/s"), replay(traffic(), arena(), COST, store=packed)
     assert plain.store is not None
     assert smaller.store is not None
@@ -196,8 +201,9 @@ def test_a_packed_store_holds_more_and_reads_less() -> None:
 
 
 def test_packing_takes_its_time() -> None:
-    slow = StoreModel("slow", store().disk, arena().page_bytes, arena().slot_bytes,
-                      packing=PackingModel(1.0, 1.0, 5e6, 5e6))
+    slow = StoreModel(
+        "slow", store().disk, arena().page_bytes, arena().slot_bytes, packing=PackingModel(1.0, 1.0, 5e6, 5e6)
+    )
     report = replay(traffic(), arena(), COST, store=slow)
     assert report.store is not None
     plain = ran("100GB@10GB/s").store

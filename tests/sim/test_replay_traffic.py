@@ -41,6 +41,7 @@ def row(at_ms: float, length: int, output: int, ids: list[int]) -> dict[str, obj
 
 # ---------------------------------------------------------------------- Mooncake's form
 
+
 def test_equal_ids_are_equal_tokens_and_others_differ() -> None:
     traffic = mooncake_traffic([row(0, 1024, 3, [5, 6]), row(1000, 1024, 3, [5, 9])], linked=False)
     one, two = traffic.tokens(0), traffic.tokens(1)
@@ -61,19 +62,27 @@ def test_a_turn_goes_on_with_the_tail_and_the_answer_of_the_one_before() -> None
     assert infinite_cache(apart).at_states == 1024
 
 
-@pytest.mark.parametrize(("rows", "why"), [
-    ([row(0, 700, 40, [1, 3]), row(9, 900, 7, [1, 4])], "one shared block is the service's own"),
-    ([row(0, 1100, 400, [1, 2, 3]), row(9, 1400, 7, [1, 2, 4])], "too short to hold the answer"),
-    ([row(0, 1100, 40, [1, 2, 3]), row(9, 1700, 7, [1, 2, 3, 4])], "it goes on behind the partial block"),
-])
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([row(0, 700, 40, [1, 3]), row(9, 900, 7, [1, 4])], "one shared block is the service's own"),
+        ([row(0, 1100, 400, [1, 2, 3]), row(9, 1400, 7, [1, 2, 4])], "too short to hold the answer"),
+        ([row(0, 1100, 40, [1, 2, 3]), row(9, 1700, 7, [1, 2, 3, 4])], "it goes on behind the partial block"),
+    ],
+)
 def test_what_is_no_continuation_is_not_linked(rows: list[dict[str, object]], why: str) -> None:
     assert mooncake_traffic(rows).requests[0].next_turn is None, why
 
 
-@pytest.mark.parametrize("broken", [
-    {"timestamp": 0, "input_length": 3, "output_length": 1},
-    row(0, 513, 1, [1]), row(0, 0, 1, []), {**row(0, 3, 1, [1]), "input_length": "many"},
-])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"timestamp": 0, "input_length": 3, "output_length": 1},
+        row(0, 513, 1, [1]),
+        row(0, 0, 1, []),
+        {**row(0, 3, 1, [1]), "input_length": "many"},
+    ],
+)
 def test_a_row_that_is_not_of_the_form_is_named(broken: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="the trace, request 2"):
         mooncake_traffic([row(0, 3, 1, [1]), broken])
@@ -96,9 +105,15 @@ def test_a_trace_is_cut_by_arrival_and_comes_faster(tmp_path: Path) -> None:
     assert [one.at_s for one in traffic.requests] == [0.0, 1.5]
 
 
-@pytest.mark.parametrize(("text", "why"), [("", "no requests"), ("{]", "line 1: not JSON"),
-                                           ('{"a": 1}\n[]', "line 2: a JSON object"),
-                                           ('{"weft_recording": 9}', "no recording of version 1")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no requests"),
+        ("{]", "line 1: not JSON"),
+        ('{"a": 1}\n[]', "line 2: a JSON object"),
+        ('{"weft_recording": 9}', "no recording of version 1"),
+    ],
+)
 def test_a_file_that_is_no_trace_is_one_sentence(text: str, why: str, tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text(text)
@@ -110,6 +125,7 @@ def test_a_file_that_is_no_trace_is_one_sentence(text: str, why: str, tmp_path: 
 
 # ---------------------------------------------------------------------- costs
 
+
 def test_pairs_are_what_each_token_sees() -> None:
     assert pairs_of(3, 6) == 4 + 5 + 6
 
@@ -118,34 +134,50 @@ def qwen_397b() -> Architecture:
     attention = Attention(heads=32, kv_heads=2, head_dim=256, scale=1.0, rope=None)
     delta = GatedDelta(k_heads=16, v_heads=64, k_dim=128, v_dim=128, conv_kernel=4)
     return Architecture(
-        family="qwen3_5", vocab_size=248320, hidden_size=4096, max_positions=262144, dtype="bfloat16",
-        norm_eps=1e-6, tied_embeddings=False,
+        family="qwen3_5",
+        vocab_size=248320,
+        hidden_size=4096,
+        max_positions=262144,
+        dtype="bfloat16",
+        norm_eps=1e-6,
+        tied_embeddings=False,
         mixers=tuple(attention if at % 4 == 3 else delta for at in range(60)),
-        feed_forwards=(Experts(512, 10, 1024, True, shared_width=1024),) * 60)
+        feed_forwards=(Experts(512, 10, 1024, True, shared_width=1024),) * 60,
+    )
 
 
 def test_the_roofline_is_that_of_the_published_comparison() -> None:
     """8 GPUs at 40 % of 1,979 TFLOP/s, 17 billion active parameters: 5.37e-6 L + 3.88e-11 L^2 seconds."""
-    load = model_load(qwen_397b(), parameters=397_000_000_000, weight_bytes=1, eight_bit=True,
-                      kv_bytes=8 * 15360, state_bytes=8 * 24e6)
+    load = model_load(
+        qwen_397b(),
+        parameters=397_000_000_000,
+        weight_bytes=1,
+        eight_bit=True,
+        kv_bytes=8 * 15360,
+        state_bytes=8 * 24e6,
+    )
     assert load.active_params == pytest.approx(17e9, rel=0.02)
     cost = roofline(load, "h100", count=8)
     assert cost.prefill_s(0, 1) == pytest.approx(5.37e-6, rel=0.02)
     assert cost.prefill_s(0, 100_000) == pytest.approx(5.37e-6 * 1e5 + 3.88e-11 * 1e10, rel=0.02)
-    assert cost.prefill_s(0, 70_000) + cost.prefill_s(70_000, 100_000) == pytest.approx(
-        cost.prefill_s(0, 100_000))
+    assert cost.prefill_s(0, 70_000) + cost.prefill_s(70_000, 100_000) == pytest.approx(cost.prefill_s(0, 100_000))
 
 
 def test_a_step_costs_the_larger_of_arithmetic_and_traffic() -> None:
-    load = model_load(qwen_397b(), parameters=397_000_000_000, weight_bytes=1, eight_bit=True,
-                      kv_bytes=8 * 15360, state_bytes=8 * 24e6)
+    load = model_load(
+        qwen_397b(),
+        parameters=397_000_000_000,
+        weight_bytes=1,
+        eight_bit=True,
+        kv_bytes=8 * 15360,
+        state_bytes=8 * 24e6,
+    )
     cost = roofline(load, "H100", count=8)
     full = cost.step_s(Work(8192, pairs_of(0, 8192), 0, 0))
     assert full == pytest.approx(5e-3 + cost.prefill_s(0, 8192))
     bandwidth = 8 * 0.7 * DEVICES["h100"].memory_bytes_s
     one = cost.step_s(Work(0, 0, 1, 1000))
-    assert one == pytest.approx(5e-3 + (load.active_params + 1000 * 8 * 15360 + 2 * 8 * 24e6) / bandwidth,
-                                rel=1e-3)
+    assert one == pytest.approx(5e-3 + (load.active_params + 1000 * 8 * 15360 + 2 * 8 * 24e6) / bandwidth, rel=1e-3)
     many = cost.step_s(Work(0, 0, 64, 64_000))
     assert 10 * (one - 5e-3) < many - 5e-3 < 64 * (one - 5e-3)  # experts are shared, and not all are used
 
@@ -158,8 +190,15 @@ def test_an_unknown_device_lists_those_that_there_are() -> None:
 
 def test_a_fit_finds_the_costs_that_made_the_times() -> None:
     random = np.random.default_rng(0)
-    works = [Work(int(random.integers(0, 4000)), int(random.integers(0, 10**7)), int(random.integers(0, 60)),
-                  int(random.integers(0, 10**5))) for _ in range(60)]
+    works = [
+        Work(
+            int(random.integers(0, 4000)),
+            int(random.integers(0, 10**7)),
+            int(random.integers(0, 60)),
+            int(random.integers(0, 10**5)),
+        )
+        for _ in range(60)
+    ]
     fitted = fit_steps([(work, COST.step_s(work)) for work in works])
     assert fitted.error < 1e-9
     for name in ("fixed_s", "token_s", "pair_s", "decode_s", "context_s"):
@@ -167,8 +206,7 @@ def test_a_fit_finds_the_costs_that_made_the_times() -> None:
 
 
 def test_a_fit_has_no_negative_terms() -> None:
-    steps = [(Work(100 * at, 0, at % 3, 1000 * (at % 7)), 1e-3 + 1e-5 * at - 1e-5 * (at % 3))
-             for at in range(40)]
+    steps = [(Work(100 * at, 0, at % 3, 1000 * (at % 7)), 1e-3 + 1e-5 * at - 1e-5 * (at % 3)) for at in range(40)]
     fitted = fit_steps(steps)
     assert min(fitted.fixed_s, fitted.token_s, fitted.pair_s, fitted.decode_s, fitted.context_s) >= 0
     assert fitted.decode_s == 0.0
@@ -178,12 +216,19 @@ def test_a_fit_has_no_negative_terms() -> None:
 
 # ---------------------------------------------------------------------- replays
 
+
 def small_traffic() -> list[dict[str, object]]:
     rows = []
     for at in range(24):
         one = at % 6
-        rows.append(row(40.0 * at, 1030 + 512 * (at // 6), 20, [0, 10 + one, *(
-            100 * one + turn for turn in range(1 + at // 6)), 5000 + at][:3 + at // 6]))
+        rows.append(
+            row(
+                40.0 * at,
+                1030 + 512 * (at // 6),
+                20,
+                [0, 10 + one, *(100 * one + turn for turn in range(1 + at // 6)), 5000 + at][: 3 + at // 6],
+            )
+        )
     return rows
 
 
@@ -214,8 +259,9 @@ def test_the_numbers_of_a_report_add_up() -> None:
     assert report.cached_tokens == report.timeline.cached_tokens.sum() == report.cache.hit_tokens
     answers = sum(one.output_tokens - 1 for one in traffic.requests)
     assert report.computed_tokens == traffic.prompt_tokens + answers - report.cached_tokens
-    assert report.saved_s == pytest.approx(sum(
-        COST.prefill_s(0, count) for count in report.timeline.cached_tokens.tolist()))
+    assert report.saved_s == pytest.approx(
+        sum(COST.prefill_s(0, count) for count in report.timeline.cached_tokens.tolist())
+    )
     assert report.hit_rate <= infinite_cache(traffic).state_rate
     assert (report.timeline.first_s > report.timeline.began_s).all()
     assert seen[-1] == (24, 24)
@@ -224,8 +270,12 @@ def test_the_numbers_of_a_report_add_up() -> None:
 
 def test_a_cache_that_is_off_finds_nothing_and_everything_fits_when_there_is_room() -> None:
     traffic = mooncake_traffic(small_traffic())
-    assert replay(traffic, small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=80), COST,
-                  arm="none").cached_tokens == 0
+    assert (
+        replay(
+            traffic, small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=80), COST, arm="none"
+        ).cached_tokens
+        == 0
+    )
     wide = small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=4000)
     report = replay(traffic, wide, COST, arm="every:64")
     assert report.cache.evicted_states == 0
@@ -248,24 +298,33 @@ def test_an_unknown_policy_lists_those_that_there_are() -> None:
 
 # ---------------------------------------------------------------------- fingerprints
 
+
 def sequence(fingerprints: Fingerprints, tokens: list[int], output: int, salt: str = "") -> dict[str, object]:
     return sequence_line(
-        fingerprints.of(tokens, salt, computed=len(tokens) - 1), at_s=0.0, salt=fingerprints.salt(salt),
-        input_length=len(tokens) - output, output_length=output)
+        fingerprints.of(tokens, salt, computed=len(tokens) - 1),
+        at_s=0.0,
+        salt=fingerprints.salt(salt),
+        input_length=len(tokens) - output,
+        output_length=output,
+    )
 
 
 def recorded(lines: list[dict[str, object]]) -> list[list[int]]:
-    header = header_line(model="m", arena=small_arena(pages_per_frame=1, slots_per_frame=1, frame_count=9),
-                         snapshots="auto", sizes=Sizes(max_model_len=64, rows_max=1, step_tokens_max=64,
-                                                         queue_max=1, memory_bytes=1))
+    header = header_line(
+        model="m",
+        arena=small_arena(pages_per_frame=1, slots_per_frame=1, frame_count=9),
+        snapshots="auto",
+        sizes=Sizes(max_model_len=64, rows_max=1, step_tokens_max=64, queue_max=1, memory_bytes=1),
+    )
     timed = [{**line, "at_s": float(at)} for at, line in enumerate(lines)]
     traffic = read_recording([header, *timed]).traffic
     return [traffic.tokens(index).tolist() for index in range(len(traffic))]
 
 
 def common(left: list[int], right: list[int]) -> int:
-    return next((at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
-                min(len(left), len(right)))
+    return next(
+        (at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), min(len(left), len(right))
+    )
 
 
 def test_recorded_sequences_share_pages_as_the_real_ones_did() -> None:
@@ -278,7 +337,7 @@ def test_recorded_sequences_share_pages_as_the_real_ones_did() -> None:
 
 def test_the_place_inside_a_page_where_a_request_ended_is_found_by_whoever_goes_on_from_it() -> None:
     fingerprints = Fingerprints(bytes(32))
-    first = list(range(38))                                # in memory up to 37 when it ended
+    first = list(range(38))  # in memory up to 37 when it ended
     real = [first, [*first[:37], *range(500, 560)], [*first[:35], *range(600, 660)], [*first[:37], 9, 9]]
     replayed = recorded([sequence(fingerprints, one, 4) for one in real])
     assert common(replayed[0], replayed[1]) >= 37
@@ -292,7 +351,7 @@ def test_no_hash_tells_a_token_without_the_key_and_salts_have_nothing_in_common(
     assert Fingerprints(bytes(32)).of(tokens, "", computed=64).blocks == known
     assert Fingerprints(secrets.token_bytes(32)).of(tokens, "", computed=64).blocks != known
     salted = Fingerprints(bytes(32)).of(tokens, "tenant", computed=64).blocks
-    assert not {known[at:at + 8] for at in range(0, 32, 8)} & {salted[at:at + 8] for at in range(0, 32, 8)}
+    assert not {known[at : at + 8] for at in range(0, 32, 8)} & {salted[at : at + 8] for at in range(0, 32, 8)}
     assert "tenant" not in Fingerprints(bytes(32)).salt("tenant")
 
 

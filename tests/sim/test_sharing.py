@@ -37,9 +37,17 @@ def test_the_laws_hold_in_many_runs_with_the_cache_on(runs: dict[int, Outcome]) 
     for outcome in runs.values():
         total.update({name: value for name, value in asdict(outcome).items() if isinstance(value, int)})
     # Each mechanism was really used, or these runs show nothing.
-    for name, at_least in (("hits", 200), ("taps", 100), ("evicted_states", 500), ("evicted_pages", 5000),
-                           ("page_copies", 10), ("table_patches", 100), ("prefix_waits", 100),
-                           ("preemptions", 10), ("resumed", 15)):
+    for name, at_least in (
+        ("hits", 200),
+        ("taps", 100),
+        ("evicted_states", 500),
+        ("evicted_pages", 5000),
+        ("page_copies", 10),
+        ("table_patches", 100),
+        ("prefix_waits", 100),
+        ("preemptions", 10),
+        ("resumed", 15),
+    ):
         assert total[name] >= at_least, f"{name}: {total[name]}"
 
 
@@ -81,26 +89,32 @@ def test_what_is_kept_is_not_computed_again() -> None:
 
 # ---------------------------------------------------------------------- negative controls: broken engines
 
+
 def run_all() -> None:
     for seed in SEEDS:
         run(seed)
 
 
-@pytest.mark.parametrize(("name", "nothing", "says"), [
-    ("slot_copies", tuple, "does not hold the state"),
-    ("page_copies", tuple, "does not hold position|holds other tokens"),
-    ("table_patches", no_writes, "does not hold|two readers|L6"),
-    ("taps", tuple, "holds no state|does not hold the state"),
-])
-def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, nothing: type,
-                                                    says: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "nothing", "says"),
+    [
+        ("slot_copies", tuple, "does not hold the state"),
+        ("page_copies", tuple, "does not hold position|holds other tokens"),
+        ("table_patches", no_writes, "does not hold|two readers|L6"),
+        ("taps", tuple, "holds no state|does not hold the state"),
+    ],
+)
+def test_a_plan_that_leaves_something_out_is_caught(
+    monkeypatch: pytest.MonkeyPatch, name: str, nothing: type, says: str
+) -> None:
     plain = PlanBuilder.seal
 
     def forget(self: PlanBuilder, *args: object) -> StepPlan:
-        plan = plain(self, *args)   # type: ignore[arg-type]
+        plan = plain(self, *args)  # type: ignore[arg-type]
         if hasattr(plan, name):
             return replace(plan, **{name: nothing()})
         return replace(plan, arena_work=replace(plan.arena_work, **{name: nothing()}))
+
     monkeypatch.setattr(PlanBuilder, "seal", forget)
     assert_fails(says, run_all)
 
@@ -108,6 +122,7 @@ def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPa
 def test_donating_tokens_that_are_not_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def donate_all(self: Reuse, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
         step.transaction.close(seq.id, keep=seq.known() if self.enabled else None)
+
     monkeypatch.setattr(Reuse, "leave", donate_all)
     assert_fails("does not hold|holds no|node \\d+ has", run_all)
 
@@ -117,6 +132,7 @@ def test_a_state_filed_under_another_position_is_caught(monkeypatch: pytest.Monk
 
     def early(self: PlanBuilder, prefill: int, position: int, slot: SlotId) -> None:
         plain(self, prefill, max(64, position - 64), slot)
+
     monkeypatch.setattr(PlanBuilder, "add_tap", early)
     assert_fails("does not hold the state|outside the run", run_all)
 

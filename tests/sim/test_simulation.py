@@ -67,23 +67,24 @@ def test_different_seeds_give_different_traces(small_runs: dict[int, Outcome]) -
 
 def everyone_fills_the_pool(*, pages_per_frame: int, slots_per_frame: int, frame_count: int) -> Scenario:
     """Rows for eight, memory for one: each of twelve sequences grows until it holds every page."""
-    arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
-                        frame_count=frame_count)
+    arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame, frame_count=frame_count)
     length = (frame_count - (slots_per_frame > 0)) * pages_per_frame * 16
     sampling = SamplingParams(temperature=1.0, ignore_eos=True, max_tokens=length - 10)
-    arrivals = tuple(Arrival(0.0, Request(request_id=f"r{number}", prompt_tokens=[number] * 10,
-                                          priority=number % 3, sampling=sampling))
-                     for number in range(12))
+    arrivals = tuple(
+        Arrival(
+            0.0, Request(request_id=f"r{number}", prompt_tokens=[number] * 10, priority=number % 3, sampling=sampling)
+        )
+        for number in range(12)
+    )
     base = scenario_from_seed(0)
-    sizes = type(base.sizes)(max_model_len=length, rows_max=8, step_tokens_max=128, queue_max=20,
-                             memory_bytes=arena.arena_bytes)
+    sizes = type(base.sizes)(
+        max_model_len=length, rows_max=8, step_tokens_max=128, queue_max=20, memory_bytes=arena.arena_bytes
+    )
     return Scenario(seed=1, arena=arena, sizes=sizes, arrivals=arrivals, cancels=())
 
 
-@pytest.mark.parametrize(("pages", "slots", "frames"),
-                         [(1, 0, 6), (1, 1, 7), (3, 2, 4), (5, 1, 2), (2, 3, 5)])
-def test_where_only_one_sequence_fits_every_sequence_gets_to_its_end(pages: int, slots: int,
-                                                                     frames: int) -> None:
+@pytest.mark.parametrize(("pages", "slots", "frames"), [(1, 0, 6), (1, 1, 7), (3, 2, 4), (5, 1, 2), (2, 3, 5)])
+def test_where_only_one_sequence_fits_every_sequence_gets_to_its_end(pages: int, slots: int, frames: int) -> None:
     outcome = run(everyone_fills_the_pool(pages_per_frame=pages, slots_per_frame=slots, frame_count=frames))
     assert outcome.ended == {"length": 12}
     # Where the frames allow two sequences to start, they get in each other's way.
@@ -91,6 +92,7 @@ def test_where_only_one_sequence_fits_every_sequence_gets_to_its_end(pages: int,
 
 
 # ---------------------------------------------------------------------- negative controls: broken engines
+
 
 def run_all() -> None:
     for seed in SMALL_SEEDS:
@@ -116,6 +118,7 @@ def test_an_engine_that_ends_a_sequence_twice_is_caught(monkeypatch: pytest.Monk
         cancelled = plain(self, request_id, index)
         outbox += outbox[before:]
         return cancelled
+
     monkeypatch.setattr(EngineCore, "cancel", cancel_twice)
     assert_fails(r"after its end \(cancelled\)", run_all)
 
@@ -126,6 +129,7 @@ def test_an_engine_that_forgets_a_preempted_sequence_is_caught(monkeypatch: pyte
     def forget(self: Scheduler, preempted: tuple[SeqId, ...]) -> None:
         plain(self, preempted)
         self.waiting.remove(next(seq for seq in self.waiting if seq.id == preempted[0]))
+
     monkeypatch.setattr(Scheduler, "_commit_preempted", forget)
     assert_fails("sequences without a place in the scheduler", run_all)
 
@@ -138,6 +142,7 @@ def test_an_engine_that_loses_tokens_on_preemption_is_caught(monkeypatch: pytest
         for seq in self.waiting:
             if seq.id == preempted[0] and seq.generated:
                 seq.generated.pop()
+
     monkeypatch.setattr(Scheduler, "_commit_preempted", lose)
     assert_fails("differ from the reference", run_all)
 
@@ -155,6 +160,7 @@ def test_a_plan_that_depends_on_how_often_it_is_asked_is_caught(monkeypatch: pyt
         plan = plain(self, **more)
         calls[0] += 1
         return None if plan is None else replace(plan, taps=(Tap(0, calls[0], SlotId(0)),))
+
     monkeypatch.setattr(Scheduler, "plan", impure)
     assert_fails("planning twice changed the plan", run_all)
 
@@ -164,6 +170,7 @@ def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: p
         live = self.streams.of_request(request_id)
         self.streams.outbox += [stream.event([], finish_reason="cancelled") for stream in live]
         return bool(live)
+
     monkeypatch.setattr(EngineCore, "cancel", say_so_only)
     assert_fails(r"after its end \(cancelled\)", run_all)
 
@@ -176,12 +183,23 @@ def test_memory_that_is_not_given_back_is_caught(monkeypatch: pytest.MonkeyPatch
 def test_a_hit_over_rows_that_a_mean_counts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of pooled prompts, which are in the scenarios of all seeds."""
     mean = Pooling(kind="mean")
-    arrivals = tuple(Arrival(at, Request(request_id=f"r{at}", prompt_tokens=list(range(90)), pooling=mean,
-                                         sampling=SamplingParams(max_tokens=0))) for at in range(2))
+    arrivals = tuple(
+        Arrival(
+            at,
+            Request(
+                request_id=f"r{at}", prompt_tokens=list(range(90)), pooling=mean, sampling=SamplingParams(max_tokens=0)
+            ),
+        )
+        for at in range(2)
+    )
     scenario = replace(scenario_from_seed(1, long=False), cache=True, cancels=(), fail_in_step=None)
     room = small_arena(pages_per_frame=4, slots_per_frame=2, frame_count=20)
-    scenario = replace(scenario, arena=room, arrivals=arrivals,
-                       sizes=replace(scenario.sizes, max_model_len=256, rows_max=4, queue_max=4))
+    scenario = replace(
+        scenario,
+        arena=room,
+        arrivals=arrivals,
+        sizes=replace(scenario.sizes, max_model_len=256, rows_max=4, queue_max=4),
+    )
     Simulation(scenario).run()
     monkeypatch.setattr(Sequence, "reusable", lambda seq, known: known)
     assert_fails("pooled from other rows", Simulation(scenario).run)

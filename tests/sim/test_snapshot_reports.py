@@ -25,8 +25,12 @@ LIBRARY = Library(documents=6, lifetime_s=20.0)
 def traffic(seed: int) -> Traffic:
     plain = document_traffic(seed, 30, LIBRARY)
     salts = Random(seed)
-    return Traffic([replace(one, salt=salts.choice(["", "", "tenant"])) for one in plain.requests],
-                   block_tokens=plain.block_tokens, fronts=plain.fronts, block_count=plain.block_count)
+    return Traffic(
+        [replace(one, salt=salts.choice(["", "", "tenant"])) for one in plain.requests],
+        block_tokens=plain.block_tokens,
+        fronts=plain.fronts,
+        block_count=plain.block_count,
+    )
 
 
 class Follow:
@@ -35,8 +39,9 @@ class Follow:
     def __init__(self, seed: int, *, slots: int, arm: str = "lru", lost: int = 0) -> None:
         self.traffic = traffic(seed)
         arena = small_arena(pages_per_frame=64, slots_per_frame=slots, frame_count=90)
-        self.player = Player(self.traffic, arena, COST, find_arm(arm), sizes_for(arena, self.traffic),
-                              jump=True, on_progress=None)
+        self.player = Player(
+            self.traffic, arena, COST, find_arm(arm), sizes_for(arena, self.traffic), jump=True, on_progress=None
+        )
         self.follower = self.player.memory.follow_snapshots(pages=False)
         self.table = SnapshotTable()
         self.table.join(0)

@@ -12,8 +12,15 @@ from weft.memory.transaction import Transaction
 def test_a_soak_ends_with_every_law_kept_and_meets_what_it_is_for() -> None:
     total = soak(3, 100, quiet=True)
     assert total["requests"] >= 100
-    for name in ("hits", "taps", "preemptions", "evicted_pages", "prefix_waits", "ended by length",
-                 "ended by cancelled"):
+    for name in (
+        "hits",
+        "taps",
+        "preemptions",
+        "evicted_pages",
+        "prefix_waits",
+        "ended by length",
+        "ended by cancelled",
+    ):
         assert total[name] > 0, name
 
 

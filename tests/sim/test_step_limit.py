@@ -20,17 +20,33 @@ def prompts_among_answers(max_step_s: float | None, seed: int = 3, frames: int =
     """Four answers flow while ten long prompts arrive, some of which are cancelled if ``frames`` are few."""
     dice, grown = Random(seed), 200 if frames >= 100 else 400
     arena = small_arena(pages_per_frame=5, slots_per_frame=3, frame_count=frames)
-    sizes = Sizes(max_model_len=600, rows_max=16, step_tokens_max=512, queue_max=20,
-                  memory_bytes=arena.arena_bytes)
-    arrivals = [Arrival(0.0, Request(request_id=f"a{number}", prompt_tokens=[number] * 20,
-                                     sampling=SamplingParams(max_tokens=grown, ignore_eos=True)))
-                for number in range(4)]
-    arrivals += [Arrival(0.01 * number, Request(
-        request_id=f"p{number}", prompt_tokens=[5 + number] * dice.randrange(400, 580),
-        sampling=SamplingParams(max_tokens=3, ignore_eos=True))) for number in range(1, 11)]
+    sizes = Sizes(max_model_len=600, rows_max=16, step_tokens_max=512, queue_max=20, memory_bytes=arena.arena_bytes)
+    arrivals = [
+        Arrival(
+            0.0,
+            Request(
+                request_id=f"a{number}",
+                prompt_tokens=[number] * 20,
+                sampling=SamplingParams(max_tokens=grown, ignore_eos=True),
+            ),
+        )
+        for number in range(4)
+    ]
+    arrivals += [
+        Arrival(
+            0.01 * number,
+            Request(
+                request_id=f"p{number}",
+                prompt_tokens=[5 + number] * dice.randrange(400, 580),
+                sampling=SamplingParams(max_tokens=3, ignore_eos=True),
+            ),
+        )
+        for number in range(1, 11)
+    ]
     cancels = random_cancels(dice, tuple(arrivals)) if frames < 100 else ()
-    return Scenario(seed=seed, arena=arena, sizes=sizes, arrivals=tuple(arrivals), cancels=cancels,
-                    max_step_s=max_step_s)
+    return Scenario(
+        seed=seed, arena=arena, sizes=sizes, arrivals=tuple(arrivals), cancels=cancels, max_step_s=max_step_s
+    )
 
 
 def mixed_steps(scenario: Scenario) -> list[float]:
@@ -50,8 +66,7 @@ def mixed_steps(scenario: Scenario) -> list[float]:
 def test_the_laws_hold_where_steps_are_limited_by_time() -> None:
     ended, preemptions, changed = Counter[str](), 0, 0
     for seed in range(4):
-        scenario = replace(prompts_among_answers(LIMIT_S, seed, frames=10), overlap=seed % 2 == 1,
-                           cache=seed % 4 > 1)
+        scenario = replace(prompts_among_answers(LIMIT_S, seed, frames=10), overlap=seed % 2 == 1, cache=seed % 4 > 1)
         outcome = Simulation(scenario).run()
         ended.update(outcome.ended)
         preemptions += outcome.preemptions

@@ -20,9 +20,13 @@ SEEDS = range(4)
 
 def unreliable(seed: int, contents: Contents) -> MemoryStore:
     chance = Random(seed)
-    return MemoryStore(contents, delay=lambda: chance.choice((1, 1, 2, 9, 40)), reorder=seed,
-                       fault=lambda: chance.choice((None, None, None, "damaged", "missing")),
-                       refuses=lambda: chance.random() < 0.2)
+    return MemoryStore(
+        contents,
+        delay=lambda: chance.choice((1, 1, 2, 9, 40)),
+        reorder=seed,
+        fault=lambda: chance.choice((None, None, None, "damaged", "missing")),
+        refuses=lambda: chance.random() < 0.2,
+    )
 
 
 def run(seed: int, store: Callable[[int, Contents], MemoryStore] = unreliable) -> list[Outcome]:
@@ -30,8 +34,9 @@ def run(seed: int, store: Callable[[int, Contents], MemoryStore] = unreliable) -
     scenario = replace(sharing_scenario(seed), fail_in_step=None)
     contents = Contents(scenario.arena.page_bytes)
     buffer_bytes = 1 << Random(seed).choice((14, 22))
-    return [Simulation(scenario, store=store(seed + life, contents), buffer_bytes=buffer_bytes).run()
-            for life in range(2)]
+    return [
+        Simulation(scenario, store=store(seed + life, contents), buffer_bytes=buffer_bytes).run() for life in range(2)
+    ]
 
 
 def run_all(store: Callable[[int, Contents], MemoryStore]) -> Counter[str]:

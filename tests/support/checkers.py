@@ -48,8 +48,9 @@ class _Account:
 class Ledger:
     """``engine_seed``, ``eos_ids`` and ``max_model_len`` as the engine has them: answers are predicted."""
 
-    def __init__(self, *, engine_seed: int, eos_ids: tuple[int, ...], max_model_len: int,
-                 next_token: NextToken) -> None:
+    def __init__(
+        self, *, engine_seed: int, eos_ids: tuple[int, ...], max_model_len: int, next_token: NextToken
+    ) -> None:
         self._engine_seed = engine_seed
         self._eos_ids = eos_ids
         self._max_model_len = max_model_len
@@ -66,8 +67,13 @@ class Ledger:
         self._accepted += 1
         for index in range(sampling.n):
             tokens, reason = reference_tokens(
-                request.prompt_tokens, sampling, seed=split_seed(seed, index), eos_ids=self._eos_ids,
-                max_model_len=self._max_model_len, next_token=self._next_token)
+                request.prompt_tokens,
+                sampling,
+                seed=split_seed(seed, index),
+                eos_ids=self._eos_ids,
+                max_model_len=self._max_model_len,
+                next_token=self._next_token,
+            )
             self._accounts[request.request_id, index] = _Account(tokens, reason, request)
             self.steps_bound += 8 * (len(request.prompt_tokens) // CHUNK_TOKENS + len(tokens) + 4)
 
@@ -151,9 +157,15 @@ class ProgressCheck:
         # A shortage ends in several steps: one that evicts, compresses or moves comes closer to its end.
         reservation = plan.reservation
         work = plan.arena_work
-        moved = bool(reservation.evicted or reservation.published or reservation.moves
-                     or work.state_compressions or work.kv_compressions
-                     or plan.store or work.stores)
+        moved = bool(
+            reservation.evicted
+            or reservation.published
+            or reservation.moves
+            or work.state_compressions
+            or work.kv_compressions
+            or plan.store
+            or work.stores
+        )
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None
@@ -194,8 +206,10 @@ class InFlight:
         for flight in self._flights:
             for kind, granted, touched in (("page", pages, flight.pages), ("slot", slots, flight.slots)):
                 both = granted & touched
-                assert not both, (f"{kind} {min(both)} is handed out by step {plan.step} while step "
-                                  f"{flight.step} is in flight and uses it")
+                assert not both, (
+                    f"{kind} {min(both)} is handed out by step {plan.step} while step "
+                    f"{flight.step} is in flight and uses it"
+                )
         self._flights.append(self._touched(plan))
 
     def finished(self, plan: StepPlan) -> None:
@@ -213,7 +227,8 @@ class InFlight:
 def slots_written(work: ArenaWork) -> set[SlotId]:
     """Slots that get contents before the runs; zeroed frames are not counted."""
     return {one.slot for one in work.state_restores}.union(
-        (one.slot for one in work.state_loads), (one.dst for one in work.slot_copies))
+        (one.slot for one in work.state_loads), (one.dst for one in work.slot_copies)
+    )
 
 
 def _within(frames: Iterable[int], per_frame: int) -> Iterable[int]:

@@ -39,8 +39,7 @@ from tests.support.kernel_variants.compilation import CAPABILITIES, SMALL_SHARED
 from tests.support.kernel_variants.registry import VARIANTS
 from weft.tensor.gpu.launch import SMALL_SHARED
 
-SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024,
-                                                                     100: 227 * 1024}
+SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Compute capability -> shared memory of one program."""
 WARP_THREADS = 32
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
@@ -63,11 +62,15 @@ def kernel_modules() -> list[ModuleType]:
     """The modules of weft that define Triton kernels; the rest of ``tensor/gpu`` is what they share."""
     assert weft.__file__ is not None
     root = Path(weft.__file__).parent
-    files = [path for path in sorted(root.rglob("*.py"))
-             if (path.parent.name != "gpu" or path.stem.endswith("_kernels"))
-             and _DEFINES.search(path.read_text(encoding="utf-8"))]
-    return [importlib.import_module(".".join(("weft", *path.relative_to(root).with_suffix("").parts)))
-            for path in files]
+    files = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if (path.parent.name != "gpu" or path.stem.endswith("_kernels"))
+        and _DEFINES.search(path.read_text(encoding="utf-8"))
+    ]
+    return [
+        importlib.import_module(".".join(("weft", *path.relative_to(root).with_suffix("").parts))) for path in files
+    ]
 
 
 def compilations_of(module: ModuleType) -> list[Compilation]:
@@ -79,6 +82,7 @@ def compilations_of(module: ModuleType) -> list[Compilation]:
 
 def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
     """For each kernel function the variant with the largest tiles; of equals the one with most stages."""
+
     def size(one: Compilation) -> tuple[int, int]:
         tiles = [value for value in one.constants.values() if type(value) is int and value > 1]
         return prod(tiles), one.num_stages
@@ -93,9 +97,13 @@ def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
 
 def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compilation]:
     """The variants that a GPU of ``capability`` launches."""
-    return [one for one in listed if capability >= one.oldest
-            and one.small_shared in (None, capability in SMALL_SHARED)
-            and (one.only is None or capability in one.only)]
+    return [
+        one
+        for one in listed
+        if capability >= one.oldest
+        and one.small_shared in (None, capability in SMALL_SHARED)
+        and (one.only is None or capability in one.only)
+    ]
 
 
 def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[tuple[Compilation, int]]:
@@ -122,8 +130,7 @@ def in_front(one: Compilation, capability: int) -> CompileResult:
     ir.load_dialects(context)
     backend.load_dialects(context)
     try:
-        source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(),
-                       context)
+        source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
     except Exception as error:
         fault = f"{type(error).__name__}: {error}".strip()
     return CompileResult(one.name, capability, 0, None, time.perf_counter() - started, fault)
@@ -178,8 +185,9 @@ def _tool(option: str, cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         try:
-            return subprocess.run([knobs.nvidia.cuobjdump.path, option, file.name], check=True,
-                                  capture_output=True, text=True).stdout
+            return subprocess.run(
+                [knobs.nvidia.cuobjdump.path, option, file.name], check=True, capture_output=True, text=True
+            ).stdout
         except (OSError, subprocess.CalledProcessError):
             return ""
 
@@ -207,7 +215,7 @@ def wrong_descriptors(sass: str) -> list[str]:
             wrong.append(instruction)
         if match := _LOW_WORD.match(instruction):
             low[match[1]] = match[2]
-        if target := _TARGET.match(instruction):   # that register has another value now
+        if target := _TARGET.match(instruction):  # that register has another value now
             low = {carry: word for carry, word in low.items() if word != target[1]}
     return wrong
 
@@ -215,8 +223,11 @@ def wrong_descriptors(sass: str) -> list[str]:
 def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
     """The specialisation of a launch: addresses and counts are multiples of 16, so loads are vectorised and
     go through shared memory. Without it a kernel would need a fraction of that memory."""
-    return {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(one.signature.values())
-            if kind.startswith("*") or kind in ("i32", "i64")}
+    return {
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(one.signature.values())
+        if kind.startswith("*") or kind in ("i32", "i64")
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -231,14 +242,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.only not in module.__name__:
             continue
         listed = compilations_of(module)
-        every = [(one, capability) for capability in SHARED_MAX_BYTES
-                 for one in variants_for(listed, capability)] if args.all else in_turn(listed, capabilities)
+        every = (
+            [(one, capability) for capability in SHARED_MAX_BYTES for one in variants_for(listed, capability)]
+            if args.all
+            else in_turn(listed, capabilities)
+        )
         for one, capability in every:
             outcome = (in_front if args.front_end else compiled)(one, capability)
             faults += outcome.fault is not None
-            print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
-                  f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
-                  f"{outcome.seconds:.1f} s  {outcome.fault or 'ok'}", flush=True)
+            print(
+                f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
+                f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
+                f"{outcome.seconds:.1f} s  {outcome.fault or 'ok'}",
+                flush=True,
+            )
     print(f"{faults} faults, Triton {version('triton')}")
     return min(faults, 1)
 

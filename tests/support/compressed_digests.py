@@ -32,8 +32,9 @@ class CompressedDigests:
     """Works on the device's own ``cells``, ``states`` and ``readers``. ``claim_frame(frame, kind)`` notes
     what a frame is used for. Raises PlanViolation. The forms of ``ids`` are those of ``WorkKind``."""
 
-    def __init__(self, arena: ArenaPlan, cells: Digests, states: Digests, readers: Int32s,
-                 claim_frame: ClaimFrame) -> None:
+    def __init__(
+        self, arena: ArenaPlan, cells: Digests, states: Digests, readers: Int32s, claim_frame: ClaimFrame
+    ) -> None:
         self._arena = arena
         self._cells = cells
         self._states = states
@@ -51,9 +52,12 @@ class CompressedDigests:
             self._check_state(slot, pages)
             state = self._cells[pages[0], 0]
             for index, page in enumerate(pages):
-                require(state != UNWRITTEN and self._cells[page, 0] == state
-                        and self._cells[page, 1:].tolist() == [_piece(index)] * (PAGE_TOKENS - 1),
-                        f"L5: page {page} is not piece {index} of the compressed state that slot {slot} gets")
+                require(
+                    state != UNWRITTEN
+                    and self._cells[page, 0] == state
+                    and self._cells[page, 1:].tolist() == [_piece(index)] * (PAGE_TOKENS - 1),
+                    f"L5: page {page} is not piece {index} of the compressed state that slot {slot} gets",
+                )
             self._claim_frame(slot // self._arena.slots_per_frame, "slots")
             self._states[slot] = state
 
@@ -84,8 +88,10 @@ class CompressedDigests:
             require(readers == 0, f"L7: page {page} is restored where a row reads")
             record = self._record_at(first, start)
             rest = record if first == last else self._record_at(last, start - self._arena.page_bytes)
-            require(record is not None and record == rest,
-                    f"L5: pages {first} and {last} have no compressed KV that begins at byte {start}")
+            require(
+                record is not None and record == rest,
+                f"L5: pages {first} and {last} have no compressed KV that begins at byte {start}",
+            )
             assert record is not None
             self._claim_page(page)
             self._cells[page] = record
@@ -122,12 +128,13 @@ class CompressedDigests:
     def _check_record(self, page: int, first: int, last: int, start: int) -> None:
         size = self._arena.page_bytes
         require(self._arena.compressed_kv_bytes, "KV is compressed in a memory that keeps it exact")
-        require(all(0 <= one < self._arena.page_count for one in (page, first, last)),
-                "L4: KV is compressed outside the arena")
+        require(
+            all(0 <= one < self._arena.page_count for one in (page, first, last)),
+            "L4: KV is compressed outside the arena",
+        )
         require(0 <= start < size, f"a compressed page begins at byte {start} of a page of {size}")
         on_one_page = start + self._arena.compressed_kv_bytes <= size
-        require(on_one_page == (first == last),
-                f"a compressed page at byte {start} of {first} ends on {last}")
+        require(on_one_page == (first == last), f"a compressed page at byte {start} of {first} ends on {last}")
 
     def _claim_page(self, page: int) -> None:
         self._claim_frame(page // self._arena.pages_per_frame, "pages")

@@ -18,10 +18,17 @@ from weft.spec import CompressedKvName, ModelSpec
 def plan_small_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines plan for compressed states even where that saves little, as in tiny models."""
 
-    def planned(spec: ModelSpec, memory_bytes: int, *, compress: bool = False,
-                compress_kv: CompressedKvName = "int8", **more: Any) -> ArenaPlan:
+    def planned(
+        spec: ModelSpec,
+        memory_bytes: int,
+        *,
+        compress: bool = False,
+        compress_kv: CompressedKvName = "int8",
+        **more: Any,
+    ) -> ArenaPlan:
         arena = plan_arena(spec, memory_bytes, **more)
         return with_compressed_kv(with_compression(arena, spec), compress_kv) if compress else arena
+
     monkeypatch.setattr(room, "plan_arena", planned)
 
 
@@ -47,13 +54,17 @@ def _choose_too(monkeypatch: pytest.MonkeyPatch, choose_too: Callable[[Relief], 
     def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
         chosen, moves = choose(relief)
         return (chosen if chosen or moves or relief._flushed else choose_too(relief)), moves
+
     monkeypatch.setattr(Relief, "choose", choosing)
 
 
 def _kv(relief: Relief) -> list[Eviction]:
     kv, in_use = relief._memory.cache.compressed_kv, relief._nodes_in_use()
-    return [Eviction(name, "pages") for name, node in kv.idle.items()
-            if name not in in_use and kv.gain(node) and not node.bare]
+    return [
+        Eviction(name, "pages")
+        for name, node in kv.idle.items()
+        if name not in in_use and kv.gain(node) and not node.bare
+    ]
 
 
 def _states(relief: Relief, in_use: Container[int]) -> list[Eviction]:
@@ -61,4 +72,4 @@ def _states(relief: Relief, in_use: Container[int]) -> list[Eviction]:
     if not plan.compressed_pages:
         return []
     nodes = [node for node in relief._memory.cache.order.in_slots if node not in in_use]
-    return [Eviction(node, "slot") for node in nodes[:relief._page_walk.room // plan.compressed_pages]]
+    return [Eviction(node, "slot") for node in nodes[: relief._page_walk.room // plan.compressed_pages]]

@@ -81,8 +81,12 @@ class ForkServer:
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES_MAX)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules], cwd=ROOT, env=environment,
-                pass_fds=[theirs.fileno()], start_new_session=True)
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *modules],
+                cwd=ROOT,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
 
     def start(self, module: str, *arguments: str) -> ForkedProcess:
         """As ``python -m MODULE ARGUMENTS``. Raises EOFError where the fork server has ended."""
@@ -149,7 +153,7 @@ def serve(connection: socket.socket) -> Task | None:
 
 def _tell_end(pid: int, pipe: int) -> None:
     _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(BrokenPipeError):   # nobody waits for it
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for it
         os.write(pipe, os.waitstatus_to_exitcode(status).to_bytes(CODE_BYTES, "little", signed=True))
     os.close(pipe)
 
@@ -165,7 +169,7 @@ def run(task: Task) -> None:
 
 
 def main() -> None:
-    gc.disable()   # a child begins as Python does, and its module says when to collect
+    gc.disable()  # a child begins as Python does, and its module says when to collect
     descriptor, *modules = sys.argv[1:]
     for name in modules:
         importlib.import_module(name)

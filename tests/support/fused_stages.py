@@ -29,8 +29,14 @@ def swiglu(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
     return out_TD
 
 
-def short_conv(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+def short_conv(
+    fused: FusedBlock,
+    x_TD: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor | None:
     """``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
     # The C++ layer reads B, C and x from the buffer of its own projection: only x_TD's form matters here.
@@ -38,27 +44,51 @@ def short_conv(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, b
         return None
     out_TD, channels = _out(fused, x_TD), weight_CK.shape[0]
     # The log takes the columns B and x, which lie around the C that is left out.
-    native.log_projected(runs, window_SCW, 2 * channels, (channels, channels), x_TD.dtype,
-                         conv._replay(weight_CK, bias_C, window_SCW))
-    bound.short_conv(native.runs_of(runs), native.projected_of(x_TD), conv.weights_of(weight_CK, bias_C),
-                     native.slots_of(window_SCW), out_TD.data_ptr())
+    native.log_projected(
+        runs, window_SCW, 2 * channels, (channels, channels), x_TD.dtype, conv._replay(weight_CK, bias_C, window_SCW)
+    )
+    bound.short_conv(
+        native.runs_of(runs),
+        native.projected_of(x_TD),
+        conv.weights_of(weight_CK, bias_C),
+        native.slots_of(window_SCW),
+        out_TD.data_ptr(),
+    )
     return out_TD
 
 
-def attention(fused: FusedBlock, x_TD: torch.Tensor, core: attention_layer.AttentionCore, inputs: StepInputs,
-              cache: LayerCache, cos_sin: attention_layer.CosSin | None) -> torch.Tensor | None:
+def attention(
+    fused: FusedBlock,
+    x_TD: torch.Tensor,
+    core: attention_layer.AttentionCore,
+    inputs: StepInputs,
+    cache: LayerCache,
+    cos_sin: attention_layer.CosSin | None,
+) -> torch.Tensor | None:
     """``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     bound = fused.bound(x_TD)
     if bound is None or inputs.asked is not None or not attention_layer._takes(x_TD, core, cache):
         return None
     out_TD = _out(fused, x_TD)
-    bound.attention(attention_layer._bound(core), native.runs_of(inputs.runs), native.projected_of(x_TD),
-                    *attention_layer._around(core, inputs, cache, cos_sin), out_TD.data_ptr())
+    bound.attention(
+        attention_layer._bound(core),
+        native.runs_of(inputs.runs),
+        native.projected_of(x_TD),
+        *attention_layer._around(core, inputs, cache, cos_sin),
+        out_TD.data_ptr(),
+    )
     return out_TD
 
 
-def recurrent(core: RecurrentCore[Any], fused: FusedBlock, x_TD: torch.Tensor, weights: Any,
-              window_SCW: torch.Tensor, state_S: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+def recurrent(
+    core: RecurrentCore[Any],
+    fused: FusedBlock,
+    x_TD: torch.Tensor,
+    weights: Any,
+    window_SCW: torch.Tensor,
+    state_S: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor | None:
     """``fused.second(the layer's op(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     block = fused.bound(x_TD)
     if block is None or not core._fits(x_TD, weights, window_SCW, state_S):
@@ -66,6 +96,13 @@ def recurrent(core: RecurrentCore[Any], fused: FusedBlock, x_TD: torch.Tensor, w
     out_TD = _out(fused, x_TD)
     core._log(x_TD.dtype, weights, window_SCW, state_S, runs, 0)
     stage = {2: block.gated_delta, 3: block.mamba2}[core.number]
-    stage(core._bound(weights), native.runs_of(runs), native.projected_of(x_TD), native.slots_of(window_SCW),
-          native.slots_of(state_S), 0, out_TD.data_ptr())
+    stage(
+        core._bound(weights),
+        native.runs_of(runs),
+        native.projected_of(x_TD),
+        native.slots_of(window_SCW),
+        native.slots_of(state_S),
+        0,
+        out_TD.data_ptr(),
+    )
     return out_TD

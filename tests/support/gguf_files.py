@@ -38,23 +38,53 @@ ARCHITECTURES = {
 }  # fmt: skip
 QUANTISED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 """Forms that gguf makes of values."""
-_SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,), "IQ4_NL": (0,), "IQ4_XS": (0,), "Q4_1": (0, 2),
-              "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,),
-              "Q2_K": (80, 82)}
+_SCALES_AT = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q5_0": (0,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "Q3_K": (108,),
+    "Q2_K": (80, 82),
+}
 """Form -> the bytes of a block at which a float16 begins."""
-CHANGES = ("apart", "log", "plus_one", "tiled", "ungrouped", "interleaved", "multipliers", "rope_freqs",
-           "turned", "mixes")
+CHANGES = (
+    "apart",
+    "log",
+    "plus_one",
+    "tiled",
+    "ungrouped",
+    "interleaved",
+    "multipliers",
+    "rope_freqs",
+    "turned",
+    "mixes",
+)
 """What ``forget`` may name. Without one of them, a file of a family that has it says other weights."""
 
 _LATENT = ("kimi_linear", "bailing_hybrid", "glm5_next_text")
 _GIGACHAT = {
-    "input_layernorm": "attn_norm", "post_self_attn_layernorm": "post_attention_norm",
-    "post_attention_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-    "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "self_attn.gate_proj": "attn_gate", "self_attn.conv1d": "ssm_conv1d", "self_attn.norm": "ssm_norm",
-    "self_attn.out_proj": "ssm_out", "self_attn.A_log": "ssm_a", "self_attn.dt_bias": "ssm_dt.bias",
-    "eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm",
-    "shared_head.norm": "nextn.shared_head_norm"
+    "input_layernorm": "attn_norm",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.gate_proj": "attn_gate",
+    "self_attn.conv1d": "ssm_conv1d",
+    "self_attn.norm": "ssm_norm",
+    "self_attn.out_proj": "ssm_out",
+    "self_attn.A_log": "ssm_a",
+    "self_attn.dt_bias": "ssm_dt.bias",
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
 }
 """What gguf's table does not have, as llama.cpp's ``llama-arch.cpp`` names it."""
 _INDEXED = {
@@ -80,13 +110,21 @@ _INDEXED = {
 _RENAMED = {"e_score_correction_bias": "e_score_correction.bias", ".expert_bias": ".expert_bias.bias"}
 
 
-_RWKV7 = {".attn_norm": ".attention_norm", ".attn.": ".attention.", ".ffn_norm": ".ln2",
-          ".ffn.": ".feed_forward.", "g_norm": "ln_x", "_lora.lora.0.weight": "1.weight",
-          "_lora.lora.2.weight": "2.weight", "_lora.lora.2.bias": "0.weight"}
+_RWKV7 = {
+    ".attn_norm": ".attention_norm",
+    ".attn.": ".attention.",
+    ".ffn_norm": ".ln2",
+    ".ffn.": ".feed_forward.",
+    "g_norm": "ln_x",
+    "_lora.lora.0.weight": "1.weight",
+    "_lora.lora.2.weight": "2.weight",
+    "_lora.lora.2.bias": "0.weight",
+}
 
 
 class _Change:
     """What the converter does to the values of one checkpoint."""
+
     def __init__(self, config: Mapping[str, Any], forget: Collection[str]) -> None:
         self.config, self.forget = config, forget
         self.type = config["model_type"]
@@ -141,12 +179,16 @@ class _Change:
         read = self.config.get
         attended = read("attention_in_multiplier", 1.0)
         factors = {
-            "down_proj": read("mlp_multipliers")
-                         [1], "gate_proj": read("mlp_multipliers")
-                                           [0], "k_proj": read("key_multiplier") * attended,
-            "q_proj": attended, "v_proj": attended, "o_proj": read("attention_out_multiplier"),
-            "out_proj": read("ssm_out_multiplier"), "in_proj": read("ssm_in_multiplier"),
-            "lm_head": read("lm_head_multiplier"), "embed_tokens": read("embedding_multiplier")
+            "down_proj": read("mlp_multipliers")[1],
+            "gate_proj": read("mlp_multipliers")[0],
+            "k_proj": read("key_multiplier") * attended,
+            "q_proj": attended,
+            "v_proj": attended,
+            "o_proj": read("attention_out_multiplier"),
+            "out_proj": read("ssm_out_multiplier"),
+            "in_proj": read("ssm_in_multiplier"),
+            "lm_head": read("lm_head_multiplier"),
+            "embed_tokens": read("embedding_multiplier"),
         }
         part = next((part for part in factors if part in name), None)
         if part is None or name.endswith("bias"):
@@ -155,8 +197,7 @@ class _Change:
         if part == "in_proj":
             inner, group = read("mamba_d_ssm"), read("mamba_n_groups") * read("mamba_d_state")
             sizes = [inner, inner, group, group, x.shape[0] - 2 * inner - 2 * group]
-            x = torch.cat(
-                [rows * by for rows, by in zip(x.split(sizes), read("ssm_multipliers"), strict=True)])
+            x = torch.cat([rows * by for rows, by in zip(x.split(sizes), read("ssm_multipliers"), strict=True)])
         return x
 
 
@@ -170,8 +211,12 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
     if architecture == "granitehybrid" and not {"mamba", "linear_attention"} & {*config["layer_types"]}:
         architecture = "granite"
     # gguf's table does not have the newest yet; what layers share has one name in all.
-    known = {"bailingmoe3": "kimi-linear", "gigachat35": "kimi-linear", "glm5-next": "kimi-linear",
-             "qwen4exp": "qwen35moe"}.get(architecture, architecture)
+    known = {
+        "bailingmoe3": "kimi-linear",
+        "gigachat35": "kimi-linear",
+        "glm5-next": "kimi-linear",
+        "qwen4exp": "qwen35moe",
+    }.get(architecture, architecture)
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == known)
     table = gguf.get_tensor_name_map(number, 64)
     if config["model_type"] == "rwkv7":
@@ -198,16 +243,21 @@ def converted(directory: Path, forget: Collection[str] = ()) -> tuple[str, dict[
             continue
         found[_mapped(table, name)] = x
     for name, experts in stacks.items():
-        merged = (name.removeprefix("model.") if architecture == "lfm2moe" else name.replace(
-            "mixer.experts", "mlp.experts").replace("feed_forward.experts", "mlp.experts").replace(
-                "backbone.", "model."))
+        merged = (
+            name.removeprefix("model.")
+            if architecture == "lfm2moe"
+            else name.replace("mixer.experts", "mlp.experts")
+            .replace("feed_forward.experts", "mlp.experts")
+            .replace("backbone.", "model.")
+        )
         found[_mapped(table, merged)] = torch.stack([experts[i] for i in range(len(experts))])
     rope = config.get("rope_parameters") or {}
     if config["model_type"] == "gemma4_text":
         found.pop("output.weight", None)
         if "rope_freqs" not in forget:
             found["rope_freqs.weight"] = torch.tensor(
-                [1.0] * (_wide(config) // 8) + [1e30] * (_wide(config) // 2 - _wide(config) // 8))
+                [1.0] * (_wide(config) // 8) + [1e30] * (_wide(config) // 2 - _wide(config) // 8)
+            )
     if config["model_type"] == "gemma3_text":
         found.pop("output.weight", None)
     if rope.get("rope_type") == "llama3" and "rope_freqs" not in forget:
@@ -262,8 +312,9 @@ def _of_gigachat(name: str) -> str:
     return f"{f'blk.{layer}.' if layer else ''}{theirs}{f'_gate_{gate}' if gate else ''}{end or ''}"
 
 
-def _both_ungrouped(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
-                    forget: Collection[str]) -> dict[str, torch.Tensor]:
+def _both_ungrouped(
+    tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], forget: Collection[str]
+) -> dict[str, torch.Tensor]:
     """GigaChat's projections of q, k, v and z and of b and a, and the two parts of ``kv_b_proj``."""
     out, own, value = {}, config["qk_nope_head_dim"], config["v_head_dim"]
     ratio = config["linear_num_value_heads"] // config["linear_num_key_heads"]
@@ -274,19 +325,24 @@ def _both_ungrouped(tensors: Mapping[str, torch.Tensor], config: Mapping[str, An
             out |= {f"{place}attn_qkv.weight": qkv, f"{place}attn_gate.weight": z}
         elif name.endswith("in_proj_ba.weight"):
             parts = x.unflatten(0, (-1, 2 * ratio)).split([ratio, ratio], dim=1)
-            out |= {f"{place}ssm_{gate}.weight": part.flatten(0, 1)
-                    for gate, part in zip(("beta", "alpha"), parts, strict=True)}
+            out |= {
+                f"{place}ssm_{gate}.weight": part.flatten(0, 1)
+                for gate, part in zip(("beta", "alpha"), parts, strict=True)
+            }
         elif name.endswith("kv_b_proj.weight"):
             keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
-            out |= {f"{place}attn_k_b.weight": keys.transpose(1, 2).contiguous(),
-                    f"{place}attn_v_b.weight": values.contiguous()}
+            out |= {
+                f"{place}attn_k_b.weight": keys.transpose(1, 2).contiguous(),
+                f"{place}attn_v_b.weight": values.contiguous(),
+            }
         else:
             out[name] = x
     return out
 
 
-def _rwkv7(tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap,
-           forget: Collection[str]) -> dict[str, torch.Tensor]:
+def _rwkv7(
+    tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap, forget: Collection[str]
+) -> dict[str, torch.Tensor]:
     """Mixes in one tensor, low ranks under short names, and the first layer's copy in the place of values.
     Forgotten "mixes" are in the order of RWKV-6 and earlier."""
     found: dict[str, torch.Tensor] = {}
@@ -296,7 +352,8 @@ def _rwkv7(tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap,
             order = "wkvrga" if "mixes" in forget else "rwkvag"
             place = name.rpartition("_")[0]
             found[f"blk.{layer}.time_mix_lerp_fused.weight"] = torch.stack(
-                [tensors[f"{place}_{part}"] for part in order])
+                [tensors[f"{place}_{part}"] for part in order]
+            )
             continue
         for ours, theirs in _RWKV7.items():
             name = name.replace(ours, theirs)
@@ -309,8 +366,9 @@ def _rwkv7(tensors: Mapping[str, torch.Tensor], table: gguf.TensorNameMap,
     return found
 
 
-def _latent(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
-            forget: Collection[str]) -> dict[str, torch.Tensor]:
+def _latent(
+    tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], forget: Collection[str]
+) -> dict[str, torch.Tensor]:
     """Names as Kimi's hub releases have them, and the two parts of ``kv_b_proj``."""
     own, value = config["qk_nope_head_dim"], config["v_head_dim"]
     attended = [kind == "full_attention" for kind in config["layer_types"]]
@@ -327,7 +385,7 @@ def _latent(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
             out[f"blk.{layer}.{gate}.weight"] = x
         elif name.endswith("kv_b_proj.weight"):
             keys, values = x.view(-1, own + value, x.shape[-1]).split([own, value], dim=1)
-            if "turned" in forget:      # the same numbers as if they lay that way
+            if "turned" in forget:  # the same numbers as if they lay that way
                 keys = keys.reshape(len(keys), x.shape[-1], own)
             else:
                 keys = keys.transpose(1, 2)
@@ -343,9 +401,8 @@ def _rope_freqs(head_dim: int, rope: Mapping[str, Any]) -> torch.Tensor:
     high = rope["original_max_position_embeddings"] / rope["high_freq_factor"]
     factors = []
     for i in range(0, head_dim, 2):
-        length = 2 * math.pi * rope["rope_theta"]**(i / head_dim)
-        smooth = (low / length - rope["low_freq_factor"]) / (
-            rope["high_freq_factor"] - rope["low_freq_factor"])
+        length = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
+        smooth = (low / length - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
         between = 1 / ((1 - smooth) / rope["factor"] + smooth)
         factors.append(1 if length < high else rope["factor"] if length > low else between)
     return torch.tensor(factors)
@@ -360,8 +417,11 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
     # Gemma 4: names that the converter ends in another way.
     if name.endswith((".router.scale", ".router.per_expert_scale", ".layer_scalar")):
         layer = name.split(".layers.")[1].split(".")[0]
-        theirs = {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale",
-                  "layer_scalar": "layer_output_scale.weight"}[name.rpartition(".")[2]]
+        theirs = {
+            "scale": "ffn_gate_inp.scale",
+            "per_expert_scale": "ffn_down_exps.scale",
+            "layer_scalar": "layer_output_scale.weight",
+        }[name.rpartition(".")[2]]
         return f"blk.{layer}.{theirs}"
     if name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
         name += ".weight"
@@ -377,10 +437,11 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
         "block_sparse_moe.experts.up_proj.weight": "ffn_up_exps.weight",
         "shared_mlp.gate_proj.weight": "ffn_gate_shexp.weight",
         "shared_mlp.up_proj.weight": "ffn_up_shexp.weight",
-        "shared_dense.gate_proj.weight": "ffn_gate.weight", "shared_dense.up_proj.weight": "ffn_up.weight",
+        "shared_dense.gate_proj.weight": "ffn_gate.weight",
+        "shared_dense.up_proj.weight": "ffn_up.weight",
         "shared_dense.output_linear.weight": "ffn_down.weight",
         "linear_attn.in_proj_z.weight": "attn_gate.weight",
-        "linear_attn.in_proj_qkv.weight": "attn_qkv.weight"
+        "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
     }
     for end, theirs in direct.items():
         if name.endswith(end):
@@ -389,8 +450,9 @@ def _mapped(table: gguf.TensorNameMap, name: str) -> str:
     return found
 
 
-def _apart(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any],
-           forget: Collection[str]) -> dict[str, torch.Tensor]:
+def _apart(
+    tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], forget: Collection[str]
+) -> dict[str, torch.Tensor]:
     """Fused tensors as the converter takes them apart; experts in a stack one by one."""
     out: dict[str, torch.Tensor] = {}
     for name, x in tensors.items():
@@ -425,20 +487,23 @@ def _gpt_oss_experts(name: str, x: torch.Tensor, forget: Collection[str]) -> dic
         halves = dict(zip(("gate_proj", "up_proj"), both, strict=True))
     if part.endswith("_bias"):
         layer = place.split(".layers.")[1].split(".")[0]
-        return {f"blk.{layer}.ffn_{half.removesuffix('_proj')}_exps.bias": each
-                for half, each in halves.items()}
-    return {f"{place}.experts.{number}.{half}.weight": one for half, each in halves.items()
-            for number, one in enumerate(each)}
+        return {f"blk.{layer}.ffn_{half.removesuffix('_proj')}_exps.bias": each for half, each in halves.items()}
+    return {
+        f"{place}.experts.{number}.{half}.weight": one
+        for half, each in halves.items()
+        for number, one in enumerate(each)
+    }
 
 
-def _ungrouped(name: str, x: torch.Tensor, config: Mapping[str, Any],
-               forget: Collection[str]) -> dict[str, torch.Tensor]:
+def _ungrouped(
+    name: str, x: torch.Tensor, config: Mapping[str, Any], forget: Collection[str]
+) -> dict[str, torch.Tensor]:
     heads, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
     value = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
     q, k, v, z = x.unflatten(0, (heads, -1)).split([key, key, value, value], dim=1)
     qkv = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
     if "ungrouped" in forget:
-        qkv = x[:len(qkv)]
+        qkv = x[: len(qkv)]
     return {name.replace("qkvz", "qkv"): qkv, name.replace("qkvz", "z"): z.flatten(0, 1)}
 
 
@@ -448,23 +513,28 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     rope = read("rope_parameters") or {}
     layers = len(read("layers_block_type") or []) or read("num_hidden_layers")
     integers: dict[str, Any] = {
-        "block_count": layers, "context_length": read("max_position_embeddings", 1 << 20),
-        "embedding_length": read("hidden_size"), "feed_forward_length": read("intermediate_size", 0),
-        "attention.head_count": read("num_attention_heads", 0), "attention.key_length": read("head_dim"),
+        "block_count": layers,
+        "context_length": read("max_position_embeddings", 1 << 20),
+        "embedding_length": read("hidden_size"),
+        "feed_forward_length": read("intermediate_size", 0),
+        "attention.head_count": read("num_attention_heads", 0),
+        "attention.key_length": read("head_dim"),
         "expert_count": read("num_experts", read("num_local_experts", read("n_routed_experts"))),
         "expert_used_count": read("num_experts_per_tok"),
         "expert_feed_forward_length": read("moe_intermediate_size"),
-        "leading_dense_block_count": read("num_dense_layers"), "expert_shared_feed_forward_length": read(
+        "leading_dense_block_count": read("num_dense_layers"),
+        "expert_shared_feed_forward_length": read(
             "shared_expert_intermediate_size",
-            read("moe_shared_expert_intermediate_size", read("shared_intermediate_size"))),
-        "expert_group_count": read("n_group"), "expert_group_used_count": read("topk_group"),
-        "moe_latent_size": read("moe_latent_size"), "shortconv.l_cache": read("conv_L_cache")
+            read("moe_shared_expert_intermediate_size", read("shared_intermediate_size")),
+        ),
+        "expert_group_count": read("n_group"),
+        "expert_group_used_count": read("topk_group"),
+        "moe_latent_size": read("moe_latent_size"),
+        "shortconv.l_cache": read("conv_L_cache"),
     }
     kinds = read("layer_types") or read("layers_block_type") or ["attention"] * layers
     kv = read("num_key_value_heads", 0)
-    integers["attention.head_count_kv"] = [
-        kv if "attention" in kind and "linear" not in kind else 0 for kind in kinds
-    ]
+    integers["attention.head_count_kv"] = [kv if "attention" in kind and "linear" not in kind else 0 for kind in kinds]
     if len({*integers["attention.head_count_kv"]}) == 1:
         integers["attention.head_count_kv"] = kv
     if config["model_type"] == "lfm2" and read("block_auto_adjust_ff_dim", True):
@@ -475,17 +545,17 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     integers |= _ssm(config)
     for name, value in integers.items():
         if value is not None:
-            (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{writer.arch}.{name}",
-                                                                                 value)
+            (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{writer.arch}.{name}", value)
     numbers = {
-        "attention.layer_norm_epsilon":     # llama.cpp reads it of this family alone
-            read("layer_norm_epsilon") if read("model_type") == "nemotron_h" else None,
-        "attention.layer_norm_rms_epsilon": read("layer_norm_epsilon", read("rms_norm_eps",
-                                                                            read("norm_eps"))),
-        "rope.freq_base": rope.get("rope_theta",
-                                   read("rope_theta")), "expert_weights_scale": read("routed_scaling_factor"),
-        "attention.scale": read("attention_multiplier"), "embedding_scale": read("embedding_multiplier"),
-        "residual_scale": read("residual_multiplier"), "logit_scale": read("logits_scaling")
+        "attention.layer_norm_epsilon":  # llama.cpp reads it of this family alone
+        read("layer_norm_epsilon") if read("model_type") == "nemotron_h" else None,
+        "attention.layer_norm_rms_epsilon": read("layer_norm_epsilon", read("rms_norm_eps", read("norm_eps"))),
+        "rope.freq_base": rope.get("rope_theta", read("rope_theta")),
+        "expert_weights_scale": read("routed_scaling_factor"),
+        "attention.scale": read("attention_multiplier"),
+        "embedding_scale": read("embedding_multiplier"),
+        "residual_scale": read("residual_multiplier"),
+        "logit_scale": read("logits_scaling"),
     }
     if config["model_type"] in _LATENT:
         numbers |= _latent_keys(config, writer)
@@ -501,9 +571,11 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
     if "gemma" in config["model_type"]:
         numbers |= _gemma_keys(config, writer)
     if config["model_type"] == "gpt_oss":
-        integers = {"expert_feed_forward_length": read("intermediate_size"),
-                    "attention.sliding_window": read("sliding_window"),
-                    "rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+        integers = {
+            "expert_feed_forward_length": read("intermediate_size"),
+            "attention.sliding_window": read("sliding_window"),
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
         for name, value in integers.items():
             writer.add_uint32(f"{writer.arch}.{name}", value)
         writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
@@ -519,81 +591,100 @@ def _keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[s
         writer.add_bool(f"{writer.arch}.ssm.dt_b_c_rms", True)
 
 
-def _qwen4_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter,
-                tensors: Mapping[str, torch.Tensor]) -> None:
+def _qwen4_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter, tensors: Mapping[str, torch.Tensor]) -> None:
     layers = config["num_hidden_layers"]
     heads = int(f"blk.{layers}.nextn.eh_proj.weight" in tensors)
     kinds, ratio = config["layer_types"], config["indexer_compress_ratio"]
     _replaced(writer, "block_count", layers + heads)
     for name, value in {
-        "nextn_predict_layers": heads or None, "hyper_connection.count": config["hc_count"],
+        "nextn_predict_layers": heads or None,
+        "hyper_connection.count": config["hc_count"],
         "hyper_connection.low_rank": config["hc_lowrank"],
         "attention.indexer.head_count": config["indexer_n_heads"],
         "attention.indexer.key_length": config["indexer_head_dim"],
         "attention.indexer.top_k": config["indexer_budget"],
-        "attention.compress_ratios": [0 if "linear" in kind else ratio for kind in kinds] + [0] * heads
+        "attention.compress_ratios": [0 if "linear" in kind else ratio for kind in kinds] + [0] * heads,
     }.items():
         _replaced(writer, name, value)
     if not config["ple_layer_ids"]:
         return
-    constants = {name: numbers.tolist() for name, numbers in load_file(
-        Path(config["of"]) / "model.safetensors").items() if not numbers.is_floating_point()}
+    constants = {
+        name: numbers.tolist()
+        for name, numbers in load_file(Path(config["of"]) / "model.safetensors").items()
+        if not numbers.is_floating_point()
+    }
     for name, value in {
         "ple.layers": [layer - 1 for layer in config["ple_layer_ids"]],
         "ple.ngram_size": config["ngram_size"],
-        "ple.heads_per_ngram": config["heads_per_ngram"], "ple.conv_kernel": config["ple_conv_kernel_size"],
+        "ple.heads_per_ngram": config["heads_per_ngram"],
+        "ple.conv_kernel": config["ple_conv_kernel_size"],
         "ple.eos_token_id": config["eos_token_id"],
-        "embedding_length_per_layer_input": tensors["per_layer_token_embd.weight"].shape[1]}.items():
+        "embedding_length_per_layer_input": tensors["per_layer_token_embd.weight"].shape[1],
+    }.items():
         _replaced(writer, name, value)
-    for theirs, ours in (("layer_multipliers", "layer_multipliers"), ("head_offsets", "ngram_heads_offsets"),
-                         ("head_vocab_sizes", "ngram_heads_vocab_sizes")):
+    for theirs, ours in (
+        ("layer_multipliers", "layer_multipliers"),
+        ("head_offsets", "ngram_heads_offsets"),
+        ("head_vocab_sizes", "ngram_heads_vocab_sizes"),
+    ):
         [numbers] = [numbers for name, numbers in constants.items() if name.endswith(ours)]
-        writer.add_key_value(f"{writer.arch}.ple.{theirs}", numbers, gguf.GGUFValueType.ARRAY,
-                             gguf.GGUFValueType.UINT64)
+        writer.add_key_value(
+            f"{writer.arch}.ple.{theirs}", numbers, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64
+        )
 
 
 def _glm_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
     layers, heads = config["num_hidden_layers"], config.get("num_nextn_predict_layers", 0)
     for name, value in {
-        "block_count": layers + heads, "nextn_predict_layers": heads or None,
-        "expert_group_count": config["n_group"], "expert_shared_count": config["n_shared_experts"],
+        "block_count": layers + heads,
+        "nextn_predict_layers": heads or None,
+        "expert_group_count": config["n_group"],
+        "expert_shared_count": config["n_shared_experts"],
         "attention.indexer.head_count": config["index_n_heads"],
         "attention.indexer.key_length": config["index_head_dim"],
-        "attention.indexer.top_k": config["index_topk"], "attention.indexer.kpool": config["index_kpool"],
+        "attention.indexer.top_k": config["index_topk"],
+        "attention.indexer.kpool": config["index_kpool"],
         "hyper_connection.count": config["hc_mult"],
-        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"]}.items():
+        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"],
+    }.items():
         _replaced(writer, name, value)
     writer.add_bool(f"{writer.arch}.attention.indexer.kpool_select_tail", True)
     writer.add_array(f"{writer.arch}.attention.indexer.types", [True] * layers)
     for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
         writer.add_array(f"{writer.arch}.{name}", [float(config["swiglu_limit"])] * (layers + heads))
     writer.add_bool(f"{writer.arch}.expert_weights_norm", config["norm_topk_prob"])
-    return {"kda.gate_lower_bound": config["linear_lower_bound"],
-            "hyper_connection.epsilon": config["hc_eps"]}
+    return {"kda.gate_lower_bound": config["linear_lower_bound"], "hyper_connection.epsilon": config["hc_eps"]}
 
 
 def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
     shared, latent = config["qk_rope_head_dim"], config["kv_lora_rank"]
-    config = {"model_max_length": config.get("max_position_embeddings"),
-              "num_experts_per_token": config.get("num_experts_per_tok"),
-              "num_shared_experts": config.get("n_shared_experts"), "num_expert_group": config.get("n_group"),
-              **config}
+    config = {
+        "model_max_length": config.get("max_position_embeddings"),
+        "num_experts_per_token": config.get("num_experts_per_tok"),
+        "num_shared_experts": config.get("n_shared_experts"),
+        "num_expert_group": config.get("n_group"),
+        **config,
+    }
     integers = {
-        "rope.dimension_count": shared, "attention.key_length": latent + shared,
+        "rope.dimension_count": shared,
+        "attention.key_length": latent + shared,
         "attention.key_length_mla": config["qk_nope_head_dim"] + shared,
-        "attention.value_length_mla": config["v_head_dim"], "attention.kv_lora_rank": latent,
-        "attention.q_lora_rank": config["q_lora_rank"], "kda.head_dim": config["linear_head_dim"],
-        "ssm.conv_kernel": config["linear_conv_kernel_dim"], "context_length": config["model_max_length"],
+        "attention.value_length_mla": config["v_head_dim"],
+        "attention.kv_lora_rank": latent,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "kda.head_dim": config["linear_head_dim"],
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "context_length": config["model_max_length"],
         "expert_used_count": config["num_experts_per_token"],
         "expert_shared_count": config["num_shared_experts"],
         "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
-        "expert_gating_func": 2, "expert_group_count": config["num_expert_group"],
-        "expert_group_used_count": config["topk_group"]
+        "expert_gating_func": 2,
+        "expert_group_count": config["num_expert_group"],
+        "expert_group_used_count": config["topk_group"],
     }
     for name, value in integers.items():
         _replaced(writer, name, value)
-    _replaced(writer, "attention.head_count_kv",
-              [int("linear" not in kind) for kind in config["layer_types"]])
+    _replaced(writer, "attention.head_count_kv", [int("linear" not in kind) for kind in config["layer_types"]])
     if config["model_type"] == "kimi_linear":
         return {}
     if config["model_type"] == "glm5_next_text":
@@ -606,16 +697,20 @@ def _latent_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str
 def _gigachat_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
     shared, latent, rope = config["qk_rope_head_dim"], config["kv_lora_rank"], config["rope_parameters"]
     for name, value in {
-        "rope.dimension_count": shared, "attention.key_length": latent + shared,
+        "rope.dimension_count": shared,
+        "attention.key_length": latent + shared,
         "attention.key_length_mla": config["qk_nope_head_dim"] + shared,
-        "attention.value_length_mla": config["v_head_dim"], "attention.kv_lora_rank": latent,
-        "attention.q_lora_rank": config["q_lora_rank"], "attention.head_count_kv": 1,
+        "attention.value_length_mla": config["v_head_dim"],
+        "attention.kv_lora_rank": latent,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.head_count_kv": 1,
         "leading_dense_block_count": config["first_k_dense_replace"],
         "block_count": config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0),
         "nextn_predict_layers": config.get("num_nextn_predict_layers", 0),
-        "expert_shared_count": config["n_shared_experts"], "expert_gating_func": 2,
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_gating_func": 2,
         "expert_shared_feed_forward_length": config["n_shared_experts"] * config["moe_intermediate_size"],
-        "rope.scaling.original_context_length": rope["original_max_position_embeddings"]
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
     }.items():
         _replaced(writer, name, value)
     limits = [float(config["swiglu_limit"])] * config["num_hidden_layers"]
@@ -623,8 +718,7 @@ def _gigachat_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[s
         writer.add_array(f"{writer.arch}.{name}", limits)
     writer.add_string(f"{writer.arch}.rope.scaling.type", "yarn")
     writer.add_bool(f"{writer.arch}.expert_weights_norm", config["norm_topk_prob"])
-    return {"rope.scaling.factor": rope["factor"],
-            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]}
+    return {"rope.scaling.factor": rope["factor"], "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"]}
 
 
 def _gemma_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str, Any]:
@@ -632,24 +726,32 @@ def _gemma_keys(config: Mapping[str, Any], writer: gguf.GGUFWriter) -> dict[str,
     window = [kind == "sliding_attention" for kind in kinds]
     writer.add_uint32(f"{writer.arch}.attention.sliding_window", config["sliding_window"])
     writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", window)
-    numbers = {"rope.freq_base": ropes["full_attention"]["rope_theta"],
-               "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
-               "final_logit_softcapping": config["final_logit_softcapping"]}
+    numbers = {
+        "rope.freq_base": ropes["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
     _replaced(writer, "attention.head_count_kv", config["num_key_value_heads"])
     if config["model_type"] == "gemma3_text":
         writer.add_string(f"{writer.arch}.rope.scaling.type", ropes["full_attention"]["rope_type"])
         return numbers | {"rope.scaling.factor": ropes["full_attention"]["factor"]}
     reused, width = config["num_kv_shared_layers"], config["intermediate_size"]
     by_layer = [config["per_layer_config"].get(str(layer), {}) for layer in range(len(kinds))]
-    _replaced(writer, "attention.head_count_kv",
-              [one.get("num_key_value_heads", config["num_key_value_heads"]) for one in by_layer])
-    _replaced(writer, "feed_forward_length",
-              [width] * (len(kinds) - reused) + [2 * width] * reused)
-    for name, value in {"attention.key_length": _wide(config), "attention.key_length_swa": config["head_dim"],
-                        "attention.shared_kv_layers": reused, "rope.dimension_count": _wide(config),
-                        "rope.dimension_count_swa": config["head_dim"],
-                        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
-                        "expert_used_count": config["top_k_experts"]}.items():
+    _replaced(
+        writer,
+        "attention.head_count_kv",
+        [one.get("num_key_value_heads", config["num_key_value_heads"]) for one in by_layer],
+    )
+    _replaced(writer, "feed_forward_length", [width] * (len(kinds) - reused) + [2 * width] * reused)
+    for name, value in {
+        "attention.key_length": _wide(config),
+        "attention.key_length_swa": config["head_dim"],
+        "attention.shared_kv_layers": reused,
+        "rope.dimension_count": _wide(config),
+        "rope.dimension_count_swa": config["head_dim"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "expert_used_count": config["top_k_experts"],
+    }.items():
         _replaced(writer, name, value)
     return numbers
 
@@ -667,30 +769,40 @@ def _ssm(config: Mapping[str, Any]) -> dict[str, Any]:
     hidden = read("hidden_size")
     if "linear_num_key_heads" in config:
         return {
-            "ssm.conv_kernel": read("linear_conv_kernel_dim"), "ssm.state_size": read("linear_key_head_dim"),
+            "ssm.conv_kernel": read("linear_conv_kernel_dim"),
+            "ssm.state_size": read("linear_key_head_dim"),
             "ssm.group_count": read("linear_num_key_heads"),
             "ssm.time_step_rank": read("linear_num_value_heads"),
-            "ssm.inner_size": read("linear_num_value_heads") * read("linear_value_head_dim")
+            "ssm.inner_size": read("linear_num_value_heads") * read("linear_value_head_dim"),
         }
     heads = read("mamba_n_heads", read("mamba_num_heads", read("num_heads")))
     width = read("mamba_d_head", read("mamba_head_dim", read("head_dim")))
-    inner = (heads * width if heads else
-             read("intermediate_size") if "state_size" in config else read("mamba_expand", 0) * hidden)
+    inner = (
+        heads * width
+        if heads
+        else read("intermediate_size")
+        if "state_size" in config
+        else read("mamba_expand", 0) * hidden
+    )
     rank = heads or read("mamba_dt_rank") or read("time_step_rank")
     return {
-        "ssm.conv_kernel": read("mamba_d_conv", read("conv_kernel")), "ssm.inner_size": inner,
+        "ssm.conv_kernel": read("mamba_d_conv", read("conv_kernel")),
+        "ssm.inner_size": inner,
         "ssm.state_size": read("mamba_d_state", read("ssm_state_size", read("state_size"))),
-        "ssm.group_count": read("mamba_n_groups", read("n_groups")), "ssm.time_step_rank": rank
+        "ssm.group_count": read("mamba_n_groups", read("n_groups")),
+        "ssm.time_step_rank": rank,
     }
 
 
-def write_gguf(directory: Path,
-               path: Path,
-               *,
-               types: Mapping[str, GGMLQuantizationType] | None = None,
-               forget: Collection[str] = (),
-               widened: bool = False,
-               change: Callable[[gguf.GGUFWriter], None] | None = None) -> Path:
+def write_gguf(
+    directory: Path,
+    path: Path,
+    *,
+    types: Mapping[str, GGMLQuantizationType] | None = None,
+    forget: Collection[str] = (),
+    widened: bool = False,
+    change: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:
     """The checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
     rows are whole blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
     those blocks, in float32. ``change``: more keys."""
@@ -709,8 +821,11 @@ def write_gguf(directory: Path,
             writer.add_tensor(name, numbers)
         else:
             rows = numbers.reshape(-1, numbers.shape[-1])
-            blocks = (quants.quantize(rows, kind) if kind.name in QUANTISED
-                      else random_blocks(kind.name, len(rows), rows.shape[1], scale=2e-5))
+            blocks = (
+                quants.quantize(rows, kind)
+                if kind.name in QUANTISED
+                else random_blocks(kind.name, len(rows), rows.shape[1], scale=2e-5)
+            )
             if widened:
                 writer.add_tensor(name, quants.dequantize(blocks, kind).reshape(numbers.shape))
             else:
@@ -726,11 +841,17 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
     """Of a byte-level tokenizer.json, padded to ``size`` tokens."""
     content = json.loads((directory / "tokenizer.json").read_text())
     added = {entry["id"]: entry for entry in content["added_tokens"]}
-    by_id = {index: token for token, index in content["model"]["vocab"].items()
-             } | {index: entry["content"] for index, entry in added.items()}
+    by_id = {index: token for token, index in content["model"]["vocab"].items()} | {
+        index: entry["content"] for index, entry in added.items()
+    }
     kinds = [
-        gguf.TokenType.UNUSED if index not in by_id else gguf.TokenType.NORMAL if index not in added else
-        gguf.TokenType.CONTROL if added[index]["special"] else gguf.TokenType.USER_DEFINED
+        gguf.TokenType.UNUSED
+        if index not in by_id
+        else gguf.TokenType.NORMAL
+        if index not in added
+        else gguf.TokenType.CONTROL
+        if added[index]["special"]
+        else gguf.TokenType.USER_DEFINED
         for index in range(size)
     ]
     writer.add_tokenizer_model("gpt2")
@@ -738,12 +859,15 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
     writer.add_token_list([by_id.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types(kinds)
     writer.add_token_merges(
-        [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
-        or ["a b"])
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]] or ["a b"]
+    )
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     ids = {token: index for index, token in by_id.items()}
-    for name, add in (("bos_token", writer.add_bos_token_id), ("eos_token", writer.add_eos_token_id),
-                      ("pad_token", writer.add_pad_token_id)):
+    for name, add in (
+        ("bos_token", writer.add_bos_token_id),
+        ("eos_token", writer.add_eos_token_id),
+        ("pad_token", writer.add_pad_token_id),
+    ):
         if settings.get(name) in ids:
             add(ids[settings[name]])
     template = directory / "chat_template.jinja"
@@ -751,8 +875,7 @@ def write_vocabulary(directory: Path, writer: gguf.GGUFWriter, size: int, pre: s
         writer.add_chat_template(template.read_text())
 
 
-def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01,
-                  seed: int = 0) -> np.ndarray[Any, Any]:
+def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01, seed: int = 0) -> np.ndarray[Any, Any]:
     """Blocks of the form ``name`` with scales that a model could have: uint8 [rows, bytes]."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     generator = np.random.default_rng(columns + seed)
@@ -761,20 +884,21 @@ def random_blocks(name: str, rows: int, columns: int, scale: float = 0.01,
         made[:, 0] = generator.integers(0, 130, len(made))  # scales that are denormal too
     for first in _SCALES_AT.get(name, ()):
         numbers = generator.normal(0, scale, (len(made), 1)).astype(np.float16)
-        made[:, first:first + 2] = numbers.view(np.uint8)
+        made[:, first : first + 2] = numbers.view(np.uint8)
     return made.reshape(rows, -1)
 
 
-def bytes_of(keys: list[bytes],
-             tensors: list[bytes],
-             data: bytes = b"",
-             *,
-             version: int = 3,
-             counts: tuple[int, int] | None = None) -> bytes:
+def bytes_of(
+    keys: list[bytes],
+    tensors: list[bytes],
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
     """A file out of encoded keys and tensors; ``counts``: what it claims instead."""
     tensor_count, key_count = counts or (len(tensors), len(keys))
-    head = (b"GGUF" + struct.pack("<IQQ", version, tensor_count, key_count) + b"".join(keys) +
-            b"".join(tensors))
+    head = b"GGUF" + struct.pack("<IQQ", version, tensor_count, key_count) + b"".join(keys) + b"".join(tensors)
     return head + b"\0" * (-len(head) % 32) + data
 
 

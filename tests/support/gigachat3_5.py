@@ -79,8 +79,9 @@ class DeltaNet(nn.Module):
         keys, values, hidden = self.k_heads * self.k_dim, self.v_heads * self.v_dim, config.hidden_size
         self.in_proj_qkvz = nn.Linear(hidden, 2 * keys + 2 * values, bias=False)
         self.in_proj_ba = nn.Linear(hidden, 2 * self.v_heads, bias=False)
-        self.conv1d = nn.Conv1d(2 * keys + values, 2 * keys + values, config.linear_conv_kernel_dim,
-                                groups=2 * keys + values, bias=False)
+        self.conv1d = nn.Conv1d(
+            2 * keys + values, 2 * keys + values, config.linear_conv_kernel_dim, groups=2 * keys + values, bias=False
+        )
         self.A_log, self.dt_bias = (nn.Parameter(torch.zeros(self.v_heads)) for _ in range(2))
         self.norm = PerHead(self.v_dim, config)
         self.out_proj = nn.Linear(values, hidden, bias=False)
@@ -95,8 +96,10 @@ class DeltaNet(nn.Module):
         q, k, v = mixed.split([self.k_heads * self.k_dim] * 2 + [self.v_heads * self.v_dim], dim=1)
         q, k = (self._unit(part).repeat_interleave(ratio, dim=1) for part in (q, k))
         v, z = v.reshape(tokens, self.v_heads, -1), z.reshape(tokens, self.v_heads, -1)
-        beta, kept = torch.sigmoid(b.flatten(1)), torch.exp(
-            -torch.exp(self.A_log) * F.softplus(a.flatten(1) + self.dt_bias))
+        beta, kept = (
+            torch.sigmoid(b.flatten(1)),
+            torch.exp(-torch.exp(self.A_log) * F.softplus(a.flatten(1) + self.dt_bias)),
+        )
         state, read = x_TD.new_zeros(self.v_heads, self.k_dim, self.v_dim), []
         for t in range(tokens):
             state = state * kept[t, :, None, None]
@@ -114,18 +117,17 @@ class LatentAttention(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config, heads, hidden = config, config.num_attention_heads, config.hidden_size
-        self.own, self.shared, self.value = (
-            config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+        self.own, self.shared, self.value = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
         queries, rank, latent = heads * (self.own + self.shared), config.q_lora_rank, config.kv_lora_rank
         scaled = getattr(config, "use_mla_scaling_factor", True)
         if rank is None:
             self.q_proj = nn.Linear(hidden, queries, bias=False)
         else:
             self.q_a_proj = nn.Linear(hidden, rank, bias=False)
-            self.q_a_layernorm = SelfGated(rank, config, (hidden / rank)**0.5 if scaled else 1.0)
+            self.q_a_layernorm = SelfGated(rank, config, (hidden / rank) ** 0.5 if scaled else 1.0)
             self.q_b_proj = nn.Linear(rank, queries, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, latent + self.shared, bias=False)
-        self.kv_a_layernorm = SelfGated(latent, config, (hidden / latent)**0.5 if scaled else 1.0)
+        self.kv_a_layernorm = SelfGated(latent, config, (hidden / latent) ** 0.5 if scaled else 1.0)
         self.kv_b_proj = nn.Linear(latent, heads * (self.own + self.value), bias=False)
         self.o_proj = nn.Linear(heads * self.value, hidden, bias=False)
         if getattr(config, "gated_attention", True):
@@ -133,15 +135,17 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         config, tokens, heads = self.config, len(x_TD), self.config.num_attention_heads
-        asked = (self.q_proj(x_TD) if config.q_lora_rank is None else
-                 self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD))))
+        asked = (
+            self.q_proj(x_TD) if config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
+        )
         q_own, q_shared = asked.view(tokens, heads, -1).split([self.own, self.shared], dim=-1)
         latent, k_shared = self.kv_a_proj_with_mqa(x_TD).split([config.kv_lora_rank, self.shared], dim=-1)
         made = self.kv_b_proj(self.kv_a_layernorm(latent)).view(tokens, heads, -1)
         k_own, v = made.split([self.own, self.value], dim=-1)
         q_shared, k_shared = self._turned(q_shared), self._turned(k_shared[:, None])
-        scores = (torch.einsum("qhd,khd->hqk", q_own, k_own)
-                  + torch.einsum("qhd,kd->hqk", q_shared, k_shared[:, 0])) * self._scale()
+        scores = (
+            torch.einsum("qhd,khd->hqk", q_own, k_own) + torch.einsum("qhd,kd->hqk", q_shared, k_shared[:, 0])
+        ) * self._scale()
         later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         seen = scores.masked_fill(later, -torch.inf).softmax(-1)
         y_TC = torch.einsum("hqk,khd->qhd", seen, v).flatten(1)
@@ -155,7 +159,7 @@ class LatentAttention(nn.Module):
             factor = 1.0
         else:
             rates, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-        angles = (torch.arange(tokens)[:, None] * rates.float())[:, None].double()   # rounded as there
+        angles = (torch.arange(tokens)[:, None] * rates.float())[:, None].double()  # rounded as there
         cos, sin = (angles.cos() * factor).to(x_THD.dtype), (angles.sin() * factor).to(x_THD.dtype)
         first, second = x_THD[..., 0::2], x_THD[..., 1::2]
         return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
@@ -163,7 +167,7 @@ class LatentAttention(nn.Module):
     def _scale(self) -> float:
         rope = self.config.rope_parameters
         stretch = 0.1 * rope.get("mscale_all_dim", 0.0) * math.log(rope.get("factor", 1.0)) + 1.0
-        return (self.own + self.shared)**-0.5 * stretch**2
+        return (self.own + self.shared) ** -0.5 * stretch**2
 
 
 class Layer(nn.Module):
@@ -172,12 +176,13 @@ class Layer(nn.Module):
         full, hidden = layer in config.full_attention_layers, config.hidden_size
         self.self_attn = LatentAttention(config) if full else DeltaNet(config)
         limit = config.swiglu_limit or torch.inf
-        self.mlp = (FeedForward(hidden, config.intermediate_size, limit)
-                    if layer < config.first_k_dense_replace else
-                    Experts(config, "e_score_correction_bias", limit))
+        self.mlp = (
+            FeedForward(hidden, config.intermediate_size, limit)
+            if layer < config.first_k_dense_replace
+            else Experts(config, "e_score_correction_bias", limit)
+        )
         self.input_layernorm, self.post_self_attn_layernorm = (SelfGated(hidden, config) for _ in range(2))
-        self.post_attention_layernorm, self.post_feedforward_layernorm = (
-            SelfGated(hidden, config) for _ in range(2))
+        self.post_attention_layernorm, self.post_feedforward_layernorm = (SelfGated(hidden, config) for _ in range(2))
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         x_TD = x_TD + self.post_self_attn_layernorm(self.self_attn(self.input_layernorm(x_TD)))

@@ -44,14 +44,24 @@ class Hub:
         siblings = []
         for path in sorted(path for path in root.rglob("*") if path.is_file()):
             name, data = str(path.relative_to(root)), path.read_bytes()
-            entry: dict[str, Any] = {"rfilename": self.names.get(name, name), "size": len(data),
-                                     "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
+            entry: dict[str, Any] = {
+                "rfilename": self.names.get(name, name),
+                "size": len(data),
+                "blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(),
+            }
             if name.endswith(_LARGE):
-                entry["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(),
-                                "pointerSize": 130}
+                entry["lfs"] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "pointerSize": 130}
             siblings.append(entry)
-        return {"id": repository, "modelId": repository, "sha": self.commit, "siblings": siblings,
-                "private": False, "gated": False, "downloads": 0, "tags": []}
+        return {
+            "id": repository,
+            "modelId": repository,
+            "sha": self.commit,
+            "siblings": siblings,
+            "private": False,
+            "gated": False,
+            "downloads": 0,
+            "tags": [],
+        }
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,15 +72,21 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(?:/revision/(.+))?", path):
             if match[1] not in self.hub.files:
-                return self._answer(404, b'{"error":"Repository not found"}',
-                                    {"X-Error-Code": "RepoNotFound"})
+                return self._answer(404, b'{"error":"Repository not found"}', {"X-Error-Code": "RepoNotFound"})
             if match[2] not in (None, "main", "v1", self.hub.commit):
                 return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             return self._answer(200, json.dumps(self.hub.listing(match[1])).encode(), {})
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.+", path):
-            return self._answer(200, json.dumps([
-                {"type": "file", "path": one["rfilename"], "size": one["size"], "oid": one["blobId"]}
-                for one in self.hub.listing(match[1])["siblings"]]).encode(), {})
+            return self._answer(
+                200,
+                json.dumps(
+                    [
+                        {"type": "file", "path": one["rfilename"], "size": one["size"], "oid": one["blobId"]}
+                        for one in self.hub.listing(match[1])["siblings"]
+                    ]
+                ).encode(),
+                {},
+            )
         if match := re.fullmatch(r"/(cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             if not match[1] and match[4].endswith(_LARGE):
                 return self._answer(302, b"", {"Location": f"{self.hub.endpoint}/cdn{path}"})
@@ -83,9 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
         file = self.hub.files[match[1]] / match[3] if match else Path("none")
         if not file.is_file():
             return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-        return self._answer(200, b"", {"ETag": f'"{hashlib.sha1(file.read_bytes()).hexdigest()}"',
-                                       "X-Repo-Commit": self.hub.commit,
-                                       "Content-Length": str(file.stat().st_size)})
+        return self._answer(
+            200,
+            b"",
+            {
+                "ETag": f'"{hashlib.sha1(file.read_bytes()).hexdigest()}"',
+                "X-Repo-Commit": self.hub.commit,
+                "Content-Length": str(file.stat().st_size),
+            },
+        )
 
     def _file(self, path: Path, name: str) -> None:
         data = path.read_bytes()
@@ -110,8 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)),
-                            **headers}.items():
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

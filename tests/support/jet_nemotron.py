@@ -70,14 +70,12 @@ class JetBlock(nn.Module):
         self.b_proj, self.a_proj = (nn.Linear(hidden, self.heads, bias=False) for _ in range(2))
         self.A_log = nn.Parameter(torch.zeros(self.heads))
         self.dt_bias = nn.Parameter(torch.zeros(self.heads))
-        self.dynamic_conv1d = DynamicConvolution(hidden, values, of["conv_size"],
-                                                 of["dconv_generator_reduction"])
+        self.dynamic_conv1d = DynamicConvolution(hidden, values, of["conv_size"], of["dconv_generator_reduction"])
         self.o_norm = RmsNorm(self.value_dim, float(of["norm_eps"]))
         self.o_proj = nn.Linear(values, hidden, bias=False)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        q, k = (F.silu(product(x_TD)).unflatten(1, (self.heads, -1))
-                for product in (self.q_proj, self.k_proj))
+        q, k = (F.silu(product(x_TD)).unflatten(1, (self.heads, -1)) for product in (self.q_proj, self.k_proj))
         q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         v = self.dynamic_conv1d(self.v_proj(x_TD), x_TD).unflatten(1, (self.heads, -1))
         kept = torch.exp(-self.A_log.exp() * F.softplus(self.a_proj(x_TD) + self.dt_bias))
@@ -113,8 +111,7 @@ class JetAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         config, tokens = self.config, len(x_TD)
-        q, k, v = (product(x_TD).unflatten(1, (-1, self.dim))
-                   for product in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (product(x_TD).unflatten(1, (-1, self.dim)) for product in (self.q_proj, self.k_proj, self.v_proj))
         q, k = (turned(part, config.rope_theta) for part in (q, k))
         k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * self.dim**-0.5
@@ -132,7 +129,8 @@ class Layer(nn.Module):
         self.self_attn = JetBlock(config) if kind == "jet" else JetAttention(config, window)
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = (
-            RmsNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2))
+            RmsNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2)
+        )
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD))

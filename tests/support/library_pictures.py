@@ -21,16 +21,39 @@ from tests.support.pictures import drawn
 
 FILE = Path(__file__).resolve().parents[1] / "fixtures" / "library_pictures.npz"
 PLACES = 1500
-SIZES = ((32, 32), (1, 1), (17, 300), (300, 17), (256, 256), (640, 480), (480, 640), (512, 512), (1000, 400),
-         (723, 724), (724, 724), (1024, 1024), (1000, 800), (1250, 1000), (2000, 1400), (900, 1800),
-         (3000, 700), (500, 2600), (2100, 2100), (4000, 3000), (2600, 400))
+SIZES = (
+    (32, 32),
+    (1, 1),
+    (17, 300),
+    (300, 17),
+    (256, 256),
+    (640, 480),
+    (480, 640),
+    (512, 512),
+    (1000, 400),
+    (723, 724),
+    (724, 724),
+    (1024, 1024),
+    (1000, 800),
+    (1250, 1000),
+    (2000, 1400),
+    (900, 1800),
+    (3000, 700),
+    (500, 2600),
+    (2100, 2100),
+    (4000, 3000),
+    (2600, 400),
+)
 """(width, height). Small, long, tall; either side of what is divided into tiles; equally near grids."""
 KIND_OF = ("photo", "noise", "text", "gradient")
 OTHERS: tuple[dict[str, Any], ...] = (
-    {"use_thumbnail": False}, {"do_image_splitting": False}, {"min_tiles": 4, "max_tiles": 6},
+    {"use_thumbnail": False},
+    {"do_image_splitting": False},
+    {"min_tiles": 4, "max_tiles": 6},
     {"resample": 3},
     {"min_image_tokens": 16, "max_image_tokens": 64, "tile_size": 256},
-    {"use_image_special_tokens": False})
+    {"use_image_special_tokens": False},
+)
 """Settings that are not the defaults, each on one large picture."""
 OTHER_SIZE = (1300, 900)
 
@@ -41,17 +64,30 @@ def cases() -> list[dict[str, Any]]:
     return plain + [{"kind": "photo", "size": OTHER_SIZE, "settings": one} for one in OTHERS]
 
 
-QWEN_SIZES = ((1, 1), (17, 300), (300, 17), (256, 256), (640, 480), (1000, 400), (723, 724), (2000, 1400),
-              (2600, 13), (15, 3000), (4000, 3000), (5000, 4200))
+QWEN_SIZES = (
+    (1, 1),
+    (17, 300),
+    (300, 17),
+    (256, 256),
+    (640, 480),
+    (1000, 400),
+    (723, 724),
+    (2000, 1400),
+    (2600, 13),
+    (15, 3000),
+    (4000, 3000),
+    (5000, 4200),
+)
 """Small ones grow to 65,536 pixels; the last is shrunk to 16,777,216; two are at the longest shape."""
 QWEN_OTHERS: tuple[dict[str, Any], ...] = (
     {"size": {"shortest_edge": 4096, "longest_edge": 100_000}},
-    {"size": {"shortest_edge": 3_000_000, "longest_edge": 4_000_000}}, {"resample": 2})
+    {"size": {"shortest_edge": 3_000_000, "longest_edge": 4_000_000}},
+    {"resample": 2},
+)
 
 
 def qwen_cases() -> list[dict[str, Any]]:
-    plain = [{"kind": KIND_OF[index % 4], "size": size, "settings": {}}
-             for index, size in enumerate(QWEN_SIZES)]
+    plain = [{"kind": KIND_OF[index % 4], "size": size, "settings": {}} for index, size in enumerate(QWEN_SIZES)]
     return plain + [{"kind": "photo", "size": OTHER_SIZE, "settings": one} for one in QWEN_OTHERS]
 
 
@@ -74,34 +110,49 @@ def main() -> None:
         processor.image_token, processor.image_start_token = "<image>", "<|image_start|>"
         processor.image_end_token, processor.image_thumbnail_token = "<|image_end|>", "<|img_thumbnail|>"
         rgb = drawn(case["kind"], *case["size"], seed=number)
-        output = images([[rgb]], return_row_col_info=True, return_tensors="pt",
-                        input_data_format="channels_last")
+        output = images([[rgb]], return_row_col_info=True, return_tensors="pt", input_data_format="channels_last")
         text = processor.replace_image_token(output, 0, use_image_special_tokens=special)
         grids = output["spatial_shapes"].tolist()
-        rows.append({**case, "grids": grids, "text": text.replace("<image>", "."),
-                     "rows": int(output["image_rows"][0]), "columns": int(output["image_cols"][0])})
+        rows.append(
+            {
+                **case,
+                "grids": grids,
+                "text": text.replace("<image>", "."),
+                "rows": int(output["image_rows"][0]),
+                "columns": int(output["image_cols"][0]),
+            }
+        )
         for tile, (tall, wide) in enumerate(grids):
-            values = output["pixel_values"][tile][:tall * wide].numpy().reshape(-1)
+            values = output["pixel_values"][tile][: tall * wide].numpy().reshape(-1)
             exact = np.round((values * 0.5 + 0.5) * 255).astype(np.uint8)
             samples[f"{number}.{tile}"] = exact[places(exact.size, tile)]
     qwen_rows, qwen_samples = of_qwen()
     video_rows, video_samples = of_videos()
-    np.savez_compressed(FILE, rows=np.frombuffer(json.dumps(rows).encode(), np.uint8),
-                        qwen_rows=np.frombuffer(json.dumps(qwen_rows).encode(), np.uint8),
-                        video_rows=np.frombuffer(json.dumps(video_rows).encode(), np.uint8),
-                        **samples, **qwen_samples, **video_samples)
+    np.savez_compressed(
+        FILE,
+        rows=np.frombuffer(json.dumps(rows).encode(), np.uint8),
+        qwen_rows=np.frombuffer(json.dumps(qwen_rows).encode(), np.uint8),
+        video_rows=np.frombuffer(json.dumps(video_rows).encode(), np.uint8),
+        **samples,
+        **qwen_samples,
+        **video_samples,
+    )
 
 
 def of_qwen() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
     rows, samples = [], {}
-    release: dict[str, Any] = {"size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24}, "patch_size": 16,
-                               "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    release: dict[str, Any] = {
+        "size": {"shortest_edge": 1 << 16, "longest_edge": 1 << 24},
+        "patch_size": 16,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
     for number, case in enumerate(qwen_cases()):
         output = Qwen2VLImageProcessor(**{**release, **case["settings"]})(
-            [drawn(case["kind"], *case["size"], seed=number)], return_tensors="pt",
-            input_data_format="channels_last")
+            [drawn(case["kind"], *case["size"], seed=number)], return_tensors="pt", input_data_format="channels_last"
+        )
         [[_, tall, wide]] = output["image_grid_thw"].tolist()
         # Neighbours, channels, frames -> patches row by row, red, green and blue of each pixel.
         values = output["pixel_values"].numpy().reshape(tall // 2, wide // 2, 2, 2, 3, 2, 256)
@@ -129,8 +180,7 @@ VIDEOS: tuple[dict[str, Any], ...] = (
 
 
 def frames_of(case: dict[str, Any]) -> list[np.ndarray]:
-    return [drawn(("photo", "gradient", "noise")[at % 3], *case["size"], seed=at)
-            for at in range(case["frames"])]
+    return [drawn(("photo", "gradient", "noise")[at % 3], *case["size"], seed=at) for at in range(case["frames"])]
 
 
 def of_videos() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
@@ -142,8 +192,14 @@ def of_videos() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     for number, case in enumerate(VIDEOS):
         videos = Qwen3VLVideoProcessor(**case.get("settings", {}))
         known = VideoMetadata(total_num_frames=case["frames"], fps=case["fps"])
-        output = videos([np.stack(frames_of(case))], video_metadata=[known], return_metadata=True,
-                        return_tensors="pt", input_data_format="channels_last", **case.get("asked", {}))
+        output = videos(
+            [np.stack(frames_of(case))],
+            video_metadata=[known],
+            return_metadata=True,
+            return_tensors="pt",
+            input_data_format="channels_last",
+            **case.get("asked", {}),
+        )
         processor = object.__new__(Qwen3VLProcessor)
         processor.video_processor, processor.video_token = videos, "."
         processor.vision_start_token, processor.vision_end_token = "<|vision_start|>", "<|vision_end|>"
@@ -153,8 +209,14 @@ def of_videos() -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         values = output["pixel_values_videos"].numpy().reshape(times, tall // 2, wide // 2, 2, 2, 3, 2, 256)
         patches = values.transpose(0, 1, 3, 2, 4, 6, 7, 5).reshape(-1)
         exact = np.round((patches * 0.5 + 0.5) * 255).astype(np.uint8)
-        rows.append({**case, "grid": [times, tall, wide], "text": text,
-                     "sampled": [int(at) for at in output["video_metadata"][0].frames_indices]})
+        rows.append(
+            {
+                **case,
+                "grid": [times, tall, wide],
+                "text": text,
+                "sampled": [int(at) for at in output["video_metadata"][0].frames_indices],
+            }
+        )
         samples[f"video.{number}"] = exact[places(exact.size, number)]
     return rows, samples
 

@@ -33,8 +33,9 @@ def compressed(name: str, bits: int, group: int | None, **more: Any) -> Made:
 
     strategy = "channel" if group is None else "tensor_group" if "global" in more else "group"
     scale_dtype = {"scale_dtype": torch.uint8} if "mx" in name else {}
-    args = QuantizationArgs(num_bits=bits, type="float", strategy=strategy, group_size=group, symmetric=True,
-                            **scale_dtype)
+    args = QuantizationArgs(
+        num_bits=bits, type="float", strategy=strategy, group_size=group, symmetric=True, **scale_dtype
+    )
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     weight = matrix(torch.bfloat16)
     most = 6.0 if bits == 4 else 448.0
@@ -50,8 +51,11 @@ def compressed(name: str, bits: int, group: int | None, **more: Any) -> Made:
     packed = compressor.compress(state, scheme)
     values = compressor.decompress(dict(packed), scheme)["weight"]
     settings = {"num_bits": bits, "type": "float", "strategy": strategy, "group_size": group}
-    config = {"quant_method": "compressed-tensors", "format": name,
-              "config_groups": {"group_0": {"weights": settings, "targets": ["Linear"]}}}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "config_groups": {"group_0": {"weights": settings, "targets": ["Linear"]}},
+    }
     return config, {f"x.{key}": tensor for key, tensor in packed.items()}, values
 
 
@@ -71,8 +75,11 @@ def modelopt_fp8() -> Made:
     weight = matrix()
     made, scale = FP8QTensor.quantize(weight)[:2]
     values = made.dequantize(dtype=torch.float32, scale=scale)
-    return ({"quant_method": "modelopt", "quant_algo": "FP8"},
-            {"x.weight": made._quantized_data, "x.weight_scale": scale.float().reshape(())}, values)
+    return (
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        {"x.weight": made._quantized_data, "x.weight_scale": scale.float().reshape(())},
+        values,
+    )
 
 
 def bitsandbytes_four(kind: str, *, nested: bool) -> Made:
@@ -81,8 +88,12 @@ def bitsandbytes_four(kind: str, *, nested: bool) -> Made:
     packed, state = quantize_4bit(matrix(), blocksize=64, quant_type=kind, compress_statistics=nested)
     values = dequantize_4bit(packed, state)
     stored = {f"x.weight.{key}": tensor for key, tensor in state.as_dict(packed=True).items()}
-    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind,
-              "bnb_4bit_use_double_quant": nested}
+    config = {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested,
+    }
     return config, {"x.weight": packed, **stored}, values
 
 
@@ -101,17 +112,21 @@ def torch_ao(name: str) -> Made:
     from torchao import quantization as ao
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
-    config = {"int8": lambda: ao.Int8WeightOnlyConfig(), "float8": lambda: ao.Float8WeightOnlyConfig(),
-              "int4": lambda: ao.IntxWeightOnlyConfig(weight_dtype=torch.int4,
-                                                      granularity=ao.PerGroup(32))}[name]()
+    config = {
+        "int8": lambda: ao.Int8WeightOnlyConfig(),
+        "float8": lambda: ao.Float8WeightOnlyConfig(),
+        "int4": lambda: ao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=ao.PerGroup(32)),
+    }[name]()
     layer = torch.nn.Sequential(torch.nn.Linear(COLUMNS, ROWS, bias=False))
     layer[0].weight = torch.nn.Parameter(matrix())
     ao.quantize_(layer, config)
     stored, _ = flatten_tensor_state_dict(layer.state_dict())
     kind = {"default": {"_type": type(config).__name__, "_data": {}}}
-    return ({"quant_method": "torchao", "quant_type": kind},
-            {f"x{key.removeprefix('0')}": tensor for key, tensor in stored.items()},
-            layer[0].weight.dequantize())
+    return (
+        {"quant_method": "torchao", "quant_type": kind},
+        {f"x{key.removeprefix('0')}": tensor for key, tensor in stored.items()},
+        layer[0].weight.dequantize(),
+    )
 
 
 def auto_round(packing: str, bits: int) -> Made:
@@ -122,18 +137,17 @@ def auto_round(packing: str, bits: int) -> Made:
         from auto_round_extension.torch.qlinear_torch import QuantLinear
     weight = matrix(torch.float16)
     wide = weight.float().view(ROWS, -1, 32)
-    scales = ((wide.amax(-1) - wide.amin(-1)) / (2 ** bits - 1)).half().float()
-    zeros = (-wide.amin(-1) / scales).round().clamp(0, 2 ** bits - 1)
+    scales = ((wide.amax(-1) - wide.amin(-1)) / (2**bits - 1)).half().float()
+    zeros = (-wide.amin(-1) / scales).round().clamp(0, 2**bits - 1)
     linear = torch.nn.Linear(COLUMNS, ROWS, bias=False)
     linear.weight = torch.nn.Parameter(weight.float())
     packed = QuantLinear(bits, 32, COLUMNS, ROWS, False, weight_dtype=torch.float16)
     packed.device = "cpu"
     packed.pack(linear, scales, zeros, None)
     packed.post_init()
-    values = packed(torch.eye(COLUMNS)).T.half()       # it dequantises to float16
+    values = packed(torch.eye(COLUMNS)).T.half()  # it dequantises to float16
     stored = {f"x.{key}": getattr(packed, key) for key in ("qweight", "qzeros", "scales")}
-    config = {"quant_method": "auto-round", "packing_format": packing, "bits": bits, "group_size": 32,
-              "sym": False}
+    config = {"quant_method": "auto-round", "packing_format": packing, "bits": bits, "group_size": 32, "sym": False}
     return config, stored, values
 
 
@@ -142,12 +156,14 @@ MAKERS = {
     "mxfp4-compressed": lambda: compressed("mxfp4-pack-quantized", 4, 32),
     "mxfp8-compressed": lambda: compressed("mxfp8-quantized", 8, 32),
     "fp8-compressed": lambda: compressed("float-quantized", 8, None),
-    "nvfp4-modelopt": modelopt_nvfp4, "fp8-modelopt": modelopt_fp8,
+    "nvfp4-modelopt": modelopt_nvfp4,
+    "fp8-modelopt": modelopt_fp8,
     "nf4-bitsandbytes": lambda: bitsandbytes_four("nf4", nested=False),
     "nf4-nested-bitsandbytes": lambda: bitsandbytes_four("nf4", nested=True),
     "fp4-bitsandbytes": lambda: bitsandbytes_four("fp4", nested=False),
     "int8-bitsandbytes": bitsandbytes_eight,
-    "int8-torchao": lambda: torch_ao("int8"), "int4-torchao": lambda: torch_ao("int4"),
+    "int8-torchao": lambda: torch_ao("int8"),
+    "int4-torchao": lambda: torch_ao("int4"),
     "float8-torchao": lambda: torch_ao("float8"),
     "int4-auto-round": lambda: auto_round("auto_round", 4),
     "int8-auto-round": lambda: auto_round("auto_round", 8),
@@ -164,8 +180,11 @@ def main() -> None:
             continue
         tensors = {key: tensor.detach().clone().contiguous() for key, tensor in stored.items()}
         tensors["values"] = values.detach().float().contiguous()
-        save_file(tensors, DIRECTORY / f"{name}.safetensors",
-                  metadata={"quantization_config": json.dumps(config), "dtype": str(values.dtype)})
+        save_file(
+            tensors,
+            DIRECTORY / f"{name}.safetensors",
+            metadata={"quantization_config": json.dumps(config), "dtype": str(values.dtype)},
+        )
         print(f"{name}: {values.dtype}")
 
 

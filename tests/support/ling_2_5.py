@@ -88,8 +88,7 @@ class LatentAttention(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config, heads, hidden = config, config.num_attention_heads, config.hidden_size
-        self.own, self.shared, self.value = (
-            config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+        self.own, self.shared, self.value = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
         queries, rank, latent = heads * (self.own + self.shared), config.q_lora_rank, config.kv_lora_rank
         if rank is None:
             self.q_proj = nn.Linear(hidden, queries, bias=False)
@@ -104,16 +103,19 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         config, tokens, heads = self.config, len(x_TD), self.config.num_attention_heads
-        asked = (self.q_proj(x_TD) if config.q_lora_rank is None else
-                 self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD))))
+        asked = (
+            self.q_proj(x_TD) if config.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_TD)))
+        )
         q_own, q_shared = asked.view(tokens, heads, -1).split([self.own, self.shared], dim=-1)
         latent, k_shared = self.kv_a_proj_with_mqa(x_TD).split([config.kv_lora_rank, self.shared], dim=-1)
         made = self.kv_b_proj(self.kv_a_layernorm(latent)).view(tokens, heads, -1)
         k_own, v = made.split([self.own, self.value], dim=-1)
-        q_shared, k_shared = (turned(part, tokens, config.rope_theta, neighbours=True)
-                              for part in (q_shared, k_shared[:, None]))
-        scores = (torch.einsum("qhd,khd->hqk", q_own, k_own)
-                  + torch.einsum("qhd,kd->hqk", q_shared, k_shared[:, 0])) * (self.own + self.shared)**-0.5
+        q_shared, k_shared = (
+            turned(part, tokens, config.rope_theta, neighbours=True) for part in (q_shared, k_shared[:, None])
+        )
+        scores = (
+            torch.einsum("qhd,khd->hqk", q_own, k_own) + torch.einsum("qhd,kd->hqk", q_shared, k_shared[:, 0])
+        ) * (self.own + self.shared) ** -0.5
         later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         seen = scores.masked_fill(later, -torch.inf).softmax(-1)
         return self.dense(torch.einsum("hqk,khd->qhd", seen, v).flatten(1))
@@ -158,8 +160,9 @@ class Experts(nn.Module):
         by_group = (scores_TE + getattr(self.gate, self.bias)).view(len(x_TD), config.n_group, -1)
         best = by_group.topk(2, dim=-1).values.sum(-1).topk(config.topk_group).indices
         others = torch.ones(by_group.shape[:2], dtype=torch.bool).scatter(1, best, False)
-        chosen_TK = by_group.masked_fill(others[..., None], -torch.inf).flatten(1).topk(
-            config.num_experts_per_tok).indices
+        chosen_TK = (
+            by_group.masked_fill(others[..., None], -torch.inf).flatten(1).topk(config.num_experts_per_tok).indices
+        )
         weights_TK = scores_TE.gather(1, chosen_TK)
         if config.norm_topk_prob:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
@@ -179,7 +182,8 @@ class Layer(nn.Module):
         dense = layer < config.first_k_dense_replace
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size) if dense else Experts(config)
         self.input_layernorm, self.post_attention_layernorm = (
-            RmsNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2))
+            RmsNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2)
+        )
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         x_TD = x_TD + self.attention(self.input_layernorm(x_TD))

@@ -35,10 +35,23 @@ def directory() -> Path:
         partial = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
         try:
             # Without what it asks for: torch and all others stay as they are.
-            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                            "--no-deps", "--no-compile", "--target", str(partial),
-                            f"triton=={lowest_version()}"], check=True)
-            if not place.exists():   # another process may have been quicker
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "--quiet",
+                    "--disable-pip-version-check",
+                    "--no-deps",
+                    "--no-compile",
+                    "--target",
+                    str(partial),
+                    f"triton=={lowest_version()}",
+                ],
+                check=True,
+            )
+            if not place.exists():  # another process may have been quicker
                 partial.rename(place)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

@@ -39,8 +39,7 @@ class SparseAttention(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config, hidden = config, config.hidden_size
-        queries, keys = (count * config.head_dim for count in (config.num_attention_heads,
-                                                               config.num_key_value_heads))
+        queries, keys = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
         self.q_proj = nn.Linear(hidden, queries, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(hidden, keys, bias=False) for _ in range(2))
         self.o_proj = nn.Linear(queries, hidden, bias=False)
@@ -49,8 +48,9 @@ class SparseAttention(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         config, tokens = self.config, len(x_TD)
-        q, k, v = (project(x_TD).view(tokens, -1, config.head_dim)
-                   for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            project(x_TD).view(tokens, -1, config.head_dim) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if config.attn_use_rope:
             q, k = (turned(part, tokens, config.rope_theta, neighbours=False) for part in (q, k))
         group, seen = q.shape[1] // k.shape[1], self.seen(q, k)
@@ -65,8 +65,7 @@ class SparseAttention(nn.Module):
         all_before = causal(tokens).expand(k.shape[1], -1, -1)
         if sparse is None or tokens < sparse["dense_len"]:
             return all_before
-        chosen = torch.stack([self.chosen(q_TGD, k[:, head]) for head, q_TGD in
-                              enumerate(q.chunk(k.shape[1], 1))])
+        chosen = torch.stack([self.chosen(q_TGD, k[:, head]) for head, q_TGD in enumerate(q.chunk(k.shape[1], 1))])
         long = torch.arange(1, tokens + 1)[:, None] >= sparse["dense_len"]
         return all_before & (chosen.repeat_interleave(sparse["block_size"], 2)[..., :tokens] | ~long)
 
@@ -92,8 +91,9 @@ class SparseAttention(nn.Module):
         best = pooled.sort(descending=True, stable=True).indices[:, : sparse["topk"] + near]
         return torch.zeros_like(pooled, dtype=torch.bool).scatter(1, best, True)
 
-    def compressed(self, q_TGD: torch.Tensor, k_TD: torch.Tensor, size: int,
-                   stride: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def compressed(
+        self, q_TGD: torch.Tensor, k_TD: torch.Tensor, size: int, stride: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of means of ``size`` keys, [T, G, means], and whether they have ended, [T, means]."""
         starts = list(range(0, len(k_TD) - size + 1, stride))
         means = torch.stack([k_TD[start : start + size].mean(0) for start in starts])
@@ -105,15 +105,13 @@ class LightningAttention(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config, hidden, width = config, config.hidden_size, config.num_attention_heads * config.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.z_proj = (
-            nn.Linear(hidden, width, bias=False) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.z_proj = (nn.Linear(hidden, width, bias=False) for _ in range(4))
         self.q_norm, self.k_norm = (RmsNorm(config.head_dim, config.rms_norm_eps) for _ in range(2))
         self.o_norm, self.o_proj = RmsNorm(width, config.rms_norm_eps), nn.Linear(width, hidden, bias=False)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         config, tokens, heads = self.config, len(x_TD), self.config.num_attention_heads
-        q, k, v = (project(x_TD).view(tokens, heads, -1)
-                   for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (project(x_TD).view(tokens, heads, -1) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k = self.q_norm(q), self.k_norm(k)
         if config.lightning_use_rope:
             q, k = (turned(part, tokens, config.rope_theta, neighbours=False) for part in (q, k))
@@ -133,7 +131,8 @@ class Layer(nn.Module):
         self.self_attn = SparseAttention(config) if kind == "minicpm4" else LightningAttention(config)
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = (
-            RmsNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2))
+            RmsNorm(config.hidden_size, config.rms_norm_eps) for _ in range(2)
+        )
         self.scale = config.scale_depth / config.num_hidden_layers**0.5
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:

@@ -33,8 +33,7 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return getattr(self.model, self.embedding)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                **_: Any) -> CausalLMOutputWithPast:
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any) -> CausalLMOutputWithPast:
         rows = []
         for tokens_T in input_ids:
             x_TD = self.get_input_embeddings()(tokens_T)
@@ -43,8 +42,9 @@ class NaiveModel(transformers.PreTrainedModel, transformers.GenerationMixin):
             rows.append(self.lm_head(self.model.norm(x_TD)))
         return CausalLMOutputWithPast(logits=torch.stack(rows))
 
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, attention_mask: Any = None,
-                                      **_: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(
+        self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any
+    ) -> dict[str, Any]:
         return {"input_ids": input_ids}
 
     def _prepare_cache_for_generation(self, *_: Any, **__: Any) -> None:

@@ -20,9 +20,16 @@ from weft.tensor.weights.quantized import LINE, PART, ZERO_POINT, QuantizedWeigh
 from weft.units import PAD, PAGE_TOKENS
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False,
-             gate: torch.Tensor | None = None, gate_first: bool = False,
-             group_size: int | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    gate: torch.Tensor | None = None,
+    gate_first: bool = False,
+    group_size: int | None = None,
+) -> torch.Tensor:
     wide = x.double()
     if gate is not None and gate_first:
         wide = wide * torch.nn.functional.silu(gate.double())
@@ -34,8 +41,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     return wide.to(x.dtype)
 
 
-def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
-           sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     return _rotate(q_THD, cos_TD, sin_TD), _rotate(k_THD, cos_TD, sin_TD)
 
 
@@ -69,19 +77,20 @@ def softmax(x: torch.Tensor, scale: float) -> torch.Tensor:
     return (powers / powers.sum(-1, keepdim=True)).to(x.dtype)
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None, *,
-                     rounded: bool = False) -> torch.Tensor:
+def quantized_linear(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None, *, rounded: bool = False
+) -> torch.Tensor:
     """``rounded``: x is rounded to int8 by lines of 32, as the kernels may do."""
     values = weight.dense().double()
     rows = x.reshape(-1, x.shape[-1]).double()
     out = torch.zeros(rows.shape[0], weight.rows, dtype=torch.float64)
     for index, row in enumerate(rows):
         for first in range(0, weight.columns, LINE):
-            part = row[first:first + LINE]
+            part = row[first : first + LINE]
             if rounded and bool((part != 0).any()):
                 scale = part.abs().max() / 127
                 part = (part / scale).round() * scale
-            out[index] += values[:, first:first + LINE] @ part
+            out[index] += values[:, first : first + LINE] @ part
     if bias is not None:
         out += bias.double()
     return out.to(x.dtype).reshape(*x.shape[:-1], weight.rows)
@@ -91,31 +100,41 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
     """The product of a weight with ``byte_inputs``: one part of one row at a time, rounded by Python, summed
     as 64-bit integers, then float32 step by step."""
     plain = weight.by_rows(0, weight.rows)
-    codes = plain.codes[:weight.rows, :weight.columns].long() - ZERO_POINT[8]
+    codes = plain.codes[: weight.rows, : weight.columns].long() - ZERO_POINT[8]
     rows = x.reshape(-1, weight.columns).float()
     out = torch.zeros(rows.shape[0], weight.rows)
     for index, row in enumerate(rows):
         for first in range(0, weight.columns, PART):
-            part = row[first:first + PART]
+            part = row[first : first + PART]
             reach = part.abs().max()
             if not bool(part.isfinite().all()):
                 out[index] = torch.nan
             elif reach >= 1e-30:
                 up = torch.tensor(127.0) / reach
                 whole = torch.tensor([round(number) for number in (part * up).tolist()])
-                sums = (codes[:, first:first + PART] @ whole).float()
-                scales = plain.scales[:weight.rows, first // weight.group] * (reach / 127)
+                sums = (codes[:, first : first + PART] @ whole).float()
+                scales = plain.scales[: weight.rows, first // weight.group] * (reach / 127)
                 out[index] = out[index] + sums * scales
     if bias is not None:
         out = out + bias
     return out.to(x.dtype).reshape(*x.shape[:-1], weight.rows)
 
 
-def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-        gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor:
-    gate_up, down = (weights if isinstance(weights, torch.Tensor) else weights.dense()
-                     for weights in (gate_up_EJD, down_EDI))
+def moe(
+    x_TD: torch.Tensor,
+    expert_ids_TX: torch.Tensor,
+    expert_weights_TX: torch.Tensor,
+    gate_up_EJD: ExpertWeights,
+    down_EDI: ExpertWeights,
+    *,
+    activation: Activation = "silu",
+    gated: bool = True,
+    biases: ExpertBiases | None = None,
+    limit: float = 0.0,
+) -> torch.Tensor:
+    gate_up, down = (
+        weights if isinstance(weights, torch.Tensor) else weights.dense() for weights in (gate_up_EJD, down_EDI)
+    )
     out = torch.zeros(x_TD.shape, dtype=torch.float64)
     for token in range(x_TD.shape[0]):
         for choice in range(expert_ids_TX.shape[1]):
@@ -126,7 +145,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
             if biases is not None:
                 inner = inner + biases.gate_up_EJ[expert]
             if activation == "clamped_swiglu":
-                gate, up = inner[:len(inner) // 2].clamp(max=7), inner[len(inner) // 2:].clamp(-7, 7)
+                gate, up = inner[: len(inner) // 2].clamp(max=7), inner[len(inner) // 2 :].clamp(-7, 7)
                 inner = (up + 1) * gate * torch.sigmoid(1.702 * gate)
             elif gated:
                 gate, up = inner.chunk(2)
@@ -142,8 +161,15 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     return out.to(x_TD.dtype)
 
 
-def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-             positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> None:
+def write_kv(
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    positions_T: torch.Tensor,
+    runs: Runs,
+    scales: torch.Tensor | None = None,
+) -> None:
     k_pack, v_pack = cache_k.shape[-1], cache_v.shape[-1]
     for run in range(runs.run_count):
         for token in range(runs.offsets[run], runs.offsets[run] + runs.lengths[run]):
@@ -180,10 +206,17 @@ def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return stored.masked_fill(stored.isnan(), torch.nan) if dtype == torch.bfloat16 != x.dtype else stored
 
 
-def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None,
-                    bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+def paged_attention(
+    q_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor:
     q_THD, states_THR = _states_apart(q_THD, bank_RE)
     tokens, heads, dim = q_THD.shape
     group = heads // cache_k.shape[1]
@@ -198,18 +231,17 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         for position in range(start, end):
             token = runs.offsets[run] + position - start
             first = 0 if window is None else max(0, position - window + 1)
-            k_SHD, v_SHD = (x_SHD[first - begin:position + 1 - begin] for x_SHD in context_SHD)
+            k_SHD, v_SHD = (x_SHD[first - begin : position + 1 - begin] for x_SHD in context_SHD)
             scores_SH = (k_SHD * q_THD[token].double()).sum(-1) * scale
             if bank_RE is not None:
                 scores_SH += _biases(states_THR[token], bank_RE, position + 1 - first).T
             if sinks_H is not None:
                 scores_SH = torch.cat((scores_SH, sinks_H.double()[None]))
-            out[token] = (scores_SH.softmax(dim=0)[:len(v_SHD), :, None] * v_SHD).sum(0)
+            out[token] = (scores_SH.softmax(dim=0)[: len(v_SHD), :, None] * v_SHD).sum(0)
     return out.to(q_THD.dtype)
 
 
-def _states_apart(q_THD: torch.Tensor,
-                  bank_RE: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _states_apart(q_THD: torch.Tensor, bank_RE: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     dim = q_THD.shape[2] - (0 if bank_RE is None else bank_RE.shape[0])
     return q_THD[..., :dim], q_THD[..., dim:]
 
@@ -220,22 +252,36 @@ def _biases(states_HR: torch.Tensor, bank_RE: torch.Tensor, count: int) -> torch
     return torch.nn.functional.pad(near, (0, count - near.shape[1])).flip(1)
 
 
-def _fetch_kv(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run: int,
-              positions_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _fetch_kv(
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    scales: torch.Tensor | None,
+    runs: Runs,
+    run: int,
+    positions_S: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     page_S, place_S = runs.page_table_RP[run, positions_S // PAGE_TOKENS], positions_S % PAGE_TOKENS
     assert (page_S != PAD).all(), "a position inside the context has no page"
     pack = cache_v.shape[-1]
     k_SHD = cache_k[page_S, :, :, place_S].flatten(2).double()
     v_SHD = cache_v[page_S, :, place_S // pack, :, place_S % pack].double()
     if scales is not None:
-        k_SHD, v_SHD = (x_SHD * scales[page_S, part, :, place_S, None].double()
-                        for part, x_SHD in enumerate((k_SHD, v_SHD)))
+        k_SHD, v_SHD = (
+            x_SHD * scales[page_S, part, :, place_S, None].double() for part, x_SHD in enumerate((k_SHD, v_SHD))
+        )
     return k_SHD, v_SHD
 
 
-def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
-                     runs: Runs, scale: float, value_dim: int,
-                     scales: torch.Tensor | None = None) -> torch.Tensor:
+def latent_attention(
+    q_THW: torch.Tensor,
+    x_TW: torch.Tensor,
+    cache: torch.Tensor,
+    positions_T: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    value_dim: int,
+    scales: torch.Tensor | None = None,
+) -> torch.Tensor:
     out = torch.zeros(*q_THW.shape[:2], value_dim, dtype=torch.float64)
     for run in range(runs.run_count):
         if runs.starts[run] == PAD:
@@ -253,8 +299,7 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
     return out.to(q_THW.dtype)
 
 
-def _store_row(x_W: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, page: int,
-           place: int) -> None:
+def _store_row(x_W: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, page: int, place: int) -> None:
     if scales is not None:
         scale = scales[page, 0, 0, place] = (x_W.float().abs().max() * (1 / 127)).bfloat16()
         x_W = (x_W.float() / (scale.float() or 1)).round().clamp(-127, 127)
@@ -264,18 +309,23 @@ def _store_row(x_W: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | No
         cache[page, 0, index // cache.shape[-1], place, index % cache.shape[-1]] = number
 
 
-def _fetch_row(cache: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run: int,
-           position: int) -> torch.Tensor:
+def _fetch_row(cache: torch.Tensor, scales: torch.Tensor | None, runs: Runs, run: int, position: int) -> torch.Tensor:
     page, place = int(runs.page_table_RP[run, position // PAGE_TOKENS]), position % PAGE_TOKENS
     assert page != PAD, "a position inside the context has no page"
     row_W = cache[page, 0, :, place].flatten().double()
     return row_W if scales is None else row_W * scales[page, 0, 0, place].double()
 
 
-def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
-                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None,
-                     bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+def window_attention(
+    q_THD: torch.Tensor,
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    ring_S2HWD: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor:
     q_THD, states_THR = _states_apart(q_THD, bank_RE)
     group, window = q_THD.shape[1] // k_THD.shape[1], ring_S2HWD.shape[3]
     out = torch.zeros(q_THD.shape, dtype=torch.float64)
@@ -296,7 +346,7 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
                 scores_HS += _biases(states_THR[token], bank_RE, len(seen))
             if sinks_H is not None:
                 scores_HS = torch.cat((scores_HS, sinks_H.double()[:, None]), dim=1)
-            weights_HS = scores_HS.softmax(dim=-1)[:, :len(seen)]
+            weights_HS = scores_HS.softmax(dim=-1)[:, : len(seen)]
             out[token] = (weights_HS[..., None] * v_HSD).sum(1)
             if index + 1 in taps and taps[index + 1] != PAD:
                 ring_S2HWD[taps[index + 1]] = ring
@@ -305,8 +355,9 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     return out.to(q_THD.dtype)
 
 
-def _walk(state_S: torch.Tensor, runs: Runs, step: Callable[[torch.Tensor, int], torch.Tensor],
-          layer: int | None = None) -> None:
+def _walk(
+    state_S: torch.Tensor, runs: Runs, step: Callable[[torch.Tensor, int], torch.Tensor], layer: int | None = None
+) -> None:
     """Take the state of each run over its tokens, float64: ``step(state, t)`` is the state after token t.
     With a ``layer``, a state in few bits is rounded after each token."""
     dtype = state_S.dtype
@@ -328,8 +379,14 @@ def _walk(state_S: torch.Tensor, runs: Runs, step: Callable[[torch.Tensor, int],
             state_S[slot] = state.to(dtype)
 
 
-def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-                activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+def causal_conv(
+    x_TC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    activation: Literal["silu"] | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     y_TC = torch.zeros(x_TC.shape, dtype=torch.float64)
 
     def shift(window_CW: torch.Tensor, t: int) -> torch.Tensor:
@@ -343,10 +400,20 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
     return (F.silu(y_TC) if activation == "silu" else y_TC).to(x_TC.dtype)
 
 
-def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
-               beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *, scale: float,
-               layer: int = 0) -> torch.Tensor:
+def delta_rule(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    g: torch.Tensor,
+    beta_TH: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    scale: float,
+    layer: int = 0,
+) -> torch.Tensor:
     """``g`` [T, heads], or [T, heads, K] with a decay for each key channel."""
+
     def unit(x: torch.Tensor) -> torch.Tensor:
         return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
@@ -369,9 +436,18 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g:
     return out.to(q_THK.dtype)
 
 
-def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
-         kk_THK: torch.Tensor, b_THK: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
-         layer: int = 0) -> torch.Tensor:
+def wkv7(
+    r_THK: torch.Tensor,
+    g_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    kk_THK: torch.Tensor,
+    b_THK: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
     r, g, k, v, kk, b = (x.double() for x in (r_THK, g_THK, k_THK, v_THV, kk_THK, b_THK))
     out = torch.zeros(v.shape, dtype=torch.float64)
 
@@ -386,9 +462,19 @@ def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: t
     return out.to(r_THK.dtype)
 
 
-def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
-           C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
-           runs: Runs, *, layer: int = 0) -> torch.Tensor:
+def mamba1(
+    x_TC: torch.Tensor,
+    dt_TC: torch.Tensor,
+    A_CN: torch.Tensor,
+    B_TN: torch.Tensor,
+    C_TN: torch.Tensor,
+    D_C: torch.Tensor,
+    dt_bias_C: torch.Tensor,
+    state_SCN: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
     x, a, b, c = x_TC.double(), A_CN.double(), B_TN.double(), C_TN.double()
     dt = F.softplus(dt_TC.double() + dt_bias_C.double())
     out = x * D_C.double()
@@ -402,10 +488,20 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     return out.to(x_TC.dtype)
 
 
-def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
-           C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
-           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
-           layer: int = 0) -> torch.Tensor:
+def mamba2(
+    x_THP: torch.Tensor,
+    dt_TH: torch.Tensor,
+    A_H: torch.Tensor,
+    B_TGN: torch.Tensor,
+    C_TGN: torch.Tensor,
+    D_H: torch.Tensor,
+    dt_bias_H: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    runs: Runs,
+    *,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    layer: int = 0,
+) -> torch.Tensor:
     group = x_THP.shape[1] // B_TGN.shape[1]
     x = x_THP.double()
     dt = F.softplus(dt_TH.double() + dt_bias_H.double()).clamp(*dt_limit)
@@ -423,8 +519,9 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     return out.to(x_THP.dtype)
 
 
-def running_max(log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *,
-                layer: int = 0) -> torch.Tensor:
+def running_max(
+    log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *, layer: int = 0
+) -> torch.Tensor:
     out = torch.empty_like(x_TH, dtype=torch.float64)
 
     def step(state: torch.Tensor, t: int) -> torch.Tensor:
@@ -480,8 +577,7 @@ def decode_nibbles(codes_XH: torch.Tensor, bounds_X2: torch.Tensor, dtype: torch
     return decoded.to(dtype)
 
 
-def adapted(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: Sequence[str],
-            changes: Mapping[str, Any]) -> torch.Tensor:
+def adapted(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: Sequence[str], changes: Mapping[str, Any]) -> torch.Tensor:
     """``y`` [T, out] with what the adapter of each row adds to it (``ProductChange``s by adapter), on a
     CPU."""
     out = y_TO.double().cpu()
@@ -493,7 +589,7 @@ def adapted(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: Sequence[str],
                 if vector is not None:
                     out[row, span] = apply(out[row, span], vector.double().cpu())
             if part.up is not None:
-                low = change.down.plain()[part.begin:part.end].double().cpu() @ x_TI[row].double().cpu()
-                low = low.to(x_TI.dtype).double()   # the first product is stored
+                low = change.down.plain()[part.begin : part.end].double().cpu() @ x_TI[row].double().cpu()
+                low = low.to(x_TI.dtype).double()  # the first product is stored
                 out[row, span] += part.up.plain().double().cpu() @ low
     return out.to(y_TO.dtype)

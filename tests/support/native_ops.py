@@ -8,10 +8,20 @@ from typing import Any
 
 from weft.tensor.op import UNFIT
 
-_MODULES = {"add_norm": "norm", "rms_norm": "norm", "causal_conv": "conv", "short_conv": "conv",
-            "quantized_linear": "linear", "tiled_linear": "linear", "silu_mul": "elementwise",
-            "rotary": "elementwise", "activate": "elementwise", "softmax_": "elementwise",
-            "gated_delta_layer": "recurrent_layers", "mamba2_layer": "recurrent_layers"}
+_MODULES = {
+    "add_norm": "norm",
+    "rms_norm": "norm",
+    "causal_conv": "conv",
+    "short_conv": "conv",
+    "quantized_linear": "linear",
+    "tiled_linear": "linear",
+    "silu_mul": "elementwise",
+    "rotary": "elementwise",
+    "activate": "elementwise",
+    "softmax_": "elementwise",
+    "gated_delta_layer": "recurrent_layers",
+    "mamba2_layer": "recurrent_layers",
+}
 """The module of an op that is not named as the op."""
 
 

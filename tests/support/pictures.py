@@ -54,8 +54,9 @@ def encoded(image: Image.Image | Pixels, form: str = "PNG", **options: Any) -> b
     return out.getvalue()
 
 
-def filmed(frames: Sequence[Pixels], form: str = "mp4", codec: str = "libx264", *, fps: int,
-           rotation: int = 0) -> bytes:
+def filmed(
+    frames: Sequence[Pixels], form: str = "mp4", codec: str = "libx264", *, fps: int, rotation: int = 0
+) -> bytes:
     """A file of a video, one frame after the other."""
     import av
 

@@ -1,8 +1,8 @@
 """An arena that seems full, once, each time a sequence grows by a page: the worst one has to give way.
 
-    growth      1    2    3    4          of any but the worst one; alone it is the worst
-    first call  no   no   no   no         the plan without it; nothing that is cached can give way
-    second      yes  yes  yes  yes
+growth      1    2    3    4          of any but the worst one; alone it is the worst
+first call  no   no   no   no         the plan without it; nothing that is cached can give way
+second      yes  yes  yes  yes
 """
 
 from __future__ import annotations

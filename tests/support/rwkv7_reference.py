@@ -26,10 +26,20 @@ from tests.support.naive_model import NaiveModel, register
 class Rwkv7Config(transformers.PretrainedConfig):
     model_type = "rwkv7"
 
-    def __init__(self, hidden_size: int = 64, num_hidden_layers: int = 2, head_dim: int = 16,
-                 intermediate_size: int = 96, decay_low_rank_dim: int = 8, a_low_rank_dim: int = 8,
-                 gate_low_rank_dim: int = 8, v_low_rank_dim: int = 8, norm_eps: float = 1e-5,
-                 vocab_size: int = 512, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        hidden_size: int = 64,
+        num_hidden_layers: int = 2,
+        head_dim: int = 16,
+        intermediate_size: int = 96,
+        decay_low_rank_dim: int = 8,
+        a_low_rank_dim: int = 8,
+        gate_low_rank_dim: int = 8,
+        v_low_rank_dim: int = 8,
+        norm_eps: float = 1e-5,
+        vocab_size: int = 512,
+        **kwargs: Any,
+    ) -> None:
         self.hidden_size, self.num_hidden_layers, self.head_dim = hidden_size, num_hidden_layers, head_dim
         self.intermediate_size, self.norm_eps, self.vocab_size = intermediate_size, norm_eps, vocab_size
         self.decay_low_rank_dim, self.a_low_rank_dim = decay_low_rank_dim, a_low_rank_dim
@@ -50,8 +60,7 @@ class _State:
 class _LowRank(nn.Module):
     def __init__(self, hidden: int, rank: int, middle: nn.Module, bias: bool = True) -> None:
         super().__init__()
-        self.lora = nn.Sequential(nn.Linear(hidden, rank, bias=False), middle,
-                                  nn.Linear(rank, hidden, bias=bias))
+        self.lora = nn.Sequential(nn.Linear(hidden, rank, bias=False), middle, nn.Linear(rank, hidden, bias=bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.lora(x)
@@ -76,8 +85,9 @@ class _TimeMix(nn.Module):
         self.g_lora = _LowRank(width, config.gate_low_rank_dim, nn.Sigmoid(), bias=False)
         self.g_norm = nn.GroupNorm(self.heads, width, eps=config.head_dim * config.norm_eps)
 
-    def forward(self, x: torch.Tensor, state: _State,
-                v_first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, state: _State, v_first: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of tokens [B, T, D]: the output, and the values of the first layer. Only S goes token by token."""
         before, state.time = _shifted(x, state.time), x[:, -1]
 
@@ -98,8 +108,7 @@ class _TimeMix(nn.Module):
         r, w, k, v, kk, a = (part.unflatten(-1, (self.heads, -1)) for part in (r, w, k, v, kk, a))
         kk = kk / kk.norm(dim=-1, keepdim=True)
         read = []
-        for r_t, w_t, k_t, v_t, kk_t, akk_t in zip(*(part.unbind(1) for part in (r, w, k, v, kk, a * kk)),
-                                                   strict=True):
+        for r_t, w_t, k_t, v_t, kk_t, akk_t in zip(*(part.unbind(1) for part in (r, w, k, v, kk, a * kk)), strict=True):
             # S (diag(w) - kk (a kk)^T) + v k^T
             turned = (state.matrix @ kk_t[..., None]) * akk_t[..., None, :]
             state.matrix = state.matrix * w_t[..., None, :] - turned + v_t[..., None] * k_t[..., None, :]
@@ -138,8 +147,9 @@ class _Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.ffn = _ChannelMix(config)
 
-    def forward(self, x: torch.Tensor, state: _State,
-                v_first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, state: _State, v_first: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if hasattr(self, "pre_norm"):
             x = self.pre_norm(x)
         mixed, v_first = self.attn(self.attn_norm(x), state, v_first)
@@ -158,8 +168,9 @@ class Rwkv7Model(nn.Module):
     def states(self, rows: int) -> list[_State]:
         hidden, dim = self.config.hidden_size, self.config.head_dim
         zeros = self.norm.weight.new_zeros
-        return [_State(zeros(rows, hidden), zeros(rows, hidden), zeros(rows, hidden // dim, dim, dim))
-                for _ in self.layers]
+        return [
+            _State(zeros(rows, hidden), zeros(rows, hidden), zeros(rows, hidden // dim, dim, dim)) for _ in self.layers
+        ]
 
     def forward(self, input_ids: torch.Tensor, states: list[_State]) -> torch.Tensor:
         x, v_first = self.embeddings(input_ids), None
@@ -184,8 +195,7 @@ class Rwkv7ForCausalLM(NaiveModel):
     def _init_weights(self, module: nn.Module) -> None:
         """The fixtures fill them."""
 
-    def forward(self, input_ids: torch.Tensor, cache: list[_State] | None = None,
-                **kwargs: Any) -> Rwkv7Output:
+    def forward(self, input_ids: torch.Tensor, cache: list[_State] | None = None, **kwargs: Any) -> Rwkv7Output:
         states = self.model.states(len(input_ids)) if cache is None else cache
         hidden = self.model(input_ids, states)
         return Rwkv7Output(logits=self.lm_head(hidden), hidden_states=(hidden,), cache=states)

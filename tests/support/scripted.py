@@ -51,16 +51,26 @@ from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, RowId, ceil_div
 NextToken = Callable[[int, int], int]
 """(digest of all tokens so far, seed or 0 when greedy) -> next token."""
 
+
 def hashed_token(vocab_size: int) -> NextToken:
     """The default: uniform over the vocabulary, decided by the hash."""
+
     def choose(state: int, seed: int) -> int:
         mixed = digest(state ^ (seed & MASK), 0x5EED)
         return (mixed >> 17) % vocab_size
+
     return choose
 
 
-def reference_tokens(prompt: list[int], sampling: SamplingParams, *, seed: int, eos_ids: tuple[int, ...],
-                     max_model_len: int, next_token: NextToken) -> tuple[list[int], FinishReason]:
+def reference_tokens(
+    prompt: list[int],
+    sampling: SamplingParams,
+    *,
+    seed: int,
+    eos_ids: tuple[int, ...],
+    max_model_len: int,
+    next_token: NextToken,
+) -> tuple[list[int], FinishReason]:
     """The whole answer of one sequence, computed alone and without an engine. ``seed`` is the sequence's."""
     rule = stop_rule(sampling, eos_ids, max_model_len - len(prompt))
     state = digest_of(prompt)
@@ -88,8 +98,7 @@ class _Row:
     def learn(self, token: int, key: int | None = None) -> None:
         """``key``: stands for a row of a picture, whose KV is the picture's."""
         self.tokens.append(token)
-        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY,
-                                   token if key is None else key))
+        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY, token if key is None else key))
 
     def state_at(self, position: int) -> int:
         return self.digests[position - 1] if position else EMPTY
@@ -118,9 +127,17 @@ class ScriptedExecutor(LateExecutor):
     """``arena`` gives the geometry; the rest are the engine's own limits. ``step_tokens_bound`` is the
     most tokens that a step may have (``weft.schedule.budget.step_tokens_bound``)."""
 
-    def __init__(self, arena: ArenaPlan, *, vocab_size: int, rows_max: int, max_model_len: int,
-                 step_tokens_bound: int, grid_tokens: int = CHUNK_TOKENS,
-                 next_token: NextToken | None = None) -> None:
+    def __init__(
+        self,
+        arena: ArenaPlan,
+        *,
+        vocab_size: int,
+        rows_max: int,
+        max_model_len: int,
+        step_tokens_bound: int,
+        grid_tokens: int = CHUNK_TOKENS,
+        next_token: NextToken | None = None,
+    ) -> None:
         super().__init__()
         self.closed = False
         self._missing: set[Part] = set()
@@ -166,7 +183,7 @@ class ScriptedExecutor(LateExecutor):
         offset = 0
         for run in range(plan.run_count):
             length = int(plan.lengths[run])
-            row = self._run(plan, run, plan.tokens[offset:offset + length])
+            row = self._run(plan, run, plan.tokens[offset : offset + length])
             offset += length
             if run in plan.prompt_logprob_runs:
                 prompt_logprobs[run] = self._prompt_logprobs(row, int(plan.starts[run]), length)
@@ -179,12 +196,19 @@ class ScriptedExecutor(LateExecutor):
             elif plan.samples[run]:
                 tokens[run] = self._sample(row)
                 if row.admission.sampling.logprobs is not None:
-                    logprobs[run] = scripted_logprobs(int(tokens[run]), row.digests[-1],
-                                                     row.admission.sampling.logprobs)
+                    logprobs[run] = scripted_logprobs(
+                        int(tokens[run]), row.digests[-1], row.admission.sampling.logprobs
+                    )
         for kind, ids in plan.arena_work.after_runs():
             self.arena.perform(kind, ids, plan)
-        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
-                          verified=verified, verified_logprobs=verified_logprobs, pooled=pooled)
+        return StepResult(
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            verified=verified,
+            verified_logprobs=verified_logprobs,
+            pooled=pooled,
+        )
 
     # ------------------------------------------------------------------ what a plan may look like
 
@@ -193,8 +217,10 @@ class ScriptedExecutor(LateExecutor):
         for name in ("rows", "starts", "lengths", "slots", "fresh", "samples"):
             require(getattr(plan, name).shape == (runs,), f"{name} is not one per run")
         require(plan.tokens.shape == (int(plan.lengths.sum()),), "tokens are not as many as lengths say")
-        require(plan.token_count <= self._step_tokens_bound,
-                f"{plan.token_count} tokens in a step of at most {self._step_tokens_bound}")
+        require(
+            plan.token_count <= self._step_tokens_bound,
+            f"{plan.token_count} tokens in a step of at most {self._step_tokens_bound}",
+        )
         require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
         require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
         decodes, prefills = slice(0, plan.decode_count), slice(plan.decode_count, runs)
@@ -214,8 +240,10 @@ class ScriptedExecutor(LateExecutor):
             self._rows[cleared] = None
         for admission in plan.admissions:
             held_by = self._rows[admission.row]
-            require(held_by is None, f"L5: row {admission.row} is given to sequence {admission.seq} and "
-                                     "was not cleared of the one before")
+            require(
+                held_by is None,
+                f"L5: row {admission.row} is given to sequence {admission.seq} and was not cleared of the one before",
+            )
             row = _Row(admission, [])
             keys = prompt_keys(admission.tokens, admission.pictures).tolist()
             for token, key in zip(admission.tokens.tolist(), keys, strict=True):
@@ -224,8 +252,10 @@ class ScriptedExecutor(LateExecutor):
         for row_id, index, page in plan.table_writes.T.tolist():
             require(self._rows[row_id] is not None, f"L5: a page is written into the empty row {row_id}")
             require(self._table[row_id, index] == PAD, f"entry {index} of row {row_id} is written twice")
-            require(index == 0 or self._table[row_id, index - 1] != PAD,
-                    f"L4: entry {index} of row {row_id} is written before entry {index - 1}")
+            require(
+                index == 0 or self._table[row_id, index - 1] != PAD,
+                f"L4: entry {index} of row {row_id} is written before entry {index - 1}",
+            )
             require(0 <= page < self.arena.plan.page_count, f"page {page} is outside the arena")
             self._table[row_id, index] = page
             self.arena.readers[page] += 1
@@ -237,8 +267,10 @@ class ScriptedExecutor(LateExecutor):
             before = int(self._table[row_id, index])
             require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
             require(0 <= page < self.arena.plan.page_count, f"page {page} is outside the arena")
-            require(np.array_equal(self.arena.cells[page], self.arena.cells[before]),
-                    f"L7: entry {index} of row {row_id} is replaced by a page that holds other tokens")
+            require(
+                np.array_equal(self.arena.cells[page], self.arena.cells[before]),
+                f"L7: entry {index} of row {row_id} is replaced by a page that holds other tokens",
+            )
             self._table[row_id, index] = page
             self.arena.readers[before] -= 1
             self.arena.readers[page] += 1
@@ -253,8 +285,7 @@ class ScriptedExecutor(LateExecutor):
             require(run in plan.prefills, f"{here}: a decode run keeps no state on its way")
             require(start < tap.position <= end, f"{here} is outside the run")
             require(tap.position % self._grid_tokens == 0, f"{here} is off the grid of {self._grid_tokens}")
-            require(0 <= tap.slot < self.arena.plan.slot_count,
-                    f"{here}: slot {tap.slot} is outside the arena")
+            require(0 <= tap.slot < self.arena.plan.slot_count, f"{here}: slot {tap.slot} is outside the arena")
             users = [other.slot for other in plan.taps].count(tap.slot) + int((plan.slots == tap.slot).sum())
             require(users == 1, f"L1: {here}: slot {tap.slot} is used twice in this step")
             self.arena.claim_slot(tap.slot)
@@ -270,16 +301,22 @@ class ScriptedExecutor(LateExecutor):
         where = f"step {plan.step} run {run} (row {row_id}, positions {start} to {end})"
         if row is None:
             raise PlanViolation(f"L5: {where} is on an empty row")
-        require(row.admission.seq == plan.seqs[run],
-                f"L5: {where} is for sequence {plan.seqs[run]}; the row holds {row.admission.seq}")
+        require(
+            row.admission.seq == plan.seqs[run],
+            f"L5: {where} is for sequence {plan.seqs[run]}; the row holds {row.admission.seq}",
+        )
         if row.computed is not None:
-            require(start == row.computed, f"{where}: {row.computed} positions are computed, so positions "
-                                           "would be skipped or repeated")
+            require(
+                start == row.computed,
+                f"{where}: {row.computed} positions are computed, so positions would be skipped or repeated",
+            )
         known = end - drafts
         require(known <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
         chosen_last = run < plan.decode_count and tokens[0] == PAD
-        require(chosen_last or tokens[:known - start].tolist() == row.tokens[start:known],
-                f"{where}: the tokens are not the sequence's")
+        require(
+            chosen_last or tokens[: known - start].tolist() == row.tokens[start:known],
+            f"{where}: the tokens are not the sequence's",
+        )
         last = known == len(row.tokens)
         require(last or end % CHUNK_TOKENS == 0, f"{where} ends off the grid of {CHUNK_TOKENS}")
         require(run in plan.prefills or last, f"{where}: a decode that is behind")
@@ -290,7 +327,7 @@ class ScriptedExecutor(LateExecutor):
         self._run_state(plan, run, row, start, known, where)
         self._write_taps(plan, run, row, start, end, where)
         if self._pages:
-            self._run_pages(row_id, row, start, end, where, tokens[end - start - drafts:].tolist())
+            self._run_pages(row_id, row, start, end, where, tokens[end - start - drafts :].tolist())
         row.computed = known
         return row
 
@@ -302,11 +339,10 @@ class ScriptedExecutor(LateExecutor):
         left = self._context if most is None else min(self._context, row.admission.prompt_tokens + most)
         require(len(row.tokens) + len(drafts) < left, f"{where}: drafts go past the answer's last token")
 
-    def _verify(self, plan: StepPlan, run: int, row: _Row,
-                logprobs: dict[int, list[TokenLogprobs]]) -> tuple[int, ...]:
+    def _verify(self, plan: StepPlan, run: int, row: _Row, logprobs: dict[int, list[TokenLogprobs]]) -> tuple[int, ...]:
         """Tokens behind the chosen token and behind each right draft of it; the state follows."""
         offset = int(plan.lengths[:run].sum())
-        drafts = plan.tokens[offset + 1:offset + int(plan.lengths[run])].tolist()
+        drafts = plan.tokens[offset + 1 : offset + int(plan.lengths[run])].tolist()
         chosen: list[int] = []
         top = row.admission.sampling.logprobs
         while True:
@@ -329,16 +365,17 @@ class ScriptedExecutor(LateExecutor):
         require(0 <= slot < self.arena.plan.slot_count, f"{where}: slot {slot} is outside the arena")
         require(np.count_nonzero(plan.slots == slot) == 1, f"L1: {where} shares slot {slot} in this step")
         if not fresh:
-            require(int(self.arena.states[slot]) == row.state_at(start),
-                    f"L5: {where}: slot {slot} does not hold the state after {start} tokens")
+            require(
+                int(self.arena.states[slot]) == row.state_at(start),
+                f"L5: {where}: slot {slot} does not hold the state after {start} tokens",
+            )
         self.arena.claim_slot(slot)
         self.arena.states[slot] = row.state_at(end)
 
-    def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str,
-                   drafts: list[int]) -> None:
-        pages = self._table[row_id, :ceil_div(end, PAGE_TOKENS)]
+    def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str, drafts: list[int]) -> None:
+        pages = self._table[row_id, : ceil_div(end, PAGE_TOKENS)]
         require((pages != PAD).all(), f"L4: {where}: the page table ends before the run does")
-        written = pages[start // PAGE_TOKENS:]
+        written = pages[start // PAGE_TOKENS :]
         require((self.arena.readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
         for page in written.tolist():
             self.arena.claim_page(page)
@@ -351,8 +388,9 @@ class ScriptedExecutor(LateExecutor):
         read = self.arena.cells[pages].reshape(-1)[:end]
         if not np.array_equal(read, expected):
             at = int(np.flatnonzero(read != expected)[0])
-            raise PlanViolation(f"{where}: page {int(pages[at // PAGE_TOKENS])} does not hold position {at} "
-                                "of this sequence")
+            raise PlanViolation(
+                f"{where}: page {int(pages[at // PAGE_TOKENS])} does not hold position {at} of this sequence"
+            )
 
     def _sample(self, row: _Row) -> int:
         seed = 0 if row.admission.sampling.greedy else row.admission.seed
@@ -370,5 +408,4 @@ class ScriptedExecutor(LateExecutor):
 def scripted_logprobs(token: int, before: int, top: int) -> TokenLogprobs:
     """Invented logprobs of ``token`` after the tokens with digest ``before``: a pure function of both."""
     first = -(digest(before, token) % 4096) / 1024
-    return TokenLogprobs(token=token, logprob=first, rank=0,
-                         top=[(token + at, first - at) for at in range(top)])
+    return TokenLogprobs(token=token, logprob=first, rank=0, top=[(token + at, first - at) for at in range(top)])

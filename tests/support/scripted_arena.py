@@ -37,8 +37,9 @@ class ScriptedArena:
         self.states: Digests = np.full(plan.slot_count, UNWRITTEN, dtype=np.uint64)
         self.readers = np.zeros(plan.page_count, dtype=np.int32)
         self._frame_kinds = [""] * plan.frame_count
-        self.transfers = ScriptedTransfers(plan, self.cells, self.states, self.readers, self.claim_page,
-                                           self.claim_slot)
+        self.transfers = ScriptedTransfers(
+            plan, self.cells, self.states, self.readers, self.claim_page, self.claim_slot
+        )
         self._compressed = CompressedDigests(plan, self.cells, self.states, self.readers, self.claim_frame)
 
     def forget(self) -> None:
@@ -93,16 +94,18 @@ class ScriptedArena:
     def claim_frame(self, frame: int, kind: str) -> None:
         """``frame`` is used for ``kind`` from now on."""
         held = self._frame_kinds[frame]
-        require(held in ("zero", kind), f"L6: frame {frame} is used for {kind} and was not zeroed "
-                                        f"(it held {held or 'nothing yet'})")
+        require(
+            held in ("zero", kind),
+            f"L6: frame {frame} is used for {kind} and was not zeroed (it held {held or 'nothing yet'})",
+        )
         self._frame_kinds[frame] = kind
 
     def _zero_frame(self, frame: int) -> None:
         plan = self.plan
         first = frame * plan.pages_per_frame
-        self.cells[first:first + plan.pages_per_frame] = UNWRITTEN
+        self.cells[first : first + plan.pages_per_frame] = UNWRITTEN
         first = frame * plan.slots_per_frame
-        self.states[first:first + plan.slots_per_frame] = UNWRITTEN
+        self.states[first : first + plan.slots_per_frame] = UNWRITTEN
         self._frame_kinds[frame] = "zero"
 
     def _copy_slots(self, copies: Int32s) -> None:
@@ -119,8 +122,7 @@ class ScriptedArena:
         _check_copies(sources, destinations, self.plan.page_count, "page")
         held = self.cells[sources]
         moved = [copy.src for copy in moves.pages]  # leased whole, perhaps not yet written
-        require(((held[:, 0] != UNWRITTEN) | np.isin(sources, moved)).all(),
-                "L6: a page is copied that holds no token")
+        require(((held[:, 0] != UNWRITTEN) | np.isin(sources, moved)).all(), "L6: a page is copied that holds no token")
         for page in destinations.tolist():
             self.claim_page(page)
         self.cells[destinations] = held

@@ -23,8 +23,7 @@ def hidden_row(state: int, width: int = WIDTH) -> npt.NDArray[np.float64]:
     return np.array([(digest(state, 0xE0 + at) >> 20) % 1000 - 500 for at in range(width)], dtype=np.float64)
 
 
-def pooled_parts(digests: Sequence[int], start: int, length: int, pooling: Pooling,
-                 ) -> npt.NDArray[np.float64]:
+def pooled_parts(digests: Sequence[int], start: int, length: int, pooling: Pooling) -> npt.NDArray[np.float64]:
     """``digests[p]``: of tokens [0, p]."""
     end = start + length
     if pooling.kind == "last":
@@ -46,6 +45,6 @@ def expected_pooled(prompt: Sequence[int], pooling: Pooling) -> bytes:
     if pooling.kind == "last":
         value = pooled_parts(digests, 0, len(prompt), pooling)[0]
     else:
-        rows = [hidden_row(one) for one in digests[pooling.skip:]]
+        rows = [hidden_row(one) for one in digests[pooling.skip :]]
         value = np.sum(rows, axis=0) / len(rows)
     return bytes(value.astype("<f4").tobytes())

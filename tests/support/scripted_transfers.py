@@ -25,8 +25,15 @@ from weft.units import BufferId
 class ScriptedTransfers:
     """Over the contents of a ``ScriptedArena``. ``claim_page`` and ``claim_slot`` are its own."""
 
-    def __init__(self, arena: ArenaPlan, cells: Digests, states: Digests, readers: Int32s,
-                 claim_page: Callable[[int], None], claim_slot: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        arena: ArenaPlan,
+        cells: Digests,
+        states: Digests,
+        readers: Int32s,
+        claim_page: Callable[[int], None],
+        claim_slot: Callable[[int], None],
+    ) -> None:
         self.buffers: TransferBuffers | None = None
         self._arena = arena
         self._cells = cells
@@ -44,7 +51,7 @@ class ScriptedTransfers:
             require(page not in copied, f"L7: page {page} is loaded and copied in one step")
             self._claim_page(page)
             loaded_B = self._buffer(buffer).pages_PB[place]
-            self._cells[page] = loaded_B[:self._cells[page].nbytes].view(np.uint64)
+            self._cells[page] = loaded_B[: self._cells[page].nbytes].view(np.uint64)
 
     def load_states(self, ids: Int32s, plan: StepPlan) -> None:
         owned = {opening.slot for opening in plan.reservation.opened if opening.loads}
@@ -62,7 +69,7 @@ class ScriptedTransfers:
             require(self._cells[page][0] != UNWRITTEN, f"L6: page {page} is stored and holds no token")
             row = self._buffer(buffer).pages_PB[place]
             row[:] = 0
-            row[:self._cells[page].nbytes] = self._cells[page].view(np.uint8)
+            row[: self._cells[page].nbytes] = self._cells[page].view(np.uint8)
 
     def store_states(self, ids: Int32s) -> None:
         for slot, buffer in ids.tolist():
@@ -70,10 +77,12 @@ class ScriptedTransfers:
             require(self._states[slot] != UNWRITTEN, f"L6: slot {slot} is stored and holds no state")
             state = self._buffer(buffer).state_B
             state[:] = 0
-            state[:8] = self._states[slot:slot + 1].view(np.uint8)
+            state[:8] = self._states[slot : slot + 1].view(np.uint8)
 
     def _buffer(self, buffer: int) -> TransferBuffer:
-        require(self.buffers is not None and BufferId(buffer) in self.buffers,
-                f"transfer buffer {buffer} was not added, or is freed")
+        require(
+            self.buffers is not None and BufferId(buffer) in self.buffers,
+            f"transfer buffer {buffer} was not added, or is freed",
+        )
         assert self.buffers is not None
         return self.buffers[BufferId(buffer)]

@@ -126,25 +126,49 @@ class Simulation:
     """``drafter``: where verify runs get their drafts; None: no speculation. ``store``: prefixes beyond
     memory, through buffers of ``buffer_bytes``."""
 
-    def __init__(self, scenario: Scenario, drafter: Drafter | None = None, store: Store | None = None, *,
-                 buffer_bytes: int = 1 << 22) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        drafter: Drafter | None = None,
+        store: Store | None = None,
+        *,
+        buffer_bytes: int = 1 << 22,
+    ) -> None:
         self.scenario = scenario
         sizes = scenario.sizes
         self.clock = VirtualClock()
         self.trace = Trace()
         self.device = ScriptedExecutor(
-            scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
+            scenario.arena,
+            vocab_size=VOCAB_SIZE,
+            rows_max=sizes.rows_max,
+            max_model_len=sizes.max_model_len,
             step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
-            grid_tokens=sizes.grid_tokens)
+            grid_tokens=sizes.grid_tokens,
+        )
         memory = Memory(scenario.arena, cache=scenario.cache)
         self.tier = None if store is None else self._tier(store, memory, buffer_bytes)
         self.core = EngineCore(
-            vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory,
-            executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
-            snapshots=parse_snapshots(scenario.snapshots), overlap=scenario.overlap, drafter=drafter,
-            max_step_s=scenario.max_step_s, store=self.tier, pause=self.clock.advance)
-        self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
-                             next_token=self.device.next_token)
+            vocab_size=VOCAB_SIZE,
+            sizes=sizes,
+            memory=memory,
+            executor=_InFlightExecutor(self),
+            clock=self.clock,
+            seed=scenario.seed,
+            eos_ids=EOS_IDS,
+            snapshots=parse_snapshots(scenario.snapshots),
+            overlap=scenario.overlap,
+            drafter=drafter,
+            max_step_s=scenario.max_step_s,
+            store=self.tier,
+            pause=self.clock.advance,
+        )
+        self.ledger = Ledger(
+            engine_seed=scenario.seed,
+            eos_ids=EOS_IDS,
+            max_model_len=sizes.max_model_len,
+            next_token=self.device.next_token,
+        )
         self.progress = ProgressCheck(self.core.scheduler)
         self.flights = InFlight(self.core.memory)
         self._arrivals = list(reversed(scenario.arrivals))
@@ -172,18 +196,29 @@ class Simulation:
         except AssertionError as error:
             raise SimulationFailed(f"seed {self.scenario.seed}: {error}\n{self.trace.tail()}") from error
         stats = self.core.stats()
-        return Outcome(trace_hash=self.trace.digest, steps=stats.steps, ended=self.ledger.ended(),
-                       refused=self._refused, preemptions=stats.preemptions,
-                       preemptions_in_prefill=self._preemptions_in_prefill,
-                       recomputed_tokens=stats.recomputed_tokens, computed_tokens=stats.computed_tokens,
-                       running_max=self._running_max, virtual_s=self.clock(),
-                       cached_tokens=stats.cached_tokens, hits=stats.memory.cache.hits,
-                       evicted_states=stats.memory.cache.evicted_states,
-                       evicted_pages=stats.memory.cache.evicted_pages, taps=self._seen["taps"],
-                       resumed=self._seen["resumed"], page_copies=self._seen["page copies"],
-                       table_patches=self._seen["patches"], prefix_waits=self._seen["prefix waits"],
-                       restores=stats.store.restores.restores if stats.store is not None else 0,
-                       written=stats.store.writes.written if stats.store is not None else 0)
+        return Outcome(
+            trace_hash=self.trace.digest,
+            steps=stats.steps,
+            ended=self.ledger.ended(),
+            refused=self._refused,
+            preemptions=stats.preemptions,
+            preemptions_in_prefill=self._preemptions_in_prefill,
+            recomputed_tokens=stats.recomputed_tokens,
+            computed_tokens=stats.computed_tokens,
+            running_max=self._running_max,
+            virtual_s=self.clock(),
+            cached_tokens=stats.cached_tokens,
+            hits=stats.memory.cache.hits,
+            evicted_states=stats.memory.cache.evicted_states,
+            evicted_pages=stats.memory.cache.evicted_pages,
+            taps=self._seen["taps"],
+            resumed=self._seen["resumed"],
+            page_copies=self._seen["page copies"],
+            table_patches=self._seen["patches"],
+            prefix_waits=self._seen["prefix waits"],
+            restores=stats.store.restores.restores if stats.store is not None else 0,
+            written=stats.store.writes.written if stats.store is not None else 0,
+        )
 
     def _run(self) -> None:
         steps = waits = 0
@@ -231,8 +266,9 @@ class Simulation:
         self.progress.executing(plan)
         self._running_max = max(self._running_max, len(self.core.scheduler.running))
         if plan.preempted:
-            self._preemptions_in_prefill += sum(seq.id in plan.preempted and not seq.generated
-                                                for seq in self.core.scheduler.waiting)
+            self._preemptions_in_prefill += sum(
+                seq.id in plan.preempted and not seq.generated for seq in self.core.scheduler.waiting
+            )
         self._count(plan)
 
     def fail_when_due(self, plan: StepPlan) -> None:
@@ -299,7 +335,8 @@ class Simulation:
         usage = self.core.memory.usage()
         assert usage.leases == 0
         assert (usage.pages_held, usage.slots_held) == (usage.pages_cached, usage.slots_cached), (
-            f"memory is held and neither leased nor cached: {usage}")
+            f"memory is held and neither leased nor cached: {usage}"
+        )
         self.core.memory.flush()
         self.core.audit()
         usage = self.core.memory.usage()

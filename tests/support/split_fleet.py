@@ -90,19 +90,40 @@ class SimEngine:
         assert scenario is not None
         sizes, arena = scenario.sizes, scenario.arena
         device = ScriptedExecutor(
-            arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
+            arena,
+            vocab_size=VOCAB_SIZE,
+            rows_max=sizes.rows_max,
+            max_model_len=sizes.max_model_len,
             step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
-            grid_tokens=sizes.grid_tokens)
+            grid_tokens=sizes.grid_tokens,
+        )
         memory = Memory(arena, cache=True)
         buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=self.fleet.room_bytes)
         device.arena.transfers.buffers = buffers
-        peers = PeerStore(NO_STORE, b"n" * 16, page_bytes=arena.page_bytes, state_bytes=arena.slot_bytes,
-                          chunk_tokens=64, inbox_bytes=self.fleet.room_bytes, clock=clock)
+        peers = PeerStore(
+            NO_STORE,
+            b"n" * 16,
+            page_bytes=arena.page_bytes,
+            state_bytes=arena.slot_bytes,
+            chunk_tokens=64,
+            inbox_bytes=self.fleet.room_bytes,
+            clock=clock,
+        )
         tier = StoreTier(peers, memory, buffers, RestorePrices(1.0), clock, exact=True, orders=peers)
         tier.link_stats = peers.link_stats
-        return EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory, executor=device, clock=clock,
-                               seed=0, eos_ids=EOS_IDS, snapshots=parse_snapshots("auto"), store=tier,
-                               pause=clock.advance)
+        return EngineCore(
+            vocab_size=VOCAB_SIZE,
+            sizes=sizes,
+            memory=memory,
+            executor=device,
+            clock=clock,
+            seed=0,
+            eos_ids=EOS_IDS,
+            snapshots=parse_snapshots("auto"),
+            store=tier,
+            pause=clock.advance,
+        )
+
     # ------------------------------------------------------------------ as an EngineClient
 
     async def submit(self, request: Request) -> None:
@@ -178,20 +199,27 @@ class SplitFleet:
     ``change``: of bytes on the way. ``is_cut``: no parcel arrives. ``new_core``: an engine with a model in
     place of the scripted one. ``room_bytes``: of the transfer buffers of an engine, and of its inbox."""
 
-    def __init__(self, scenario: Scenario | None, roles: Sequence[Role], seed: int,
-                 kill: tuple[int, int] | None = None,
-                 change: Callable[[bytes], bytes] = lambda payload: payload,
-                 new_core: Callable[[], EngineCore] | None = None, is_cut: bool = False,
-                 room_bytes: int = 1 << 22) -> None:
+    def __init__(
+        self,
+        scenario: Scenario | None,
+        roles: Sequence[Role],
+        seed: int,
+        kill: tuple[int, int] | None = None,
+        change: Callable[[bytes], bytes] = lambda payload: payload,
+        new_core: Callable[[], EngineCore] | None = None,
+        is_cut: bool = False,
+        room_bytes: int = 1 << 22,
+    ) -> None:
         self.is_cut, self.room_bytes = is_cut, room_bytes
         self.scenario, self.kill, self.change, self.new_core = scenario, kill, change, new_core
         self.clock = VirtualClock()
         self.messages = self.lives = 0
         self.flying: deque[_Flying] = deque()
         self._chance = Random(seed)
-        self.replicas = [SimpleNamespace(number=number, role=role, ready=True,
-                                         engine=SimEngine(self, number, 0))
-                         for number, role in enumerate(roles)]
+        self.replicas = [
+            SimpleNamespace(number=number, role=role, ready=True, engine=SimEngine(self, number, 0))
+            for number, role in enumerate(roles)
+        ]
         router = Seconds(self.clock, always_splits=True)
         for number in range(len(roles)):
             router.joined(number)
@@ -217,7 +245,7 @@ class SplitFleet:
         await placing
         assert not self.placement._lives, "a request has no end"
         for replica in self.replicas:
-            replica.engine.peers.inbox._clock = lambda: math.inf   # that of a real engine does not jump
+            replica.engine.peers.inbox._clock = lambda: math.inf  # that of a real engine does not jump
             replica.engine.core.poll_store()
             replica.engine.check_given_back()
         answers: dict[tuple[str, int], list[int]] = {}
@@ -247,17 +275,20 @@ class SplitFleet:
                 self._die(self.kill[1])
             else:
                 deliver()
+
         return act
 
     def _deliver(self) -> None:
         flying = self.flying.popleft()
-        receiver = next((replica.engine for replica in self.replicas
-                         if replica.engine.address == flying.address), None)
+        receiver = next((replica.engine for replica in self.replicas if replica.engine.address == flying.address), None)
         is_gone = receiver is None or self.is_cut
-        reason = "the other engine is gone" if is_gone else receiver.peers.inbox.accept(
-            flying.parcel, memoryview(self.change(flying.payload)))
+        reason = (
+            "the other engine is gone"
+            if is_gone
+            else receiver.peers.inbox.accept(flying.parcel, memoryview(self.change(flying.payload)))
+        )
         if reason == FULL:
-            self.flying.appendleft(flying)   # as a link does, for some seconds
+            self.flying.appendleft(flying)  # as a link does, for some seconds
             return
         flying.sender.answers.append(Outcome(flying.ticket, reason, 1e-4))
 
@@ -276,7 +307,15 @@ def expected(fleet: SplitFleet, requests: list[Request]) -> dict[tuple[str, int]
     """The answers without an engine."""
     assert fleet.scenario is not None
     next_token = hashed_token(VOCAB_SIZE)
-    return {(request.request_id, index): reference_tokens(
-        request.prompt_tokens, request.sampling, seed=split_seed(request.sampling.seed or 0, index),
-        eos_ids=EOS_IDS, max_model_len=fleet.scenario.sizes.max_model_len, next_token=next_token)[0]
-        for request in requests for index in range(request.sampling.n)}
+    return {
+        (request.request_id, index): reference_tokens(
+            request.prompt_tokens,
+            request.sampling,
+            seed=split_seed(request.sampling.seed or 0, index),
+            eos_ids=EOS_IDS,
+            max_model_len=fleet.scenario.sizes.max_model_len,
+            next_token=next_token,
+        )[0]
+        for request in requests
+        for index in range(request.sampling.n)
+    }

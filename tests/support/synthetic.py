@@ -100,8 +100,7 @@ class _Readers:
         if random.random() < library.asks_again:
             thinks_s = random.lognormvariate(0.0, 0.7) * library.thinks_s
             again.append(_Due(due.at_s + thinks_s, (*blocks, *answer)))
-        return TrafficRequest(due.at_s, prompt_tokens, len(answer) * BLOCK_TOKENS, (*blocks, *answer),
-                              whole=True)
+        return TrafficRequest(due.at_s, prompt_tokens, len(answer) * BLOCK_TOKENS, (*blocks, *answer), whole=True)
 
     def _way(self, now: float) -> tuple[int, ...]:
         """Blocks of a way through a document: its front, and parts as deep as the reader goes."""
@@ -139,13 +138,23 @@ def with_one_shots(traffic: Traffic, seed: int, *, share: float = 0.1, tokens: i
     random = Random(seed)
     ends_s = traffic.requests[-1].at_s
     numbers = count(traffic.block_count)
-    more = [_single(random.uniform(0.0, ends_s), int(tokens * random.uniform(0.5, 1.5)), traffic.block_tokens,
-                    numbers, ()) for _ in range(int(share * len(traffic)))]
+    more = [
+        _single(random.uniform(0.0, ends_s), int(tokens * random.uniform(0.5, 1.5)), traffic.block_tokens, numbers, ())
+        for _ in range(int(share * len(traffic)))
+    ]
     return _mixed(traffic, more, next(numbers))
 
 
-def with_scans(traffic: Traffic, seed: int, *, every_s: float = 120.0, prompts: int = 60,
-               tokens: int = 12_000, instruction_tokens: int = 1024, prompts_per_s: float = 4.0) -> Traffic:
+def with_scans(
+    traffic: Traffic,
+    seed: int,
+    *,
+    every_s: float = 120.0,
+    prompts: int = 60,
+    tokens: int = 12_000,
+    instruction_tokens: int = 1024,
+    prompts_per_s: float = 4.0,
+) -> Traffic:
     """Every ``every_s`` seconds a burst of ``prompts`` prompts that begin with the same instruction."""
     random = Random(seed)
     ends_s = traffic.requests[-1].at_s
@@ -154,14 +163,23 @@ def with_scans(traffic: Traffic, seed: int, *, every_s: float = 120.0, prompts: 
     more: list[TrafficRequest] = []
     start_s = every_s / 2
     while start_s < ends_s:
-        more += [_single(start_s + number / prompts_per_s, int(tokens * random.uniform(0.5, 1.5)),
-                         traffic.block_tokens, numbers, instruction) for number in range(prompts)]
+        more += [
+            _single(
+                start_s + number / prompts_per_s,
+                int(tokens * random.uniform(0.5, 1.5)),
+                traffic.block_tokens,
+                numbers,
+                instruction,
+            )
+            for number in range(prompts)
+        ]
         start_s += every_s
     return _mixed(traffic, more, next(numbers))
 
 
-def _single(at_s: float, tokens: int, block_tokens: int, numbers: Iterable[int],
-            front: tuple[int, ...]) -> TrafficRequest:
+def _single(
+    at_s: float, tokens: int, block_tokens: int, numbers: Iterable[int], front: tuple[int, ...]
+) -> TrafficRequest:
     own = max(1, tokens // block_tokens - len(front))
     blocks = (*front, *(number for number, _ in zip(numbers, range(own), strict=False)))
     return TrafficRequest(at_s, len(blocks) * block_tokens, 64, blocks)
@@ -169,11 +187,11 @@ def _single(at_s: float, tokens: int, block_tokens: int, numbers: Iterable[int],
 
 def _mixed(traffic: Traffic, more: list[TrafficRequest], block_count: int) -> Traffic:
     """Both, by arrival; the links between turns are numbered anew."""
-    order = sorted(range(len(traffic) + len(more)),
-                   key=lambda at: ((*traffic.requests, *more)[at].at_s, at))
+    order = sorted(range(len(traffic) + len(more)), key=lambda at: ((*traffic.requests, *more)[at].at_s, at))
     place = {at: number for number, at in enumerate(order)}
     every = [*traffic.requests, *more]
-    requests = [one if one.next_turn is None else replace(one, next_turn=place[one.next_turn])
-                for one in (every[at] for at in order)]
-    return Traffic(requests, block_tokens=traffic.block_tokens, fronts=traffic.fronts,
-                   block_count=block_count)
+    requests = [
+        one if one.next_turn is None else replace(one, next_turn=place[one.next_turn])
+        for one in (every[at] for at in order)
+    ]
+    return Traffic(requests, block_tokens=traffic.block_tokens, fronts=traffic.fronts, block_count=block_count)

@@ -66,8 +66,10 @@ def _way_of(kind: type) -> Callable[[Any], Any]:
 
 def plan_line(plan: StepPlan) -> str:
     """One line for people."""
-    runs = [f"{seq}@{start}+{length}" for seq, start, length
-            in zip(plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), strict=True)]
+    runs = [
+        f"{seq}@{start}+{length}"
+        for seq, start, length in zip(plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+    ]
     parts = [f"step {plan.step}", f"decode {plan.decode_count}", " ".join(runs) or "nothing"]
     for name in ("finished", "preempted"):
         if getattr(plan, name):

@@ -107,8 +107,9 @@ class _Job:
 class SimulatedEngine:
     """As ``EngineClient``. ``cache``: of an engine that was away and is back."""
 
-    def __init__(self, world: World, number: int, identity: dict[str, str],
-                 cache: OrderedDict[int, tuple[str, int]] | None) -> None:
+    def __init__(
+        self, world: World, number: int, identity: dict[str, str], cache: OrderedDict[int, tuple[str, int]] | None
+    ) -> None:
         self._world, self.number = world, number
         self.link = self
         self.machine_lost = False
@@ -119,8 +120,9 @@ class SimulatedEngine:
         world.lives += 1
         self.peer = f"{number}.{world.lives}" if world.roles else ""
         """Where records reach this process, and no later one."""
-        self.info: Any = SimpleNamespace(sizes=SimpleNamespace(rows_max=ROWS, max_model_len=1 << 20),
-                                         identity=identity, peer=self.peer)
+        self.info: Any = SimpleNamespace(
+            sizes=SimpleNamespace(rows_max=ROWS, max_model_len=1 << 20), identity=identity, peer=self.peer
+        )
         self.cache = cache if cache is not None else OrderedDict()
         self.jobs: dict[str, _Job] = {}
         self.is_frozen = False
@@ -142,8 +144,7 @@ class SimulatedEngine:
         if self.is_gone:
             raise EngineUnavailableError("it ended at its start")
         self.state = "ready"
-        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0,
-                                     link=LINK if self._world.roles else None)
+        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0, link=LINK if self._world.roles else None)
         self._world.peers[self.peer] = self
         return self.info
 
@@ -176,8 +177,11 @@ class SimulatedEngine:
         if len(self.jobs) >= QUEUE:
             raise QueueFullError("the queue is full", param="limits.max_queued_requests", code="queue_full")
         assert self.info.identity == IDENTITY, "an engine of other weights got a request"
-        answers = (request.resumption.answers if request.resumption is not None
-                   else {index: [] for index in range(request.sampling.n)})
+        answers = (
+            request.resumption.answers
+            if request.resumption is not None
+            else {index: [] for index in range(request.sampling.n)}
+        )
         for index, tokens in answers.items():
             assert tokens == world.answer(request, index, len(tokens)), "a resumed answer is not what it was"
         job = _Job(request, {index: len(one) for index, one in answers.items()})
@@ -186,8 +190,7 @@ class SimulatedEngine:
         digests = prefix_digests(tokens, request.salt).tolist()
         job.cached_tokens = self._find(request, digests, len(tokens))
         now_s = world.loop.time()
-        self._free_s = (max(self._free_s, now_s) + COST.fixed_s
-                        + COST.prefill_s(job.cached_tokens, len(tokens)))
+        self._free_s = max(self._free_s, now_s) + COST.fixed_s + COST.prefill_s(job.cached_tokens, len(tokens))
         world.loop.call_at(self._free_s, self._admitted, job, digests)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
@@ -221,8 +224,9 @@ class SimulatedEngine:
         self._keep(job.request.salt, digests, {len(digests) - 1, len(digests) // 2})
         if job.request.handoff is not None:
             computed = len(job.request.prompt_tokens)
-            wait_s = LINK.wait_s(job.request.handoff.start, job.cached_tokens, computed,
-                                 COST.prefill_s(job.cached_tokens, computed))
+            wait_s = LINK.wait_s(
+                job.request.handoff.start, job.cached_tokens, computed, COST.prefill_s(job.cached_tokens, computed)
+            )
             self._world.loop.call_later(wait_s, self._hand, job.request, digests)
         self._decode(job, 1)
 
@@ -248,8 +252,13 @@ class SimulatedEngine:
         assert request.handoff is not None
         other = world.peers.get(request.handoff.peer)
         reason = ""
-        if (other is None or other.is_gone or other.is_frozen or self.number in world.broken
-                or world.chance(LOST_RECORDS)):
+        if (
+            other is None
+            or other.is_gone
+            or other.is_frozen
+            or self.number in world.broken
+            or world.chance(LOST_RECORDS)
+        ):
             reason = "the records did not arrive"
         else:
             assert other.info.identity == IDENTITY, "records went to an engine of other weights"
@@ -268,10 +277,15 @@ class SimulatedEngine:
             end = min(limit, at + tokens)
             job.at[index] = end
             is_last = end == limit
-            events.append(TokenEvent(
-                job.request.request_id, index, [self._world.token(job.request, index, place)
-                                                for place in range(at, end)],
-                job.cached_tokens, finish_reason="length" if is_last else None))
+            events.append(
+                TokenEvent(
+                    job.request.request_id,
+                    index,
+                    [self._world.token(job.request, index, place) for place in range(at, end)],
+                    job.cached_tokens,
+                    finish_reason="length" if is_last else None,
+                )
+            )
             if is_last:
                 del job.at[index]
         self._send(lambda: self._world.events(self, events))
@@ -286,8 +300,7 @@ class SimulatedEngine:
     def _goes_on(self, job: _Job) -> bool:
         return not self.is_gone and not self.is_frozen and self.jobs.get(job.request.request_id) is job
 
-    def _report(self, added: list[ReportedSnapshot], removed: list[RemovedSnapshot], *,
-                is_full: bool = False) -> None:
+    def _report(self, added: list[ReportedSnapshot], removed: list[RemovedSnapshot], *, is_full: bool = False) -> None:
         self._reports += 1
         self.is_heard = is_full or self.number not in self._world.deaf
         report = SnapshotReport(number=self._reports, added=added, removed=removed, is_full=is_full)
@@ -311,6 +324,7 @@ class _VirtualFleet(Fleet):
     def _engine_maker(self, number: int, machine: Machine | None) -> Callable[[int], EngineClient]:
         def new_engine(start: int) -> EngineClient:
             return cast(EngineClient, self._world.new_engine(number, machine))
+
         return new_engine
 
 
@@ -354,15 +368,15 @@ class World:
         """Raises LawBroken."""
         self._rng = random.Random(self.seed)
         self.loop = VirtualLoop()
-        self.loop.set_exception_handler(lambda loop, context: self._errors.append(
-            context.get("exception") or AssertionError(context["message"])))
+        self.loop.set_exception_handler(
+            lambda loop, context: self._errors.append(context.get("exception") or AssertionError(context["message"]))
+        )
         shown = SimpleNamespace(monotonic=self.loop.time)
         log = logging.getLogger("weft.server")
         level = log.level
         log.setLevel(logging.CRITICAL)  # a restart is a line there
         try:
-            with (mock.patch.object(fleet_module, "time", shown),
-                  mock.patch.object(replica_module, "time", shown)):
+            with mock.patch.object(fleet_module, "time", shown), mock.patch.object(replica_module, "time", shown):
                 self.loop.run_until_complete(self._run())
         except AssertionError as error:
             raise LawBroken(f"seed {self.seed}: {error}") from error
@@ -378,15 +392,26 @@ class World:
 
     async def _run(self) -> None:
         self.fleet = _VirtualFleet(
-            self, EngineConfig(max_queued_requests=4 * QUEUE), replicas=self.own, restarts=10**9,
+            self,
+            EngineConfig(max_queued_requests=4 * QUEUE),
+            replicas=self.own,
+            restarts=10**9,
             router=Seconds(self.loop.time),
-            roles=[ROLES[number % len(ROLES)] for number in range(self.own)] if self.roles else ())
+            roles=[ROLES[number % len(ROLES)] for number in range(self.own)] if self.roles else (),
+        )
         await self.fleet.start()
         await self.fleet.ready()
         for number in range(self.own, self.replicas):
-            machine = Machine(Hello(link_version=1, weft_version="1", agent=str(number), attempt=1,
-                                    host=f"host{number}",
-                                    role=ROLES[number % len(ROLES)] if self.roles else "both"))
+            machine = Machine(
+                Hello(
+                    link_version=1,
+                    weft_version="1",
+                    agent=str(number),
+                    attempt=1,
+                    host=f"host{number}",
+                    role=ROLES[number % len(ROLES)] if self.roles else "both",
+                )
+            )
             self._connect(machine)
             machine.number = self.fleet.add_remote(machine).number
             self._machines[machine.number] = machine
@@ -476,8 +501,9 @@ class World:
 
     def new_engine(self, number: int, machine: Machine | None) -> SimulatedEngine:
         is_other = machine is not None and number == self.replicas - 1
-        return SimulatedEngine(self, number, {**IDENTITY, "weights": "other"} if is_other else IDENTITY,
-                               self._caches.pop(number, None))
+        return SimulatedEngine(
+            self, number, {**IDENTITY, "weights": "other"} if is_other else IDENTITY, self._caches.pop(number, None)
+        )
 
     def chance(self, share: float) -> bool:
         return self._rng.random() < share
@@ -593,8 +619,11 @@ class World:
                 tables[holder.replica].add(digest)
         for replica in self.fleet.replicas:
             self._check_replica(replica, router, tables[replica.number])
-        accounted = sum(count for name, count in self.counts.items()
-                        if name in ("answered", "left") or name.startswith(("refused", "ended")))
+        accounted = sum(
+            count
+            for name, count in self.counts.items()
+            if name in ("answered", "left") or name.startswith(("refused", "ended"))
+        )
         assert accounted == self.counts["requests"] == self.requests, f"{self.requests - accounted} are lost"
 
     def _check_replica(self, replica: Any, router: Seconds, known: set[int]) -> None:
@@ -620,8 +649,9 @@ def _turns(rng: random.Random, seed: int) -> Iterator[Request]:
         at = rng.randrange(len(talks))
         salt, history = talks[at]
         prompt = [*history, *(rng.randrange(30_000) for _ in range(rng.randrange(4, 60)))]
-        sampling = SamplingParams(max_tokens=rng.choice((1, 4, 12, 40)), seed=number + seed * 10**6,
-                                  n=2 if rng.random() < 0.05 else 1)
+        sampling = SamplingParams(
+            max_tokens=rng.choice((1, 4, 12, 40)), seed=number + seed * 10**6, n=2 if rng.random() < 0.05 else 1
+        )
         yield Request(request_id=f"{seed}-{number}", prompt_tokens=prompt, sampling=sampling, cache_salt=salt)
         if len(prompt) > 700 or len(talks) > 400:
             talks.pop(at)
@@ -656,8 +686,7 @@ def _salt_ignored(tokens: Any, salt: str) -> Any:
 MUTANTS: dict[str, Callable[[], Any]] = {
     "a flight is never ended": _patched(Seconds, "ended", lambda self, request_id: None),
     "one digest for all tenants": lambda: mock.patch(f"{__name__}.prefix_digests", _salt_ignored),
-    "tokens come again": lambda: mock.patch("weft.fleet.live_request.LiveRequest.resumable",
-                                            lambda self: self.request),
+    "tokens come again": lambda: mock.patch("weft.fleet.live_request.LiveRequest.resumable", lambda self: self.request),
     "records that did not arrive are waited for": _patched(Placement, "handed", _ignores_failures),
     "other weights are let in": lambda: mock.patch("weft.fleet.joined.check_identity"),
 }

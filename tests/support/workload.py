@@ -70,10 +70,19 @@ def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int)
     pages, slots = pages_per_frame, slots_per_frame
     page_bytes = ALIGN_BYTES * max(slots, 1) if pages else 0
     stride_bytes = ALIGN_BYTES * max(pages, 1) if slots else 0
-    return ArenaPlan(page_bytes=page_bytes, pages_per_frame=pages, slot_bytes=stride_bytes,
-                     slot_stride_bytes=stride_bytes, slots_per_frame=slots,
-                     frame_bytes=pages * page_bytes or slots * stride_bytes, frame_count=frame_count,
-                     kv_dtype="float32", model_dtype="float32", kv_fields=(), state_fields=())
+    return ArenaPlan(
+        page_bytes=page_bytes,
+        pages_per_frame=pages,
+        slot_bytes=stride_bytes,
+        slot_stride_bytes=stride_bytes,
+        slots_per_frame=slots,
+        frame_bytes=pages * page_bytes or slots * stride_bytes,
+        frame_count=frame_count,
+        kv_dtype="float32",
+        model_dtype="float32",
+        kv_fields=(),
+        state_fields=(),
+    )
 
 
 def longest_alone(arena: ArenaPlan, limit: int = LENGTH_MAX) -> int:
@@ -91,22 +100,28 @@ def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | N
     random = Random(seed)
     drawn = random.random() < 0.1
     long = drawn if long is None else long
-    arena = (random_arena(random, random.randrange(170, 256), (0,)) if long
-             else random_arena(random, random.randrange(2, 12), (0, 0, 1, 2, 5, 10)))
+    arena = (
+        random_arena(random, random.randrange(170, 256), (0,))
+        if long
+        else random_arena(random, random.randrange(2, 12), (0, 0, 1, 2, 5, 10))
+    )
     max_model_len = longest_alone(arena, LONG_LENGTH_MAX if long else LENGTH_MAX)
     rows_max = 8 if long else random.choice([1, 2, 3, 4, 8, 16])
-    sizes = Sizes(max_model_len=max_model_len, rows_max=rows_max,
-                  step_tokens_max=CHUNK_TOKENS if long else random.choice([CHUNK_TOKENS, 128, 256, 512]),
-                  queue_max=random.choice([4, 16, 64, 256]), memory_bytes=arena.arena_bytes,
-                  grid_tokens=PAGE_TOKENS if seed % 4 == 3 else CHUNK_TOKENS)
+    sizes = Sizes(
+        max_model_len=max_model_len,
+        rows_max=rows_max,
+        step_tokens_max=CHUNK_TOKENS if long else random.choice([CHUNK_TOKENS, 128, 256, 512]),
+        queue_max=random.choice([4, 16, 64, 256]),
+        memory_bytes=arena.arena_bytes,
+        grid_tokens=PAGE_TOKENS if seed % 4 == 3 else CHUNK_TOKENS,
+    )
     if long:
         arrivals = _long_arrivals(random, arena, max_model_len)
     else:
         arrivals = _random_arrivals(random, requests or random.choice([4, 12, 30]), max_model_len)
     cancels = random_cancels(random, arrivals)
     fail_in_step = random.randrange(1, 60) if random.random() < 0.1 else None
-    return Scenario(seed=seed, arena=arena, sizes=sizes, arrivals=arrivals, cancels=cancels,
-                    fail_in_step=fail_in_step)
+    return Scenario(seed=seed, arena=arena, sizes=sizes, arrivals=arrivals, cancels=cancels, fail_in_step=fail_in_step)
 
 
 def random_arena(random: Random, pages_for_one: int, frames_more: tuple[int, ...]) -> ArenaPlan:
@@ -115,8 +130,9 @@ def random_arena(random: Random, pages_for_one: int, frames_more: tuple[int, ...
     pages = 0 if kind == "recurrent" else random.choice([1, 2, 5, 7])
     slots = 0 if kind == "attention" else random.choice([1, 1, 2, 3])
     frames_for_one = (1 if slots else 0) + (ceil_div(pages_for_one, pages) if pages else 0)
-    return small_arena(pages_per_frame=pages, slots_per_frame=slots,
-                       frame_count=frames_for_one + random.choice(frames_more))
+    return small_arena(
+        pages_per_frame=pages, slots_per_frame=slots, frame_count=frames_for_one + random.choice(frames_more)
+    )
 
 
 def _random_arrivals(random: Random, count: int, max_model_len: int) -> tuple[Arrival, ...]:
@@ -149,11 +165,20 @@ def _long_arrivals(random: Random, arena: ArenaPlan, max_model_len: int) -> tupl
     for number, prompt in enumerate(prompts):
         grows = number < growers
         answer = random.randrange(60, 250) if grows else random.randrange(1, 30)
-        sampling = SamplingParams(max_tokens=min(answer, max_model_len - prompt), ignore_eos=True,
-                                  prompt_logprobs=random.choice([None, 1]))
-        arrivals.append(Arrival(number * 1e-3, Request(
-            request_id=f"r{number}", sampling=sampling, priority=0 if grows else random.choice([0, 1]),
-            prompt_tokens=[(number * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)])))
+        sampling = SamplingParams(
+            max_tokens=min(answer, max_model_len - prompt), ignore_eos=True, prompt_logprobs=random.choice([None, 1])
+        )
+        arrivals.append(
+            Arrival(
+                number * 1e-3,
+                Request(
+                    request_id=f"r{number}",
+                    sampling=sampling,
+                    priority=0 if grows else random.choice([0, 1]),
+                    prompt_tokens=[(number * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)],
+                ),
+            )
+        )
     return tuple(arrivals)
 
 
@@ -166,20 +191,29 @@ def _random_request(random: Random, number: int, max_model_len: int, priorities:
     n = random.choice([1, 1, 1, 2, 3])
     answer = room if max_tokens is None else max_tokens
     sampling = SamplingParams(
-        n=n, temperature=random.choice([0.0, 1.0]), max_tokens=max_tokens,
-        seed=random.choice([None, 7]), ignore_eos=random.random() < 0.5,
+        n=n,
+        temperature=random.choice([0.0, 1.0]),
+        max_tokens=max_tokens,
+        seed=random.choice([None, 7]),
+        ignore_eos=random.random() < 0.5,
         min_tokens=random.choice([0, 0, min(answer, 5)]),
         stop_token_ids=random.choice([(), (), (11, 12)]),
-        logprobs=random.choice([None, None, 0, 2]), prompt_logprobs=random.choice([None, None, 0, 1]))
+        logprobs=random.choice([None, None, 0, 2]),
+        prompt_logprobs=random.choice([None, None, 0, 1]),
+    )
     # Prompts repeat, so that different sequences have equal memory contents: nothing may depend on it.
     first = random.choice([number, 0])
     pooling = None
-    if max_tokens == 0 and n == 1 and sampling.prompt_logprobs is None:   # drawn from nothing more
+    if max_tokens == 0 and n == 1 and sampling.prompt_logprobs is None:  # drawn from nothing more
         skip = prompt * (number % 3) // 3
         pooling = Pooling(kind="mean", skip=skip) if number % 2 else Pooling()
-    return Request(request_id=f"r{number}", sampling=sampling, priority=random.choice(priorities),
-                   prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)],
-                   pooling=pooling)
+    return Request(
+        request_id=f"r{number}",
+        sampling=sampling,
+        priority=random.choice(priorities),
+        prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)],
+        pooling=pooling,
+    )
 
 
 def random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[ScriptedCancel, ...]:

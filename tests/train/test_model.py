@@ -75,9 +75,7 @@ def test_an_exported_model_has_the_same_logits_in_transformers(tmp_path: Path) -
     assert next(theirs.parameters()).dtype == torch.float32
     tokens = torch.randint(3, VOCAB_SIZE, (2, 150))
     with torch.no_grad():
-        torch.testing.assert_close(
-            ours(tokens, dtype=torch.float32), theirs(tokens).logits, atol=1e-4, rtol=1e-3
-        )
+        torch.testing.assert_close(ours(tokens, dtype=torch.float32), theirs(tokens).logits, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("control", [*KV_CONTROLS, *STATE_CONTROLS])

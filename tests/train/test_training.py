@@ -49,15 +49,10 @@ def test_a_training_row_is_what_the_chat_template_renders(tmp_path: Path, chats:
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for episode in make_episodes(3, 256, 4, chats.count):
         last = len(episode.turns) - 1
-        messages = [
-            *episode.messages_before(last),
-            {"role": "assistant", "content": episode.turns[last].reply},
-        ]
+        messages = [*episode.messages_before(last), {"role": "assistant", "content": episode.turns[last].reply}]
         rendered = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
         assert rendered == chats.rows(episode)[0]
-        prompt = theirs.apply_chat_template(
-            messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
-        )
+        prompt = theirs.apply_chat_template(messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False)
         assert rendered[: len(prompt)] == prompt
 
 
@@ -89,8 +84,7 @@ def test_the_second_tokenizer_only_adds_to_the_first(chats: Chats, grown: Chats)
     assert second.decode(second.encode(call).ids, skip_special_tokens=True) == call
 
 
-def test_a_second_stage_begins_with_the_answers_of_the_first(
-        tmp_path: Path, chats: Chats, grown: Chats) -> None:
+def test_a_second_stage_begins_with_the_answers_of_the_first(tmp_path: Path, chats: Chats, grown: Chats) -> None:
     torch.manual_seed(4)
     first = Model(TINY).eval()
     export(first, chats.tokenizer, tmp_path, 512)

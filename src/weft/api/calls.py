@@ -55,8 +55,13 @@ class CallTable:
 
     def complete(self, calls: Sequence[Call], *, progress: bool) -> list[Completion]:
         """All answers, in the order of ``calls``. Raises the error of the first call that fails."""
-        groups = [[Completion(prompt_index=number, index=index, prompt_tokens=call.request.prompt_tokens)
-                   for index in range(call.request.sampling.n)] for number, call in enumerate(calls)]
+        groups = [
+            [
+                Completion(prompt_index=number, index=index, prompt_tokens=call.request.prompt_tokens)
+                for index in range(call.request.sampling.n)
+            ]
+            for number, call in enumerate(calls)
+        ]
         waiting = deque(enumerate(calls))
         running: dict[int, Call] = {}
         bar = AnswerBar(len(calls) if progress else 0)
@@ -116,8 +121,10 @@ class CallTable:
         with self.turn.take():
             request = call.request
             self._core.submit(request)
-            call.choices = [Choice(index, call.decoder, request.sampling, request.prompt_tokens)
-                            for index in range(request.sampling.n)]
+            call.choices = [
+                Choice(index, call.decoder, request.sampling, request.prompt_tokens)
+                for index in range(request.sampling.n)
+            ]
             self._calls[request.request_id] = call
 
     def _take(self, event: TokenEvent) -> None:
@@ -194,9 +201,16 @@ def _rich_progress() -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    return Progress(TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                    TextColumn("{task.description}"), console=console, transient=True,
-                    disable=not console.is_terminal)
+    return Progress(
+        TextColumn("answers"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 class Turn:
@@ -223,8 +237,10 @@ class Turn:
         """Raises BusyError where another thread has it, unless ``wait``."""
         assert not self.mine, "a step inside a step"
         if not self._lock.acquire(blocking=wait):
-            raise BusyError("another thread is using this engine, which serves one at a time: put a lock "
-                            "around the calls, or let the threads talk to a server (`weft serve`)")
+            raise BusyError(
+                "another thread is using this engine, which serves one at a time: put a lock "
+                "around the calls, or let the threads talk to a server (`weft serve`)"
+            )
         self._owner = threading.get_ident()
         try:
             yield

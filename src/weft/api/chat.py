@@ -26,14 +26,7 @@ from weft.images.video import Sampling
 from weft.images.worker import PictureStart, read_picture, read_video, start_of
 from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
-from weft.text.chat_request import (
-    ChatRequest,
-    ConversationFields,
-    Prompt,
-    encode_prompt,
-    read_chat,
-    show_pictures,
-)
+from weft.text.chat_request import ChatRequest, ConversationFields, Prompt, encode_prompt, read_chat, show_pictures
 from weft.text.choices import Piece, TextDecoder
 from weft.text.dialect import AnswerPlan, Dialect, text_of
 from weft.text.pictures import PicturePart, checked_sampling
@@ -60,10 +53,15 @@ class PreparedChat:
         reader = self.plan.reader(eager=False)
         reader.read(completion.text, completion.tokens, completion.finish_reason or "stop")
         fields = msgspec.structs.asdict(completion)
-        fields |= {"text": text_of(reader.blocks, "text"),
-                   "finish_reason": reader.finish_reason(completion.finish_reason)}
-        calls = [FunctionCall(id=block.call_id, name=block.name, arguments=block.text)
-                 for block in reader.blocks if block.is_call]
+        fields |= {
+            "text": text_of(reader.blocks, "text"),
+            "finish_reason": reader.finish_reason(completion.finish_reason),
+        }
+        calls = [
+            FunctionCall(id=block.call_id, name=block.name, arguments=block.text)
+            for block in reader.blocks
+            if block.is_call
+        ]
         return ChatReply(**fields, reasoning=text_of(reader.blocks, "reasoning"), tool_calls=calls)
 
     def pieces(self, pieces: Iterable[Piece]) -> Iterator[ChatPiece]:
@@ -71,8 +69,9 @@ class PreparedChat:
         readers = [self.plan.reader(eager=True) for _ in range(self.sampling.n)]
         for piece in pieces:
             events = readers[piece.index].read(piece.text, piece.tokens, piece.finish_reason)
-            chat_piece = ChatPiece(piece.index, "", piece.tokens, piece.logprobs, piece.finish_reason,
-                                   piece.stop_reason)
+            chat_piece = ChatPiece(
+                piece.index, "", piece.tokens, piece.logprobs, piece.finish_reason, piece.stop_reason
+            )
             for event in events:
                 block = event.block
                 if block.kind == "text":
@@ -80,8 +79,9 @@ class PreparedChat:
                 elif block.kind == "reasoning":
                     chat_piece.reasoning += event.delta
                 elif event.phase == "start":
-                    chat_piece.calls.append(CallDelta(block.call_index, block.call_id, block.name,
-                                                      is_custom=block.kind == "custom_call"))
+                    chat_piece.calls.append(
+                        CallDelta(block.call_index, block.call_id, block.name, is_custom=block.kind == "custom_call")
+                    )
                 elif event.phase == "delta":
                     chat_piece.calls.append(CallDelta(block.call_index, arguments=event.delta))
             yield chat_piece
@@ -93,43 +93,54 @@ class ChatWriter:
     def __init__(self, directory: Path, tokenizer: Tokenizer, picture_tokens: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._start: PictureStart | None = start_of(directory, _LIMITS) if picture_tokens else None
-        self._tokens: dict[PictureKind, str] = dict(zip(
-            PICTURE_KINDS, map(tokenizer.token_text, picture_tokens), strict=False))
+        self._tokens: dict[PictureKind, str] = dict(
+            zip(PICTURE_KINDS, map(tokenizer.token_text, picture_tokens), strict=False)
+        )
         self._template = load_chat_template(directory, special_tokens=tokenizer.special_tokens)
         self._dialect = Dialect(self._template, tokenizer)
 
-    def prepare(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams,
-                template: Mapping[str, Any] | None, **fields: Any) -> PreparedChat:
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams,
+        template: Mapping[str, Any] | None,
+        **fields: Any,
+    ) -> PreparedChat:
         """``template``: extra variables of the template; ``fields``: those of ``ConversationFields``. Raises
         RequestError."""
         request, prompt = self._write(messages, template, **fields)
         plan = request.plan(self._dialect, prompt.text, sampling.grammar)
-        return PreparedChat(encode_prompt(self._tokenizer, prompt), plan,
-                            msgspec.structs.replace(sampling, grammar=plan.grammar),
-                            self._tokenizer.showing(plan.shown_ids))
+        return PreparedChat(
+            encode_prompt(self._tokenizer, prompt),
+            plan,
+            msgspec.structs.replace(sampling, grammar=plan.grammar),
+            self._tokenizer.showing(plan.shown_ids),
+        )
 
-    def tokens(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None,
-               **fields: Any) -> list[int]:
+    def tokens(
+        self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
+    ) -> list[int]:
         """Token ids of a conversation, up to where the answer begins. Raises RequestError."""
         _, prompt = self._write(messages, template, **fields)
         return encode_prompt(self._tokenizer, prompt).tokens
 
-    def _write(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None,
-               **fields: Any) -> tuple[ChatRequest, ChatPrompt]:
+    def _write(
+        self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None, **fields: Any
+    ) -> tuple[ChatRequest, ChatPrompt]:
         if self._template is None:
-            raise RequestError("this model has no chat template: put chat_template.jinja into the checkpoint "
-                               "directory, or complete plain text: Engine.generate, `weft generate` without "
-                               "--chat", param="messages")
+            raise RequestError(
+                "this model has no chat template: put chat_template.jinja into the checkpoint "
+                "directory, or complete plain text: Engine.generate, `weft generate` without "
+                "--chat",
+                param="messages",
+            )
         try:
-            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)],
-                                    list[ChatMessage])
+            turns = msgspec.convert([_with_files(at, one) for at, one in enumerate(messages)], list[ChatMessage])
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         conversation = ConversationFields(messages=turns, variables=template, **fields)
-        request = read_chat(conversation, template_variables=self._template.variables,
-                            reads=self._tokens)
-        prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX,
-                             **request.rendering)
+        request = read_chat(conversation, template_variables=self._template.variables, reads=self._tokens)
+        prompt = chat_prompt(self._template, request.messages, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)
         return request, self._shown(prompt, request.pictures) if request.pictures else prompt
 
     def _shown(self, prompt: ChatPrompt, parts: Sequence[PicturePart]) -> ChatPrompt:
@@ -161,8 +172,11 @@ def _with_files(at: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
             parts[index] = PicturePart(_bytes_of(part["image"], f"{where}.image"), where)
         elif kind == "video" and "video" in part:
             given = part["video"]
-            source = ([_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(given)]
-                      if isinstance(given, list | tuple) else _bytes_of(given, f"{where}.video"))
+            source = (
+                [_bytes_of(frame, f"{where}.video[{number}]") for number, frame in enumerate(given)]
+                if isinstance(given, list | tuple)
+                else _bytes_of(given, f"{where}.video")
+            )
             asked = {key: part.get(key) for key in ("fps", "min_frames", "max_frames")}
             parts[index] = PicturePart(source, where, kind="video", **checked_sampling(asked, where))
     return {**message, "content": parts}
@@ -181,7 +195,10 @@ def _bytes_of(image: Any, where: str) -> str | bytes:
     try:
         return Path(image).expanduser().read_bytes()
     except TypeError:
-        raise RequestError(f"{where} is a {type(image).__name__}; it takes an image of Pillow, the "
-                           "name of a file, its bytes or a data: URL", param=where) from None
+        raise RequestError(
+            f"{where} is a {type(image).__name__}; it takes an image of Pillow, the "
+            "name of a file, its bytes or a data: URL",
+            param=where,
+        ) from None
     except (OSError, ValueError) as error:
         raise RequestError(f"{where}: {image!s:.200} cannot be read: {error}", param=where) from None

@@ -77,8 +77,9 @@ class ChatReply(Completion, kw_only=True):
             message["reasoning"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function",
-                 "function": {"name": call.name, "arguments": call.arguments}} for call in self.tool_calls]
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
         return message
 
 
@@ -94,8 +95,9 @@ Prompt = str | Sequence[int]
 """Text, or token ids that are used as they are."""
 
 
-def sampling_from(sampling: SamplingParams | None, fields: Mapping[str, Any],
-                  defaults: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
+def sampling_from(
+    sampling: SamplingParams | None, fields: Mapping[str, Any], defaults: Mapping[str, Any], tokenizer: Tokenizer
+) -> SamplingParams:
     """``fields`` change single fields of ``sampling``, or of ``defaults`` without it. ``tokenizer`` spells
     ``bad_words``. Raises RequestError."""
     fields = dict(fields)
@@ -106,8 +108,10 @@ def sampling_from(sampling: SamplingParams | None, fields: Mapping[str, Any],
     asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
     grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items() if value is not None]
     if len(grammars) > 1:
-        raise RequestError(f"{grammars[0].field} and {grammars[1].field} both say what the answer must "
-                           "match; one can", param=grammars[1].field)
+        raise RequestError(
+            f"{grammars[0].field} and {grammars[1].field} both say what the answer must match; one can",
+            param=grammars[1].field,
+        )
     if grammars:
         fields["grammar"] = grammars[0]
     for name in ("stop", "stop_token_ids", "allowed_token_ids"):
@@ -117,8 +121,9 @@ def sampling_from(sampling: SamplingParams | None, fields: Mapping[str, Any],
     if sampling is None:
         return SamplingParams(**{**defaults, **fields})
     if not isinstance(sampling, SamplingParams):
-        raise RequestError(f"sampling is a {type(sampling).__name__}; it must be SamplingParams, or keywords",
-                           param="sampling")
+        raise RequestError(
+            f"sampling is a {type(sampling).__name__}; it must be SamplingParams, or keywords", param="sampling"
+        )
     return msgspec.structs.replace(sampling, **fields)
 
 
@@ -127,8 +132,7 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError(f"a prompt is text or a list of token ids, not {type(prompts).__name__}",
-                           param="prompt")
+        raise RequestError(f"a prompt is text or a list of token ids, not {type(prompts).__name__}", param="prompt")
     listed = list(prompts)
     if listed and all(isinstance(item, numbers.Integral) for item in listed):
         return [listed]  # type: ignore[list-item]
@@ -140,5 +144,6 @@ def token_ids(prompt: Sequence[int]) -> list[int]:
     try:
         return [operator.index(token) for token in prompt]
     except TypeError:
-        raise RequestError(f"a prompt is text or a list of token ids; {prompt!r:.60} is neither",
-                           param="prompt") from None
+        raise RequestError(
+            f"a prompt is text or a list of token ids; {prompt!r:.60} is neither", param="prompt"
+        ) from None

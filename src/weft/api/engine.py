@@ -27,15 +27,7 @@ import numpy.typing as npt
 from weft.adapters import Adapter, check_name, read_adapter
 from weft.api.calls import Call, CallTable
 from weft.api.chat import ChatWriter, PreparedChat
-from weft.api.completion import (
-    ChatPiece,
-    ChatReply,
-    Completion,
-    Prompt,
-    prompt_list,
-    sampling_from,
-    token_ids,
-)
+from weft.api.completion import ChatPiece, ChatReply, Completion, Prompt, prompt_list, sampling_from, token_ids
 from weft.api.pooling import NOTHING, MakeRequest, PoolingCalls, RankedDocument, ranked
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
@@ -60,8 +52,14 @@ class Engine:
     Raises ConfigError, CheckpointError or UnknownArchitectureError, each naming what to change.
     """
 
-    def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None,
-                 loras: Mapping[str, str | Path] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+        loras: Mapping[str, str | Path] | None = None,
+        **config: Any,
+    ) -> None:
         if loras:
             config["lora"] = (*config.get("lora", ()), *(f"{name}={path}" for name, path in loras.items()))
         assembled = assemble(EngineConfig.of(model=model, **config), on_progress=on_progress)
@@ -79,10 +77,17 @@ class Engine:
 
     # ------------------------------------------------------------------ answers
 
-    def generate(self, prompts: Prompt | Sequence[Prompt],
-                 sampling: SamplingParams | Sequence[SamplingParams] | None = None, *, progress: bool = True,
-                 cache_boundaries: Sequence[int] = (), prediction: Prompt = (),
-                 lora: str | Sequence[str | None] | None = None, **fields: Any) -> list[Completion]:
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        cache_boundaries: Sequence[int] = (),
+        prediction: Prompt = (),
+        lora: str | Sequence[str | None] | None = None,
+        **fields: Any,
+    ) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
 
         Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
@@ -90,12 +95,13 @@ class Engine:
         of the prompts, in tokens, at which the prefix cache should keep a state. ``prediction``: a guess of
         the answers, as text or token ids; with ``speculate`` a right one makes them faster. ``lora``: the
         name of the adapter that answers, of all prompts or one for each. Raises RequestError or
-        ContextLengthError naming the field, and EngineUnavailableError when a step fails. """
+        ContextLengthError naming the field, and EngineUnavailableError when a step fails."""
         listed = prompt_list(prompts)
         if isinstance(sampling, Sequence):
             if len(sampling) != len(listed):
-                raise RequestError(f"sampling has {len(sampling)} sets of parameters for {len(listed)} "
-                                   "prompts", param="sampling")
+                raise RequestError(
+                    f"sampling has {len(sampling)} sets of parameters for {len(listed)} prompts", param="sampling"
+                )
             params = [self._sampling(one, fields) for one in sampling]
         else:
             params = [self._sampling(sampling, fields)] * len(listed)
@@ -103,24 +109,44 @@ class Engine:
         if len(names) != len(listed):
             raise RequestError(f"lora has {len(names)} names for {len(listed)} prompts", param="lora")
         return self._calls.complete(
-            [self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name)
-             for prompt, one, name in zip(listed, params, names, strict=True)], progress=progress)
+            [
+                self._call(prompt, one, marks=cache_boundaries, prediction=prediction, lora=name)
+                for prompt, one, name in zip(listed, params, names, strict=True)
+            ],
+            progress=progress,
+        )
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-               cache_boundaries: Sequence[int] = (), prediction: Prompt = (), lora: str | None = None,
-               **fields: Any) -> Iterator[Piece]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        cache_boundaries: Sequence[int] = (),
+        prediction: Prompt = (),
+        lora: str | None = None,
+        **fields: Any,
+    ) -> Iterator[Piece]:
         """Pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
         answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
         raise there, as in ``generate``. Leaving the loop early cancels it."""
         params = self._sampling(sampling, fields)
-        yield from self._calls.stream(self._call(prompt, params, marks=cache_boundaries,
-                                                 prediction=prediction, lora=lora))
+        yield from self._calls.stream(
+            self._call(prompt, params, marks=cache_boundaries, prediction=prediction, lora=lora)
+        )
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
-             tools: Sequence[Mapping[str, Any]] | None = None,
-             tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
-             template: Mapping[str, Any] | None = None, prediction: Prompt = (),
-             lora: str | None = None, **fields: Any) -> ChatReply:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template: Mapping[str, Any] | None = None,
+        prediction: Prompt = (),
+        lora: str | None = None,
+        **fields: Any,
+    ) -> ChatReply:
         """The answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
         the checkpoint's chat template renders them, with ``template`` as its extra variables. ``prediction``
         and ``lora`` as in ``generate``. Raises
@@ -128,72 +154,126 @@ class Engine:
         tools, or for ``n`` above 1."""
         params = self._sampling(sampling, fields)
         if params.n != 1:
-            raise RequestError(f"chat answers once; n is {params.n}: use stream_chat, or generate with "
-                               f"render_chat", param="n")
-        prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
-                                      parallel_tool_calls=parallel_tool_calls)
+            raise RequestError(
+                f"chat answers once; n is {params.n}: use stream_chat, or generate with render_chat", param="n"
+            )
+        prepared = self._chat.prepare(
+            messages, params, template, tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+        )
         [completion] = self._calls.complete([self._chat_call(prepared, prediction, lora)], progress=False)
         return prepared.reply(completion)
 
-    def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
-                    tools: Sequence[Mapping[str, Any]] | None = None,
-                    tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
-                    template: Mapping[str, Any] | None = None, prediction: Prompt = (),
-                    lora: str | None = None, **fields: Any) -> Iterator[ChatPiece]:
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template: Mapping[str, Any] | None = None,
+        prediction: Prompt = (),
+        lora: str | None = None,
+        **fields: Any,
+    ) -> Iterator[ChatPiece]:
         """``stream`` for a conversation."""
         params = self._sampling(sampling, fields)
-        prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
-                                      parallel_tool_calls=parallel_tool_calls)
+        prepared = self._chat.prepare(
+            messages, params, template, tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+        )
         yield from prepared.pieces(self._calls.stream(self._chat_call(prepared, prediction, lora)))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
-                    tools: Sequence[Mapping[str, Any]] | None = None,
-                    template: Mapping[str, Any] | None = None) -> list[int]:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
         return self._chat.tokens(messages, template, tools=tools)
 
     # ------------------------------------------------------------------ embeddings and scores
 
-    def embed(self, inputs: Prompt | Sequence[Prompt], *, prompt: str | None = None,
-              prompt_name: str | None = None, dimensions: int | None = None, truncate_to: int | None = None,
-              lora: str | None = None, progress: bool = True) -> npt.NDArray[np.float32]:
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        truncate_to: int | None = None,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> npt.NDArray[np.float32]:
         """The embeddings of ``inputs`` (texts or token ids), float32 [inputs, width], pooled and normalised
         as the checkpoint says. ``prompt``: a text that goes before each, or ``prompt_name`` for one of the
         checkpoint's. ``dimensions``: the first of them. ``truncate_to``: a longer input loses its end; by
         default one that is too long raises ContextLengthError. Raises RequestError naming the field."""
-        return self._pooling.embed(inputs, self._pooled_request(lora), prompt=prompt, prompt_name=prompt_name,
-                                   dimensions=dimensions, truncate_to=truncate_to, progress=progress)
+        return self._pooling.embed(
+            inputs,
+            self._pooled_request(lora),
+            prompt=prompt,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            truncate_to=truncate_to,
+            progress=progress,
+        )
 
-    def score(self, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None,
-              truncate_to: int | None = None, lora: str | None = None, progress: bool = True) -> list[float]:
+    def score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        truncate_to: int | None = None,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> list[float]:
         """How well the second text of each pair answers the first, by a model with a score head or a
         generative reranker. ``instruction``: of the latter. Raises as ``embed``."""
-        return self._pooling.scores(pairs, self._pooled_request(lora), instruction=instruction,
-                                    truncate_to=truncate_to, progress=progress)
+        return self._pooling.scores(
+            pairs, self._pooled_request(lora), instruction=instruction, truncate_to=truncate_to, progress=progress
+        )
 
-    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None,
-               instruction: str | None = None, truncate_to: int | None = None, lora: str | None = None,
-               progress: bool = True) -> list[RankedDocument]:
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        instruction: str | None = None,
+        truncate_to: int | None = None,
+        lora: str | None = None,
+        progress: bool = True,
+    ) -> list[RankedDocument]:
         """``documents`` by ``score`` with ``query``, the best first, at most ``top_n``."""
-        return ranked(self.score([(query, document) for document in documents], instruction=instruction,
-                                 truncate_to=truncate_to, lora=lora, progress=progress), top_n)
+        return ranked(
+            self.score(
+                [(query, document) for document in documents],
+                instruction=instruction,
+                truncate_to=truncate_to,
+                lora=lora,
+                progress=progress,
+            ),
+            top_n,
+        )
 
     def _pooled_request(self, lora: str | None) -> MakeRequest:
         return lambda one: msgspec.structs.replace(
-            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora, pools=True),
-            pooling=one.pooling)
+            self._request(one.tokens, NOTHING, one.boundaries, (), (), lora, pools=True), pooling=one.pooling
+        )
 
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
         return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
 
     def _chat_call(self, prepared: PreparedChat, prediction: Prompt, lora: str | None) -> Call:
         encoded = prepared.encoded
-        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
-                                prediction, lora)
+        request = self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks, prediction, lora)
         return Call(msgspec.structs.replace(request, pictures=encoded.pictures), prepared.decoder)
 
-    def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int],
-              prediction: Prompt, lora: str | None) -> Call:
+    def _call(
+        self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int], prediction: Prompt, lora: str | None
+    ) -> Call:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         return Call(self._request(tokens, sampling, (), marks, prediction, lora), self.tokenizer)
 
@@ -224,17 +304,37 @@ class Engine:
         with self._calls.turn.take():
             self._core.adapters.drop(adapter.digest)
 
-    def _request(self, tokens: list[int], sampling: SamplingParams, boundaries: Sequence[int],
-                 marks: Sequence[int], prediction: Prompt, lora: str | None, *,
-                 pools: bool = False) -> Request:
+    def _request(
+        self,
+        tokens: list[int],
+        sampling: SamplingParams,
+        boundaries: Sequence[int],
+        marks: Sequence[int],
+        prediction: Prompt,
+        lora: str | None,
+        *,
+        pools: bool = False,
+    ) -> Request:
         if not pools and not self.info.generates:
-            raise RequestError(f"{self.info.name} embeds or scores text and generates none: use embed, score "
-                               "or rerank", param="model")
-        guess = (self.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str)
-                 else token_ids(prediction) if prediction else [])
-        return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
-                       boundaries=list(boundaries), marks=list(marks), prediction=guess,
-                       adapter=self._adapter(lora))
+            raise RequestError(
+                f"{self.info.name} embeds or scores text and generates none: use embed, score or rerank", param="model"
+            )
+        guess = (
+            self.tokenizer.encode(prediction, add_special_tokens=False)
+            if isinstance(prediction, str)
+            else token_ids(prediction)
+            if prediction
+            else []
+        )
+        return Request(
+            request_id=f"call-{next(self._numbers)}",
+            prompt_tokens=tokens,
+            sampling=sampling,
+            boundaries=list(boundaries),
+            marks=list(marks),
+            prediction=guess,
+            adapter=self._adapter(lora),
+        )
 
     # ------------------------------------------------------------------ the engine itself
 
@@ -284,6 +384,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -38,22 +38,53 @@ class PoolingCalls:
     def __init__(self, pooler: Pooler, calls: CallTable, tokenizer: Tokenizer, *, limit: int) -> None:
         self._pooler, self._calls, self._tokenizer, self._limit = pooler, calls, tokenizer, limit
 
-    def embed(self, inputs: Prompt | Sequence[Prompt], request: MakeRequest, *, prompt: str | None,
-              prompt_name: str | None, dimensions: int | None, truncate_to: int | None,
-              progress: bool) -> npt.NDArray[np.float32]:
-        prompts = [self._pooler.embedding(one, limit=self._limit, prompt=prompt, prompt_name=prompt_name,
-                                          truncate_to=truncate_to, param=f"inputs[{at}]")
-                   for at, one in enumerate(prompt_list(inputs))]
+    def embed(
+        self,
+        inputs: Prompt | Sequence[Prompt],
+        request: MakeRequest,
+        *,
+        prompt: str | None,
+        prompt_name: str | None,
+        dimensions: int | None,
+        truncate_to: int | None,
+        progress: bool,
+    ) -> npt.NDArray[np.float32]:
+        prompts = [
+            self._pooler.embedding(
+                one,
+                limit=self._limit,
+                prompt=prompt,
+                prompt_name=prompt_name,
+                truncate_to=truncate_to,
+                param=f"inputs[{at}]",
+            )
+            for at, one in enumerate(prompt_list(inputs))
+        ]
         rows = self._pooled(prompts, request, progress)
         return np.array([self._pooler.vector(row, dimensions) for row in rows], dtype=np.float32)
 
-    def scores(self, pairs: Sequence[tuple[str, str]], request: MakeRequest, *, instruction: str | None,
-               truncate_to: int | None, progress: bool) -> list[float]:
+    def scores(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        request: MakeRequest,
+        *,
+        instruction: str | None,
+        truncate_to: int | None,
+        progress: bool,
+    ) -> list[float]:
         if not pairs:
             raise RequestError("there is nothing to score: pairs is empty", param="pairs")
-        prompts = [self._pooler.scoring(query, document, limit=self._limit, instruction=instruction,
-                                        truncate_to=truncate_to, param=f"documents[{at}]")
-                   for at, (query, document) in enumerate(pairs)]
+        prompts = [
+            self._pooler.scoring(
+                query,
+                document,
+                limit=self._limit,
+                instruction=instruction,
+                truncate_to=truncate_to,
+                param=f"documents[{at}]",
+            )
+            for at, (query, document) in enumerate(pairs)
+        ]
         return [self._pooler.score(row) for row in self._pooled(prompts, request, progress)]
 
     def _pooled(self, prompts: Sequence[PooledPrompt], request: MakeRequest, progress: bool) -> list[bytes]:

@@ -3,5 +3,4 @@
 from weft.assemble.assembly import EMBEDDED_MODEL, Assembled, OnProgress, assemble, find_model, overlaps
 from weft.info import MemoryRow, ModelInfo
 
-__all__ = ["EMBEDDED_MODEL", "Assembled", "MemoryRow", "ModelInfo", "OnProgress", "assemble", "find_model",
-           "overlaps"]
+__all__ = ["EMBEDDED_MODEL", "Assembled", "MemoryRow", "ModelInfo", "OnProgress", "assemble", "find_model", "overlaps"]

@@ -98,8 +98,7 @@ class Assembled:
     info: ModelInfo
 
 
-def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
-             peers: Peers | None = None) -> Assembled:
+def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, peers: Peers | None = None) -> Assembled:
     """``peers``: ranks that run already, and that the engine leaves running when it closes.
 
     Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot be
@@ -127,7 +126,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         if ranks is not None:
             ranks.peers.close()
         raise
-    kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
+    kernels = kernels_in_use(device)  # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
     defaults, cost = loaded.generation_defaults, _guessed_cost(loaded)
@@ -137,19 +136,33 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     if config.moves_records:
         if config.store is not None:
             tell(f"store {config.store}: opening")
-        tier, store_notes = _store_tier(config, name, directory, placed, memory, kernels=kernels,
-                                        threads=threads, device=device)
+        tier, store_notes = _store_tier(
+            config, name, directory, placed, memory, kernels=kernels, threads=threads, device=device
+        )
         if store_notes:
             tell(store_notes[0].removesuffix("."))
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
-    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
-                      executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
-                      clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      snapshots=snapshots, overlap=overlap, max_step_s=max_step_s(config, device),
-                      pair_tokens=2 * cost.quadratic, adapters=_adapter_pool(config, placed.executor),
-                      encoder=placed.executor.pictures, pictures_bytes=placed.pictures_bytes,
-                      grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
+    core = EngineCore(
+        vocab_size=loaded.spec.vocab_size,
+        sizes=sizes,
+        memory=memory,
+        executor=placed.executor,
+        store=tier,
+        pause=time.sleep,
+        drafter=drafter,
+        clock=time.monotonic,
+        seed=config.seed,
+        eos_ids=defaults.eos_ids,
+        snapshots=snapshots,
+        overlap=overlap,
+        max_step_s=max_step_s(config, device),
+        pair_tokens=2 * cost.quadratic,
+        adapters=_adapter_pool(config, placed.executor),
+        encoder=placed.executor.pictures,
+        pictures_bytes=placed.pictures_bytes,
+        grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size),
+    )
     notes += load_adapters(core, adapters, tell)
     core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
@@ -157,21 +170,36 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         core.counters.ranks = partial(ranks.stats, placed.own)
         core.processes = ranks.peers
     info = ModelInfo(
-        name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
-        vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
-        load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
-        sizes=sizes, memory=memory_table(placed, sizes.max_model_len), notes=notes,
-        eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
+        name=name,
+        directory=str(directory),
+        family=loaded.spec.family,
+        layers=layers_in_words(loaded.spec),
+        vocab_size=loaded.spec.vocab_size,
+        dtype=loaded.spec.dtype,
+        weights_bytes=loaded.weights_bytes,
+        load_s=time.monotonic() - started,
+        device=placed.device_name,
+        threads=threads,
+        kernels=kernels,
+        sizes=sizes,
+        memory=memory_table(placed, sizes.max_model_len),
+        notes=notes,
+        eos_ids=list(defaults.eos_ids),
+        generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len)
-        | _records_identity(config, tier, arena, kernels, threads), adapters=adapters,
+        | _records_identity(config, tier, arena, kernels, threads),
+        adapters=adapters,
         picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
-        hidden_size=loaded.spec.hidden_size, generates=not (loaded.headless or is_embedder(directory)),
-        score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD))
+        hidden_size=loaded.spec.hidden_size,
+        generates=not (loaded.headless or is_embedder(directory)),
+        score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD),
+    )
     return Assembled(core, info)
 
 
-def _records_identity(config: EngineConfig, tier: StoreTier | None, arena: ArenaPlan, kernels: str,
-                      threads: int) -> dict[str, str]:
+def _records_identity(
+    config: EngineConfig, tier: StoreTier | None, arena: ArenaPlan, kernels: str, threads: int
+) -> dict[str, str]:
     """What engines that send each other records must have in common besides. All of it is in ``records``."""
     from weft.store.peer_store import PeerStore
 
@@ -179,22 +207,45 @@ def _records_identity(config: EngineConfig, tier: StoreTier | None, arena: Arena
         return {}
     from weft.assemble.prefix_store import arithmetic
 
-    return {"records": tier.store.namespace.hex()[:12], "threads": str(threads), "tp": str(config.tp),
-            "kernels": arithmetic(kernels), "page layout": arena.kv_layout}
+    return {
+        "records": tier.store.namespace.hex()[:12],
+        "threads": str(threads),
+        "tp": str(config.tp),
+        "kernels": arithmetic(kernels),
+        "page layout": arena.kv_layout,
+    }
 
 
-def _store_tier(config: EngineConfig, name: str, directory: Path, placed: _Placed, memory: Memory, *,
-                kernels: str, threads: int, device: torch.device) -> tuple[StoreTier, list[str]]:
+def _store_tier(
+    config: EngineConfig,
+    name: str,
+    directory: Path,
+    placed: _Placed,
+    memory: Memory,
+    *,
+    kernels: str,
+    threads: int,
+    device: torch.device,
+) -> tuple[StoreTier, list[str]]:
     """The tier, with its buffers attached to the arena, and what to say of it."""
     from weft.assemble.prefix_store import open_tier, own_parts
     from weft.ranks.executor import RankedExecutor
 
     executor = placed.executor
-    tier, notes = open_tier(config, name, directory, placed.loaded, memory, kernels=kernels,
-                            threads=threads, device=device, clock=time.monotonic,
-                            ranks=executor if isinstance(executor, RankedExecutor) else None,
-                            fp8_scales=placed.own.fp8_scales,
-                            chunk_tokens=on_grid(placed.sizes.step_tokens_max) or CHUNK_TOKENS)
+    tier, notes = open_tier(
+        config,
+        name,
+        directory,
+        placed.loaded,
+        memory,
+        kernels=kernels,
+        threads=threads,
+        device=device,
+        clock=time.monotonic,
+        ranks=executor if isinstance(executor, RankedExecutor) else None,
+        fp8_scales=placed.own.fp8_scales,
+        chunk_tokens=on_grid(placed.sizes.step_tokens_max) or CHUNK_TOKENS,
+    )
     placed.own.arena.attach(own_parts(tier.buffers))
     return tier, notes
 
@@ -208,33 +259,43 @@ def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -
     if not adapters:
         return []
     stats = core.adapters.stats()
-    return [f"{len(adapters)} adapters are served, {stats.resident} of them in memory: "
-            f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (limits.lora_memory)."]
+    return [
+        f"{len(adapters)} adapters are served, {stats.resident} of them in memory: "
+        f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (limits.lora_memory)."
+    ]
 
 
 def registered_adapters(config: EngineConfig) -> list[Adapter]:
     """Those of ``--lora``. Raises CheckpointError for a directory that is no adapter, or too large a rank."""
     from weft.models.hub import resolve_adapter
 
-    return [read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
-            for name, path in named_paths(config.lora).items()]
+    return [
+        read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
+        for name, path in named_paths(config.lora).items()
+    ]
 
 
 def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:
-    return AdapterPool(executor, budget_bytes=parse_bytes(config.lora_memory, flag="limits.lora_memory"),
-                       rank_max=config.max_lora_rank)
+    return AdapterPool(
+        executor, budget_bytes=parse_bytes(config.lora_memory, flag="limits.lora_memory"), rank_max=config.max_lora_rank
+    )
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
     """Of a prompt, until steps were measured."""
     spec = loaded.spec
-    return geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
-                          parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype])
+    return geometric_cost(
+        hidden_size=spec.hidden_size,
+        attention_layers=len(spec.attention_layers),
+        parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype],
+    )
 
 
-def _cost_listener(core: EngineCore, policy: Policy, guess: PrefillCost,
-                   tier: StoreTier | None) -> Callable[[StepPlan, float], None]:
+def _cost_listener(
+    core: EngineCore, policy: Policy, guess: PrefillCost, tier: StoreTier | None
+) -> Callable[[StepPlan, float], None]:
     """Gives the eviction policy and the prices of the store what the meter of ``core`` has measured."""
+
     def measured(plan: StepPlan, seconds: float) -> None:
         if plan.verify_count:
             return
@@ -262,8 +323,9 @@ class _Placed:
     pictures_bytes: int
 
 
-def _place(config: EngineConfig, name: str, directory: Path, device: torch.device,
-           ranks: StartedRanks | None, tell: OnProgress) -> _Placed:
+def _place(
+    config: EngineConfig, name: str, directory: Path, device: torch.device, ranks: StartedRanks | None, tell: OnProgress
+) -> _Placed:
     from weft.runner.sampler import Sampler
     from weft.runner.torch_executor import TorchExecutor
     from weft.tensor.chunks import grid_tokens
@@ -273,27 +335,38 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     loaded = load_weights(config, name, directory, tell, device, group)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = choose_capture(config, device, group)
-    room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
-            else ram_room(config, spec, kv_dtype))
+    room = (
+        measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell)
+        if device.type == "cuda"
+        else ram_room(config, spec, kv_dtype)
+    )
     room = within_share(room, loaded.weights_bytes)
     if ranks is not None:
         room = ranks.common_room(room, loaded)
-    arena, pictures_bytes, memory_note = plan_memory(config, spec, kv_dtype, room, device,
-                                                     sees=loaded.model.vision is not None)
+    arena, pictures_bytes, memory_note = plan_memory(
+        config, spec, kv_dtype, room, device, sees=loaded.model.vision is not None
+    )
     sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
     tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
     if ranks is not None:
         ranks.peers.lay_out(arena, sizes)
     own = TorchExecutor(
-        loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
+        loaded.model,
+        arena,
+        sizes,
+        kv_scales=loaded.kv_scales,
+        device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
-        capture=capture, mixed_tokens_max=mixed_tokens_max(config), verify_runs=records_verify_runs(config),
-        on_worker=overlaps(config, device), sampler=Sampler if ranks is None else ranks.sampler)
-    executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
+        capture=capture,
+        mixed_tokens_max=mixed_tokens_max(config),
+        verify_runs=records_verify_runs(config),
+        on_worker=overlaps(config, device),
+        sampler=Sampler if ranks is None else ranks.sampler,
+    )
+    executor = own if ranks is None else ranks.executor(own)  # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
     own.warm()
-    return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes,
-                   pictures_bytes)
+    return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes, pictures_bytes)
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:
@@ -321,8 +394,10 @@ def max_step_s(config: EngineConfig, device: torch.device) -> float | None:
 def prepare_torch(config: EngineConfig, notes: list[str]) -> int:
     """Import torch as the CPU path wants it; returns the threads it will use."""
     if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        notes.append("torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
-                     "to passive, or torch's threads spin whenever another process shares their cores.")
+        notes.append(
+            "torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
+            "to passive, or torch's threads spin whenever another process shares their cores."
+        )
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
@@ -370,8 +445,9 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
     if config.model is None:
         directory = Path(__file__).parents[1] / "embedded" / EMBEDDED_MODEL
         if not (directory / "config.json").is_file():
-            raise ConfigError("this installation has no embedded model; name a checkpoint directory or a hub "
-                              "model", param="--model")
+            raise ConfigError(
+                "this installation has no embedded model; name a checkpoint directory or a hub model", param="--model"
+            )
         return EMBEDDED_MODEL, directory
     tell(f"model: {config.model}")
     return name_of(config.model), resolve_model(config.model, config.revision, text_only=text_only)
@@ -385,8 +461,14 @@ def _check_text_files(directory: Path) -> None:
         check_syntax(*template)
 
 
-def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
-                 device: torch.device, ranks: RankGroup | None = None) -> LoadedModel:
+def load_weights(
+    config: EngineConfig,
+    name: str,
+    directory: Path,
+    tell: OnProgress,
+    device: torch.device,
+    ranks: RankGroup | None = None,
+) -> LoadedModel:
     import torch
 
     from weft.models.loading import load_model
@@ -404,24 +486,34 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
 
     free = free_bytes(device) if device.type == "cuda" else 0
     try:
-        loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
-                            quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit,
-                            device=device, allow_nonfinite=config.allow_nonfinite,
-                            mtp=loads_head(config, device), ranks=ranks,
-                            weights_cache=_weights_cache(config, directory, device, ranks))
+        loaded = load_model(
+            directory,
+            config.dtype,
+            on_bytes,
+            quantize=config.quantize,
+            quantize_inputs=config.quantize_inputs,
+            twelve_bit=config.twelve_bit,
+            device=device,
+            allow_nonfinite=config.allow_nonfinite,
+            mtp=loads_head(config, device),
+            ranks=ranks,
+            weights_cache=_weights_cache(config, directory, device, ranks),
+        )
     except torch.OutOfMemoryError:
         size = sum(file.stat().st_size for file in weight_files(directory))
         beyond = f"{format_bytes(size - free)} too many" if size > free else "too few for loading them too"
         raise ConfigError(
             f"the weights do not fit: the checkpoint has {format_bytes(size)}, and of the GPU's memory "
             f"{format_bytes(free)} were free: {beyond}. Use --quantize int8 or int4, or --tp",
-            param="--quantize") from None
+            param="--quantize",
+        ) from None
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
 
 
-def _weights_cache(config: EngineConfig, directory: Path, device: torch.device,
-                   ranks: RankGroup | None) -> WeightsCache | None:
+def _weights_cache(
+    config: EngineConfig, directory: Path, device: torch.device, ranks: RankGroup | None
+) -> WeightsCache | None:
     """For the weights in ``directory``, under a name that no other weights, kernels or rank have."""
     if config.weights_cache is None or device.type != "cpu":
         return None
@@ -430,10 +522,14 @@ def _weights_cache(config: EngineConfig, directory: Path, device: torch.device,
     from weft.tensor import native
 
     files = {stored.file for stored in CheckpointFiles.open(directory).tensors.values()}
-    facts = [weights_digest(sorted(files)), (directory / "config.json").read_text(), config.dtype,
-             native.INTERFACE, *(() if ranks is None else (ranks.place,))]
-    return WeightsCache(Path(config.weights_cache).expanduser(),
-                        hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
+    facts = [
+        weights_digest(sorted(files)),
+        (directory / "config.json").read_text(),
+        config.dtype,
+        native.INTERFACE,
+        *(() if ranks is None else (ranks.place,)),
+    ]
+    return WeightsCache(Path(config.weights_cache).expanduser(), hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
 
 
 def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup | None) -> Capture | None:
@@ -451,26 +547,37 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
     if executor.graphs is None:
         return []
     mixed = executor.mixed_graphs
-    tell(f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes and "
-         f"{len(mixed.shapes) if mixed else 0} sizes of steps with prompts")
+    tell(
+        f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes and "
+        f"{len(mixed.shapes) if mixed else 0} sizes of steps with prompts"
+    )
     refused = executor.record_graphs()
-    notes = [] if refused is None else [
-        f"some steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
+    notes = [] if refused is None else [f"some steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
     widths = executor.graphs.recorded_widths
     if widths:
-        notes.append(f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch "
-                     f"sizes, recorded in {executor.graphs.recorded_s:.1f} s.")
+        notes.append(
+            f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch "
+            f"sizes, recorded in {executor.graphs.recorded_s:.1f} s."
+        )
     if mixed and mixed.recorded_shapes:
-        notes.append(f"steps with prompts of up to {mixed.recorded_shapes[-1].tokens} tokens are CUDA "
-                     f"graphs: {len(mixed.recorded_shapes)} sizes, recorded in {mixed.recorded_s:.1f} s.")
+        notes.append(
+            f"steps with prompts of up to {mixed.recorded_shapes[-1].tokens} tokens are CUDA "
+            f"graphs: {len(mixed.recorded_shapes)} sizes, recorded in {mixed.recorded_s:.1f} s."
+        )
     return notes
 
 
-def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...],
-                      vocab_size: int) -> GrammarCompiler:
+def _grammar_compiler(
+    config: EngineConfig, directory: Path, eos_ids: tuple[int, ...], vocab_size: int
+) -> GrammarCompiler:
     sandbox = grammar_sandbox(config, directory, eos_ids)
-    return GrammarCompiler(None if sandbox is None else sandbox.read_tokenizer, eos_ids, vocab_size, sandbox,
-                           cache_bytes=parse_bytes(config.grammar_cache, flag="limits.grammar_cache"))
+    return GrammarCompiler(
+        None if sandbox is None else sandbox.read_tokenizer,
+        eos_ids,
+        vocab_size,
+        sandbox,
+        cache_bytes=parse_bytes(config.grammar_cache, flag="limits.grammar_cache"),
+    )
 
 
 _RATE_BYTES_MIN = 256 << 20
@@ -495,23 +602,33 @@ def memory_table(placed: _Placed, max_model_len: int) -> list[MemoryRow]:
     seen = [MemoryRow("pictures", placed.pictures_bytes, "rows of those that were encoded, at most")]
     kv_token_bytes = spec.kv_bytes_per_token(arena.kv_dtype)
     longest = pages_for(max_model_len) * arena.page_bytes + arena.slot_bytes
-    kinds = " or ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in
-                        ((arena.pages_per_frame, "KV page"), (arena.slots_per_frame, "state")) if count)
+    kinds = " or ".join(
+        f"{count} {noun}{'s' if count > 1 else ''}"
+        for count, noun in ((arena.pages_per_frame, "KV page"), (arena.slots_per_frame, "state"))
+        if count
+    )
     compressed = []
     if arena.compressed_pages:
-        compressed.append(MemoryRow("a compressed state", arena.compressed_bytes,
-                                    f"in {arena.compressed_pages} KV pages, 8 bits"))
+        compressed.append(
+            MemoryRow("a compressed state", arena.compressed_bytes, f"in {arena.compressed_pages} KV pages, 8 bits")
+        )
     if arena.compressed_kv_bytes:
-        compressed.append(MemoryRow("a token's compressed KV", arena.compressed_kv_bytes // arena.page_tokens,
-                                    f"{arena.compressed_kv_dtype}, while no sequence reads it"))
+        compressed.append(
+            MemoryRow(
+                "a token's compressed KV",
+                arena.compressed_kv_bytes // arena.page_tokens,
+                f"{arena.compressed_kv_dtype}, while no sequence reads it",
+            )
+        )
     return [
         MemoryRow("weights", loaded.weights_bytes, f"{loaded.weights_form}; {read_in_words(loaded)}"),
-        MemoryRow("arena", arena.arena_bytes,
-                  f"{arena.frame_count} frames of {format_bytes(arena.frame_bytes)}, each {kinds}"),
-        MemoryRow("a token's KV", kv_token_bytes,
-                  f"{len(spec.attention_layers)} attention layers, {arena.kv_dtype}"),
-        MemoryRow("a sequence's state", arena.slot_bytes,
-                  f"{len(spec.recurrent_layers)} recurrent layers, {spec.state_dtype}"),
+        MemoryRow(
+            "arena", arena.arena_bytes, f"{arena.frame_count} frames of {format_bytes(arena.frame_bytes)}, each {kinds}"
+        ),
+        MemoryRow("a token's KV", kv_token_bytes, f"{len(spec.attention_layers)} attention layers, {arena.kv_dtype}"),
+        MemoryRow(
+            "a sequence's state", arena.slot_bytes, f"{len(spec.recurrent_layers)} recurrent layers, {spec.state_dtype}"
+        ),
         *compressed,
         *(seen if placed.pictures_bytes else []),
         MemoryRow("longest sequence", longest, f"{max_model_len} tokens"),

@@ -33,16 +33,20 @@ def weight_files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_SUFFIXES)
 
 
-def engine_identity(config: EngineConfig, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
-                    max_model_len: int) -> dict[str, str]:
+def engine_identity(
+    config: EngineConfig, directory: Path, loaded: LoadedModel, arena: ArenaPlan, max_model_len: int
+) -> dict[str, str]:
     """By the name of each fact."""
     return {
         "weights": checkpoint_digest(directory),
         "config": file_digest(directory / "config.json"),
         "tokenizer": file_digest(tokenizer_path(directory)),
-        "dtype": loaded.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": config.state_dtype,
+        "dtype": loaded.spec.dtype,
+        "kv_dtype": arena.kv_dtype,
+        "state_dtype": config.state_dtype,
         "quantize": f"{loaded.weights_form}{'' if config.quantize_inputs else ', inputs as they are'}",
-        "max_model_len": str(max_model_len), "version": metadata.version("weft"),
+        "max_model_len": str(max_model_len),
+        "version": metadata.version("weft"),
     }
 
 

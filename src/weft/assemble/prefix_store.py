@@ -66,43 +66,88 @@ GPU_LINK_BYTES_S = 25e9
 """A PCIe 4 link with 16 lanes."""
 
 
-def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,
-              kernels: str, threads: int, device: torch.device, clock: Callable[[], float],
-              ranks: RankedExecutor | None = None, fp8_scales: Sequence[object] = (),
-              chunk_tokens: int = CHUNK_TOKENS) -> tuple[StoreTier, list[str]]:
+def open_tier(
+    config: EngineConfig,
+    name: str,
+    directory: Path,
+    loaded: LoadedModel,
+    memory: Memory,
+    *,
+    kernels: str,
+    threads: int,
+    device: torch.device,
+    clock: Callable[[], float],
+    ranks: RankedExecutor | None = None,
+    fp8_scales: Sequence[object] = (),
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> tuple[StoreTier, list[str]]:
     """The tier of ``config.store`` and of handoffs, which send ``chunk_tokens`` at once; and notes for the
     user. ``ranks``: the others copy their parts of each record. ``fp8_scales``: of pages in fp8, which lie
     outside of them. Raises ConfigError that names the directory."""
     arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, ranks)
     limit = buffers.limit_bytes
-    owner = _identity(config, name, directory, loaded, arena, buffers, kernels, fp8_scales,
-                      threads=0 if device.type == "cuda" else threads)
-    store: Store = NO_STORE if config.store is None else open_store(config.store, owner, replace(
-        options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache,
-        required=config.store_required))
+    owner = _identity(
+        config,
+        name,
+        directory,
+        loaded,
+        arena,
+        buffers,
+        kernels,
+        fp8_scales,
+        threads=0 if device.type == "cuda" else threads,
+    )
+    store: Store = (
+        NO_STORE
+        if config.store is None
+        else open_store(
+            config.store,
+            owner,
+            replace(
+                options,
+                queue_bytes=limit,
+                forms=_forms(config, arena),
+                cache_directory=config.store_cache,
+                required=config.store_required,
+            ),
+        )
+    )
     packed: PackedStore | None = None
     if config.store_pack == "on" and not packing.is_available():
-        raise ConfigError("debug.store_pack on needs the package zstandard: pip install 'weft[store]'",
-                          param="debug.store_pack")
+        raise ConfigError(
+            "debug.store_pack on needs the package zstandard: pip install 'weft[store]'", param="debug.store_pack"
+        )
     if packing.is_available() and config.store is not None:
         packs = config.store_pack == "on" or (config.store_pack == "auto" and device.type == "cuda")
-        store = packed = PackedStore(store, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit,
-                                     packs=packs)
+        store = packed = PackedStore(store, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit, packs=packs)
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
     peers: PeerStore | None = None
     if config.handoffs:
-        store = peers = PeerStore(store, owner.digest, page_bytes=buffers.page_bytes,
-                                  state_bytes=buffers.slot_bytes, chunk_tokens=chunk_tokens,
-                                  inbox_bytes=limit, clock=clock)
+        store = peers = PeerStore(
+            store,
+            owner.digest,
+            page_bytes=buffers.page_bytes,
+            state_bytes=buffers.slot_bytes,
+            chunk_tokens=chunk_tokens,
+            inbox_bytes=limit,
+            clock=clock,
+        )
     prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops, copy_bytes_s=copy_bytes_s)
-    tier = StoreTier(store, memory, buffers, prices, clock, exact=config.exact,
-                     write_bytes_s=options.write_bytes_per_second,
-                     step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
-                     compressed=config.tp == 1,
-                     stored_share=(lambda: 1.0) if packed is None else lambda: packed.stored_share,
-                     orders=peers)
+    tier = StoreTier(
+        store,
+        memory,
+        buffers,
+        prices,
+        clock,
+        exact=config.exact,
+        write_bytes_s=options.write_bytes_per_second,
+        step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
+        compressed=config.tp == 1,
+        stored_share=(lambda: 1.0) if packed is None else lambda: packed.stored_share,
+        orders=peers,
+    )
     if peers is not None:
         tier.link_stats = peers.link_stats
     return tier, [] if config.store is None else _notes(config.store, tier)
@@ -112,23 +157,29 @@ def _options(config: EngineConfig) -> StoreOptions:
     size = None if config.store_size is None else parse_bytes(config.store_size, flag="--store-size")
     rate = parse_byte_rate(config.store_write, flag="limits.store_write")
     reserve = parse_bytes(config.store_reserve, flag="limits.store_reserve")
-    return StoreOptions(capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve,
-                        accept_inexact=not config.exact)
+    return StoreOptions(
+        capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve, accept_inexact=not config.exact
+    )
 
 
 def _buffers(arena: ArenaPlan, device: torch.device, ranks: RankedExecutor | None) -> TransferBuffers:
     limit = buffer_limit(arena.arena_bytes * (1 if ranks is None else ranks.peers.size))
     if ranks is not None:
-        return SharedBuffers(arena.page_bytes, arena.slot_bytes, ranks=ranks.peers.size, limit_bytes=limit,
-                             share=ranks.peers.share, tell=ranks.peers.tell,
-                             room=_shared_room(limit, device, ranks) if device.type == "cuda" else None)
+        return SharedBuffers(
+            arena.page_bytes,
+            arena.slot_bytes,
+            ranks=ranks.peers.size,
+            limit_bytes=limit,
+            share=ranks.peers.share,
+            tell=ranks.peers.tell,
+            room=_shared_room(limit, device, ranks) if device.type == "cuda" else None,
+        )
     if device.type != "cuda":
         return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit)
     from weft.tensor.gpu.host_memory import room_for
 
     room = room_for(device, limit)
-    return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit, allocate=room.take,
-                           release=room.give)
+    return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit, allocate=room.take, release=room.give)
 
 
 def _shared_room(size: int, device: torch.device, ranks: RankedExecutor) -> HostRoom:
@@ -151,8 +202,9 @@ def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:
     if config.exact or config.tp > 1:
         return frozenset(exact)
     kv_form = INT4_KV if arena.compressed_kv_dtype == "int4" else INT8_KV
-    return frozenset({*exact, *({kv_form} if arena.compressed_kv_bytes else ()),
-                      *({INT8_STATE} if arena.compressed_pages else ())})
+    return frozenset(
+        {*exact, *({kv_form} if arena.compressed_kv_bytes else ()), *({INT8_STATE} if arena.compressed_pages else ())}
+    )
 
 
 def own_parts(buffers: TransferBuffers) -> BufferPlaces:
@@ -165,13 +217,25 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
     count = f"{stats.snapshots:,} snapshots" if stats.snapshots else "nothing"
     others = f", {stats.others:,} snapshots of others" if stats.others else ""
     where = " in the directory in front of it" if "://" in place else ""
-    return [f"store {place}: {count} of this model{others}{where}, {format_bytes(stats.stored_bytes)} of "
-            f"{format_bytes(stats.capacity_bytes)} in use.", *stats.notes]
+    return [
+        f"store {place}: {count} of this model{others}{where}, {format_bytes(stats.stored_bytes)} of "
+        f"{format_bytes(stats.capacity_bytes)} in use.",
+        *stats.notes,
+    ]
 
 
-def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
-              buffers: TransferBuffers, kernels: str, fp8_scales: Sequence[object], *,
-              threads: int) -> NamespaceIdentity:
+def _identity(
+    config: EngineConfig,
+    name: str,
+    directory: Path,
+    loaded: LoadedModel,
+    arena: ArenaPlan,
+    buffers: TransferBuffers,
+    kernels: str,
+    fp8_scales: Sequence[object],
+    *,
+    threads: int,
+) -> NamespaceIdentity:
     """``threads``: those of a CPU. torch multiplies the matrices that do not lie in tiles, and may split
     their sums by thread, so the number counts. Ranks change sums and shards, so their number counts too."""
     files = weight_files(directory)
@@ -182,12 +246,25 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     # Measured at start where the checkpoint has none: two machines may find different powers of two.
     scales = {"fp8_scales": hashlib.sha256(canonical_json(fp8_scales)).hexdigest()} if fp8_scales else {}
     return NamespaceIdentity(
-        model=name, weights=weights_digest(files),
-        architecture=_plain_json(asdict(loaded.spec)), rope=rope, kv_dtype=arena.kv_dtype,
-        state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=arithmetic(kernels),
-        grain_bytes=buffers.page_bytes, state_bytes=buffers.slot_bytes,
-        more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
-              "threads": threads, "layout": _plain_json(layout_of(arena)), **ranks, **scales})
+        model=name,
+        weights=weights_digest(files),
+        architecture=_plain_json(asdict(loaded.spec)),
+        rope=rope,
+        kv_dtype=arena.kv_dtype,
+        state_dtype=config.state_dtype,
+        quantised=loaded.weights_form,
+        arithmetic=arithmetic(kernels),
+        grain_bytes=buffers.page_bytes,
+        state_bytes=buffers.slot_bytes,
+        more={
+            "config": hashlib.sha256(text).hexdigest(),
+            "quantize_inputs": config.quantize_inputs,
+            "threads": threads,
+            "layout": _plain_json(layout_of(arena)),
+            **ranks,
+            **scales,
+        },
+    )
 
 
 def arithmetic(kernels: str) -> str:
@@ -199,8 +276,10 @@ def arithmetic(kernels: str) -> str:
 
 def layout_of(arena: ArenaPlan) -> dict[str, Any]:
     """Where the bytes of a page and a state are. Pages in vnni are not named: stores had them before rows."""
-    layout: dict[str, Any] = {"page": [asdict(field) for field in arena.kv_fields],
-                              "slot": [asdict(field) for field in arena.state_fields]}
+    layout: dict[str, Any] = {
+        "page": [asdict(field) for field in arena.kv_fields],
+        "slot": [asdict(field) for field in arena.state_fields],
+    }
     return layout if arena.kv_layout == "vnni" else layout | {"blocks": arena.kv_layout}
 
 

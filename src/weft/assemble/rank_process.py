@@ -29,13 +29,7 @@ import numpy as np
 
 from weft.assemble import assembly
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
-from weft.assemble.room import (
-    cache_dtypes,
-    measured_gpu_room,
-    mixed_tokens_max,
-    ram_room,
-    records_verify_runs,
-)
+from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_verify_runs
 from weft.errors import ConfigError, UserError
 from weft.ranks import messages
 from weft.ranks.shared_buffers import ReceivedBuffers, received
@@ -64,11 +58,17 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
     loaded = load()
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = assembly.choose_capture(config, device, group)
-    room = (ram_room(config, spec, kv_dtype) if device.type == "cpu" else
-            measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None))
+    room = (
+        ram_room(config, spec, kv_dtype)
+        if device.type == "cpu"
+        else measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None)
+    )
     identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
-    connection.send(messages.RankLoaded(identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes,
-                               room.most_bytes, room.usual_bytes))
+    connection.send(
+        messages.RankLoaded(
+            identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes, room.most_bytes, room.usual_bytes
+        )
+    )
     layout = connection.recv()
     if isinstance(layout, messages.RankClose):
         connection.send(messages.RankReady(0))
@@ -80,20 +80,28 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
 
     leader = collectives if launch.shares_choice else None
     try:
-        executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
-                                 device=device, reload=load, capture=capture,
-                                 mixed_tokens_max=mixed_tokens_max(config),
-                                 verify_runs=records_verify_runs(config), on_worker=False,
-                                 sampler=partial(FollowingSampler, leader))
+        executor = TorchExecutor(
+            loaded.model,
+            layout.arena,
+            layout.sizes,
+            kv_scales=loaded.kv_scales,
+            device=device,
+            reload=load,
+            capture=capture,
+            mixed_tokens_max=mixed_tokens_max(config),
+            verify_runs=records_verify_runs(config),
+            on_worker=False,
+            sampler=partial(FollowingSampler, leader),
+        )
     except (MemoryError, RuntimeError) as error:
         size = format_bytes(layout.arena.arena_bytes)
         raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
     del loaded
     buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
-    if config.moves_records:   # a GPU has rooms for transfers then, which the reserve counts
+    if config.moves_records:  # a GPU has rooms for transfers then, which the reserve counts
         executor.arena.attach(buffers)
     connection.send(messages.RankReady(layout.arena.arena_bytes))
-    executor.record_graphs()   # rank 0 says which sizes were refused
+    executor.record_graphs()  # rank 0 says which sizes were refused
     executor.warm()
     try:
         follow(executor, connection, buffers)
@@ -116,13 +124,14 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
         elif isinstance(message, messages.RankBuffer):
             buffers.receive(message, connection)
         elif isinstance(message, messages.RankBufferFreed):
-            executor.arena.follow_loads(message.buffer)   # before the next step, and so before its end
+            executor.arena.follow_loads(message.buffer)  # before the next step, and so before its end
             buffers.forget(message)
         elif isinstance(message, messages.RankMemory):
             from weft.tensor.gpu.host_memory import CudaPin, HostBuffer
 
-            buffers.memory = HostBuffer(message.size, CudaPin(executor.arena.device),
-                                        received(connection, message.size))
+            buffers.memory = HostBuffer(
+                message.size, CudaPin(executor.arena.device), received(connection, message.size)
+            )
         elif isinstance(message, messages.RankSleep):
             executor.sleep(message.level)
             connection.send(messages.RankDone())
@@ -156,8 +165,7 @@ def with_known_arrays(plan: StepPlan, before: StepPlan | None) -> StepPlan:
     return replace(plan, **known)
 
 
-def main(descriptor: int,
-         serve: Callable[[messages.RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
+def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
     connection: Connection[Any, Any] = Connection(descriptor)
     while True:
         try:
@@ -168,13 +176,15 @@ def main(descriptor: int,
             serve(launch, connection)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return 0
-        except UserError as error:   # rank 0 decides whether another launch follows
+        except UserError as error:  # rank 0 decides whether another launch follows
             if not _said(connection, messages.RankFailed(error.message, refused=True, param=error.param)):
                 return 0
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
-            _said(connection, messages.RankFailed(text, traceback=traceback.format_exc(),
-                                         lost_others=_is_of_collectives(error)))
+            _said(
+                connection,
+                messages.RankFailed(text, traceback=traceback.format_exc(), lost_others=_is_of_collectives(error)),
+            )
             return 1
 
 

@@ -84,8 +84,9 @@ def with_rank_threads(config: EngineConfig) -> EngineConfig:
     return replace(config, threads=max(1, usable_cores() // config.tp))
 
 
-def start_ranks(config: EngineConfig, directory: Path, device: torch.device, tell: Callable[[str], None],
-                peers: Peers | None = None) -> StartedRanks:
+def start_ranks(
+    config: EngineConfig, directory: Path, device: torch.device, tell: Callable[[str], None], peers: Peers | None = None
+) -> StartedRanks:
     """Starts the other ranks (or launches ``peers`` again) and meets them. Raises ConfigError for a model
     that does not divide, before any process is started."""
     from weft.ranks.peers import Peers
@@ -100,8 +101,9 @@ def start_ranks(config: EngineConfig, directory: Path, device: torch.device, tel
     except BaseException:
         started.close()
         raise
-    return StartedRanks(started, group, identity_of(directory, settings_of(config)), shares_choice,
-                        borrowed=peers is not None)
+    return StartedRanks(
+        started, group, identity_of(directory, settings_of(config)), shares_choice, borrowed=peers is not None
+    )
 
 
 def sends_choices(config: EngineConfig, device: torch.device) -> bool:
@@ -117,8 +119,10 @@ def meet(config: EngineConfig, folder: Path, rank: int, device: torch.device) ->
     try:
         return GroupCollectives.open(folder, rank, config.tp, device, config.rank_timeout)
     except RuntimeError as error:
-        raise RankLostError(f"rank {rank} did not meet the others within limits.rank_timeout "
-                            f"{config.rank_timeout:g} s: {error}", param="limits.rank_timeout") from error
+        raise RankLostError(
+            f"rank {rank} did not meet the others within limits.rank_timeout {config.rank_timeout:g} s: {error}",
+            param="limits.rank_timeout",
+        ) from error
 
 
 def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> RankGroup:
@@ -144,8 +148,11 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
 def check_no_gguf(config: EngineConfig, is_gguf: bool) -> None:
     """Raises ConfigError."""
     if is_gguf:
-        raise ConfigError(f"--tp is {config.tp}, and {config.model} is a GGUF file, which ranks do not "
-                          "divide; use the checkpoint that it was made of", param="--tp")
+        raise ConfigError(
+            f"--tp is {config.tp}, and {config.model} is a GGUF file, which ranks do not "
+            "divide; use the checkpoint that it was made of",
+            param="--tp",
+        )
 
 
 def check_divides(config: EngineConfig, directory: Path) -> None:
@@ -162,5 +169,8 @@ def check_divides(config: EngineConfig, directory: Path) -> None:
 def identity_of(directory: Path, settings: Iterable[tuple[str, str]]) -> dict[str, str]:
     """What must be equal on all ranks, as text. ``settings``: (name, value) of what was chosen for this
     rank."""
-    return {**dict(settings), "config.json": file_digest(directory / "config.json"),
-            "weights": checkpoint_digest(directory)}
+    return {
+        **dict(settings),
+        "config.json": file_digest(directory / "config.json"),
+        "weights": checkpoint_digest(directory),
+    }

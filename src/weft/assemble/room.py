@@ -45,9 +45,12 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
     packed = 4 // ITEM_BYTES[kv_dtype]
     for layer in spec.layers:
         if layer.kv_heads and layer.head_dim % packed:
-            raise ConfigError(f"--kv-dtype is {config.kv_dtype}, which packs {packed} numbers of a head: the "
-                              f"{layer.head_dim} of this model's heads are no multiple of that; use "
-                              "--kv-dtype float32", param="--kv-dtype")
+            raise ConfigError(
+                f"--kv-dtype is {config.kv_dtype}, which packs {packed} numbers of a head: the "
+                f"{layer.head_dim} of this model's heads are no multiple of that; use "
+                "--kv-dtype float32",
+                param="--kv-dtype",
+            )
     return with_cache_dtypes(spec, asked, config.state_dtype), kv_dtype
 
 
@@ -69,9 +72,11 @@ def adapter_bytes(config: EngineConfig) -> int:
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
     """Ranks divide what is free."""
     available = max(0, free_ram_bytes() // config.tp - adapter_bytes(config))
-    return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)),
-                     default_memory_bytes(available, spec, config, kv_dtype),
-                     f"{format_bytes(available)} of RAM are free now.")
+    return ArenaRoom(
+        int(available * (1 - WORKSPACE_SHARE)),
+        default_memory_bytes(available, spec, config, kv_dtype),
+        f"{format_bytes(available)} of RAM are free now.",
+    )
 
 
 def within_share(room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
@@ -81,15 +86,24 @@ def within_share(room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
     if share is None:
         return room
     if weights_bytes >= share:
-        raise ConfigError(f"its share of --memory is {format_bytes(share)}, and its weights take "
-                          f"{format_bytes(weights_bytes)}: raise --memory, or serve fewer models",
-                          param="--memory")
+        raise ConfigError(
+            f"its share of --memory is {format_bytes(share)}, and its weights take "
+            f"{format_bytes(weights_bytes)}: raise --memory, or serve fewer models",
+            param="--memory",
+        )
     most = min(room.most_bytes, share - weights_bytes)
     return ArenaRoom(most, most, room.why)
 
 
-def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
-              device: torch.device, capture: Capture | None, tell: Callable[[str], None]) -> ArenaRoom:
+def measured_gpu_room(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    spec: ModelSpec,
+    kv_dtype: CacheDTypeName,
+    device: torch.device,
+    capture: Capture | None,
+    tell: Callable[[str], None],
+) -> ArenaRoom:
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
     from weft.runner.arena import MOVES_ROOM_BYTES
     from weft.runner.reserve import CudaMeter, measure_reserve
@@ -97,31 +111,46 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     from weft.tensor.device import free_bytes
 
     rooms_bytes = MOVES_ROOM_BYTES + (ROOMS_BYTES if config.moves_records else 0)
-    tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, STEP_TOKENS_LEAST)   # as by ``fit_sizes``
+    tokens = max(config.max_num_batched_tokens or STEP_TOKENS_GPU, STEP_TOKENS_LEAST)  # as by ``fit_sizes``
     measure = partial(
-        measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
-        meter=CudaMeter(device), mixed_tokens_max=mixed_tokens_max(config),
-        verify_runs=records_verify_runs(config), adapters=bool(config.lora),
-        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions), tell=tell)
+        measure_reserve,
+        loaded.model,
+        spec,
+        kv_dtype,
+        rows=config.max_num_seqs,
+        device=device,
+        meter=CudaMeter(device),
+        mixed_tokens_max=mixed_tokens_max(config),
+        verify_runs=records_verify_runs(config),
+        adapters=bool(config.lora),
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions),
+        tell=tell,
+    )
     tell("memory: measuring what a step takes")
     reserve = _reserve(config, partial(measure, step_tokens=tokens), capture)
     if reserve is None:
         free = free_bytes(device)
         raise ConfigError(
             f"a step of {tokens} tokens and {config.max_num_seqs} sequences does not fit into the "
-            f"{format_bytes(free)} of the GPU that are free beside the weights. " + (
-                _fitting(config, partial(measure, capture=None), tokens,
-                         free - rooms_bytes - adapter_bytes(config))
-                or _no_step(loaded.weights_bytes)),
-            param="--max-num-batched-tokens")
+            f"{format_bytes(free)} of the GPU that are free beside the weights. "
+            + (
+                _fitting(config, partial(measure, capture=None), tokens, free - rooms_bytes - adapter_bytes(config))
+                or _no_step(loaded.weights_bytes)
+            ),
+            param="--max-num-batched-tokens",
+        )
     reserve = replace(reserve, transfer_bytes=rooms_bytes, adapter_bytes=adapter_bytes(config))
     free = free_bytes(device)
-    return gpu_room(config, free, reserve.total_bytes, reserve.in_words(), lambda: _ways_out(
-        config, reserve, free, partial(measure, capture=None), tokens, loaded.weights_bytes))
+    return gpu_room(
+        config,
+        free,
+        reserve.total_bytes,
+        reserve.in_words(),
+        lambda: _ways_out(config, reserve, free, partial(measure, capture=None), tokens, loaded.weights_bytes),
+    )
 
 
-def _reserve(config: EngineConfig, measure: Callable[..., Reserve],
-             capture: Capture | None) -> Reserve | None:
+def _reserve(config: EngineConfig, measure: Callable[..., Reserve], capture: Capture | None) -> Reserve | None:
     """None where memory does not do. The memory of a failed step is free again then: an error holds it, by
     its traceback, until the end of the handler."""
     import torch
@@ -134,25 +163,29 @@ def _reserve(config: EngineConfig, measure: Callable[..., Reserve],
         return None
     except gpu.KernelTooLargeError as error:
         if config.gpu_kernels != "auto":
-            raise ConfigError(f"debug.gpu_kernels is {config.gpu_kernels}: {error}",
-                              param="debug.gpu_kernels") from error
-        _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: "
-                     "%s", error)
+            raise ConfigError(
+                f"debug.gpu_kernels is {config.gpu_kernels}: {error}", param="debug.gpu_kernels"
+            ) from error
+        _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: %s", error)
     gpu.choose("torch")
     try:
-        return measure(capture=None)   # torch's operators cannot be recorded
+        return measure(capture=None)  # torch's operators cannot be recorded
     except torch.OutOfMemoryError:
         return None
 
 
-def _ways_out(config: EngineConfig, reserve: Reserve, free: int, measure: Callable[..., Reserve], tokens: int,
-              weights_bytes: int) -> str:
+def _ways_out(
+    config: EngineConfig, reserve: Reserve, free: int, measure: Callable[..., Reserve], tokens: int, weights_bytes: int
+) -> str:
     """What to lower, and by how much, where ``reserve`` leaves nothing of ``free``."""
     from weft.runner.transfers import ROOMS_BYTES
 
     lacking = reserve.total_bytes - free
-    parts = {"debug.cuda_graphs off": reserve.graph_bytes,
-             "no --store": ROOMS_BYTES if config.moves_records else 0, "no --lora": reserve.adapter_bytes}
+    parts = {
+        "debug.cuda_graphs off": reserve.graph_bytes,
+        "no --store": ROOMS_BYTES if config.moves_records else 0,
+        "no --lora": reserve.adapter_bytes,
+    }
     ways = [f"{flag} frees {format_bytes(size)}" for flag, size in parts.items() if size > lacking]
     if ways:
         return " or ".join(ways)
@@ -163,8 +196,10 @@ def _ways_out(config: EngineConfig, reserve: Reserve, free: int, measure: Callab
 
 
 def _no_step(weights_bytes: int) -> str:
-    return (f"Nor does one of {STEP_TOKENS_LEAST} tokens and 1 sequence: --quantize int4 frees up to three "
-            f"quarters of the {format_bytes(weights_bytes)} of weights")
+    return (
+        f"Nor does one of {STEP_TOKENS_LEAST} tokens and 1 sequence: --quantize int4 frees up to three "
+        f"quarters of the {format_bytes(weights_bytes)} of weights"
+    )
 
 
 def _fitting(config: EngineConfig, measure: Callable[..., Reserve], tokens: int, free: int) -> str | None:
@@ -172,10 +207,12 @@ def _fitting(config: EngineConfig, measure: Callable[..., Reserve], tokens: int,
     sequences. None for none of them."""
     import torch
 
-    sizes = [(tokens >> half, config.max_num_seqs) for half in range(1, tokens.bit_length())
-             if tokens >> half > STEP_TOKENS_LEAST]
-    sizes += [(STEP_TOKENS_LEAST, config.max_num_seqs >> half)
-              for half in range(config.max_num_seqs.bit_length())]
+    sizes = [
+        (tokens >> half, config.max_num_seqs)
+        for half in range(1, tokens.bit_length())
+        if tokens >> half > STEP_TOKENS_LEAST
+    ]
+    sizes += [(STEP_TOKENS_LEAST, config.max_num_seqs >> half) for half in range(config.max_num_seqs.bit_length())]
     for fewer, seqs in sizes if free > 0 else ():
         try:
             if measure(step_tokens=fewer, rows=seqs).step_bytes < free:
@@ -198,8 +235,9 @@ def mixed_tokens_max(config: EngineConfig) -> int:
     return 0 if config.cuda_graphs == "decodes" else TOKENS_MAX
 
 
-def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: str,
-             ways_out: Callable[[], str]) -> ArenaRoom:
+def gpu_room(
+    config: EngineConfig, free: int, reserved: int, reserved_in_words: str, ways_out: Callable[[], str]
+) -> ArenaRoom:
     """``free``: free bytes of the GPU, weights loaded; ``reserved``: the part that a step takes;
     ``ways_out``: what to lower where that is too much.
 
@@ -211,18 +249,30 @@ def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: 
             f"beside the weights {format_bytes(free)} of the GPU are free, and a step takes "
             f"{format_bytes(reserved)} ({reserved_in_words}), which leaves nothing for KV and states: "
             f"{format_bytes(reserved - free)} too many. {ways_out()}",
-            param="--max-num-batched-tokens")
-    return ArenaRoom(most, most, f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
-                             f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
-                             f"--gpu-memory-fraction is {config.gpu_memory_fraction}.")
+            param="--max-num-batched-tokens",
+        )
+    return ArenaRoom(
+        most,
+        most,
+        f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
+        f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
+        f"--gpu-memory-fraction is {config.gpu_memory_fraction}.",
+    )
 
 
 PICTURES_SHARE = 8
 """Rows of pictures take at most this part of ``--memory``."""
 
 
-def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName, room: ArenaRoom,
-                device: torch.device, *, sees: bool) -> tuple[ArenaPlan, int, list[str]]:
+def plan_memory(
+    config: EngineConfig,
+    spec: ModelSpec,
+    kv_dtype: CacheDTypeName,
+    room: ArenaRoom,
+    device: torch.device,
+    *,
+    sees: bool,
+) -> tuple[ArenaPlan, int, list[str]]:
     """The arena, and the bytes for rows of pictures, which ``--memory`` has in it. ``device``: its pages have
     the layout that its kernels read. ``sees``: the model reads pictures."""
     from weft.tensor import gpu
@@ -232,6 +282,12 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
     most = parse_bytes(config.picture_rows, flag="limits.picture_rows") if sees else 0
     pictures = min(most, size // PICTURES_SHARE)
-    arena = plan_arena(spec, size - pictures, kv_dtype=kv_dtype, compress=not config.exact,
-                       compress_kv=config.compress_kv, kv_layout=gpu.page_layout(device))
+    arena = plan_arena(
+        spec,
+        size - pictures,
+        kv_dtype=kv_dtype,
+        compress=not config.exact,
+        compress_kv=config.compress_kv,
+        kv_layout=gpu.page_layout(device),
+    )
     return arena, pictures, [note] if size < asked and config.memory is not None else []

@@ -43,43 +43,76 @@ def loads_head(config: EngineConfig, device: torch.device) -> bool:
     return named and (config.speculate != "auto" or device.type == "cpu")
 
 
-def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes: Sizes, loaded: LoadedModel,
-                 tell: Callable[[str], None]) -> Speculator | None:
+def make_drafter(
+    config: EngineConfig,
+    memory: Memory,
+    executor: Executor,
+    sizes: Sizes,
+    loaded: LoadedModel,
+    tell: Callable[[str], None],
+) -> Speculator | None:
     """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. Raises ConfigError."""
     head = loaded.model.mtp is not None
     sources = parse_sources(config.speculate)
     if not head and config.speculate not in SWITCHES and "mtp" in sources:
-        raise ConfigError(f"--speculate is {config.speculate!r}, and this checkpoint has no head for "
-                          "multi-token prediction that weft knows (mtp.*); use auto, or leave mtp out",
-                          param="--speculate")
+        raise ConfigError(
+            f"--speculate is {config.speculate!r}, and this checkpoint has no head for "
+            "multi-token prediction that weft knows (mtp.*); use auto, or leave mtp out",
+            param="--speculate",
+        )
     sources = tuple(source for source in sources if head or source != "mtp")
     if not sources:
         return None
     tell("speculation: measuring steps of 1 to 16 rows")
-    measured = profile_steps(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
-                        head_drafts=HEAD_DRAFTS_MAX if head else 0)
-    return Speculator(sources, costs=RowCosts(measured.plain, measured.verify_runs),
-                      tree=memory.prefix_tree if memory.caches else None,
-                      drafts_max=config.speculate_max, head_seconds=measured.head_measured,
-                      prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,
-                      salt_tokens=salt_tokens(memory.plan.arena_bytes), clock=time.perf_counter)
+    measured = profile_steps(
+        Memory(memory.plan), executor, sizes, loaded.spec.vocab_size, head_drafts=HEAD_DRAFTS_MAX if head else 0
+    )
+    return Speculator(
+        sources,
+        costs=RowCosts(measured.plain, measured.verify_runs),
+        tree=memory.prefix_tree if memory.caches else None,
+        drafts_max=config.speculate_max,
+        head_seconds=measured.head_measured,
+        prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,
+        salt_tokens=salt_tokens(memory.plan.arena_bytes),
+        clock=time.perf_counter,
+    )
 
 
-def profile_steps(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
-             clock: Callable[[], float] = time.perf_counter, *, head_drafts: int = 0) -> ProfileRun:
+def profile_steps(
+    memory: Memory,
+    executor: Executor,
+    sizes: Sizes,
+    vocab_size: int,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    head_drafts: int = 0,
+) -> ProfileRun:
     """A finished profile run. ``memory`` has nothing in it, and has nothing in it afterwards."""
     profile = ProfileRun(head_drafts)
-    core = EngineCore(vocab_size=vocab_size, sizes=sizes, memory=memory, executor=executor,
-                      clock=clock, seed=0, eos_ids=(), drafter=profile)
+    core = EngineCore(
+        vocab_size=vocab_size,
+        sizes=sizes,
+        memory=memory,
+        executor=executor,
+        clock=clock,
+        seed=0,
+        eos_ids=(),
+        drafter=profile,
+    )
     prompt = [0]
     room = sizes.max_model_len - len(prompt)
-    core.submit(Request(request_id=_NAME, prompt_tokens=prompt, sampling=SamplingParams(
-        temperature=0.0, max_tokens=min(PROFILE_TOKENS, room), ignore_eos=True)))
+    core.submit(
+        Request(
+            request_id=_NAME,
+            prompt_tokens=prompt,
+            sampling=SamplingParams(temperature=0.0, max_tokens=min(PROFILE_TOKENS, room), ignore_eos=True),
+        )
+    )
     while core.has_work:
         core.step()
         if profile.complete:
             core.cancel(_NAME)
     if core.failure is not None:
-        raise EngineUnavailableError(
-            f"measuring the cost of steps failed: {core.failure!r}") from core.failure
+        raise EngineUnavailableError(f"measuring the cost of steps failed: {core.failure!r}") from core.failure
     return profile

@@ -90,8 +90,11 @@ def of_engine(run: EngineRun) -> Diagnosis:
         limit = "arithmetic, in the products of prompts"
         faster = [*_byte_products(run), "prompts that begin alike, with --prefix-cache"]
     elif reads:
-        limit = ("one request at a time: each step reads all weights for one token" if run.rows < 2 else
-                 "memory bandwidth: each step reads all weights")
+        limit = (
+            "one request at a time: each step reads all weights for one token"
+            if run.rows < 2
+            else "memory bandwidth: each step reads all weights"
+        )
         faster = _less_reading(run)
     else:
         limit = "arithmetic, in the products of decode steps"
@@ -100,8 +103,10 @@ def of_engine(run: EngineRun) -> Diagnosis:
         faster.insert(0, f"--threads {run.cores}")
     if not run.cpp_kernels:
         faster.insert(0, "a C++ compiler, then weft installed again")
-    times = (f"{100 * share:.0f} % of this machine's: at least {least.total:.3g} of {run.seconds:.3g} s "
-             f"(prompts {least.prefill:.2g}, weights {least.read:.2g} or products {least.products:.2g})")
+    times = (
+        f"{100 * share:.0f} % of this machine's: at least {least.total:.3g} of {run.seconds:.3g} s "
+        f"(prompts {least.prefill:.2g}, weights {least.read:.2g} or products {least.products:.2g})"
+    )
     beyond = "; over 100 % where a step makes several tokens" if share > 1 else ""
     return Diagnosis(limit, "; ".join(faster) or "a faster device, or a smaller model", times + beyond)
 
@@ -126,23 +131,29 @@ def of_server(run: ServerRun) -> Diagnosis:
     of_all = f"of {run.e2el * 1e3:,.0f} ms a request"
     unknown = "" if run.queued is not None else "; the server does not tell its queue"
     if run.client_share > CLIENT_BUSY:
-        limit = (f"this client: it had work for {100 * run.client_share:.0f} % of the time, so it may "
-                 "read tokens late, and the server may be faster than these figures")
+        limit = (
+            f"this client: it had work for {100 * run.client_share:.0f} % of the time, so it may "
+            "read tokens late, and the server may be faster than these figures"
+        )
         faster = "several clients at once, each with a part of the load (--num-prompts, --max-concurrency)"
     elif queued > max(prefill, decode):
         limit = f"waiting in the queue, {queued * 1e3:,.0f} {of_all}"
         faster = "more --max-num-seqs or --memory; more replicas; fewer requests at once (--max-concurrency)"
     elif prefill > decode:
         limit = f"the time to the first token, {prefill * 1e3:,.0f} {of_all}{unknown}"
-        faster = ("prompts that begin alike, with --prefix-cache; fewer requests at once "
-                  "(--max-concurrency); more --threads")
+        faster = (
+            "prompts that begin alike, with --prefix-cache; fewer requests at once (--max-concurrency); more --threads"
+        )
     elif run.at_once < 2:
         limit = f"one request at a time: {decode * 1e3:,.0f} {of_all} are its decode steps"
         faster = "more requests at once (--max-concurrency); --quantize int8"
     else:
         limit = f"decode steps of {run.at_once} requests at once, {decode * 1e3:,.0f} {of_all}"
         faster = "--quantize int8; more --threads"
-    ceilings = ("not compared: the server's model and threads are unknown here; `weft bench throughput` with "
-                "its flags compares with this machine's" if run.here else
-                "not compared: the server's machine is unknown")
+    ceilings = (
+        "not compared: the server's model and threads are unknown here; `weft bench throughput` with "
+        "its flags compares with this machine's"
+        if run.here
+        else "not compared: the server's machine is unknown"
+    )
     return Diagnosis(limit, faster, ceilings)

@@ -76,16 +76,21 @@ class Sides:
     choose: Callable[[str], None]
 
 
-def bench_of(device_name: str, dtype: str, decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...],
-             context: int | None) -> Bench:
+def bench_of(
+    device_name: str, dtype: str, decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...], context: int | None
+) -> Bench:
     """Sizes that are not given default to the device's. Raises ConfigError for a missing device."""
     if device_name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device is cuda, and torch sees no CUDA device here; use --device cpu",
-                          param="--device")
+        raise ConfigError("--device is cuda, and torch sees no CUDA device here; use --device cpu", param="--device")
     device = torch.device(device_name)
     on_gpu = device.type == "cuda"
-    return Bench(device, DTYPES[dtype], decode_rows or ((1, 16, 64, 256) if on_gpu else (1, 32)),
-                 prefill_tokens or ((8192,) if on_gpu else (512,)), context or (2048 if on_gpu else 1024))
+    return Bench(
+        device,
+        DTYPES[dtype],
+        decode_rows or ((1, 16, 64, 256) if on_gpu else (1, 32)),
+        prefill_tokens or ((8192,) if on_gpu else (512,)),
+        context or (2048 if on_gpu else 1024),
+    )
 
 
 def sides_of(device: torch.device) -> Sides:
@@ -97,8 +102,15 @@ def sides_of(device: torch.device) -> Sides:
     return Sides("native", lambda side: native.choose("torch" if side == "torch" else "native"))
 
 
-def run(bench: Bench, sides: Sides, ceiling: Ceiling, geometries: Iterable[str], groups: tuple[str, ...],
-        rounds: int, cases: Cases | None = None) -> Iterator[Result]:
+def run(
+    bench: Bench,
+    sides: Sides,
+    ceiling: Ceiling,
+    geometries: Iterable[str],
+    groups: tuple[str, ...],
+    rounds: int,
+    cases: Cases | None = None,
+) -> Iterator[Result]:
     """Yields each result when it is measured. Raises ConfigError for an unknown geometry."""
     known = {name: _architecture(name) for name in geometries}
     torch.manual_seed(0)
@@ -112,8 +124,9 @@ def _architecture(name: str) -> Any:
     geometry = find_geometry(name)
     if geometry is None:
         near = ", ".join(near_names(name)) or "none"
-        raise ConfigError(f"--geometry is {name!r}, which is not in weft's table of models; near are {near}",
-                          param="--geometry")
+        raise ConfigError(
+            f"--geometry is {name!r}, which is not in weft's table of models; near are {near}", param="--geometry"
+        )
     return read_architecture(geometry.config)
 
 
@@ -141,18 +154,25 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
     sides.choose(sides.own)
     seconds = {side: median(samples[side]) if side in samples else None for side in calls}
     own_s, least_s = seconds[sides.own], ceiling.least_s(case.bytes_moved, case.flops)
-    return Result(geometry, case.name, seconds, case.bytes_moved, case.flops,
-                  least_s / own_s if own_s else None, refusals)
+    return Result(
+        geometry, case.name, seconds, case.bytes_moved, case.flops, least_s / own_s if own_s else None, refusals
+    )
 
 
 def facts_of(bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> dict[str, Any]:
     """The circumstances of a figure."""
     on_gpu = bench.device.type == "cuda"
-    return {"device": torch.cuda.get_device_name(bench.device) if on_gpu else cpu_name_and_flags()[0],
-            "cores": usable_cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,
-            "kernels": sides.own if on_gpu else native.describe(), "dtype": str(bench.dtype)[6:],
-            "rounds": rounds, "copy_gb_per_s": ceiling.copy_bytes_per_s / 1e9,
-            "matrix_tflop_per_s": ceiling.matrix_flops_per_s / 1e12}
+    return {
+        "device": torch.cuda.get_device_name(bench.device) if on_gpu else cpu_name_and_flags()[0],
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "kernels": sides.own if on_gpu else native.describe(),
+        "dtype": str(bench.dtype)[6:],
+        "rounds": rounds,
+        "copy_gb_per_s": ceiling.copy_bytes_per_s / 1e9,
+        "matrix_tflop_per_s": ceiling.matrix_flops_per_s / 1e12,
+    }
 
 
 def to_json(facts: dict[str, Any], results: Iterable[Result]) -> dict[str, Any]:
@@ -189,7 +209,7 @@ class Bench:
     """Other libraries' kernels for (bench, mixer, rows, tokens, tokens before, *tensors)."""
 
     def __post_init__(self) -> None:
-        scratch.home = self.device   # torch's side takes its buffers there
+        scratch.home = self.device  # torch's side takes its buffers there
 
     def noise(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Normal numbers of spread 0.5."""
@@ -201,21 +221,27 @@ class Bench:
 
     def sizes(self) -> list[tuple[str, int, int, int]]:
         """(name, rows, tokens of each, tokens before them), decodes first."""
-        return [*((f"decode {rows} x 1 at {self.context}", rows, 1, self.context - 1)
-                  for rows in self.decode_rows),
-                *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens)]
+        return [
+            *((f"decode {rows} x 1 at {self.context}", rows, 1, self.context - 1) for rows in self.decode_rows),
+            *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens),
+        ]
 
     def runs(self, rows: int, tokens: int, before: int) -> Runs:
         """``rows`` sequences with ``tokens`` new tokens each after ``before``, in pages of random order."""
         width = pages_for(before + tokens)
         pages = torch.randperm(rows * width).to(torch.int32).view(rows, width)
-        return Runs(offsets=[row * tokens for row in range(rows)], starts=[before] * rows,
-                    lengths=[tokens] * rows, slots=list(range(rows)), fresh=[False] * rows,
-                    decode_count=rows if tokens == 1 else 0,
-                    starts_R=torch.tensor([before] * rows, device=self.device),
-                    slots_R=torch.arange(rows, device=self.device),
-                    context_R=torch.tensor([before + tokens] * rows, device=self.device),
-                    page_table_RP=pages.to(self.device))
+        return Runs(
+            offsets=[row * tokens for row in range(rows)],
+            starts=[before] * rows,
+            lengths=[tokens] * rows,
+            slots=list(range(rows)),
+            fresh=[False] * rows,
+            decode_count=rows if tokens == 1 else 0,
+            starts_R=torch.tensor([before] * rows, device=self.device),
+            slots_R=torch.arange(rows, device=self.device),
+            context_R=torch.tensor([before + tokens] * rows, device=self.device),
+            page_table_RP=pages.to(self.device),
+        )
 
 
 Cases = Callable[[Architecture, Bench, tuple[str, ...]], Iterator[Case]]
@@ -265,8 +291,13 @@ def _attention(of: Attention, bench: Bench) -> Iterator[Case]:
         read = 2 * rows * (before + tokens) * kv_heads * dim * bench.dtype.itemsize
         seen = rows * sum(before + at + 1 for at in range(tokens))
         call = partial(paged_attention, q, k, v, runs, of.scale)
-        yield Case(f"attention {name}", call, read + 2 * size_of(q), 4 * seen * heads * dim,
-                   bench.rivals(bench, of, rows, tokens, before))
+        yield Case(
+            f"attention {name}",
+            call,
+            read + 2 * size_of(q),
+            4 * seen * heads * dim,
+            bench.rivals(bench, of, rows, tokens, before),
+        )
 
 
 def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
@@ -280,9 +311,13 @@ def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
         g = -bench.noise(count, heads, *([k_dim] if kimi else []), dtype=F32).abs()
         state = bench.noise(rows, heads, k_dim, v_dim, dtype=F32)
         call = partial(delta_rule, q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
-        yield Case(f"{'Kimi' if kimi else 'gated'} delta {name}", call,
-                   size_of(q, k, v, v, g, beta) + 2 * size_of(state), 8 * count * heads * k_dim * v_dim,
-                   bench.rivals(bench, of, rows, tokens, before, q, k, v, g, beta, state))
+        yield Case(
+            f"{'Kimi' if kimi else 'gated'} delta {name}",
+            call,
+            size_of(q, k, v, v, g, beta) + 2 * size_of(state),
+            8 * count * heads * k_dim * v_dim,
+            bench.rivals(bench, of, rows, tokens, before, q, k, v, g, beta, state),
+        )
 
 
 def _mamba2(of: Mamba2, bench: Bench) -> Iterator[Case]:
@@ -293,8 +328,12 @@ def _mamba2(of: Mamba2, bench: Bench) -> Iterator[Case]:
         a, d, bias = (bench.uniform(of.heads) for _ in range(3))
         state = bench.noise(rows, of.heads, of.head_dim, of.state_dim, dtype=F32)
         call = partial(mamba2, x, dt, -a, b, c, d, bias, state, runs, dt_limit=of.dt_limit)
-        yield Case(f"Mamba-2 {name}", call, size_of(x, x, dt, b, c) + 2 * size_of(state),
-                   6 * count * of.heads * of.head_dim * of.state_dim)
+        yield Case(
+            f"Mamba-2 {name}",
+            call,
+            size_of(x, x, dt, b, c) + 2 * size_of(state),
+            6 * count * of.heads * of.head_dim * of.state_dim,
+        )
 
 
 def _mamba1(of: Mamba1, bench: Bench) -> Iterator[Case]:
@@ -302,12 +341,15 @@ def _mamba1(of: Mamba1, bench: Bench) -> Iterator[Case]:
         runs, count = bench.runs(rows, tokens, before), rows * tokens
         x, dt = (bench.noise(count, of.channels) for _ in range(2))
         b, c = (bench.noise(count, of.state_dim) for _ in range(2))
-        a, d, bias = bench.uniform(of.channels, of.state_dim), bench.uniform(of.channels), bench.uniform(
-            of.channels)
+        a, d, bias = bench.uniform(of.channels, of.state_dim), bench.uniform(of.channels), bench.uniform(of.channels)
         state = bench.noise(rows, of.channels, of.state_dim, dtype=F32)
         call = partial(mamba1, x, dt, -a, b, c, d, bias, state, runs)
-        yield Case(f"Mamba-1 {name}", call, size_of(x, x, dt, b, c) + 2 * size_of(state),
-                   6 * count * of.channels * of.state_dim)
+        yield Case(
+            f"Mamba-1 {name}",
+            call,
+            size_of(x, x, dt, b, c) + 2 * size_of(state),
+            6 * count * of.channels * of.state_dim,
+        )
 
 
 def _convolution(of: object, bench: Bench) -> Iterator[Case]:
@@ -343,13 +385,15 @@ def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
         ids = bench.uniform(count, of.count).topk(of.per_token).indices
         awake = len(set(ids.flatten().tolist()))
         call = partial(moe, x, ids, weights, gate_up, down, activation=of.activation, gated=of.gated)
-        yield Case(f"experts {name.split(' at')[0]}", call,
-                   awake * (size_of(gate_up, down) // of.count) + size_of(x, x, weights),
-                   2 * count * of.per_token * (rows + of.width) * hidden)
+        yield Case(
+            f"experts {name.split(' at')[0]}",
+            call,
+            awake * (size_of(gate_up, down) // of.count) + size_of(x, x, weights),
+            2 * count * of.per_token * (rows + of.width) * hidden,
+        )
 
 
 def pages_of(bench: Bench, runs: Runs, kv_heads: int, dim: int) -> Iterator[torch.Tensor]:
     """K and V for every page of ``runs``, in the layout of the device."""
     for shape in (layout.k_block_shape, layout.v_block_shape):
-        yield bench.noise(runs.page_table_RP.numel(),
-                          *shape(kv_heads, dim, bench.dtype, page_layout(bench.device)))
+        yield bench.noise(runs.page_table_RP.numel(), *shape(kv_heads, dim, bench.dtype, page_layout(bench.device)))

@@ -52,9 +52,10 @@ class MachineCeilings:
 
     def rows(self) -> dict[str, float]:
         """For a table of figures."""
-        return {"ceiling: memory read (GB/s)": self.read_bytes_per_s / 1e9,
-                **{f"ceiling: {dtype} products (TFLOP/s)": rate / 1e12
-                   for dtype, rate in self.flops_per_s.items()}}
+        return {
+            "ceiling: memory read (GB/s)": self.read_bytes_per_s / 1e9,
+            **{f"ceiling: {dtype} products (TFLOP/s)": rate / 1e12 for dtype, rate in self.flops_per_s.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,9 @@ class ModelDemand:
     def least(self, machine: MachineCeilings, *, prompt_tokens: int, steps: int, rows: float) -> LeastSeconds:
         """For prompts of ``prompt_tokens`` in all, then ``steps`` decode steps of ``rows`` sequences."""
         token_s = 2 * self.params / machine.rate(self.dtype)
-        return LeastSeconds(prompt_tokens * token_s, steps * self.weight_bytes / machine.read_bytes_per_s,
-                            steps * rows * token_s)
+        return LeastSeconds(
+            prompt_tokens * token_s, steps * self.weight_bytes / machine.read_bytes_per_s, steps * rows * token_s
+        )
 
 
 def measure_machine(device: torch.device) -> MachineCeilings:
@@ -79,8 +81,10 @@ def measure_machine(device: torch.device) -> MachineCeilings:
     read_s = _best_s(numbers.sum, device)
     del numbers
     rates = {"float32": _rate(torch.float32, device), "bfloat16": _rate(torch.bfloat16, device)}
-    codes = [torch.ones(MATRIX_SIDE[device.type], MATRIX_SIDE[device.type], dtype=torch.int8, device=device)
-             for _ in range(2)]
+    codes = [
+        torch.ones(MATRIX_SIDE[device.type], MATRIX_SIDE[device.type], dtype=torch.int8, device=device)
+        for _ in range(2)
+    ]
     with suppress(RuntimeError):  # torch has no such product on some devices
         rates["int8"] = _flops(device) / _best_s(lambda: torch._int_mm(*codes), device)
     return MachineCeilings(READ_BYTES[device.type] / read_s, rates)
@@ -91,8 +95,14 @@ def demand_of(config: EngineConfig, info: ModelInfo) -> ModelDemand:
     checkpoint = CheckpointFiles.open(Path(info.directory))
     architecture = read_architecture(checkpoint.config)
     parameters = count_weights(architecture, architecture, 1, WeightForm(info.dtype, 16)).parameters
-    load = model_load(architecture, parameters=parameters, weight_bytes=info.weights_bytes / parameters,
-                      eight_bit=False, kv_bytes=0.0, state_bytes=0.0)
+    load = model_load(
+        architecture,
+        parameters=parameters,
+        weight_bytes=info.weights_bytes / parameters,
+        eight_bit=False,
+        kv_bytes=0.0,
+        state_bytes=0.0,
+    )
     in_bytes = config.quantize == "w8a8" or (config.quantize == "int8" and config.quantize_inputs)
     dtype = "int8" if in_bytes else "float32" if info.dtype == "float32" else "bfloat16"
     return ModelDemand(load.active_params * load.weight_bytes, load.active_params, dtype)
@@ -100,8 +110,11 @@ def demand_of(config: EngineConfig, info: ModelInfo) -> ModelDemand:
 
 def share_rows(machine: MachineCeilings, least_s: float, seconds: float) -> dict[str, Any]:
     """The ceilings and the share of them that ``seconds`` reached, for a table of figures."""
-    return {**machine.rows(), "least seconds at the ceilings": least_s,
-            "share of the ceilings (%)": 100 * least_s / seconds}
+    return {
+        **machine.rows(),
+        "least seconds at the ceilings": least_s,
+        "share of the ceilings (%)": 100 * least_s / seconds,
+    }
 
 
 def _flops(device: torch.device) -> float:
@@ -149,8 +162,10 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> Ceiling:
 def seconds_of(call: Callable[[], object], times: int, device: torch.device | None = None) -> float:
     """Mean seconds of ``times`` consecutive calls; on a GPU by the device's clock, launches included."""
     if device is not None and device.type == "cuda":
-        began, ended = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                        for _ in range(2))
+        began, ended = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
         began.record()
         for _ in range(times):
             call()

@@ -20,8 +20,12 @@ import numpy as np
 from weft.bench.serve import Timing
 from weft.errors import ConfigError
 
-METRICS = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",
-           "e2el": "end-to-end latency"}
+METRICS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2el": "end-to-end latency",
+}
 PROMISED = ("ttft", "tpot", "e2el")
 """Metrics of a single request, which objectives (--goodput) can limit."""
 
@@ -53,24 +57,28 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
         except ValueError:
             limit = math.nan
         if name not in PROMISED or not limit > 0:
-            raise ConfigError(f"--goodput is {pair!r}; it is NAME:MILLISECONDS with a name of "
-                              f"{', '.join(PROMISED)} and more than 0 milliseconds", param="--goodput")
+            raise ConfigError(
+                f"--goodput is {pair!r}; it is NAME:MILLISECONDS with a name of "
+                f"{', '.join(PROMISED)} and more than 0 milliseconds",
+                param="--goodput",
+            )
         promises[name] = limit
     return promises
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """"ttft,itl" -> names of METRICS. Raises ConfigError."""
+    """ "ttft,itl" -> names of METRICS. Raises ConfigError."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for name in names:
         if name not in METRICS:
-            raise ConfigError(f"--percentile-metrics has {name!r}; it may have {', '.join(METRICS)}",
-                              param="--percentile-metrics")
+            raise ConfigError(
+                f"--percentile-metrics has {name!r}; it may have {', '.join(METRICS)}", param="--percentile-metrics"
+            )
     return names
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """"50,99.9" -> numbers of 0 to 100. Raises ConfigError."""
+    """ "50,99.9" -> numbers of 0 to 100. Raises ConfigError."""
     percentiles = []
     for part in text.split(","):
         try:
@@ -78,8 +86,10 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
         except ValueError:
             value = math.nan
         if not 0 <= value <= 100:
-            raise ConfigError(f"--metric-percentiles has {part.strip()!r}; it has numbers from 0 to 100, "
-                              "separated by commas", param="--metric-percentiles")
+            raise ConfigError(
+                f"--metric-percentiles has {part.strip()!r}; it has numbers from 0 to 100, separated by commas",
+                param="--metric-percentiles",
+            )
         percentiles.append(value)
     return tuple(percentiles)
 
@@ -89,28 +99,41 @@ def keeps(times: Times, promises: Mapping[str, float]) -> bool:
     return all((getattr(times, name) or 0.0) * 1e3 <= limit for name, limit in promises.items())
 
 
-def figures(timings: Sequence[Timing], seconds: float, *, names: Sequence[str] = tuple(METRICS),
-            percentiles: Sequence[float] = (99.0,), promises: Mapping[str, float] | None = None,
-            ) -> dict[str, Any]:
+def figures(
+    timings: Sequence[Timing],
+    seconds: float,
+    *,
+    names: Sequence[str] = tuple(METRICS),
+    percentiles: Sequence[float] = (99.0,),
+    promises: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
     """Results by the standard keys. ``seconds``: from the first sending to the last end, above 0."""
     done = [timing for timing in timings if timing.error is None and timing.chunks]
     times = [times_of(timing) for timing in done]
-    read, generated = (sum(timing.prompt_tokens for timing in done),
-                       sum(timing.output_tokens for timing in done))
-    accepted, rejected = (sum(timing.accepted_drafts for timing in done),
-                          sum(timing.rejected_drafts for timing in done))
+    read, generated = (sum(timing.prompt_tokens for timing in done), sum(timing.output_tokens for timing in done))
+    accepted, rejected = (
+        sum(timing.accepted_drafts for timing in done),
+        sum(timing.rejected_drafts for timing in done),
+    )
     decoded = generated - len(done)  # the first token of an answer comes from its prefill
     results: dict[str, Any] = {
-        "duration": seconds, "completed": len(done), "failed": len(timings) - len(done),
-        "total_input_tokens": read, "total_output_tokens": generated,
+        "duration": seconds,
+        "completed": len(done),
+        "failed": len(timings) - len(done),
+        "total_input_tokens": read,
+        "total_output_tokens": generated,
         "total_cached_tokens": sum(timing.cached_tokens for timing in done),
-        "total_accepted_drafts": accepted, "total_rejected_drafts": rejected,
+        "total_accepted_drafts": accepted,
+        "total_rejected_drafts": rejected,
         "acceptance_rate": accepted / (accepted + rejected) if accepted + rejected else None,
         "accepted_length": decoded / (decoded - accepted) if accepted + rejected else None,
         "request_throughput": len(done) / seconds,
         "request_goodput": (sum(keeps(one, promises) for one in times) / seconds) if promises else None,
-        "output_throughput": generated / seconds, "total_token_throughput": (read + generated) / seconds,
-        "max_output_tokens_per_s": busiest_second(done), "max_concurrent_requests": most_at_once(done)}
+        "output_throughput": generated / seconds,
+        "total_token_throughput": (read + generated) / seconds,
+        "max_output_tokens_per_s": busiest_second(done),
+        "max_concurrent_requests": most_at_once(done),
+    }
     for name in names:
         values = [value * 1e3 for one in times for value in _values(one, name)]
         results |= _spread(values, name, percentiles)
@@ -127,10 +150,12 @@ def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dic
     spread: dict[str, float | None] = dict.fromkeys(f"{kind}_{name}_ms" for kind in ("mean", "median", "std"))
     spread |= {f"p{percentile:g}_{name}_ms": None for percentile in percentiles}
     if values:
-        spread |= {f"mean_{name}_ms": float(np.mean(values)), f"median_{name}_ms": float(np.median(values)),
-                   f"std_{name}_ms": float(np.std(values))}
-        spread |= {f"p{percentile:g}_{name}_ms": float(np.percentile(values, percentile))
-                   for percentile in percentiles}
+        spread |= {
+            f"mean_{name}_ms": float(np.mean(values)),
+            f"median_{name}_ms": float(np.median(values)),
+            f"std_{name}_ms": float(np.std(values)),
+        }
+        spread |= {f"p{percentile:g}_{name}_ms": float(np.percentile(values, percentile)) for percentile in percentiles}
     return spread
 
 
@@ -150,8 +175,10 @@ def busiest_second(timings: Sequence[Timing]) -> int:
 def most_at_once(timings: Sequence[Timing]) -> int:
     """Most requests that were open at the same moment. A request that ends as another begins does not overlap
     it."""
-    moves = sorted([(timing.sent, 1) for timing in timings]
-                   + [(max(timing.ended, timing.chunks[-1][0]), -1) for timing in timings if timing.chunks])
+    moves = sorted(
+        [(timing.sent, 1) for timing in timings]
+        + [(max(timing.ended, timing.chunks[-1][0]), -1) for timing in timings if timing.chunks]
+    )
     now = most = 0
     for _, change in moves:
         now += change

@@ -32,9 +32,12 @@ def check_lengths(engine: Engine, requests: Sequence[SampleRequest]) -> None:
     limit = engine.info.sizes.max_model_len
     longest = max(_tokens(engine, request) + request.output_tokens for request in requests)
     if longest > limit:
-        raise ConfigError(f"the longest request has {longest} tokens, prompt and answer together; the "
-                          f"context is {limit} (--max-model-len): ask for less with --input-len and "
-                          "--output-len", param="--input-len")
+        raise ConfigError(
+            f"the longest request has {longest} tokens, prompt and answer together; the "
+            f"context is {limit} (--max-model-len): ask for less with --input-len and "
+            "--output-len",
+            param="--input-len",
+        )
 
 
 def _tokens(engine: Engine, request: SampleRequest) -> int:
@@ -42,8 +45,18 @@ def _tokens(engine: Engine, request: SampleRequest) -> int:
     return len(prompt) if isinstance(prompt, list) else len(engine.tokenizer.encode(prompt))
 
 
-def latency(engine: Engine, *, batch_size: int, input_len: int, output_len: int, n: int, warmups: int,
-            iterations: int, on_done: Callable[[float], None], seed: int = 0) -> dict[str, Any]:
+def latency(
+    engine: Engine,
+    *,
+    batch_size: int,
+    input_len: int,
+    output_len: int,
+    n: int,
+    warmups: int,
+    iterations: int,
+    on_done: Callable[[float], None],
+    seed: int = 0,
+) -> dict[str, Any]:
     """Results by the standard keys, in seconds. Each iteration has new prompts, so that no cache helps."""
     dice = random.Random(seed)
     vocab_size = engine.info.vocab_size
@@ -62,8 +75,7 @@ def latency(engine: Engine, *, batch_size: int, input_len: int, output_len: int,
     return {"avg_latency": float(np.mean(latencies)), "latencies": latencies, "percentiles": spread}
 
 
-def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1,
-               warmups: int = 0) -> dict[str, Any]:
+def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1, warmups: int = 0) -> dict[str, Any]:
     """Results by the standard keys; token counts include prompts and answers unless the key says
     otherwise."""
     check_lengths(engine, requests)
@@ -77,8 +89,14 @@ def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1,
     seconds = time.perf_counter() - began
     read = sum(len(one.prompt_tokens) for one in done if one.index == 0)
     generated = sum(len(one.tokens) for one in done)
-    return {"elapsed_time": seconds, "num_requests": len(requests), "total_num_tokens": read + generated,
-            "requests_per_second": len(requests) / seconds, "tokens_per_second": (read + generated) / seconds,
-            "total_input_tokens": read, "total_output_tokens": generated,
-            "output_tokens_per_second": generated / seconds,
-            "total_cached_tokens": sum(one.cached_tokens for one in done if one.index == 0)}
+    return {
+        "elapsed_time": seconds,
+        "num_requests": len(requests),
+        "total_num_tokens": read + generated,
+        "requests_per_second": len(requests) / seconds,
+        "tokens_per_second": (read + generated) / seconds,
+        "total_input_tokens": read,
+        "total_output_tokens": generated,
+        "output_tokens_per_second": generated / seconds,
+        "total_cached_tokens": sum(one.cached_tokens for one in done if one.index == 0),
+    }

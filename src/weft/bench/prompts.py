@@ -34,8 +34,16 @@ class SampleRequest:
     answer: str = ""
 
 
-def random_requests(count: int, *, input_len: int, output_len: int, range_ratio: float = 0.0,
-                    prefix_len: int = 0, vocab_size: int, seed: int) -> list[SampleRequest]:
+def random_requests(
+    count: int,
+    *,
+    input_len: int,
+    output_len: int,
+    range_ratio: float = 0.0,
+    prefix_len: int = 0,
+    vocab_size: int,
+    seed: int,
+) -> list[SampleRequest]:
     """Prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. A ``range_ratio`` of r, below
     1, draws both lengths from (1 - r) to (1 + r) times the given ones, at least 1."""
     dice = random.Random(seed)
@@ -44,23 +52,25 @@ def random_requests(count: int, *, input_len: int, output_len: int, range_ratio:
     def length(about: int) -> int:
         return max(1, dice.randint(round(about * (1 - range_ratio)), round(about * (1 + range_ratio))))
 
-    return [SampleRequest(shared + _tokens(dice, length(input_len), vocab_size), length(output_len))
-            for _ in range(count)]
+    return [
+        SampleRequest(shared + _tokens(dice, length(input_len), vocab_size), length(output_len)) for _ in range(count)
+    ]
 
 
-def prefix_repetition_requests(count: int, *, prefix_len: int, suffix_len: int, prefixes: int,
-                               output_len: int, vocab_size: int, seed: int) -> list[SampleRequest]:
+def prefix_repetition_requests(
+    count: int, *, prefix_len: int, suffix_len: int, prefixes: int, output_len: int, vocab_size: int, seed: int
+) -> list[SampleRequest]:
     """Each of ``prefixes`` serves the same number of requests, or one more, in random order."""
     dice = random.Random(seed)
     shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
-    requests = [SampleRequest(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len)
-            for at in range(count)]
+    requests = [
+        SampleRequest(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len) for at in range(count)
+    ]
     dice.shuffle(requests)
     return requests
 
 
-def file_requests(kind: str, path: Path, count: int, *, output_len: int | None,
-                  seed: int) -> list[SampleRequest]:
+def file_requests(kind: str, path: Path, count: int, *, output_len: int | None, seed: int) -> list[SampleRequest]:
     """At most ``count`` requests from ``path`` ("sharegpt" or "custom"), shuffled by the seed. ``output_len``
     None: the length in the file, or of its answer. Raises ConfigError naming file and line."""
     try:
@@ -78,9 +88,11 @@ def file_requests(kind: str, path: Path, count: int, *, output_len: int | None,
         elif wanted:
             requests.append(SampleRequest(prompt, 0, wanted))
         else:
-            raise ConfigError(f"--dataset-path {path}: how many tokens shall be made for {prompt[:40]!r}? "
-                              'Give "output_tokens" in its line, or --custom-output-len',
-                              param="--dataset-path")
+            raise ConfigError(
+                f"--dataset-path {path}: how many tokens shall be made for {prompt[:40]!r}? "
+                'Give "output_tokens" in its line, or --custom-output-len',
+                param="--dataset-path",
+            )
     return requests
 
 
@@ -105,13 +117,15 @@ def _lines(path: Path, text: str) -> Iterator[tuple[str, int | str]]:
             continue
         row = _object(line)
         if row is None or not isinstance(row.get("prompt"), str):
-            raise ConfigError(f'--dataset-path {path}, line {number}: a JSON object with a "prompt" is '
-                              "needed", param="--dataset-path")
+            raise ConfigError(
+                f'--dataset-path {path}, line {number}: a JSON object with a "prompt" is needed', param="--dataset-path"
+            )
         wanted = row.get("output_tokens", row.get("completion", ""))
-        if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (
-                isinstance(wanted, int) and wanted < 1):
-            raise ConfigError(f"--dataset-path {path}, line {number}: output_tokens is {wanted!r}; it must "
-                              "be a number from 1 on", param="--dataset-path")
+        if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (isinstance(wanted, int) and wanted < 1):
+            raise ConfigError(
+                f"--dataset-path {path}, line {number}: output_tokens is {wanted!r}; it must be a number from 1 on",
+                param="--dataset-path",
+            )
         yield row["prompt"], wanted
 
 

@@ -20,9 +20,14 @@ from weft.host import usable_cores
 
 def facts() -> dict[str, Any]:
     """Facts about this machine and this moment."""
-    return {"date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"), "weft": metadata.version("weft"),
-            "python": platform.python_version(), "machine": platform.machine(), "cores": usable_cores(),
-            "load_average": list(os.getloadavg())}
+    return {
+        "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
+        "weft": metadata.version("weft"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": usable_cores(),
+        "load_average": list(os.getloadavg()),
+    }
 
 
 def check_writable(path: Path | None, flag: str) -> None:
@@ -45,6 +50,11 @@ def show(title: str, rows: Mapping[str, object]) -> None:
     """Print numbers with their names; None is a dash."""
     click.secho(title, bold=True)
     for name, value in rows.items():
-        shown = "-" if value is None else f"{value:,.2f}" if isinstance(value, float) else (
-            f"{value:,}" if isinstance(value, int) else str(value))
+        shown = (
+            "-"
+            if value is None
+            else f"{value:,.2f}"
+            if isinstance(value, float)
+            else (f"{value:,}" if isinstance(value, int) else str(value))
+        )
         click.echo(f"  {name:<38}{shown:>14}")

@@ -59,18 +59,28 @@ class Served:
 class Server:
     """A server under load. ``base_url`` with or without /v1."""
 
-    def __init__(self, base_url: str, *, backend: str = "openai", endpoint: str | None = None,
-                 api_key: str | None = None, request_timeout_s: float = 600.0,
-                 transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        backend: str = "openai",
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        request_timeout_s: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         known = BACKENDS[backend]
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self.endpoint_format = EndpointFormat(endpoint or known.path, known.body, known.note)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             self.http = httpx.AsyncClient(
-                base_url=self.url, headers=headers, transport=transport,
+                base_url=self.url,
+                headers=headers,
+                transport=transport,
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-                timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_S, pool=None))
+                timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_S, pool=None),
+            )
         except httpx.InvalidURL as error:
             raise ConfigError(f"--base-url is {base_url!r}: {error}", param="--base-url") from None
 
@@ -84,8 +94,9 @@ class Server:
             raise ConfigError(f"{self.url} lists no model", param="--base-url")
         name = model or next(iter(by_name))
         if name not in by_name:
-            raise ConfigError(f"--model is {name!r}, and {self.url} has {', '.join(map(repr, by_name))}",
-                              param="--model")
+            raise ConfigError(
+                f"--model is {name!r}, and {self.url} has {', '.join(map(repr, by_name))}", param="--model"
+            )
         card = by_name[name]
         return Served(name, int(card.get("max_model_len") or 0), int(card.get("vocab_size") or 0))
 
@@ -96,8 +107,14 @@ class Server:
             lines = (await self.http.get("/metrics")).text.splitlines()
         except httpx.HTTPError:
             return 0.0, 0.0
-        seconds, count = (sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(
-            rf"\w+:request_queue_time_seconds_{part}\b", line)) for part in ("sum", "count"))
+        seconds, count = (
+            sum(
+                float(line.rsplit(" ", 1)[1])
+                for line in lines
+                if re.match(rf"\w+:request_queue_time_seconds_{part}\b", line)
+            )
+            for part in ("sum", "count")
+        )
         return seconds, count
 
     async def count_tokens(self, text: str) -> int:
@@ -116,9 +133,11 @@ class Server:
             return response.json()
         except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
             why = str(error) or type(error).__name__
-            raise ConfigError(f"nothing that serves models answers at {self.url} ({why}); start a server "
-                              "with `weft serve`, or name another with --base-url",
-                              param="--base-url") from None
+            raise ConfigError(
+                f"nothing that serves models answers at {self.url} ({why}); start a server "
+                "with `weft serve`, or name another with --base-url",
+                param="--base-url",
+            ) from None
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:
@@ -126,33 +145,48 @@ class Server:
             response.raise_for_status()
             return response.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise ConfigError(f"{self.url} does not answer {path} ({error}), which this data set needs; try "
-                              "--backend openai, or lengths by hand", param="--dataset-name") from None
+            raise ConfigError(
+                f"{self.url} does not answer {path} ({error}), which this data set needs; try "
+                "--backend openai, or lengths by hand",
+                param="--dataset-name",
+            ) from None
 
 
 def check_lengths(requests: Sequence[SampleRequest], served: Served) -> None:
     """Raises ConfigError if a prompt of tokens and its answer exceed the server's context."""
-    longest = max((request for request in requests if isinstance(request.prompt, list)), default=None,
-                  key=lambda request: len(request.prompt) + request.output_tokens)
+    longest = max(
+        (request for request in requests if isinstance(request.prompt, list)),
+        default=None,
+        key=lambda request: len(request.prompt) + request.output_tokens,
+    )
     if longest is None or not served.max_model_len:
         return
     total = len(longest.prompt) + longest.output_tokens
     if total > served.max_model_len:
-        raise ConfigError(f"a request of {len(longest.prompt)} tokens and {longest.output_tokens} to be "
-                          f"made is {total}; the server takes {served.max_model_len}: ask for less with "
-                          "--random-input-len, --random-output-len, --random-prefix-len or "
-                          "--random-range-ratio", param="--random-input-len")
+        raise ConfigError(
+            f"a request of {len(longest.prompt)} tokens and {longest.output_tokens} to be "
+            f"made is {total}; the server takes {served.max_model_len}: ask for less with "
+            "--random-input-len, --random-output-len, --random-prefix-len or "
+            "--random-range-ratio",
+            param="--random-input-len",
+        )
 
 
-async def run_load(server: Server, served: Served, requests: Sequence[SampleRequest], load: LoadConfig, *,
-                   on_done: Callable[[Timing], None] = lambda timing: None) -> tuple[list[Timing], float]:
+async def run_load(
+    server: Server,
+    served: Served,
+    requests: Sequence[SampleRequest],
+    load: LoadConfig,
+    *,
+    on_done: Callable[[Timing], None] = lambda timing: None,
+) -> tuple[list[Timing], float]:
     """Timings in the order of ``requests``, and the seconds from the first sending to the last end.
 
     Raises UserError or EngineUnavailableError with the server's message if the first request fails.
     """
+
     def body_of(request: SampleRequest) -> dict[str, Any]:
-        return server.endpoint_format.body(served.name, request.prompt,
-                                           request.output_tokens) | load.extra_body
+        return server.endpoint_format.body(served.name, request.prompt, request.output_tokens) | load.extra_body
 
     def rehearse(number: int) -> Awaitable[Timing]:
         body = body_of(warm_up_of(requests[number % len(requests)], number))
@@ -163,8 +197,10 @@ async def run_load(server: Server, served: Served, requests: Sequence[SampleRequ
     if first.error is not None or not first.chunks:
         why = first.error or "it brought no token"
         kind = EngineUnavailableError if why.startswith("5") else UserError
-        raise kind(f"the first request to {server.url}{server.endpoint_format.path} failed, so no load was "
-                   f"put on it: {_words(why)}")
+        raise kind(
+            f"the first request to {server.url}{server.endpoint_format.path} failed, so no load was "
+            f"put on it: {_words(why)}"
+        )
     gate = asyncio.Semaphore(load.max_concurrency or len(bodies))
 
     async def one(body: dict[str, Any], due_s: float) -> Timing:
@@ -187,7 +223,7 @@ def _words(text: str) -> str:
     """The message of an OpenAI error object, with its status; else the text unchanged."""
     before, brace, _ = text.partition("{")
     try:
-        message = json.loads(text[len(before):])["error"]["message"] if brace else text
+        message = json.loads(text[len(before) :])["error"]["message"] if brace else text
     except (ValueError, TypeError, KeyError):
         return text[:300]
     return before + str(message) if brace else text[:300]
@@ -234,8 +270,7 @@ class Timing:
     @property
     def gaps_s(self) -> list[float]:
         """One gap for each token after the first chunk."""
-        return [(then - before) / count for (before, _), (then, count) in pairwise(self.chunks)
-                for _ in range(count)]
+        return [(then - before) / count for (before, _), (then, count) in pairwise(self.chunks) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +283,7 @@ class EndpointFormat:
     note: Callable[[Timing, dict[str, Any]], None]
 
 
-async def one_request(client: httpx.AsyncClient, body: dict[str, Any],
-                      endpoint_format: EndpointFormat) -> Timing:
+async def one_request(client: httpx.AsyncClient, body: dict[str, Any], endpoint_format: EndpointFormat) -> Timing:
     """Send a request and time its answer. Errors go into the timing and are not raised."""
     timing = Timing(time.perf_counter())
     try:
@@ -258,7 +292,7 @@ async def one_request(client: httpx.AsyncClient, body: dict[str, Any],
                 timing.error = f"{response.status_code}: {(await response.aread()).decode()[:500]}"
                 return timing
             async for line in response.aiter_lines():
-                if line.startswith("data:") and (data := line[len("data:"):].strip()) != "[DONE]":
+                if line.startswith("data:") and (data := line[len("data:") :].strip()) != "[DONE]":
                     endpoint_format.note(timing, json.loads(data))
     except (httpx.HTTPError, ValueError) as error:
         timing.error = f"{type(error).__name__}: {error}"
@@ -267,8 +301,16 @@ async def one_request(client: httpx.AsyncClient, body: dict[str, Any],
 
 
 def _completion_body(model: str, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
-    return {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0.0, "stream": True,
-            "stream_options": {"include_usage": True}, "ignore_eos": True, "return_token_ids": True}
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
 
 
 def _chat_body(model: str, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
@@ -301,8 +343,7 @@ def _note(timing: Timing, chunk: dict[str, Any]) -> None:
 
 def _text_of(choice: dict[str, Any]) -> str:
     delta = choice.get("delta") or {}
-    return (choice.get("text") or delta.get("content") or delta.get("reasoning_content")
-            or delta.get("reasoning") or "")
+    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
 
 
 OPENAI = EndpointFormat("/v1/completions", _completion_body, _note)

@@ -27,14 +27,25 @@ def _served_options() -> list[click.Parameter]:
     return [param for param in parameters_of(ServerConfig) if param.name in _SERVED]
 
 
-@click.command("batch", cls=FlagCommand, configs=(EngineConfig,), positional=False, params=[
-    click.Argument(["source"], metavar="IN.jsonl",
-                   type=click.Path(path_type=Path, dir_okay=False, exists=True, readable=True)),
-    click.Option(["-o", "--output"], required=True, metavar="OUT.jsonl",
-                 type=click.Path(path_type=Path, dir_okay=False),
-                 help="File for the answers. Lines that it has already are not computed again."),
-    *_served_options(),
-])
+@click.command(
+    "batch",
+    cls=FlagCommand,
+    configs=(EngineConfig,),
+    positional=False,
+    params=[
+        click.Argument(
+            ["source"], metavar="IN.jsonl", type=click.Path(path_type=Path, dir_okay=False, exists=True, readable=True)
+        ),
+        click.Option(
+            ["-o", "--output"],
+            required=True,
+            metavar="OUT.jsonl",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="File for the answers. Lines that it has already are not computed again.",
+        ),
+        *_served_options(),
+    ],
+)
 def command(source: Path, output: Path, **values: Any) -> int:
     """Answer the requests in IN.jsonl, one JSON line each, without a server.
 
@@ -59,12 +70,21 @@ def command(source: Path, output: Path, **values: Any) -> int:
                 bars[0].show(counts.earlier + counts.done, counts.tokens)
 
         try:
-            counts = run_file(source, output, build(EngineConfig, values), ServerConfig(**served),
-                              on_progress=status.say, on_answer=on_answer)
+            counts = run_file(
+                source,
+                output,
+                build(EngineConfig, values),
+                ServerConfig(**served),
+                on_progress=status.say,
+                on_answer=on_answer,
+            )
         except RunInterruptedError as error:
             counts = error.counts
-            click.echo(f"interrupted: {counts.earlier + counts.done} of {counts.total} answers are in "
-                       f"{output}; the same command goes on", err=True)
+            click.echo(
+                f"interrupted: {counts.earlier + counts.done} of {counts.total} answers are in "
+                f"{output}; the same command goes on",
+                err=True,
+            )
             return EXIT_INTERRUPTED
         finally:
             for bar in bars:

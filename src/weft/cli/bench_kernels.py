@@ -44,11 +44,21 @@ _PARAMS: list[click.Parameter] = [
 ]  # fmt: skip
 
 
-def _kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], dtype: str,
-             decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...], context: int | None, rounds: int,
-             threads: int | None, instructions: str | None, output_json: Path | None,
-             cases: Cases | None = None,
-             rivals: Callable[..., dict[str, Any]] | None = None) -> int:
+def _kernels(
+    device: str,
+    geometries: tuple[str, ...],
+    groups: tuple[str, ...],
+    dtype: str,
+    decode_rows: tuple[int, ...],
+    prefill_tokens: tuple[int, ...],
+    context: int | None,
+    rounds: int,
+    threads: int | None,
+    instructions: str | None,
+    output_json: Path | None,
+    cases: Cases | None = None,
+    rivals: Callable[..., dict[str, Any]] | None = None,
+) -> int:
     """Time each kernel on real layer shapes: own kernels beside torch, and beside what the machine can do.
 
     "of ceiling" is a least time divided by the kernel's time. The least time is that of the call's bytes and
@@ -70,12 +80,15 @@ def _kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], 
     _set_up_cpu(threads, instructions)
     ceiling = measure_ceiling(bench.device, bench.dtype)
     facts = kernel_bench.facts_of(bench, sides, ceiling, rounds)
-    click.echo(f"{facts['device']}, kernels {facts['kernels']}, torch {facts['torch']}, "
-               f"{facts['threads']} threads, {facts['dtype']}\n"
-               f"ceiling: copies {facts['copy_gb_per_s']:,.1f} GB/s, products "
-               f"{facts['matrix_tflop_per_s']:,.2f} TFLOP/s")
-    click.echo(f"{'':<38}{sides.own + ' us':>12}{'torch us':>12}{'ratio':>8}{'GB/s':>9}{'GFLOP/s':>10}"
-               f"{'of ceiling':>12}")
+    click.echo(
+        f"{facts['device']}, kernels {facts['kernels']}, torch {facts['torch']}, "
+        f"{facts['threads']} threads, {facts['dtype']}\n"
+        f"ceiling: copies {facts['copy_gb_per_s']:,.1f} GB/s, products "
+        f"{facts['matrix_tflop_per_s']:,.2f} TFLOP/s"
+    )
+    click.echo(
+        f"{'':<38}{sides.own + ' us':>12}{'torch us':>12}{'ratio':>8}{'GB/s':>9}{'GFLOP/s':>10}{'of ceiling':>12}"
+    )
     results: list[Result] = []
     for result in kernel_bench.run(bench, sides, ceiling, geometries, groups, rounds, cases):
         if not results or results[-1].geometry != result.geometry:
@@ -92,19 +105,28 @@ class GroupChoice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value in MOVED_GROUPS and value not in self.choices:
-            self.fail(f"{value} is measured in a checkout: python -m benchmarks.kernels --only {value}",
-                      param, ctx)
+            self.fail(f"{value} is measured in a checkout: python -m benchmarks.kernels --only {value}", param, ctx)
         return super().convert(value, param, ctx)
 
 
-def kernels_command(groups: tuple[str, ...], cases: Cases | None = None,
-                    rivals: Callable[..., dict[str, Any]] | None = None) -> click.Command:
+def kernels_command(
+    groups: tuple[str, ...], cases: Cases | None = None, rivals: Callable[..., dict[str, Any]] | None = None
+) -> click.Command:
     """``groups``: what ``--only`` takes; ``cases`` and ``rivals``: as in ``weft.bench.kernels``."""
-    only = click.Option(["--only", "groups"], type=GroupChoice(groups), multiple=True, default=groups,
-                        show_default=True, help="Group of kernels; may be given several times. More in a "
-                                                "checkout: `python -m benchmarks.kernels`.")
-    return FlagCommand("kernels", params=[*_PARAMS, only], help=_kernels.__doc__,
-                       callback=partial(_kernels, cases=cases, rivals=rivals))
+    only = click.Option(
+        ["--only", "groups"],
+        type=GroupChoice(groups),
+        multiple=True,
+        default=groups,
+        show_default=True,
+        help="Group of kernels; may be given several times. More in a checkout: `python -m benchmarks.kernels`.",
+    )
+    return FlagCommand(
+        "kernels",
+        params=[*_PARAMS, only],
+        help=_kernels.__doc__,
+        callback=partial(_kernels, cases=cases, rivals=rivals),
+    )
 
 
 def _set_up_cpu(threads: int | None, instructions: str | None) -> None:
@@ -116,22 +138,24 @@ def _set_up_cpu(threads: int | None, instructions: str | None) -> None:
     torch.set_num_threads(threads or usable_cores())
     native.set_threads(threads or usable_cores())
     if instructions is not None and not native.extension().use(instructions):
-        raise ConfigError(f"--instructions is {instructions}; this machine has "
-                          f"{', '.join(native.extension().instruction_sets())}", param="--instructions")
+        raise ConfigError(
+            f"--instructions is {instructions}; this machine has {', '.join(native.extension().instruction_sets())}",
+            param="--instructions",
+        )
 
 
 def _line(result: Result, own: str) -> str:
     own_s, torch_s = result.seconds[own], result.seconds["torch"]
     rates = ["", ""]
     if own_s is not None:
-        rates = [f"{result.bytes_moved / own_s / 1e9:,.1f}" if result.bytes_moved else "",
-                 f"{result.flops / own_s / 1e9:,.0f}" if result.flops else ""]
+        rates = [
+            f"{result.bytes_moved / own_s / 1e9:,.1f}" if result.bytes_moved else "",
+            f"{result.flops / own_s / 1e9:,.0f}" if result.flops else "",
+        ]
     ratio = f"{torch_s / own_s:.1f}" if own_s and torch_s else ""
     share = "" if result.ceiling_share is None else f"{result.ceiling_share:.0%}"
-    line = (f"  {result.name:<36}{_us(own_s):>12}{_us(torch_s):>12}{ratio:>8}{rates[0]:>9}{rates[1]:>10}"
-            f"{share:>12}")
-    rivals: dict[str, Any] = {side: seconds for side, seconds in result.seconds.items()
-                              if side not in (own, "torch")}
+    line = f"  {result.name:<36}{_us(own_s):>12}{_us(torch_s):>12}{ratio:>8}{rates[0]:>9}{rates[1]:>10}{share:>12}"
+    rivals: dict[str, Any] = {side: seconds for side, seconds in result.seconds.items() if side not in (own, "torch")}
     said = [f"{side} {_us(seconds)} us" for side, seconds in rivals.items() if seconds is not None]
     said += [f"{side}: {why}" for side, why in result.refusals.items()]
     return line + ("  " + "; ".join(said) if said else "")

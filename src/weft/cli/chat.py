@@ -78,9 +78,7 @@ class Conversation:
         return f"{path.name} goes with the next message\n"
 
 
-def talk(
-    model: Any, conversation: Conversation, fields: dict[str, Any], *, read: ReadLine, write: Write
-) -> int:
+def talk(model: Any, conversation: Conversation, fields: dict[str, Any], *, read: ReadLine, write: Write) -> int:
     """Turns until the reader ends (EOFError) or leaves; the number of turns that failed.
 
     ``model`` has ``stream_chat`` as RemoteModel has.
@@ -111,7 +109,7 @@ def _read_message(read: ReadLine, write: Write) -> str | None:
         try:
             line = read("you> ")
             if line.strip().startswith(QUOTES):
-                line = _rest_of_block(line.strip()[len(QUOTES):], read)
+                line = _rest_of_block(line.strip()[len(QUOTES) :], read)
         except KeyboardInterrupt:
             write("\n/exit leaves\n")
             continue
@@ -176,20 +174,22 @@ def _cost(usage: dict[str, Any], first: float | None, seconds: float) -> str:
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     streamed = seconds - first
     rate = f", {(generated - 1) / streamed:.0f} tokens/s" if streamed > _RATE_SECONDS_MIN else ""
-    return (f"{generated} tokens, first after {first:.2f} s{rate}, {cached:,} of {prompt:,} prompt tokens "
-            "from cache")
+    return f"{generated} tokens, first after {first:.2f} s{rate}, {cached:,} of {prompt:,} prompt tokens from cache"
 
 
-@click.command("chat", cls=FlagCommand, configs=(EngineConfig,), params=[
-    click.Option(["--url"], envvar="WEFT_URL", help="Talk to this server instead of starting one."),
-    click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
-    click.Option(["--system"], help="System message."),
-    *sampling_parameters(),
-])
+@click.command(
+    "chat",
+    cls=FlagCommand,
+    configs=(EngineConfig,),
+    params=[
+        click.Option(["--url"], envvar="WEFT_URL", help="Talk to this server instead of starting one."),
+        click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
+        click.Option(["--system"], help="System message."),
+        *sampling_parameters(),
+    ],
+)
 @click.pass_context
-def command(
-    ctx: click.Context, /, url: str | None, api_key: str | None, system: str | None, **values: Any
-) -> int:
+def command(ctx: click.Context, /, url: str | None, api_key: str | None, system: str | None, **values: Any) -> int:
     """Talk to a model in the terminal.
 
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
@@ -203,11 +203,17 @@ def command(
     if url is not None:
         idle = [flag_name(name) for name in given if name not in ("model", "seed")]
         if "--lora" in idle:
-            raise ConfigError(f"--lora cannot change the server at --url {url}; an adapter that it serves is "
-                              "named as the model: weft chat NAME --url URL", param="--lora")
+            raise ConfigError(
+                f"--lora cannot change the server at --url {url}; an adapter that it serves is "
+                "named as the model: weft chat NAME --url URL",
+                param="--lora",
+            )
         if idle:
-            raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
-                              f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])
+            raise ConfigError(
+                f"{', '.join(idle)} cannot change the server at --url {url}; give "
+                f"{'it' if len(idle) == 1 else 'them'} to `weft serve`",
+                param=idle[0],
+            )
         return _converse(url, values["model"], api_key, conversation, fields)
     from weft.cli.remote import own_server, waiting
 
@@ -237,8 +243,7 @@ def _converse(
             import readline  # noqa: F401  (input() edits lines and keeps a history once it is imported)
 
             click.echo(f"{asked} at {model.url}. /help for commands, /exit to leave.")
-        failures = talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line,
-                        write=_write)
+        failures = talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line, write=_write)
         return 1 if failures and not terminal else 0
 
 

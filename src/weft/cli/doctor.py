@@ -42,9 +42,15 @@ class Finding:
 
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
     """Judge ``machine_facts()``; one row per thing a user can look at or change."""
-    return [_python(facts), *_cpu(facts["cpu"]), _memory(facts["memory"]), _omp(facts["threads"]),
-            *_torch(facts["torch"], facts["cpu"]["features"] or {}), _models(facts["models"]),
-            *_hub(facts["hub"])]
+    return [
+        _python(facts),
+        *_cpu(facts["cpu"]),
+        _memory(facts["memory"]),
+        _omp(facts["threads"]),
+        *_torch(facts["torch"], facts["cpu"]["features"] or {}),
+        _models(facts["models"]),
+        *_hub(facts["hub"]),
+    ]
 
 
 def _python(facts: Mapping[str, Any]) -> Finding:
@@ -58,8 +64,14 @@ def _cpu(cpu: Mapping[str, Any]) -> list[Finding]:
     cores, usable = cpu["cores"], cpu["usable_cores"]
     rows = [Finding("CPU", cpu["model"], "good")]
     if cores is not None and usable < cores:
-        rows.append(Finding("cores", f"{usable} usable of {cores}", "note",
-                            "the rest are outside this process's affinity or container quota"))
+        rows.append(
+            Finding(
+                "cores",
+                f"{usable} usable of {cores}",
+                "note",
+                "the rest are outside this process's affinity or container quota",
+            )
+        )
     else:
         rows.append(Finding("cores", f"{usable}", "good"))
     features = cpu["features"]
@@ -71,11 +83,20 @@ def _cpu(cpu: Mapping[str, Any]) -> list[Finding]:
     if fast:
         rows.append(Finding("CPU features", ", ".join(present), "good", "bfloat16 arithmetic in hardware"))
     elif wide:
-        rows.append(Finding("CPU features", ", ".join(present), "note",
-                            "no bfloat16 instructions: --dtype float32 may be as fast"))
+        rows.append(
+            Finding(
+                "CPU features", ", ".join(present), "note", "no bfloat16 instructions: --dtype float32 may be as fast"
+            )
+        )
     else:
-        rows.append(Finding("CPU features", ", ".join(present) or "none of those looked for", "note",
-                            "no wide vector instructions: expect low speed"))
+        rows.append(
+            Finding(
+                "CPU features",
+                ", ".join(present) or "none of those looked for",
+                "note",
+                "no wide vector instructions: expect low speed",
+            )
+        )
     return rows
 
 
@@ -94,11 +115,14 @@ def _omp(variables: Mapping[str, str | None]) -> Finding:
     policy = variables["OMP_WAIT_POLICY"]
     chosen = ", ".join(f"{name}={value}" for name, value in variables.items() if value is not None)
     if policy is None:
-        return Finding("OMP policy", chosen or "unset", "good",
-                       "weft sets OMP_WAIT_POLICY=passive for itself")
+        return Finding("OMP policy", chosen or "unset", "good", "weft sets OMP_WAIT_POLICY=passive for itself")
     if policy.lower() != "passive":
-        return Finding("OMP policy", chosen, "note",
-                       "threads that spin take the cores from the HTTP process: unset OMP_WAIT_POLICY")
+        return Finding(
+            "OMP policy",
+            chosen,
+            "note",
+            "threads that spin take the cores from the HTTP process: unset OMP_WAIT_POLICY",
+        )
     return Finding("OMP policy", chosen, "good")
 
 
@@ -112,11 +136,18 @@ def _torch(torch: Mapping[str, Any], features: Mapping[str, bool]) -> list[Findi
     if torch["kernels"]:
         rows.append(Finding("kernels", f"C++ (weft._native), {torch['matrix_unit']}", "good"))
     elif torch["kernels_stale"]:
-        rows.append(Finding("kernels", "torch alone: the C++ kernels are of other sources", "note",
-                            torch["kernels_missing"]))
+        rows.append(
+            Finding("kernels", "torch alone: the C++ kernels are of other sources", "note", torch["kernels_missing"])
+        )
     else:
-        rows.append(Finding("kernels", "torch alone: the C++ kernels were not built", "note",
-                            "install a C++ compiler, then reinstall weft"))
+        rows.append(
+            Finding(
+                "kernels",
+                "torch alone: the C++ kernels were not built",
+                "note",
+                "install a C++ compiler, then reinstall weft",
+            )
+        )
     gpus = torch["gpus"]
     if gpus:
         rows += _gpus(gpus, torch["triton"], flashinfer=torch["flashinfer"])
@@ -128,46 +159,75 @@ def _torch(torch: Mapping[str, Any], features: Mapping[str, bool]) -> list[Findi
 def _quantised(torch: Mapping[str, Any], features: Mapping[str, bool]) -> Finding:
     """Which weights in fewer bits are computed as they are stored; the rest is widened."""
     if torch["gpus"] and torch["triton"] is not None:
-        return Finding("quantised weights", "int8, int4, fp8 and MXFP4 as they are", "good",
-                       "NVFP4, nf4 and ggml's K forms take 16 bits here; see docs/quantization.md")
+        return Finding(
+            "quantised weights",
+            "int8, int4, fp8 and MXFP4 as they are",
+            "good",
+            "NVFP4, nf4 and ggml's K forms take 16 bits here; see docs/quantization.md",
+        )
     if torch["gpus"] or not torch["kernels"]:
-        return Finding("quantised weights", "int8, int4, MXFP4 and NVFP4 as they are, by torch", "note",
-                       "fp8 and nf4 take 16 bits here; products in fewer bits are slow without kernels")
+        return Finding(
+            "quantised weights",
+            "int8, int4, MXFP4 and NVFP4 as they are, by torch",
+            "note",
+            "fp8 and nf4 take 16 bits here; products in fewer bits are slow without kernels",
+        )
     if keeps_codes(frozenset(name for name, available in features.items() if available)):
-        return Finding("quantised weights",
-                       "int8, int4, fp8, MXFP8, MXFP4, NVFP4, nf4, fp4, ggml's K forms as they are", "good",
-                       "ggml's IQ1 to IQ3 and torchao's int4 with float zeros take 16 bits")
-    return Finding("quantised weights", "int8, int4, MXFP4, NVFP4 and ggml's K forms as they are", "good",
-                   "fp8 and nf4 take 16 bits here: --quantize int8 keeps them small")
+        return Finding(
+            "quantised weights",
+            "int8, int4, fp8, MXFP8, MXFP4, NVFP4, nf4, fp4, ggml's K forms as they are",
+            "good",
+            "ggml's IQ1 to IQ3 and torchao's int4 with float zeros take 16 bits",
+        )
+    return Finding(
+        "quantised weights",
+        "int8, int4, MXFP4, NVFP4 and ggml's K forms as they are",
+        "good",
+        "fp8 and nf4 take 16 bits here: --quantize int8 keeps them small",
+    )
 
 
 def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool) -> list[Finding]:
-    named = ", ".join(f"{gpu['name']} ({format_bytes(gpu['free_bytes'])} free of "
-                      f"{format_bytes(gpu['total_bytes'])})" for gpu in gpus)
+    named = ", ".join(
+        f"{gpu['name']} ({format_bytes(gpu['free_bytes'])} free of {format_bytes(gpu['total_bytes'])})" for gpu in gpus
+    )
     old = [gpu["name"] for gpu in gpus if tuple(gpu["capability"]) < (8, 0)]
-    rows = [Finding("GPU", named, "note", f"{', '.join(old)}: older than the kernels are made for (8.0)")
-            if old else Finding("GPU", named, "good", "--device auto takes it; see docs/gpu.md")]
+    rows = [
+        Finding("GPU", named, "note", f"{', '.join(old)}: older than the kernels are made for (8.0)")
+        if old
+        else Finding("GPU", named, "good", "--device auto takes it; see docs/gpu.md")
+    ]
     if triton is None:
-        rows.append(Finding("GPU kernels", "torch alone: Triton is not installed", "note",
-                            "pip install 'weft[gpu]'"))
+        rows.append(Finding("GPU kernels", "torch alone: Triton is not installed", "note", "pip install 'weft[gpu]'"))
     else:
         rows.append(Finding("GPU kernels", f"Triton {triton}", "good"))
     if flashinfer and any(tuple(gpu["capability"]) == (9, 0) for gpu in gpus):
-        rows.append(Finding("attention", "FlashInfer is installed", "good",
-                            "debug.attention_backend flashinfer takes it for prompts; see docs/gpu.md"))
+        rows.append(
+            Finding(
+                "attention",
+                "FlashInfer is installed",
+                "good",
+                "debug.attention_backend flashinfer takes it for prompts; see docs/gpu.md",
+            )
+        )
     return rows
 
 
 def _models(models: Mapping[str, Any]) -> Finding:
     """The directory of pulled models."""
-    fact = (f"{models['directory']} ({models['whole']} models, {format_bytes(models['bytes'])}; "
-            f"{format_bytes(models['disk_free_bytes'])} free)")
+    fact = (
+        f"{models['directory']} ({models['whole']} models, {format_bytes(models['bytes'])}; "
+        f"{format_bytes(models['disk_free_bytes'])} free)"
+    )
     if models["damaged"]:
-        return Finding("models", fact, "note", f"damaged: {'; '.join(models['damaged'])}; `weft pull NAME` "
-                                               "mends it")
+        return Finding("models", fact, "note", f"damaged: {'; '.join(models['damaged'])}; `weft pull NAME` mends it")
     if models["partial"]:
-        return Finding("models", fact, "note", f"half pulled: {', '.join(models['partial'])}; `weft pull "
-                                               "NAME` goes on, `weft rm NAME` removes it")
+        return Finding(
+            "models",
+            fact,
+            "note",
+            f"half pulled: {', '.join(models['partial'])}; `weft pull NAME` goes on, `weft rm NAME` removes it",
+        )
     if not models["writable"]:
         return Finding("models", fact, "note", "not writable: set WEFT_MODEL_DIR to a folder that is")
     return Finding("models", fact, "good")
@@ -182,15 +242,18 @@ def _hub(hub: Mapping[str, Any]) -> list[Finding]:
     else:
         row = Finding("hub cache", cache, "good")
     if hub["offline"]:
-        access = Finding("hub", "offline by HF_HUB_OFFLINE", "note",
-                         "cached models and directories still work")
+        access = Finding("hub", "offline by HF_HUB_OFFLINE", "note", "cached models and directories still work")
     elif hub["reachable"] is None:
         access = Finding("hub", f"{hub['endpoint']}, not asked", "good")
     elif hub["reachable"]:
         access = Finding("hub", f"{hub['endpoint']} answers", "good")
     else:
-        access = Finding("hub", f"{hub['endpoint']} does not answer", "note",
-                         "the embedded model, directories and cached models work without it")
+        access = Finding(
+            "hub",
+            f"{hub['endpoint']} does not answer",
+            "note",
+            "the embedded model, directories and cached models work without it",
+        )
     return [row, access]
 
 
@@ -225,12 +288,30 @@ def _show(rows: list[Finding]) -> None:
     Console().print(table)
 
 
-CPU_FLAGS = ("avx2", "avx512f", "avx512vbmi", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16",
-             "amx_int8", "asimd", "bf16", "i8mm", "sve")
+CPU_FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512vbmi",
+    "avx512_bf16",
+    "avx512_vnni",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+)
 """CPU features that decide which kernels are fast (x86 names, then Arm's)."""
 
-THREAD_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME",
-                    "MKL_NUM_THREADS")
+THREAD_VARIABLES = (
+    "OMP_WAIT_POLICY",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "GOMP_SPINCOUNT",
+    "KMP_BLOCKTIME",
+    "MKL_NUM_THREADS",
+)
 HUB_VARIABLES = ("WEFT_MODEL_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT")
 
 _TORCH_TIMEOUT_S = 120
@@ -266,8 +347,7 @@ print(json.dumps({
 def machine_facts(*, ask_hub: bool = True) -> dict[str, Any]:
     """Every fact; ``ask_hub`` False leaves the network alone. Bytes are plain integers."""
     return {
-        "system": {"os": platform.platform(), "python": platform.python_version(),
-                   "executable": sys.executable},
+        "system": {"os": platform.platform(), "python": platform.python_version(), "executable": sys.executable},
         "cpu": cpu_facts(),
         "memory": memory_facts(),
         "threads": {name: os.environ.get(name) for name in THREAD_VARIABLES},
@@ -293,8 +373,12 @@ def memory_facts() -> dict[str, Any]:
     memory = psutil.virtual_memory()
     limit = container_memory_limit_bytes()
     bounded = limit if limit is not None and limit < memory.total else None
-    return {"total_bytes": memory.total, "available_bytes": memory.available,
-            "container_limit_bytes": bounded, "swap_bytes": psutil.swap_memory().total}
+    return {
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        "container_limit_bytes": bounded,
+        "swap_bytes": psutil.swap_memory().total,
+    }
 
 
 def torch_facts() -> dict[str, Any]:
@@ -302,8 +386,9 @@ def torch_facts() -> dict[str, Any]:
     if util.find_spec("torch") is None:
         return {"error": "torch is not installed"}
     try:
-        answer = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True,
-                                timeout=_TORCH_TIMEOUT_S, check=False)
+        answer = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"importing torch took more than {_TORCH_TIMEOUT_S} s"}
     if answer.returncode != 0:
@@ -320,11 +405,13 @@ def model_facts() -> dict[str, Any]:
     directory, models = model_directory(), listed()
     existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     return {
-        "directory": str(directory), "whole": sum(one.state == "whole" for one in models),
+        "directory": str(directory),
+        "whole": sum(one.state == "whole" for one in models),
         "bytes": sum(one.held_bytes for one in models),
         "partial": [one.name for one in models if one.state == "partial"],
         "damaged": [f"{one.name} ({one.problem})" for one in models if one.state == "damaged"],
-        "writable": os.access(existing, os.W_OK), "disk_free_bytes": shutil.disk_usage(existing).free,
+        "writable": os.access(existing, os.W_OK),
+        "disk_free_bytes": shutil.disk_usage(existing).free,
     }
 
 
@@ -337,10 +424,13 @@ def hub_facts(*, ask: bool) -> dict[str, Any]:
     disk = shutil.disk_usage(existing)
     offline = bool(constants.HF_HUB_OFFLINE)
     return {
-        "cache": str(cache), "cached_models": len(list(cache.glob("models--*"))) if cache.is_dir() else 0,
+        "cache": str(cache),
+        "cached_models": len(list(cache.glob("models--*"))) if cache.is_dir() else 0,
         "writable": os.access(existing, os.W_OK),
-        "disk_free_bytes": disk.free, "disk_total_bytes": disk.total,
-        "endpoint": constants.ENDPOINT, "offline": offline,
+        "disk_free_bytes": disk.free,
+        "disk_total_bytes": disk.total,
+        "endpoint": constants.ENDPOINT,
+        "offline": offline,
         "reachable": _answers(constants.ENDPOINT) if ask and not offline else None,
         "variables": {name: os.environ[name] for name in HUB_VARIABLES if name in os.environ},
     }

@@ -21,17 +21,34 @@ from weft.errors import ConfigError
 ALL = "all"
 
 
-@click.command("drain", cls=FlagCommand, params=[
-    click.Argument(["replica"]),
-    click.Option(["--url"], envvar="WEFT_URL", default="http://127.0.0.1:8000", show_default=True,
-                 help="Server of the replica."),
-    click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"],
-                 help="Its key: the operator's, where it has one (--operator-key)."),
-    click.Option(["--timeout"], type=click.FloatRange(min=0), default=30.0, show_default=True,
-                 help="Seconds that requests get to finish; then they resume elsewhere."),
-    click.Option(["--restart"], is_flag=True, help="Start a new process afterwards."),
-    click.Option(["--start"], is_flag=True, help="Start a replica that was drained, or that died for good."),
-])
+@click.command(
+    "drain",
+    cls=FlagCommand,
+    params=[
+        click.Argument(["replica"]),
+        click.Option(
+            ["--url"],
+            envvar="WEFT_URL",
+            default="http://127.0.0.1:8000",
+            show_default=True,
+            help="Server of the replica.",
+        ),
+        click.Option(
+            ["--api-key"],
+            envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"],
+            help="Its key: the operator's, where it has one (--operator-key).",
+        ),
+        click.Option(
+            ["--timeout"],
+            type=click.FloatRange(min=0),
+            default=30.0,
+            show_default=True,
+            help="Seconds that requests get to finish; then they resume elsewhere.",
+        ),
+        click.Option(["--restart"], is_flag=True, help="Start a new process afterwards."),
+        click.Option(["--start"], is_flag=True, help="Start a replica that was drained, or that died for good."),
+    ],
+)
 def command(replica: str, url: str, api_key: str | None, timeout: float, restart: bool, start: bool) -> int:
     """Take REPLICA (a number from 0, or all) of a running server out of service.
 
@@ -42,8 +59,10 @@ def command(replica: str, url: str, api_key: str | None, timeout: float, restart
     if replica != ALL and not replica.isdecimal():
         raise ConfigError(f"REPLICA is {replica!r}; it is a number from 0, or all", param="REPLICA")
     if replica == ALL and not restart:
-        raise ConfigError("all replicas are restarted one after the other (weft drain all --restart); to end "
-                          "them, stop the server", param="--restart")
+        raise ConfigError(
+            "all replicas are restarted one after the other (weft drain all --restart); to end them, stop the server",
+            param="--restart",
+        )
     with closing(RemoteModel(url, api_key=api_key)) as server:
         query = {"timeout": f"{timeout:g}"}
         if replica == ALL:
@@ -51,8 +70,7 @@ def command(replica: str, url: str, api_key: str | None, timeout: float, restart
         elif start:
             answer = server.post(f"/v1/replicas/{replica}/start")
         else:
-            answer = server.post(f"/v1/replicas/{replica}/drain",
-                                 {**query, "restart": "true" if restart else "false"})
+            answer = server.post(f"/v1/replicas/{replica}/drain", {**query, "restart": "true" if restart else "false"})
     for row in answer.json()["data"]:
         click.echo(f"replica {row['replica']}  {row['state']:9} {row['sequences']:5} sequences")
     return 0

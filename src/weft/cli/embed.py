@@ -14,14 +14,21 @@ from weft.config import EngineConfig
 from weft.errors import RequestError
 
 
-@click.command("embed", cls=FlagCommand, configs=(EngineConfig,), positional=False, params=[
-    click.Argument(["texts"], nargs=-1),
-    click.Option(["--prompt-name"], help="One of the checkpoint's prompts goes before each text."),
-    click.Option(["--dimensions"], type=int, help="The first of each embedding, normalised again."),
-    click.Option(["--query"], help="Rank TEXTS by how well they answer this, with a reranker."),
-])
-def command(texts: tuple[str, ...], prompt_name: str | None, dimensions: int | None, query: str | None,
-            **values: Any) -> None:
+@click.command(
+    "embed",
+    cls=FlagCommand,
+    configs=(EngineConfig,),
+    positional=False,
+    params=[
+        click.Argument(["texts"], nargs=-1),
+        click.Option(["--prompt-name"], help="One of the checkpoint's prompts goes before each text."),
+        click.Option(["--dimensions"], type=int, help="The first of each embedding, normalised again."),
+        click.Option(["--query"], help="Rank TEXTS by how well they answer this, with a reranker."),
+    ],
+)
+def command(
+    texts: tuple[str, ...], prompt_name: str | None, dimensions: int | None, query: str | None, **values: Any
+) -> None:
     """Print the embedding of each of TEXTS as a line of JSON.
 
     Without TEXTS each line of stdin is one. With --query, a line is [score, text], the best first. With
@@ -29,8 +36,7 @@ def command(texts: tuple[str, ...], prompt_name: str | None, dimensions: int | N
     """
     listed = list(texts) or ([] if sys.stdin.isatty() else sys.stdin.read().splitlines())
     if not listed:
-        raise RequestError('there is nothing to embed: type weft embed "a text", or pipe lines in',
-                           param="texts")
+        raise RequestError('there is nothing to embed: type weft embed "a text", or pipe lines in', param="texts")
     engine, lora = local_engine(values)
     with engine:
         if query is not None:

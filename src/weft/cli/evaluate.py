@@ -38,22 +38,42 @@ def _options(lengths: tuple[int, ...], questions: int) -> list[click.Parameter]:
     return [
         click.Option(["--url"], envvar="WEFT_URL", help="Score this server instead of starting one."),
         click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
-        click.Option(["--length", "lengths"], type=click.IntRange(min=64), multiple=True, default=lengths,
-                     help="Prompt length in tokens; may be given several times.", show_default=True),
-        click.Option(["--questions"], type=click.IntRange(min=1), default=questions, show_default=True,
-                     help="Questions per length, at least."),
-        click.Option(["--concurrency"], type=click.IntRange(min=1), default=8, show_default=True,
-                     help="Conversations at once."),
-        click.Option(["--pass-at"], type=click.FloatRange(0, 1),
-                     help="Exit with code 1 when the accuracy of any row is below this."),
+        click.Option(
+            ["--length", "lengths"],
+            type=click.IntRange(min=64),
+            multiple=True,
+            default=lengths,
+            help="Prompt length in tokens; may be given several times.",
+            show_default=True,
+        ),
+        click.Option(
+            ["--questions"],
+            type=click.IntRange(min=1),
+            default=questions,
+            show_default=True,
+            help="Questions per length, at least.",
+        ),
+        click.Option(
+            ["--concurrency"], type=click.IntRange(min=1), default=8, show_default=True, help="Conversations at once."
+        ),
+        click.Option(
+            ["--pass-at"],
+            type=click.FloatRange(0, 1),
+            help="Exit with code 1 when the accuracy of any row is below this.",
+        ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
     ]
 
 
 def _skill_options() -> list[click.Parameter]:
-    return [*_options(SKILL_LENGTHS, 100), click.Option(
-        ["--controls"], is_flag=True, help="Ask again with the tools or facts of another conversation: these "
-                                           "answers must be wrong.")]
+    return [
+        *_options(SKILL_LENGTHS, 100),
+        click.Option(
+            ["--controls"],
+            is_flag=True,
+            help="Ask again with the tools or facts of another conversation: these answers must be wrong.",
+        ),
+    ]
 
 
 @command.command("recall", cls=FlagCommand, configs=(EngineConfig,), params=_options(LENGTHS, 200))
@@ -89,9 +109,13 @@ def json_command(controls: bool, **values: Any) -> int:
 def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, Any]) -> int:
     """Score a server, or one that is started for it; the exit code says whether it passed."""
     flags = {key: values.pop(key) for key in ("url", "pass_at", "as_json")}
-    task = {"lengths": values.pop("lengths"), "questions_per_length": values.pop("questions"),
-            "concurrency": values.pop("concurrency"), "api_key": values.pop("api_key"),
-            "seed": values["seed"] + 1}
+    task = {
+        "lengths": values.pop("lengths"),
+        "questions_per_length": values.pop("questions"),
+        "concurrency": values.pop("concurrency"),
+        "api_key": values.pop("api_key"),
+        "seed": values["seed"] + 1,
+    }
     if flags["url"] is not None:
         report = _score(name, scorer, flags["url"], values["model"], task)
     else:
@@ -106,8 +130,9 @@ def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, 
     return 1 if pass_at is not None and any(row.accuracy < pass_at for row in report.rows) else 0
 
 
-def _score(name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None,
-           task: dict[str, Any]) -> Report:
+def _score(
+    name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None, task: dict[str, Any]
+) -> Report:
     """Run the scorer with a progress bar; what goes wrong on the way becomes one sentence."""
     from weft.cli.remote import RemoteModel
 

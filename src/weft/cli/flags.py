@@ -35,8 +35,16 @@ ConfigT = TypeVar("ConfigT")
 ENV_PREFIX = "WEFT_"
 COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL", "WEFT_MODEL_DIR"})
 """Variables that options read and no config field has."""
-TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_FUZZ_SECONDS",
-                            "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
+TEST_VARIABLES = frozenset(
+    {
+        "WEFT_TEST_DEVICE",
+        "WEFT_NATIVE_UNDER_TEST",
+        "WEFT_FUZZ_SECONDS",
+        "WEFT_FUZZ_ROUNDS",
+        "WEFT_FUZZ_SEED",
+        "WEFT_TEST_STOPPED_S",
+    }
+)
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "served_model_name",
               "chat_template", "reasoning_parser", "tool_parser", "lora"),
@@ -49,11 +57,37 @@ GROUPS: dict[str, tuple[str, ...]] = {
                  "tenant_by_key"),
     "Device": ("device", "threads", "tp", "ep"),
 }  # fmt: skip
-FREQUENT = frozenset({
-    "model", "dtype", "quantize", "served_model_name", "lora", "memory", "max_model_len", "kv_dtype",
-    "state_dtype", "prefix_cache", "exact", "store", "store_size", "max_num_seqs", "speculate",
-    "host", "port", "replicas", "listen_engines", "record", "api_key", "operator_key",
-    "allowed_host", "tenant_by_key", "device", "threads", "tp"})
+FREQUENT = frozenset(
+    {
+        "model",
+        "dtype",
+        "quantize",
+        "served_model_name",
+        "lora",
+        "memory",
+        "max_model_len",
+        "kv_dtype",
+        "state_dtype",
+        "prefix_cache",
+        "exact",
+        "store",
+        "store_size",
+        "max_num_seqs",
+        "speculate",
+        "host",
+        "port",
+        "replicas",
+        "listen_engines",
+        "record",
+        "api_key",
+        "operator_key",
+        "allowed_host",
+        "tenant_by_key",
+        "device",
+        "threads",
+        "tp",
+    }
+)
 """Fields that ``--help`` shows."""
 AS_FLAG = "_as_flag"
 """Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
@@ -95,9 +129,15 @@ class TableSetting(click.Option):
 
     def __init__(self, declared: Field[Any], kind: click.ParamType[Any], **more: Any) -> None:
         self.setting, self.table = setting_name(declared), declared.metadata["table"]
-        super().__init__([flag_name(declared.name), declared.name], type=kind, help=declared.metadata["help"],
-                         envvar=ENV_PREFIX + declared.name.upper(), default=declared.default,
-                         show_default=True, **more)
+        super().__init__(
+            [flag_name(declared.name), declared.name],
+            type=kind,
+            help=declared.metadata["help"],
+            envvar=ENV_PREFIX + declared.name.upper(),
+            default=declared.default,
+            show_default=True,
+            **more,
+        )
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """No flag."""
@@ -117,25 +157,29 @@ class FlagCommand(click.Command):
     False leaves positional fields their flag only, for commands whose arguments mean something else.
     """
 
-    def __init__(
-        self, *args: Any, configs: Sequence[type] = (), positional: bool = True, **more: Any
-    ) -> None:
+    def __init__(self, *args: Any, configs: Sequence[type] = (), positional: bool = True, **more: Any) -> None:
         super().__init__(*args, **more)
         self.config_types = tuple(configs)
         for config_type in self.config_types:
             self.params += parameters_of(config_type, positional=positional)
         if self.config_types:
             self.params += [_config_file_option(), help_all_option()]
-            self.epilog = (f"A flag is also a variable ({ENV_PREFIX}MAX_MODEL_LEN) and a key of the --config "
-                           "file (max_model_len); the command line wins, then the variable. What is in a "
-                           "table of the file ([limits], [debug]) is a variable and a key alone.")
+            self.epilog = (
+                f"A flag is also a variable ({ENV_PREFIX}MAX_MODEL_LEN) and a key of the --config "
+                "file (max_model_len); the command line wins, then the variable. What is in a "
+                "table of the file ([limits], [debug]) is a variable and a key alone."
+            )
 
     @property
     def flag_names(self) -> list[str]:
         """Every ``--flag`` this command takes."""
-        return [opt for param in self.params
-                if isinstance(param, click.Option) and not isinstance(param, TableSetting)
-                for opt in (*param.opts, *param.secondary_opts) if opt.startswith("--")]
+        return [
+            opt
+            for param in self.params
+            if isinstance(param, click.Option) and not isinstance(param, TableSetting)
+            for opt in (*param.opts, *param.secondary_opts)
+            if opt.startswith("--")
+        ]
 
     @property
     def settings(self) -> dict[str, TableSetting]:
@@ -145,8 +189,13 @@ class FlagCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.config_types:
             names = {f.name for config_type in self.config_types for f in fields(config_type)}
-            write_groups(ctx, formatter, self.get_params(ctx), names,
-                         {name: param.table for name, param in self.settings.items()})
+            write_groups(
+                ctx,
+                formatter,
+                self.get_params(ctx),
+                names,
+                {name: param.table for name, param in self.settings.items()},
+            )
         else:
             super().format_options(ctx, formatter)
 
@@ -166,8 +215,11 @@ class FlagCommand(click.Command):
         return rest
 
     def _warn_of_variables(self) -> None:
-        own = {name for param in self.params
-               for name in ([param.envvar] if isinstance(param.envvar, str) else param.envvar or ())}
+        own = {
+            name
+            for param in self.params
+            for name in ([param.envvar] if isinstance(param.envvar, str) else param.envvar or ())
+        }
         warning = unknown_variables(os.environ, own)
         if warning is not None:
             click.echo(f"warning: {warning}", err=True)
@@ -182,8 +234,10 @@ class FlagCommand(click.Command):
         typed = next((head for head in heads if foreign_flag(head) and _could_be(name, head)), name)
         moved = self.settings.get(typed.lstrip("-").removeprefix("no-").replace("-", "_"))
         if moved is not None:
-            return (f"{typed} is no flag: it is {moved.setting} of the --config file (under "
-                    f"[{moved.table}]), or the variable {moved.envvar}")
+            return (
+                f"{typed} is no flag: it is {moved.setting} of the --config file (under "
+                f"[{moved.table}]), or the variable {moved.envvar}"
+            )
         foreign = foreign_flag(typed)
         if foreign is not None:
             return foreign_sentence(typed, foreign)
@@ -195,8 +249,11 @@ class FlagCommand(click.Command):
 def parameters_of(config_type: type, *, positional: bool = True) -> list[click.Parameter]:
     """Click parameters for every field of a config dataclass, in its order."""
     hints = typing.get_type_hints(config_type)
-    return [param for f in fields(config_type)
-            for param in _parameters(f, hints[f.name], positional and f.metadata.get("positional", False))]
+    return [
+        param
+        for f in fields(config_type)
+        for param in _parameters(f, hints[f.name], positional and f.metadata.get("positional", False))
+    ]
 
 
 def build(config_type: Callable[..., ConfigT], values: Mapping[str, Any]) -> ConfigT:
@@ -207,8 +264,11 @@ def build(config_type: Callable[..., ConfigT], values: Mapping[str, Any]) -> Con
 
 def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
     """Fields of ``config_type`` that were set by hand, on the command line, by variable or by file."""
-    return {f.name: ctx.params[f.name] for f in fields(config_type)
-            if f.name in ctx.params and ctx.get_parameter_source(f.name) is not ParameterSource.DEFAULT}
+    return {
+        f.name: ctx.params[f.name]
+        for f in fields(config_type)
+        if f.name in ctx.params and ctx.get_parameter_source(f.name) is not ParameterSource.DEFAULT
+    }
 
 
 def arguments_of(config: Any) -> list[str]:
@@ -228,8 +288,11 @@ def arguments_of(config: Any) -> list[str]:
 
 def variables_of(config: Any) -> dict[str, str]:
     """The environment that gives the limits and debug switches of ``config`` again."""
-    return {ENV_PREFIX + f.name.upper(): str(value) for f in fields(config)
-            if "table" in f.metadata and (value := getattr(config, f.name)) != f.default}
+    return {
+        ENV_PREFIX + f.name.upper(): str(value)
+        for f in fields(config)
+        if "table" in f.metadata and (value := getattr(config, f.name)) != f.default
+    }
 
 
 def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parameter]:
@@ -246,11 +309,22 @@ def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parame
     kind: click.ParamType[Any] = _ListItem() if several else _click_type(inner)
     if positional:
         assert default is None
-        return [click.Argument([f.name], required=False, type=kind, envvar=variable),
-                click.Option([flag_name(f.name), f.name + AS_FLAG], type=kind, help=help_text)]
+        return [
+            click.Argument([f.name], required=False, type=kind, envvar=variable),
+            click.Option([flag_name(f.name), f.name + AS_FLAG], type=kind, help=help_text),
+        ]
     names = [flag_name(f.name), *f.metadata.get("also", ()), f.name]
-    return [click.Option(names, type=kind, multiple=several, default=default,
-                         envvar=variable, help=help_text, show_default=default not in (None, ()))]
+    return [
+        click.Option(
+            names,
+            type=kind,
+            multiple=several,
+            default=default,
+            envvar=variable,
+            help=help_text,
+            show_default=default not in (None, ()),
+        )
+    ]
 
 
 def _could_be(name: str, head: str) -> bool:
@@ -272,8 +346,9 @@ def _merge_positional(ctx: click.Context) -> None:
             continue
         typed = ctx.get_parameter_source(field_name) is ParameterSource.COMMANDLINE
         if typed and ctx.params.get(field_name) not in (None, value):
-            raise click.UsageError(f"two values for {field_name}: {ctx.params[field_name]} and "
-                                   f"{flag_name(field_name)} {value}", ctx)
+            raise click.UsageError(
+                f"two values for {field_name}: {ctx.params[field_name]} and {flag_name(field_name)} {value}", ctx
+            )
         ctx.params[field_name] = value
         ctx.set_parameter_source(field_name, ParameterSource.COMMANDLINE)
 
@@ -288,9 +363,15 @@ def _where_from(ctx: click.Context, param: click.Parameter | None) -> str:
 
 
 def _config_file_option() -> click.Option:
-    return click.Option(["--config", "config_file"], type=click.Path(path_type=Path), is_eager=True,
-                        expose_value=False, callback=_load_config_file, envvar=ENV_PREFIX + "CONFIG",
-                        help="TOML file with the same names as the flags.")
+    return click.Option(
+        ["--config", "config_file"],
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_load_config_file,
+        envvar=ENV_PREFIX + "CONFIG",
+        help="TOML file with the same names as the flags.",
+    )
 
 
 def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -298,13 +379,11 @@ def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | N
         return
     command = ctx.command
     assert isinstance(command, FlagCommand)
-    known = {f.name: f.metadata.get("table")
-             for config_type in command.config_types for f in fields(config_type)}
+    known = {f.name: f.metadata.get("table") for config_type in command.config_types for f in fields(config_type)}
     values: dict[str, Any] = {}
     for table, name, value in _settings_of(_read_toml(path)):
         if isinstance(value, dict):
-            raise click.UsageError(
-                f"{path}: there is no table [{name}]; the tables are {', '.join(TABLES)}", ctx)
+            raise click.UsageError(f"{path}: there is no table [{name}]; the tables are {', '.join(TABLES)}", ctx)
         if table is None and name in TABLES:
             raise click.UsageError(f"{path}: {name} is a table: its keys go under a line [{name}]", ctx)
         if name not in known:
@@ -336,8 +415,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> str | None:
     """The warning about names in ``environment`` that weft never reads, or None. ``own``: this command's."""
-    doubtful = sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in own
-                      and name not in COMMAND_VARIABLES | TEST_VARIABLES)
+    doubtful = sorted(
+        name
+        for name in environment
+        if name.startswith(ENV_PREFIX) and name not in own and name not in COMMAND_VARIABLES | TEST_VARIABLES
+    )
     if not doubtful:
         return None
     known = known_variables() | set(own)
@@ -365,8 +447,14 @@ def _sentence(name: str, known: Collection[str]) -> str:
 
 
 def help_all_option() -> click.Option:
-    return click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all,
-                        help="Every flag, and every key of the config file, whole.")
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_all,
+        help="Every flag, and every key of the config file, whole.",
+    )
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -377,15 +465,17 @@ def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 
 
 def write_groups(
-    ctx: click.Context, formatter: click.HelpFormatter, params: Sequence[click.Parameter],
-    config_fields: Collection[str], tables: Mapping[str, str]
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    params: Sequence[click.Parameter],
+    config_fields: Collection[str],
+    tables: Mapping[str, str],
 ) -> None:
     """The options under their headings; those that are no field of a config under Options. ``tables``: of the
     fields that are keys of the config file alone."""
     show_all = ctx.meta.get(_SHOW_ALL, False)
     headings = {name: heading for heading, names in GROUPS.items() for name in names if name in config_fields}
-    headings |= {name: f"Config file, [{table}]" for table in TABLES for name in tables
-                 if tables[name] == table}
+    headings |= {name: f"Config file, [{table}]" for table in TABLES for name in tables if tables[name] == table}
     rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in ("Options", *headings.values())}
     for param in params:
         if isinstance(param, click.Argument):
@@ -407,8 +497,10 @@ def _first_sentence(text: str) -> str:
 
 
 def sampling_parameters() -> list[click.Parameter]:
-    return [click.Option([flag_name(name)], type=kind, help=sentence, multiple=name == "stop")
-            for name, (kind, sentence) in SAMPLING_FLAGS.items()]
+    return [
+        click.Option([flag_name(name)], type=kind, help=sentence, multiple=name == "stop")
+        for name, (kind, sentence) in SAMPLING_FLAGS.items()
+    ]
 
 
 def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:

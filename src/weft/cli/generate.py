@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from weft.api import Engine
 
 
-@click.command("generate", cls=FlagCommand, configs=(EngineConfig,), positional=False, params=[
-    click.Argument(["prompt"], required=False),
-    click.Option(["--chat"], is_flag=True, help="Ask PROMPT through the model's chat template."),
-    *sampling_parameters(),
-])
+@click.command(
+    "generate",
+    cls=FlagCommand,
+    configs=(EngineConfig,),
+    positional=False,
+    params=[
+        click.Argument(["prompt"], required=False),
+        click.Option(["--chat"], is_flag=True, help="Ask PROMPT through the model's chat template."),
+        *sampling_parameters(),
+    ],
+)
 def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """Complete PROMPT and stream the text.
 
@@ -36,8 +42,9 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
 
     engine, fields["lora"] = local_engine(values)
     with engine:
-        stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
-                  else engine.stream(text, **fields))
+        stream = (
+            engine.stream_chat([{"role": "user", "content": text}], **fields) if chat else engine.stream(text, **fields)
+        )
         for piece in stream:
             if isinstance(piece, ChatPiece):
                 click.echo(piece.reasoning, nl=False)
@@ -62,8 +69,7 @@ def read_prompt(argument: str | None) -> str:
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():
-        raise RequestError('there is no prompt: type weft generate "Once upon a time", or pipe one in',
-                           param="prompt")
+        raise RequestError('there is no prompt: type weft generate "Once upon a time", or pipe one in', param="prompt")
     text = sys.stdin.read()
     if not text.strip():
         raise RequestError("the prompt from stdin is empty", param="prompt")

@@ -20,26 +20,52 @@ if TYPE_CHECKING:
     from weft.rpc.messages import PeerKeys
 
 
-@click.command("join", cls=FlagCommand, params=[
-    click.Argument(["server"], metavar="HOST:PORT"),
-    click.Option(["--token"], required=True, envvar="WEFT_TOKEN", metavar="FILE",
-                 help="File with the token of the fleet, copied from the server."),
-    click.Option(["--replicas"], type=click.IntRange(min=1), default=1, show_default=True,
-                 help="Engine processes of this machine; cores, free RAM and GPUs are divided among them."),
-    click.Option(["--model"], help="Where this machine has the model: a directory or hub name. Default: as "
-                                   "the server names it."),
-    click.Option(["--memory"], help="Memory for KV pages and states of each replica. Default: the server's "
-                                    "--memory, or a share of what is free here."),
-    click.Option(["--device"], help="cpu, cuda or auto. Default: the server's --device."),
-    click.Option(["--threads"], type=click.IntRange(min=1), help="CPU threads of each replica."),
-    click.Option(["--role"], type=click.Choice(["both", "prefill", "decode"]), default="both",
-                 show_default=True, help="What its replicas are for: prompts that go on elsewhere, answers, "
-                                         "or both."),
-    click.Option(["--peer-address"], metavar="HOST[:PORT]",
-                 help="With a role, where engines of other machines send records to this one. Default: the "
-                      "address towards the server, and any free port."),
-    click.Option(["--store"], help="Directory or bucket of cached prefixes. Default: the server's --store."),
-])
+@click.command(
+    "join",
+    cls=FlagCommand,
+    params=[
+        click.Argument(["server"], metavar="HOST:PORT"),
+        click.Option(
+            ["--token"],
+            required=True,
+            envvar="WEFT_TOKEN",
+            metavar="FILE",
+            help="File with the token of the fleet, copied from the server.",
+        ),
+        click.Option(
+            ["--replicas"],
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Engine processes of this machine; cores, free RAM and GPUs are divided among them.",
+        ),
+        click.Option(
+            ["--model"],
+            help="Where this machine has the model: a directory or hub name. Default: as the server names it.",
+        ),
+        click.Option(
+            ["--memory"],
+            help="Memory for KV pages and states of each replica. Default: the server's "
+            "--memory, or a share of what is free here.",
+        ),
+        click.Option(["--device"], help="cpu, cuda or auto. Default: the server's --device."),
+        click.Option(["--threads"], type=click.IntRange(min=1), help="CPU threads of each replica."),
+        click.Option(
+            ["--role"],
+            type=click.Choice(["both", "prefill", "decode"]),
+            default="both",
+            show_default=True,
+            help="What its replicas are for: prompts that go on elsewhere, answers, or both.",
+        ),
+        click.Option(
+            ["--peer-address"],
+            metavar="HOST[:PORT]",
+            help="With a role, where engines of other machines send records to this one. Default: the "
+            "address towards the server, and any free port.",
+        ),
+        click.Option(["--store"], help="Directory or bucket of cached prefixes. Default: the server's --store."),
+    ],
+)
 def command(server: str, token: str, replicas: int, role: Role, peer_address: str | None, **own: Any) -> int:
     """Join the server at HOST:PORT (its --listen-engines) with engine processes of this machine.
 
@@ -58,10 +84,13 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
         given["handoffs"] = True
     peers = _peer_keys(server, peer_address, secret)
     if peers.port and replicas > 1:
-        raise ConfigError(f"--peer-address {peer_address} is one port, and --replicas is {replicas}: leave "
-                          "the port out", param="--peer-address")
-    return join(address, LinkKeys.of(secret), given, replicas, StartProgress(Console(soft_wrap=True)),
-                role=role, peers=peers)
+        raise ConfigError(
+            f"--peer-address {peer_address} is one port, and --replicas is {replicas}: leave the port out",
+            param="--peer-address",
+        )
+    return join(
+        address, LinkKeys.of(secret), given, replicas, StartProgress(Console(soft_wrap=True)), role=role, peers=peers
+    )
 
 
 def _peer_keys(server: str, peer_address: str | None, token: str) -> PeerKeys:

@@ -104,8 +104,7 @@ def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
     table=VERBS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="First steps: `weft serve`, then open another terminal and `weft chat --url "
-           "http://127.0.0.1:8000`.",
+    epilog="First steps: `weft serve`, then open another terminal and `weft chat --url http://127.0.0.1:8000`.",
 )
 @click.option("--version", is_flag=True, help="Print the version and exit.")
 @click.pass_context
@@ -129,8 +128,7 @@ def table_of(left: Iterable[str], right: Iterable[str] = (), **settings: Any) ->
     """A table without lines: columns of words, then columns of figures. ``settings``: of rich's."""
     from rich.table import Table
 
-    table = Table(**{"box": None, "padding": (0, 2, 0, 0), "title_justify": "left", "title_style": "bold",
-                     **settings})
+    table = Table(**{"box": None, "padding": (0, 2, 0, 0), "title_justify": "left", "title_style": "bold", **settings})
     for title in left:
         table.add_column(title, no_wrap=True)
     for title in right:
@@ -154,8 +152,7 @@ def progress_bar(what: str, *, as_bytes: bool = False) -> Iterator[Callable[...,
 
     console = Console(stderr=True)
     counts = (DownloadColumn(), TransferSpeedColumn()) if as_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn(what), BarColumn(), *counts, TimeRemainingColumn(),
-               TextColumn("{task.description}"))
+    columns = (TextColumn(what), BarColumn(), *counts, TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
 

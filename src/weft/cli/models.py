@@ -34,12 +34,17 @@ _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result
 _SAID_EVERY_S = 10.0
 
 
-@click.command("pull", cls=FlagCommand, params=[
-    click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
-    click.Option(["--revision"], help="Branch, tag or commit; default: main."),
-    click.Option(["--verify"], is_flag=True, help="Read every checksum of what is here, and fetch anew what "
-                                                  "is wrong."),
-])
+@click.command(
+    "pull",
+    cls=FlagCommand,
+    params=[
+        click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
+        click.Option(["--revision"], help="Branch, tag or commit; default: main."),
+        click.Option(
+            ["--verify"], is_flag=True, help="Read every checksum of what is here, and fetch anew what is wrong."
+        ),
+    ],
+)
 def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
     """Fetch models from the hub: owner/name, or owner/name:Q4_K_M for one GGUF file of it.
 
@@ -78,13 +83,17 @@ class _Shown:
         self._draw(now.done_bytes, now.total_bytes, f"{now.verb} {now.file.path}")
         if not sys.stderr.isatty() and time.monotonic() - self._said_s > _SAID_EVERY_S:
             self._said_s = time.monotonic()
-            click.echo(f"{self._name}: {format_bytes(now.done_bytes)} of {format_bytes(now.total_bytes)}",
-                       err=True)
+            click.echo(f"{self._name}: {format_bytes(now.done_bytes)} of {format_bytes(now.total_bytes)}", err=True)
 
 
-@click.command("list", cls=FlagCommand, params=[
-    click.Option(["--verify"], is_flag=True, help="Read every checksum; exit code 1 if a model is damaged."),
-    _JSON])
+@click.command(
+    "list",
+    cls=FlagCommand,
+    params=[
+        click.Option(["--verify"], is_flag=True, help="Read every checksum; exit code 1 if a model is damaged."),
+        _JSON,
+    ],
+)
 def list_models(verify: bool, as_json: bool) -> int:
     """List the models on this machine's disk: pulled ones, those of the hub's cache, and created names."""
     from weft.models.local import damage, listed, model_directory
@@ -102,11 +111,14 @@ def list_models(verify: bool, as_json: bool) -> int:
 
             problems |= {model.path: damage(model, on_bytes) for model in models if model.state == "whole"}
     rows = [_row(model, problems[model.path]) for model in models]
-    rows += [{"name": name, "state": "hub cache", "bytes": size, "path": str(path)}
-             for name, path, size in cached_by_hub()]
+    rows += [
+        {"name": name, "state": "hub cache", "bytes": size, "path": str(path)} for name, path, size in cached_by_hub()
+    ]
     store = _presets()
-    rows += [{"name": one.name, "state": "created", "bytes": 0, "path": str(store.path),
-              "note": f"a name for {one.model}"} for one in store.names().values()]
+    rows += [
+        {"name": one.name, "state": "created", "bytes": 0, "path": str(store.path), "note": f"a name for {one.model}"}
+        for one in store.names().values()
+    ]
     if as_json:
         click.echo(json.dumps({"directory": str(model_directory()), "models": rows}, indent=2))
     else:
@@ -117,12 +129,20 @@ def list_models(verify: bool, as_json: bool) -> int:
 def _row(model: LocalModel, problem: str) -> dict[str, Any]:
     total = model.manifest.total_bytes
     state = "damaged" if problem and model.state != "partial" else model.state
-    words = {"partial": f"{format_bytes(model.held_bytes)} of {format_bytes(total)}: `weft pull "
-                        f"{model.name}` goes on",
-             "damaged": f"{problem}: `weft pull --verify {model.name}` mends it"}
-    return {"name": model.name, "state": state, "bytes": model.held_bytes, "total_bytes": total,
-            "commit": model.manifest.commit, "pulled_s": model.manifest.pulled_s, "path": str(model.path),
-            "note": words.get(state, "")}
+    words = {
+        "partial": f"{format_bytes(model.held_bytes)} of {format_bytes(total)}: `weft pull {model.name}` goes on",
+        "damaged": f"{problem}: `weft pull --verify {model.name}` mends it",
+    }
+    return {
+        "name": model.name,
+        "state": state,
+        "bytes": model.held_bytes,
+        "total_bytes": total,
+        "commit": model.manifest.commit,
+        "pulled_s": model.manifest.pulled_s,
+        "path": str(model.path),
+        "note": words.get(state, ""),
+    }
 
 
 def cached_by_hub() -> list[tuple[str, Path, int]]:
@@ -144,22 +164,24 @@ def _show(rows: list[dict[str, Any]], directory: Path) -> None:
 
     console = Console(highlight=False)
     if not rows:
-        console.print(f"no model is in {directory}; `weft pull owner/name` fetches one", soft_wrap=True,
-                      markup=False)
+        console.print(f"no model is in {directory}; `weft pull owner/name` fetches one", soft_wrap=True, markup=False)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for title in ("name", "size", "state", ""):
         table.add_column(title, no_wrap=title in ("name", "size"))
     for row in rows:
-        table.add_row(escape(row["name"]), format_bytes(row["bytes"]), row["state"],
-                      escape(row.get("note", "")))
+        table.add_row(escape(row["name"]), format_bytes(row["bytes"]), row["state"], escape(row.get("note", "")))
     console.print(table, soft_wrap=True)
 
 
-@click.command("rm", cls=FlagCommand, params=[
-    click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
-    click.Option(["--force"], is_flag=True, help="Also a model that a running process has loaded."),
-])
+@click.command(
+    "rm",
+    cls=FlagCommand,
+    params=[
+        click.Argument(["names"], nargs=-1, required=True, metavar="NAME..."),
+        click.Option(["--force"], is_flag=True, help="Also a model that a running process has loaded."),
+    ],
+)
 def rm(names: tuple[str, ...], force: bool) -> int:
     """Remove pulled models from this machine's disk, what pulls have fetched so far, and created names."""
     from weft.models.local import find, remove
@@ -192,4 +214,4 @@ def _elsewhere(name: str) -> str:
     return ""
 
 
-globals()["list"] = list_models   # the command's name; in this file ``list`` is Python's
+globals()["list"] = list_models  # the command's name; in this file ``list`` is Python's

@@ -32,52 +32,129 @@ QUANTIZE = click.Choice(["none", *FORMS])
 _EMBEDDED = Path(weft.__file__).parent / "embedded"
 
 
-@click.command("plan", cls=FlagCommand, params=[
-    click.Argument(["models"], nargs=-1, metavar="[MODEL]..."),
-    click.Option(["--memory"], help="Memory of one device, weights included, such as 80GiB; default: the RAM "
-                                    "that is free here. The --memory of `weft serve` is a part of it."),
-    click.Option(["--arena"], help="Instead: that part, the memory for KV pages and states without weights, "
-                                   "as `weft serve --memory` takes it."),
-    click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
-                 help="Devices that share the model (tensor parallelism)."),
-    click.Option(["--ep"], is_flag=True, help="They divide experts by their number, not by their width."),
-    click.Option(["--dtype"], type=DTYPES, default="auto", show_default=True,
-                 help="Dtype of weights and KV; auto takes the checkpoint's own."),
-    click.Option(["--kv-dtype"], type=KV_DTYPE_CHOICE, default="auto", show_default=True,
-                 help="What KV is kept in; auto takes --dtype."),
-    click.Option(["--state-dtype"], type=STATE_DTYPE_CHOICE,
-                 help="What recurrent states are kept in; default: float32, as weft does."),
-    click.Option(["--quantize"], type=QUANTIZE, default="none", show_default=True,
-                 help="What matrices are stored in; none: as config.json says."),
-    click.Option(["--twelve-bit/--no-twelve-bit"], default=None,
-                 help="Large bfloat16 matrices are in 12 bits, as on a CPU with AVX-512 or NEON. Default: "
-                      "yes for the RAM of a machine with one, no for a size that is named."),
-    click.Option(["--max-model-len", "lengths"], type=click.IntRange(min=1), multiple=True,
-                 help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
-                      "model's longest."),
-    click.Option(["--lora"], multiple=True, help="Adapter as name=path or path; its factors are counted and "
-                                                 "leave that much less."),
-    click.Option(["--store"], help="Rate of a store, and its latency if that is not 1 ms, such as 3GB/s or "
-                                   "3GB/s@100us: how long a prefix takes to restore, and to compute."),
-    click.Option(["--device"], default="H100", show_default=True,
-                 help="The device that computes, for --store; `weft simulate --help` has their names."),
-    click.Option(["--prefill-rate"], type=click.FloatRange(min=0, min_open=True),
-                 help="Tokens of a prompt that are computed in a second, as measured; instead of --device."),
-    click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
-    click.Option(["--drafts"], type=click.IntRange(min=0, max=64), default=3, show_default=True,
-                 help="Speculated tokens per step, for --compare."),
-    click.Option(["--speculate"], default="auto", show_default=True,
-                 help="As `weft serve` takes it. With mtp, the model's own head and its KV count; auto "
-                      "counts them on this machine, without --memory and --arena."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
-    click.Option(["--plot"], type=click.Path(path_type=Path, dir_okay=False),
-                 help="Write the screen, pictures included, to this .svg or .html file."),
-    click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
-])
-def command(models: tuple[str, ...], memory: str | None, arena: str | None, lengths: tuple[int, ...],
-            compare: bool, as_json: bool, plot: Path | None, revision: str | None, store: str | None,
-            device: str, prefill_rate: float | None, speculate: str, twelve_bit: bool | None,
-            lora: tuple[str, ...], **more: Any) -> int:
+@click.command(
+    "plan",
+    cls=FlagCommand,
+    params=[
+        click.Argument(["models"], nargs=-1, metavar="[MODEL]..."),
+        click.Option(
+            ["--memory"],
+            help="Memory of one device, weights included, such as 80GiB; default: the RAM "
+            "that is free here. The --memory of `weft serve` is a part of it.",
+        ),
+        click.Option(
+            ["--arena"],
+            help="Instead: that part, the memory for KV pages and states without weights, "
+            "as `weft serve --memory` takes it.",
+        ),
+        click.Option(
+            ["--tp"],
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Devices that share the model (tensor parallelism).",
+        ),
+        click.Option(["--ep"], is_flag=True, help="They divide experts by their number, not by their width."),
+        click.Option(
+            ["--dtype"],
+            type=DTYPES,
+            default="auto",
+            show_default=True,
+            help="Dtype of weights and KV; auto takes the checkpoint's own.",
+        ),
+        click.Option(
+            ["--kv-dtype"],
+            type=KV_DTYPE_CHOICE,
+            default="auto",
+            show_default=True,
+            help="What KV is kept in; auto takes --dtype.",
+        ),
+        click.Option(
+            ["--state-dtype"],
+            type=STATE_DTYPE_CHOICE,
+            help="What recurrent states are kept in; default: float32, as weft does.",
+        ),
+        click.Option(
+            ["--quantize"],
+            type=QUANTIZE,
+            default="none",
+            show_default=True,
+            help="What matrices are stored in; none: as config.json says.",
+        ),
+        click.Option(
+            ["--twelve-bit/--no-twelve-bit"],
+            default=None,
+            help="Large bfloat16 matrices are in 12 bits, as on a CPU with AVX-512 or NEON. Default: "
+            "yes for the RAM of a machine with one, no for a size that is named.",
+        ),
+        click.Option(
+            ["--max-model-len", "lengths"],
+            type=click.IntRange(min=1),
+            multiple=True,
+            help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the model's longest.",
+        ),
+        click.Option(
+            ["--lora"],
+            multiple=True,
+            help="Adapter as name=path or path; its factors are counted and leave that much less.",
+        ),
+        click.Option(
+            ["--store"],
+            help="Rate of a store, and its latency if that is not 1 ms, such as 3GB/s or "
+            "3GB/s@100us: how long a prefix takes to restore, and to compute.",
+        ),
+        click.Option(
+            ["--device"],
+            default="H100",
+            show_default=True,
+            help="The device that computes, for --store; `weft simulate --help` has their names.",
+        ),
+        click.Option(
+            ["--prefill-rate"],
+            type=click.FloatRange(min=0, min_open=True),
+            help="Tokens of a prompt that are computed in a second, as measured; instead of --device.",
+        ),
+        click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
+        click.Option(
+            ["--drafts"],
+            type=click.IntRange(min=0, max=64),
+            default=3,
+            show_default=True,
+            help="Speculated tokens per step, for --compare.",
+        ),
+        click.Option(
+            ["--speculate"],
+            default="auto",
+            show_default=True,
+            help="As `weft serve` takes it. With mtp, the model's own head and its KV count; auto "
+            "counts them on this machine, without --memory and --arena.",
+        ),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
+        click.Option(
+            ["--plot"],
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Write the screen, pictures included, to this .svg or .html file.",
+        ),
+        click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
+    ],
+)
+def command(
+    models: tuple[str, ...],
+    memory: str | None,
+    arena: str | None,
+    lengths: tuple[int, ...],
+    compare: bool,
+    as_json: bool,
+    plot: Path | None,
+    revision: str | None,
+    store: str | None,
+    device: str,
+    prefill_rate: float | None,
+    speculate: str,
+    twelve_bit: bool | None,
+    lora: tuple[str, ...],
+    **more: Any,
+) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -97,13 +174,19 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
 
     sizes, from_here = _sizes(memory, arena)
     adapters = adapter_bytes(lora)
-    for size in sizes:   # of an arena too: the memory of both is one
+    for size in sizes:  # of an arena too: the memory of both is one
         sizes[size] = max(sizes[size] - sum(adapters.values()), 1)
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
     packed = from_here and packs_bfloat16() if twelve_bit is None else twelve_bit
-    asked = PlanOptions(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed,
-                        coded_tiles=packed and (not from_here or keeps_codes()), **stored_as(more))
+    asked = PlanOptions(
+        **sizes,
+        lengths=lengths,
+        mtp=mtp,
+        twelve_bit=packed,
+        coded_tiles=packed and (not from_here or keeps_codes()),
+        **stored_as(more),
+    )
     plan = make_plan(name, config, asked)
     from weft.cli.plan_view import serve_command
 
@@ -114,8 +197,7 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
     if store is not None:
         from weft.cli.plan_store import restore_times
 
-        times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device,
-                              prefill_rate)
+        times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device, prefill_rate)
     if as_json:
         stored = {} if times is None else {"store": times.to_json()}
         data = {**plan_data(plan, compare=compare), **stored, "serve": serve and serve.line}
@@ -131,8 +213,9 @@ def command(models: tuple[str, ...], memory: str | None, arena: str | None, leng
     return 0 if plan.enough else 1
 
 
-def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int, ...],
-                  flags: Mapping[str, Any], *, as_json: bool) -> int:
+def _plan_several(
+    models: Sequence[str], memory: str | None, lengths: tuple[int, ...], flags: Mapping[str, Any], *, as_json: bool
+) -> int:
     from weft.cli.plan_together import plan_together
     from weft.host import keeps_codes
     from weft.models.hub import name_of
@@ -141,16 +224,20 @@ def _plan_several(models: Sequence[str], memory: str | None, lengths: tuple[int,
 
     served = ("dtype", "kv_dtype", "state_dtype", "quantize")
     sizes, from_here = _sizes(memory, None)
-    asked = PlanOptions(arena_bytes=AMPLE_BYTES, lengths=lengths[-1:],
-                        twelve_bit=from_here and packs_bfloat16(), coded_tiles=from_here and keeps_codes(),
-                        **stored_as({name: flags[name] for name in served}))
+    asked = PlanOptions(
+        arena_bytes=AMPLE_BYTES,
+        lengths=lengths[-1:],
+        twelve_bit=from_here and packs_bfloat16(),
+        coded_tiles=from_here and keeps_codes(),
+        **stored_as({name: flags[name] for name in served}),
+    )
     configs = []
     for text in models:
         name, sign, model = text.partition("=")
         is_path = Path(text).expanduser().exists()
         named, config = find_config(text if is_path or not sign else model)
         if is_path or ("/" in text and not sign):
-            name = name_of(text)   # as `weft serve` calls it
+            name = name_of(text)  # as `weft serve` calls it
         elif not sign:
             name = named
         configs.append((name, config))
@@ -176,15 +263,19 @@ def adapter_bytes(entries: tuple[str, ...]) -> dict[str, int]:
 
 def _adapters_line(adapters: Mapping[str, int]) -> str:
     plural = "s take" if len(adapters) > 1 else " takes"
-    return (f"{len(adapters)} adapter{plural} {format_bytes(sum(adapters.values()))} of it "
-            "(limits.lora_memory). A prefix is cached for each adapter by itself: the same text gives other "
-            "states under other weights, so nothing of it is shared.")
+    return (
+        f"{len(adapters)} adapter{plural} {format_bytes(sum(adapters.values()))} of it "
+        "(limits.lora_memory). A prefix is cached for each adapter by itself: the same text gives other "
+        "states under other weights, so nothing of it is shared."
+    )
 
 
 def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
     """``flags`` as ``PlanOptions`` names dtypes and forms: None for auto and none."""
-    return {name: KV_DTYPES.get(value) if name.endswith("dtype") else None if value == "none" else value
-            for name, value in flags.items()}
+    return {
+        name: KV_DTYPES.get(value) if name.endswith("dtype") else None if value == "none" else value
+        for name, value in flags.items()
+    }
 
 
 def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[str, Any]]:
@@ -202,9 +293,11 @@ def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[s
         return _read_config(model, revision)
     near = near_names(model)
     hint = f"did you mean {' or '.join(near)}?" if near else "`weft plan` lists those it knows."
-    raise CheckpointError(f"there is no directory {model!r}, and weft knows no model of that name: {hint} "
-                          "Or give a directory that holds config.json, or a hub name (owner/name)",
-                          param="model")
+    raise CheckpointError(
+        f"there is no directory {model!r}, and weft knows no model of that name: {hint} "
+        "Or give a directory that holds config.json, or a hub name (owner/name)",
+        param="model",
+    )
 
 
 def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -224,8 +317,10 @@ def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, An
         raise CheckpointError(f"{file}: not readable as JSON: {error}", param="model") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{file}: a JSON object is needed", param="model")
-    return (directory.name if Path(model).expanduser().is_dir() else model,
-            _with_codes(directory, _without_missing_tower(directory, config)))
+    return (
+        directory.name if Path(model).expanduser().is_dir() else model,
+        _with_codes(directory, _without_missing_tower(directory, config)),
+    )
 
 
 def _without_missing_tower(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:

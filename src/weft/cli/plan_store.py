@@ -44,12 +44,17 @@ class RestoreTimes:
     prefixes: tuple[PrefixTimes, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"bytes_per_second": self.bytes_s, "latency_s": self.latency_s, "computes": self.computes,
-                "prefixes": [asdict(one) for one in self.prefixes]}
+        return {
+            "bytes_per_second": self.bytes_s,
+            "latency_s": self.latency_s,
+            "computes": self.computes,
+            "prefixes": [asdict(one) for one in self.prefixes],
+        }
 
 
-def restore_times(plan: ModelPlan, whole: ModelPlan, store: str, device: str,
-                  prefill_rate: float | None) -> RestoreTimes:
+def restore_times(
+    plan: ModelPlan, whole: ModelPlan, store: str, device: str, prefill_rate: float | None
+) -> RestoreTimes:
     """For the lengths of ``plan``; ``whole`` is the same model on one device. Raises ConfigError that names
     --store or --device."""
     bytes_s, latency_s = parse_rate(store)
@@ -62,15 +67,20 @@ def restore_times(plan: ModelPlan, whole: ModelPlan, store: str, device: str,
     return RestoreTimes(bytes_s, latency_s, words, tuple(rows))
 
 
-def _compute(plan: ModelPlan, whole: ModelPlan, device: str,
-             prefill_rate: float | None) -> tuple[Callable[[int], float], str]:
+def _compute(
+    plan: ModelPlan, whole: ModelPlan, device: str, prefill_rate: float | None
+) -> tuple[Callable[[int], float], str]:
     if prefill_rate is not None:
         return lambda tokens: tokens / prefill_rate, f"{prefill_rate:,.0f} tokens/s"
     tp, weights = plan.asked.tp, plan.weights
-    load = model_load(plan.architecture, parameters=weights.parameters,
-                      eight_bit=weights.form in ("fp8", "int8"),
-                      weight_bytes=weights.rank_bytes * tp / weights.parameters,
-                      kv_bytes=whole.kv_token_bytes, state_bytes=whole.state_bytes)
+    load = model_load(
+        plan.architecture,
+        parameters=weights.parameters,
+        eight_bit=weights.form in ("fp8", "int8"),
+        weight_bytes=weights.rank_bytes * tp / weights.parameters,
+        kv_bytes=whole.kv_token_bytes,
+        state_bytes=whole.state_bytes,
+    )
     cost = roofline(load, device, count=tp)
     return lambda tokens: cost.prefill_s(0, tokens), f"the roofline of {cost.name}"
 
@@ -80,13 +90,18 @@ def shown(times: RestoreTimes) -> list[Table | Text]:
     table.add_column()
     for one in times.prefixes:
         faster = "restored" if one.restore_s < one.compute_s else "computed"
-        table.add_row(f"{one.tokens:,}", format_bytes(one.bytes), _seconds(one.restore_s),
-                      _seconds(one.compute_s), Text(faster, style="dim"))
-    words = (f"a store of {times.bytes_s / 1e9:.3g} GB/s and {times.latency_s * 1e3:.3g} ms; "
-             f"computed at {times.computes}")
+        table.add_row(
+            f"{one.tokens:,}",
+            format_bytes(one.bytes),
+            _seconds(one.restore_s),
+            _seconds(one.compute_s),
+            Text(faster, style="dim"),
+        )
+    words = (
+        f"a store of {times.bytes_s / 1e9:.3g} GB/s and {times.latency_s * 1e3:.3g} ms; computed at {times.computes}"
+    )
     return [table, Text(words, style="dim")]
 
 
 def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 \
-        else f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

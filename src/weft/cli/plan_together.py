@@ -21,8 +21,9 @@ from weft.planning.together import ModelNeed, need_of, share_out
 from weft.units import format_bytes
 
 
-def plan_together(models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOptions, budget: int, *,
-                  as_json: bool) -> int:
+def plan_together(
+    models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOptions, budget: int, *, as_json: bool
+) -> int:
     """``models``: name and config.json. Exit code 0: all fit together; 1: some give way to others. Raises
     ConfigError for a model that does not fit alone."""
     needs = [need_of(name, config, asked) for name, config in models]
@@ -31,12 +32,22 @@ def plan_together(models: Sequence[tuple[str, Mapping[str, Any]]], asked: PlanOp
     shares = share_out(needs, budget)
     unloads = first_round(shares, budget)
     if as_json:
-        rows = [{"model": need.name, "weights_bytes": need.weights_bytes,
-                 "arena_bytes": shares[need.name] - need.weights_bytes,
-                 "wanted_arena_bytes": need.arena_bytes, "share_bytes": shares[need.name],
-                 "unloads": unloads[need.name]} for need in needs]
-        click.echo(json.dumps({"memory_bytes": budget, "fit_together": sum(shares.values()) <= budget,
-                               "models": rows}, indent=2))
+        rows = [
+            {
+                "model": need.name,
+                "weights_bytes": need.weights_bytes,
+                "arena_bytes": shares[need.name] - need.weights_bytes,
+                "wanted_arena_bytes": need.arena_bytes,
+                "share_bytes": shares[need.name],
+                "unloads": unloads[need.name],
+            }
+            for need in needs
+        ]
+        click.echo(
+            json.dumps(
+                {"memory_bytes": budget, "fit_together": sum(shares.values()) <= budget, "models": rows}, indent=2
+            )
+        )
     else:
         _show(needs, shares, unloads, budget)
     return 0 if sum(shares.values()) <= budget else 1
@@ -61,20 +72,26 @@ def first_round(shares: Mapping[str, int], budget: int) -> dict[str, list[str]]:
     return unloaded
 
 
-def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mapping[str, list[str]],
-          budget: int) -> None:
+def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mapping[str, list[str]], budget: int) -> None:
     table = table_of(["model"], ["weights", "KV and states", "together"])
     table.add_column("unloads")
     for need in needs:
         share = shares[need.name]
         others = ", ".join(name.split("/")[-1] for name in unloads[need.name])
-        table.add_row(need.name.split("/")[-1], format_bytes(need.weights_bytes),
-                      format_bytes(share - need.weights_bytes), format_bytes(share), others or "none")
+        table.add_row(
+            need.name.split("/")[-1],
+            format_bytes(need.weights_bytes),
+            format_bytes(share - need.weights_bytes),
+            format_bytes(share),
+            others or "none",
+        )
     console = Console(highlight=False)
     console.print(table)
     total = sum(shares.values())
     if total <= budget:
         console.print(f"all of them fit together: {format_bytes(total)} of {format_bytes(budget)}")
     else:
-        console.print(f"not all of them fit together: {format_bytes(total)} of {format_bytes(budget)}. Asked "
-                      "for one after the other, each unloads what was not used for the longest time")
+        console.print(
+            f"not all of them fit together: {format_bytes(total)} of {format_bytes(budget)}. Asked "
+            "for one after the other, each unloads what was not used for the longest time"
+        )

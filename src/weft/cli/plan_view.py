@@ -45,24 +45,43 @@ class ServeCommand(NamedTuple):
     split: str
 
 
-def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None,
-         serve: ServeCommand | None, times: RestoreTimes | None = None) -> None:
+def show(
+    plan: ModelPlan,
+    *,
+    compare: bool,
+    from_here: bool,
+    quiet: bool,
+    file: Path | None,
+    serve: ServeCommand | None,
+    times: RestoreTimes | None = None,
+) -> None:
     """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
     is this machine's own."""
     console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
-    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve,
-                         times=times))
+    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve, times=times))
     if file is not None and file.suffix == ".svg":
         console.save_svg(str(file), title=f"weft plan {plan.name}")
     elif file is not None:
         console.save_html(str(file))
 
 
-def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
-           serve: ServeCommand | None, times: RestoreTimes | None = None) -> RenderableType:
+def screen(
+    plan: ModelPlan,
+    *,
+    compare: bool,
+    from_here: bool,
+    width: int,
+    serve: ServeCommand | None,
+    times: RestoreTimes | None = None,
+) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
-    parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width),
-                                     _costs(plan, records=times is not None), ""]
+    parts: list[RenderableType] = [
+        _head(plan),
+        "",
+        *_device(plan, from_here, width),
+        _costs(plan, records=times is not None),
+        "",
+    ]
     parts += [_lengths(plan), "", _verdict(plan)]
     if times is not None:
         from weft.cli.plan_store import shown
@@ -81,21 +100,26 @@ def show_known(plans: Sequence[ModelPlan]) -> None:
     """The models that are known by name, with what they cost at --tp 1 and their own dtypes."""
     table = table_of(["model"], ["weights", "KV, 1k tokens", "a state", "as KV of"])
     for plan in plans:
-        table.add_row(plan.name.split("/")[-1], format_bytes(plan.weights.rank_bytes),
-                      format_bytes(1024 * plan.kv_token_bytes), format_bytes(plan.state_bytes),
-                      f"{plan.snapshot_tokens:,} tokens")
+        table.add_row(
+            plan.name.split("/")[-1],
+            format_bytes(plan.weights.rank_bytes),
+            format_bytes(1024 * plan.kv_token_bytes),
+            format_bytes(plan.state_bytes),
+            f"{plan.snapshot_tokens:,} tokens",
+        )
     console = Console(highlight=False)
     console.print(table)
-    console.print("\nPlan one of them, a checkpoint directory or a hub model:\n"
-                  "  [bold]weft plan MODEL --memory 80GiB --tp 2 --compare[/]")
+    console.print(
+        "\nPlan one of them, a checkpoint directory or a hub model:\n"
+        "  [bold]weft plan MODEL --memory 80GiB --tp 2 --compare[/]"
+    )
 
 
 def _head(plan: ModelPlan) -> Text:
     kinds = Counter(layer.kind.replace("_", " ") for layer in plan.spec.layers)
     layers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     text = Text(plan.name, style="bold")
-    text.append(f"\n{_parameters(plan)} parameters; {len(plan.spec.layers)} layers: {layers}\n",
-                style="not bold")
+    text.append(f"\n{_parameters(plan)} parameters; {len(plan.spec.layers)} layers: {layers}\n", style="not bold")
     stored = _SHORT.get(plan.weights.form, plan.weights.form)
     text.append(f"weights {stored}", style="dim not bold")
     if plan.kv_token_bytes:
@@ -141,31 +165,47 @@ def _costs(plan: ModelPlan, *, records: bool) -> Table:
         table.add_row("arena", format_bytes(plan.asked.arena_bytes or 0), "weights apart")
         table.add_row("weights", format_bytes(plan.weights.rank_bytes), "")
     if plan.kv_token_bytes:
-        table.add_row("a token's KV", format_bytes(plan.kv_token_bytes),
-                      f"{plan.kv_token_bytes:,} bytes in {len(spec.attention_layers)} layers; pages of "
-                      f"{arena.page_tokens} tokens")
+        table.add_row(
+            "a token's KV",
+            format_bytes(plan.kv_token_bytes),
+            f"{plan.kv_token_bytes:,} bytes in {len(spec.attention_layers)} layers; pages of "
+            f"{arena.page_tokens} tokens",
+        )
     if plan.state_bytes:
-        table.add_row("a sequence's state", format_bytes(plan.state_bytes),
-                      f"{plan.state_bytes:,} bytes in {len(spec.recurrent_layers)} layers, at any length")
-    kinds = " or ".join(f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in
-                        ((arena.pages_per_frame, "KV page"), (arena.slots_per_frame, "state")) if count)
-    table.add_row("a frame", format_bytes(arena.frame_bytes),
-                  kinds + (f"; {arena.frame_count:,} of them" if arena.frame_count else ""))
+        table.add_row(
+            "a sequence's state",
+            format_bytes(plan.state_bytes),
+            f"{plan.state_bytes:,} bytes in {len(spec.recurrent_layers)} layers, at any length",
+        )
+    kinds = " or ".join(
+        f"{count:,} {noun}{'s' if count > 1 else ''}"
+        for count, noun in ((arena.pages_per_frame, "KV page"), (arena.slots_per_frame, "state"))
+        if count
+    )
+    table.add_row(
+        "a frame",
+        format_bytes(arena.frame_bytes),
+        kinds + (f"; {arena.frame_count:,} of them" if arena.frame_count else ""),
+    )
     if arena.slot_stride_bytes:
-        table.add_row("a snapshot", format_bytes(arena.slot_stride_bytes),
-                      f"as much as the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes
-                      else "one state")
+        table.add_row(
+            "a snapshot",
+            format_bytes(arena.slot_stride_bytes),
+            f"as much as the KV of {plan.snapshot_tokens:,} tokens" if plan.kv_token_bytes else "one state",
+        )
     if records:
-        table.add_row("a handoff", f"{format_bytes(plan.handoff_bytes_s)}/s",
-                      "with --roles, at 1,000 prompt tokens a second")
+        table.add_row(
+            "a handoff", f"{format_bytes(plan.handoff_bytes_s)}/s", "with --roles, at 1,000 prompt tokens a second"
+        )
     if plan.compressed_bytes:
-        table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes),
-                      "--no-exact, when memory is short")
+        table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes), "--no-exact, when memory is short")
     if plan.compressed_kv_token_bytes:
-        table.add_row("KV in 8 bits", format_bytes(plan.compressed_kv_token_bytes),
-                      "a token, --no-exact: cached, and not in use")
-        table.add_row("KV in 4 bits", format_bytes(plan.compressed4_kv_token_bytes),
-                      "a token, and cache.compress_kv = 'int4'")
+        table.add_row(
+            "KV in 8 bits", format_bytes(plan.compressed_kv_token_bytes), "a token, --no-exact: cached, and not in use"
+        )
+        table.add_row(
+            "KV in 4 bits", format_bytes(plan.compressed4_kv_token_bytes), "a token, and cache.compress_kv = 'int4'"
+        )
     return table
 
 
@@ -177,8 +217,7 @@ def _lengths(plan: ModelPlan) -> Table:
     table.add_column()
     for fit in plan.fits:
         note = "the model's longest" if fit.tokens == plan.spec.max_positions else ""
-        table.add_row(f"{fit.tokens:,}", format_bytes(fit.request_bytes), f"{fit.sequences:,}",
-                      Text(note, style="dim"))
+        table.add_row(f"{fit.tokens:,}", format_bytes(fit.request_bytes), f"{fit.sequences:,}", Text(note, style="dim"))
     return table
 
 
@@ -187,8 +226,11 @@ def _verdict(plan: ModelPlan) -> Text:
     where = "--memory" if plan.asked.memory_bytes is not None else "--arena"
     if not plan.enough:
         text = Text("does not fit", style="red bold")
-        text.append(f": one sequence of {shortest:,} tokens needs {where} {_typed(plan.need_bytes, up=True)}"
-                    f" at --tp {plan.asked.tp}", style="not bold default")
+        text.append(
+            f": one sequence of {shortest:,} tokens needs {where} {_typed(plan.need_bytes, up=True)}"
+            f" at --tp {plan.asked.tp}",
+            style="not bold default",
+        )
         if plan.tp_that_fits is not None:
             text.append(f", or --tp {plan.tp_that_fits} with this memory", style="not bold default")
         if plan.longest_tokens:
@@ -204,8 +246,9 @@ def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
     if serve is None:
         return Text("no `weft serve` line fits in this memory; try --tp", style="dim")
     flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", serve.line)
-    rows = textwrap.wrap(flags_with_values, width - 2, subsequent_indent="  ", break_long_words=False,
-                         break_on_hyphens=False)
+    rows = textwrap.wrap(
+        flags_with_values, width - 2, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
     text = Text(f"{serve.split}\n", style="dim")
     return text.append(" \\\n".join(rows).replace("\N{NO-BREAK SPACE}", " "), style="bold not dim")
 
@@ -213,8 +256,13 @@ def _serve_lines(serve: ServeCommand | None, width: int) -> Text:
 def _comparison(plan: ModelPlan) -> Table:
     """A row for each layout and load: what fits at each length, or, where nothing does, what one takes."""
     what = "sequences at once" if plan.enough else "what one request takes"
-    table = Table(box=None, padding=(0, 2, 0, 0), title=f"The same bytes, cut otherwise: {what}",
-                  title_justify="left", title_style="bold")
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        title=f"The same bytes, cut otherwise: {what}",
+        title_justify="left",
+        title_style="bold",
+    )
     table.add_column("layout", no_wrap=True)
     table.add_column("block", justify="right")
     table.add_column("a request is", no_wrap=True)
@@ -226,8 +274,9 @@ def _comparison(plan: ModelPlan) -> Table:
         style = "green" if layout is plan.layouts[0] else ""
         for row, load in enumerate(loads(plan)):
             each = [replace(load, tokens=fit.tokens) for fit in fits]
-            cells = [f"{layout.sequences(one):,}" if plan.enough else format_bytes(layout.request_bytes(one))
-                     for one in each]
+            cells = [
+                f"{layout.sequences(one):,}" if plan.enough else format_bytes(layout.request_bytes(one)) for one in each
+            ]
             cost = layout.request_bytes(replace(load, tokens=SHORT_TOKENS))
             first = (layout.name, f"{layout.block_tokens:,}" if layout.block_tokens else "-")
             first = first if row == 0 else ("", "")
@@ -242,8 +291,9 @@ def _pictures(plan: ModelPlan, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(key, style="dim")]
     names = max(len(layout.name) for layout in plan.layouts)
     for fit in plan.fits[:PICTURES_MAX]:
-        counts = [(layout.sequences(Load(fit.tokens, drafts)), layout.sequences(Load(fit.tokens)))
-                  for layout in plan.layouts]
+        counts = [
+            (layout.sequences(Load(fit.tokens, drafts)), layout.sequences(Load(fit.tokens))) for layout in plan.layouts
+        ]
         labels = [f"{full:,}" + (f" / {bare:,}" if bare != full else "") for full, bare in counts]
         most = max(bare for _, bare in counts)
         if not most:
@@ -252,8 +302,10 @@ def _pictures(plan: ModelPlan, width: int) -> list[RenderableType]:
         parts.append(Text(f"{fit.tokens:,} tokens", style="bold"))
         for layout, (full, bare), label in zip(plan.layouts, counts, labels, strict=True):
             bar = Text(f"  {layout.name:<{names}}  ")
-            bar.append(FULL * round(scale * full) + PART * (round(scale * bare) - round(scale * full)),
-                       style="green" if layout is plan.layouts[0] else "yellow")
+            bar.append(
+                FULL * round(scale * full) + PART * (round(scale * bare) - round(scale * full)),
+                style="green" if layout is plan.layouts[0] else "yellow",
+            )
             parts.append(bar.append(f" {label}"))
     return parts
 
@@ -265,8 +317,10 @@ def _footnote(plan: ModelPlan) -> Text:
         words.append("padded pages: vLLM.")
     if "layers a page" in names:
         words.append("N layers a page: proposed there.")
-    words.append("static pools: SGLang at its default split. cache: with the states that a running request "
-                 "reserves for prefix caching.")
+    words.append(
+        "static pools: SGLang at its default split. cache: with the states that a running request "
+        "reserves for prefix caching."
+    )
     if plan.asked.drafts and plan.state_bytes:
         words.append("drafts of weft: the log of one step, and no state.")
     return Text(" ".join(words), style="dim")
@@ -309,8 +363,7 @@ _MIB, _KIB = 1 << 20, 1 << 10
 
 
 def serve_command(
-    model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan,
-    speculate: str = "auto",
+    model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan, speculate: str = "auto"
 ) -> ServeCommand | None:
     """None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
     one."""
@@ -321,9 +374,13 @@ def serve_command(
     for form in forms:
         served = _rounded(config, replace(asked, quantize=form))
         if served is not None:
-            words = ["weft serve", *([shlex.quote(model)] if model else []),
-                     *(["--revision", shlex.quote(revision)] if revision else []), *_flags(served),
-                     *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else [])]
+            words = [
+                "weft serve",
+                *([shlex.quote(model)] if model else []),
+                *(["--revision", shlex.quote(revision)] if revision else []),
+                *_flags(served),
+                *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else []),
+            ]
             return ServeCommand(" ".join(words), _split(served, asked.memory_bytes))
     return None
 
@@ -334,8 +391,10 @@ def _split(served: ModelPlan, memory: int | None) -> str:
     words = f"{format_bytes(weights)} {form}weights"
     if memory is None:
         return f"{words}, and apart from them {format_bytes(arena)} for --memory"
-    return (f"of {format_bytes(memory)}: {words}, {format_bytes(memory - weights - arena)} kept free, "
-            f"{format_bytes(arena)} for --memory")
+    return (
+        f"of {format_bytes(memory)}: {words}, {format_bytes(memory - weights - arena)} kept free, "
+        f"{format_bytes(arena)} for --memory"
+    )
 
 
 def _rounded(config: Mapping[str, Any], asked: PlanOptions) -> ModelPlan | None:
@@ -361,7 +420,12 @@ def _flags(plan: ModelPlan) -> list[str]:
     ranks = [f"--tp {asked.tp}"] if asked.tp > 1 else []
     ranks += ["--ep"] if asked.ep else []
     ranks += ["--device cpu"] if plan.architecture.why_no_gpu else []
-    flags = {"--dtype": asked.dtype, "--quantize": asked.quantize, "--kv-dtype": kv,
-             "--state-dtype": asked.state_dtype, "--memory": memory,
-             "--max-model-len": longest if longest < plan.spec.max_positions else None}
+    flags = {
+        "--dtype": asked.dtype,
+        "--quantize": asked.quantize,
+        "--kv-dtype": kv,
+        "--state-dtype": asked.state_dtype,
+        "--memory": memory,
+        "--max-model-len": longest if longest < plan.spec.max_positions else None,
+    }
     return [*ranks, *(f"{flag} {value}" for flag, value in flags.items() if value is not None)]

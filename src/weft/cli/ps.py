@@ -22,11 +22,15 @@ from weft.units import format_bytes
 _TIMEOUT_S = 5.0
 
 
-@click.command("ps", cls=FlagCommand, params=[
-    click.Option(["--url"], envvar="WEFT_URL", help="Ask this server only, on whatever machine."),
-    click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"], help="Key of the servers."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
-])
+@click.command(
+    "ps",
+    cls=FlagCommand,
+    params=[
+        click.Option(["--url"], envvar="WEFT_URL", help="Ask this server only, on whatever machine."),
+        click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"], help="Key of the servers."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+    ],
+)
 def command(url: str | None, api_key: str | None, as_json: bool) -> int:
     """List the servers of this machine and the models that they have in memory."""
     from weft.server.running import running_servers
@@ -59,10 +63,19 @@ def _rows(url: str, pid: int | None, model: str, api_key: str | None) -> list[di
         server.close()
     if not models:
         return [{**head, "error": "no model is in memory"}]
-    return [{**head, "model": one["model"], "size": one["size"], "size_vram": one.get("size_vram", 0),
-             "context_length": one.get("context_length"), "expires_at": one.get("expires_at"),
-             "dtype": one.get("details", {}).get("quantization_level", ""),
-             "of": one.get("details", {}).get("parent_model", "")} for one in models]
+    return [
+        {
+            **head,
+            "model": one["model"],
+            "size": one["size"],
+            "size_vram": one.get("size_vram", 0),
+            "context_length": one.get("context_length"),
+            "expires_at": one.get("expires_at"),
+            "dtype": one.get("details", {}).get("quantization_level", ""),
+            "of": one.get("details", {}).get("parent_model", ""),
+        }
+        for one in models
+    ]
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
@@ -78,9 +91,15 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
         if "error" in row:
             table.add_row(*head, "", "", "", "", escape(row["error"]))
             continue
-        weights = f"of {row['of']}" if row["of"] else format_bytes(row["size"])   # a created name has none
-        table.add_row(*head, escape(weights), row["dtype"], "GPU" if row["size_vram"] else "CPU",
-                      str(row["context_length"] or ""), _until(row["expires_at"], time.time()))
+        weights = f"of {row['of']}" if row["of"] else format_bytes(row["size"])  # a created name has none
+        table.add_row(
+            *head,
+            escape(weights),
+            row["dtype"],
+            "GPU" if row["size_vram"] else "CPU",
+            str(row["context_length"] or ""),
+            _until(row["expires_at"], time.time()),
+        )
     Console(highlight=False).print(table, soft_wrap=True)
 
 

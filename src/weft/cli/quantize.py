@@ -24,14 +24,23 @@ if TYPE_CHECKING:
 _FORMS = ("int8", "int4", "w8a8", "q4_k")
 _LAYER = re.compile(r".*?\.\d+(?=\.)")
 
-@click.command("quantize", cls=FlagCommand, params=[
-    click.Argument(["source"]),
-    click.Argument(["out"], type=click.Path(path_type=Path)),
-    click.Option(["--form"], type=click.Choice(_FORMS), required=True,
-                 help="int8 and int4: weights alone, scales for 128 and 32 columns; w8a8: int8 by rows, for "
-                      "inputs in int8; q4_k: a GGUF file."),
-    click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
-])
+
+@click.command(
+    "quantize",
+    cls=FlagCommand,
+    params=[
+        click.Argument(["source"]),
+        click.Argument(["out"], type=click.Path(path_type=Path)),
+        click.Option(
+            ["--form"],
+            type=click.Choice(_FORMS),
+            required=True,
+            help="int8 and int4: weights alone, scales for 128 and 32 columns; w8a8: int8 by rows, for "
+            "inputs in int8; q4_k: a GGUF file.",
+        ),
+        click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
+    ],
+)
 def command(source: str, out: Path, form: str, revision: str | None) -> int:
     """Write a checkpoint in int8 or int4, as compressed-tensors does, or as a GGUF file.
 
@@ -48,13 +57,14 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
     if form != "q4_k":
         errors = write_quantized(directory, out, next(one for one in FORMATS if one == form))
     elif embedding.refusal:
-        raise CheckpointError(f"{directory}: a GGUF file says pooling alone, of the last token or the mean; "
-                              f"{embedding.refusal}", param="SOURCE")
+        raise CheckpointError(
+            f"{directory}: a GGUF file says pooling alone, of the last token or the mean; {embedding.refusal}",
+            param="SOURCE",
+        )
     else:
         errors = write_gguf(directory, out, pooling=embedding.kind if is_embedder(directory) else None)
     stored, copied = sum(one.stored_bytes for one in errors), sum(one.copied_bytes for one in errors)
-    click.echo(f"{out}: {len(errors)} matrices in {form}, {format_bytes(stored)} became "
-               f"{format_bytes(copied)}")
+    click.echo(f"{out}: {len(errors)} matrices in {form}, {format_bytes(stored)} became {format_bytes(copied)}")
     click.echo("\n".join(error_lines(errors)))
     return 0
 

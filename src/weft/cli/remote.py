@@ -53,13 +53,23 @@ class RemoteModel:
     """One model on one server. ``url`` may end in /v1 or not, and ``host:port`` is http. Raises ConfigError
     where nothing answers, or ``url`` is none."""
 
-    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None,
-                 transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self.url = _with_scheme(url.strip()).rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # An answer may take as long as it takes; only connecting has a limit.
-        self._http = httpx.Client(base_url=self.url, headers=headers, transport=transport,
-                                  timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S))
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            transport=transport,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        )
         self._model = model
 
     def close(self) -> None:
@@ -100,8 +110,13 @@ class RemoteModel:
         Raises UserError with the server's own sentence where it refuses, EngineUnavailableError where the
         stream breaks off.
         """
-        body = {"model": self.model, "messages": messages, "stream": True,
-                "stream_options": {"include_usage": True}, **fields}
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **fields,
+        }
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
@@ -114,8 +129,11 @@ class RemoteModel:
             raise EngineUnavailableError(f"{self.url} broke off the answer: {_in_words(error)}") from None
 
     def _unreachable(self, error: Exception) -> ConfigError:
-        return ConfigError(f"nothing answers at {self.url}: {_in_words(error)}; start a server with "
-                           "`weft serve`, or name another with --url", param="--url")
+        return ConfigError(
+            f"nothing answers at {self.url}: {_in_words(error)}; start a server with "
+            "`weft serve`, or name another with --url",
+            param="--url",
+        )
 
 
 def _with_scheme(url: str) -> str:
@@ -124,8 +142,7 @@ def _with_scheme(url: str) -> str:
     try:
         parsed = httpx.URL(whole)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"--url {url!r} is no URL: {error}; write http://HOST:PORT",
-                          param="--url") from None
+        raise ConfigError(f"--url {url!r} is no URL: {error}; write http://HOST:PORT", param="--url") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"--url {url!r} is no http URL; write http://HOST:PORT", param="--url")
     return whole
@@ -143,7 +160,7 @@ def _pieces(lines: Iterator[str]) -> Iterator[AnswerDelta]:
     for line in lines:
         if not line.startswith("data:"):  # blank lines between events, comments that keep the line open
             continue
-        data = line[len("data:"):].strip()
+        data = line[len("data:") :].strip()
         if data == "[DONE]":
             return
         chunk = json.loads(data)
@@ -152,8 +169,9 @@ def _pieces(lines: Iterator[str]) -> Iterator[AnswerDelta]:
         choices = chunk.get("choices") or [{}]
         delta = choices[0].get("delta") or {}
         reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        yield AnswerDelta(delta.get("content") or "", choices[0].get("finish_reason"),
-                          chunk.get("usage") or {}, reasoning)
+        yield AnswerDelta(
+            delta.get("content") or "", choices[0].get("finish_reason"), chunk.get("usage") or {}, reasoning
+        )
 
 
 def _raise_for(response: httpx.Response) -> None:
@@ -187,21 +205,28 @@ _ERROR_MARK = "error: "
 
 
 @contextmanager
-def own_server(
-    config: EngineConfig, *, on_wait: Callable[[float], None] = lambda seconds: None
-) -> Iterator[str]:
+def own_server(config: EngineConfig, *, on_wait: Callable[[float], None] = lambda seconds: None) -> Iterator[str]:
     """Serve ``config`` on a free local port; the value is its URL. ``on_wait`` gets the seconds so far.
 
     Raises what the server said (UserError, WeftError) when it does not start.
     """
     port = free_port()
-    command = [sys.executable, "-m", "weft", "serve", f"--host={HOST}", f"--port={port}",
-               "--log-level=warning", *arguments_of(config)]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "serve",
+        f"--host={HOST}",
+        f"--port={port}",
+        "--log-level=warning",
+        *arguments_of(config),
+    ]
     # The config is resolved already: variables must not be applied to it a second time.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)} | variables_of(config)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                                 start_new_session=True)
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
         with _ending_by_exception():
             try:
                 _wait_until_ready(child, f"http://{HOST}:{port}", log, on_wait)
@@ -210,9 +235,7 @@ def own_server(
                 stop_process(child)
 
 
-def _wait_until_ready(
-    child: subprocess.Popen[bytes], url: str, log: IO[str], on_wait: Callable[[float], None]
-) -> None:
+def _wait_until_ready(child: subprocess.Popen[bytes], url: str, log: IO[str], on_wait: Callable[[float], None]) -> None:
     import httpx
 
     begin = time.monotonic()
@@ -231,7 +254,7 @@ def _wait_until_ready(
 def _failure(code: int, log: IO[str]) -> WeftError:
     log.seek(0)
     lines = [line for line in log.read().splitlines() if line.strip()]
-    said = next((line[len(_ERROR_MARK):] for line in reversed(lines) if line.startswith(_ERROR_MARK)), None)
+    said = next((line[len(_ERROR_MARK) :] for line in reversed(lines) if line.startswith(_ERROR_MARK)), None)
     if said is not None:
         return (UserError if code == 2 else WeftError)(said)
     last = " | ".join(lines[-3:]) or "no output"

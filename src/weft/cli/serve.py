@@ -14,8 +14,13 @@ from weft.config import EngineConfig
 from weft.server.config import ServerConfig
 
 
-@click.command("serve", cls=FlagCommand, configs=(EngineConfig, ServerConfig), positional=False,
-               params=[click.Argument(["models"], nargs=-1, metavar="[MODEL]...")])
+@click.command(
+    "serve",
+    cls=FlagCommand,
+    configs=(EngineConfig, ServerConfig),
+    positional=False,
+    params=[click.Argument(["models"], nargs=-1, metavar="[MODEL]...")],
+)
 def command(models: tuple[str, ...], **values: Any) -> int:
     """Serve one or several models over an OpenAI-compatible HTTP API.
 

@@ -47,8 +47,13 @@ class Setup:
         from weft.schedule.snapshots import on_grid
         from weft.sim.handoffs import LinkModel
 
-        return LinkModel(bytes_s, self.page_bytes, self.state_bytes,
-                         on_grid(step_tokens_max, self.grid_tokens) or CHUNK_TOKENS, self.ranks)
+        return LinkModel(
+            bytes_s,
+            self.page_bytes,
+            self.state_bytes,
+            on_grid(step_tokens_max, self.grid_tokens) or CHUNK_TOKENS,
+            self.ranks,
+        )
 
 
 def setup_of(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -62,8 +67,9 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
 
     name, config = find_config(more["model"], more["revision"])
     sizes = _sizes(memory or DEFAULT_MEMORY)
-    asked = PlanOptions(arena_bytes=max(sizes),
-                  **stored_as({flag: more[flag] for flag in ("tp", "kv_dtype", "quantize")}))
+    asked = PlanOptions(
+        arena_bytes=max(sizes), **stored_as({flag: more[flag] for flag in ("tp", "kv_dtype", "quantize")})
+    )
     tp, kv_dtype = asked.tp, asked.kv_dtype
     plan = make_plan(name, config, asked)
 
@@ -74,64 +80,106 @@ def setup_of(memory: str | None, recording: Recording | None, more: dict[str, An
     cost = _fitted(more["fit"], recording, more["device"])
     if cost is None:
         load = model_load(
-            plan.architecture, parameters=plan.weights.parameters,
+            plan.architecture,
+            parameters=plan.weights.parameters,
             eight_bit=plan.weights.form in ("fp8", "int8"),
             weight_bytes=plan.weights.rank_bytes * tp / plan.weights.parameters,
-            kv_bytes=plan.kv_token_bytes * tp, state_bytes=plan.state_bytes * tp)
+            kv_bytes=plan.kv_token_bytes * tp,
+            state_bytes=plan.state_bytes * tp,
+        )
         cost = roofline(load, more["device"] or DEFAULT_DEVICE, count=tp)
     length_max = min(plan.spec.max_positions, more["max_model_len"] or plan.spec.max_positions)
     where = f" on each of {tp} devices" if tp > 1 else ""
-    words = [f"{name}: {format_bytes(plan.kv_token_bytes)} of KV a token, "
-             f"{format_bytes(plan.state_bytes)} of state a sequence{where}", _cost_words(cost)]
+    words = [
+        f"{name}: {format_bytes(plan.kv_token_bytes)} of KV a token, "
+        f"{format_bytes(plan.state_bytes)} of state a sequence{where}",
+        _cost_words(cost),
+    ]
     whole = make_plan(name, config, replace(asked, tp=1))
     arena = plan_arena(whole.spec, max(sizes), kv_dtype=kv_dtype)
     packing = packing_of(arena.kv_dtype, "float32") if more["store_pack"] == "auto" else None
     stores = _stores(more, arena.page_bytes, whole.state_bytes, ranks=tp, packing=packing)
-    return Setup(name, sizes, plans, cost, length_max, words + _packing_words(stores), plan_for,
-                 arena.page_bytes, whole.state_bytes, stores=stores, ranks=tp)
+    return Setup(
+        name,
+        sizes,
+        plans,
+        cost,
+        length_max,
+        words + _packing_words(stores),
+        plan_for,
+        arena.page_bytes,
+        whole.state_bytes,
+        stores=stores,
+        ranks=tp,
+    )
 
 
 def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
     from weft.sim.recording import resized
 
     if recording is None:
-        raise ConfigError("the trace does not say which model it is for: name one with --model, such as "
-                          "--model Qwen3.5-4B (`weft plan` lists those it knows)", param="--model")
+        raise ConfigError(
+            "the trace does not say which model it is for: name one with --model, such as "
+            "--model Qwen3.5-4B (`weft plan` lists those it knows)",
+            param="--model",
+        )
     cost = _fitted(more["fit"], recording, None)
     if cost is None:
-        raise ConfigError("the recording has no step times to fit: name the model with --model for a "
-                          "roofline, or a recording that has them with --fit", param="--fit")
+        raise ConfigError(
+            "the recording has no step times to fit: name the model with --model for a "
+            "roofline, or a recording that has them with --fit",
+            param="--fit",
+        )
     arena = recording.arena
     sizes = [arena.arena_bytes] if memory is None else _sizes(memory)
     plans = [arena] if memory is None else [_enough(resized(arena, size), size) for size in sizes]
-    words = [f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
-             f"token, {format_bytes(arena.slot_bytes)} of state a sequence", _cost_words(cost)]
-    return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words,
-                 lambda size: _enough(resized(arena, size), size), arena.page_bytes, arena.slot_bytes,
-                 recording.grid_tokens, _stores(more, arena.page_bytes, arena.slot_bytes))
+    words = [
+        f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
+        f"token, {format_bytes(arena.slot_bytes)} of state a sequence",
+        _cost_words(cost),
+    ]
+    return Setup(
+        recording.model,
+        sizes,
+        plans,
+        cost,
+        more["max_model_len"] or recording.max_model_len,
+        words,
+        lambda size: _enough(resized(arena, size), size),
+        arena.page_bytes,
+        arena.slot_bytes,
+        recording.grid_tokens,
+        _stores(more, arena.page_bytes, arena.slot_bytes),
+    )
 
 
 def _packing_words(stores: list[StoreModel | None]) -> list[str]:
     """What the replay takes packing for; nothing without a store that packs."""
     from weft.sim.store_tier import NO_PACKING
 
-    return list(dict.fromkeys(
-        f"stored KV is packed to {one.packing.kv:.0%} and states to {one.packing.state:.0%} of their bytes, "
-        f"at {one.packing.pack_bytes_s / 1e9:.1f} GB/s, and unpacked at "
-        f"{one.packing.unpack_bytes_s / 1e9:.1f} GB/s"
-        for one in stores if one is not None and one.packing != NO_PACKING))
+    return list(
+        dict.fromkeys(
+            f"stored KV is packed to {one.packing.kv:.0%} and states to {one.packing.state:.0%} of their bytes, "
+            f"at {one.packing.pack_bytes_s / 1e9:.1f} GB/s, and unpacked at "
+            f"{one.packing.unpack_bytes_s / 1e9:.1f} GB/s"
+            for one in stores
+            if one is not None and one.packing != NO_PACKING
+        )
+    )
 
 
-def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1,
-            packing: PackingModel | None = None) -> list[StoreModel | None]:
+def _stores(
+    more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1, packing: PackingModel | None = None
+) -> list[StoreModel | None]:
     """The stores of --store, for pages and states of all ranks together. ``packing``: None for none."""
     from weft.sim.store_tier import NO_PACKING, StoreModel, parse_disk
 
     rate = parse_byte_rate(more["store_write"], flag="--store-write")
     disks = {text: parse_disk(text, rate) for text in several(more["store"], "--store")}
-    return [None if disk is None else StoreModel(text, disk, page_bytes, state_bytes, ranks,
-                                                 packing or NO_PACKING)
-            for text, disk in disks.items()]
+    return [
+        None if disk is None else StoreModel(text, disk, page_bytes, state_bytes, ranks, packing or NO_PACKING)
+        for text, disk in disks.items()
+    ]
 
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:
@@ -142,8 +190,7 @@ def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -
     if fit is not None:
         _, source = read_trace(str(fit))
         if source is None:
-            raise ConfigError(f"--fit {fit}: only a recording of `weft serve --record` has step times",
-                              param="--fit")
+            raise ConfigError(f"--fit {fit}: only a recording of `weft serve --record` has step times", param="--fit")
         return fit_steps(source.steps, name=str(fit))
     if recording is None or device is not None or len(recording.steps) < STEPS_MIN:
         return None
@@ -154,10 +201,14 @@ def _cost_words(cost: CostModel) -> str:
     numbers = cost.to_json()
     prefill = f"a prompt of 1,000 tokens adds {cost.prefill_s(0, 1000) * 1e3:.1f} ms"
     if numbers["kind"] == "fitted":
-        return (f"times fitted to {numbers['steps']:,} steps (median error {numbers['error']:.0%}): "
-                f"{numbers['fixed_s'] * 1e3:.1f} ms a step, {prefill}")
-    return (f"{numbers['name']} at {FLOPS_SHARE:.0%} of FLOP/s and {BANDWIDTH_SHARE:.0%} of bandwidth: "
-            f"{STEP_FIXED_S * 1e3:.0f} ms a step, {prefill}")
+        return (
+            f"times fitted to {numbers['steps']:,} steps (median error {numbers['error']:.0%}): "
+            f"{numbers['fixed_s'] * 1e3:.1f} ms a step, {prefill}"
+        )
+    return (
+        f"{numbers['name']} at {FLOPS_SHARE:.0%} of FLOP/s and {BANDWIDTH_SHARE:.0%} of bandwidth: "
+        f"{STEP_FIXED_S * 1e3:.0f} ms a step, {prefill}"
+    )
 
 
 def _sizes(memory: str) -> list[int]:
@@ -173,6 +224,9 @@ def several(text: str, flag: str) -> list[str]:
 
 def _enough(arena: ArenaPlan, size: int) -> ArenaPlan:
     if arena.frame_count < arena.frames_min:
-        raise ConfigError(f"--memory {format_bytes(size)} holds {arena.frame_count} frames of "
-                          f"{format_bytes(arena.frame_bytes)}: not even one sequence", param="--memory")
+        raise ConfigError(
+            f"--memory {format_bytes(size)} holds {arena.frame_count} frames of "
+            f"{format_bytes(arena.frame_bytes)}: not even one sequence",
+            param="--memory",
+        )
     return arena

@@ -65,9 +65,15 @@ def info(path: Path | Bucket, as_json: bool) -> int:
     return 0
 
 
-@command.command("verify", cls=FlagCommand, params=[
-    _PATH, click.Option(["--retire"], is_flag=True, help="Remove damaged records; no server may write."),
-    _JSON])
+@command.command(
+    "verify",
+    cls=FlagCommand,
+    params=[
+        _PATH,
+        click.Option(["--retire"], is_flag=True, help="Remove damaged records; no server may write."),
+        _JSON,
+    ],
+)
 def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     """Read every record and compare its checksum; exit code 1 if any is damaged."""
     from weft.store.pruning import prune
@@ -86,9 +92,15 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     return 0 if result.good else 1
 
 
-@command.command("prune", cls=FlagCommand, params=[
-    _PATH, click.Option(["--size"], help="Evict what saves the fewest seconds per byte, down to this size."),
-    _JSON])
+@command.command(
+    "prune",
+    cls=FlagCommand,
+    params=[
+        _PATH,
+        click.Option(["--size"], help="Evict what saves the fewest seconds per byte, down to this size."),
+        _JSON,
+    ],
+)
 def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
     """Give free space back to the disk, after evicting down to --size."""
     from weft.store.pruning import prune as prune_store
@@ -106,10 +118,20 @@ def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("rm", cls=FlagCommand, params=[
-    _PATH, click.Option(["--model", "models"], multiple=True,
-                        help="Model name or namespace, as `weft store info` shows it; may be repeated."),
-    click.Option(["--all", "everything"], is_flag=True, help="The whole store, with its directory."), _JSON])
+@command.command(
+    "rm",
+    cls=FlagCommand,
+    params=[
+        _PATH,
+        click.Option(
+            ["--model", "models"],
+            multiple=True,
+            help="Model name or namespace, as `weft store info` shows it; may be repeated.",
+        ),
+        click.Option(["--all", "everything"], is_flag=True, help="The whole store, with its directory."),
+        _JSON,
+    ],
+)
 def remove(path: Path | Bucket, models: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Remove what a store holds of a model, or all of it."""
     from weft.store.pruning import prune as prune_store
@@ -121,20 +143,25 @@ def remove(path: Path | Bucket, models: tuple[str, ...], everything: bool, as_js
         return _bucket_remove(path, models, as_json)
     facts = survey(path)
     if everything:
-        result = prune_store(path, size_bytes=None, without=[bytes.fromhex(one.namespace)
-                                                             for one in facts.models])
+        result = prune_store(path, size_bytes=None, without=[bytes.fromhex(one.namespace) for one in facts.models])
         shutil.rmtree(path)
     else:
-        result = prune_store(path, size_bytes=None, without=[
-            bytes.fromhex(name) for name in _namespaces(str(facts.path), facts.models, models)])
+        result = prune_store(
+            path,
+            size_bytes=None,
+            without=[bytes.fromhex(name) for name in _namespaces(str(facts.path), facts.models, models)],
+        )
     _show_pruned(result, as_json)
     return 0
 
 
 def _namespaces(place: str, totals: Sequence[ModelTotals], models: tuple[str, ...]) -> Iterator[str]:
     for name in models:
-        matches = [one for one in totals if name == one.model
-                   or (len(name) >= NAMESPACE_SHOWN and one.namespace.startswith(name))]
+        matches = [
+            one
+            for one in totals
+            if name == one.model or (len(name) >= NAMESPACE_SHOWN and one.namespace.startswith(name))
+        ]
         if not matches:
             held = ", ".join(sorted({one.model for one in totals})) or "no model"
             raise UserError(f"--model {name}: the store {place} has {held}", param="--model")
@@ -149,8 +176,7 @@ def _bucket_info(bucket: Bucket, as_json: bool) -> int:
         click.echo(json.dumps(asdict(facts), indent=2))
     else:
         _show_models(facts.models, facts.location)
-        click.echo(f"{format_bytes(facts.payload_bytes)} in {facts.payloads:,} payloads; {facts.segments:,} "
-                   "segments")
+        click.echo(f"{format_bytes(facts.payload_bytes)} in {facts.payloads:,} payloads; {facts.segments:,} segments")
     return 0
 
 
@@ -165,8 +191,10 @@ def _bucket_verify(bucket: Bucket, retire: bool, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({**asdict(result), "good": result.good, "retired": retire}, indent=2))
         return 0 if result.good else 1
-    click.echo(f"{result.objects:,} payloads, {format_bytes(result.payload_bytes)}: "
-               + ("every checksum is right" if result.good else f"{len(result.damaged)} are damaged"))
+    click.echo(
+        f"{result.objects:,} payloads, {format_bytes(result.payload_bytes)}: "
+        + ("every checksum is right" if result.good else f"{len(result.damaged)} are damaged")
+    )
     for key, reason in result.damaged[:20]:
         click.echo(f"  {key}: {reason}")
     if result.missing:
@@ -188,8 +216,10 @@ def _show_bucket_pruned(result: BucketPruned, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
         return
-    click.echo(f"{result.removed:,} payloads removed, {format_bytes(result.removed_bytes)}; "
-               f"{result.objects:,} are left, {format_bytes(result.payload_bytes)}")
+    click.echo(
+        f"{result.removed:,} payloads removed, {format_bytes(result.removed_bytes)}; "
+        f"{result.objects:,} are left, {format_bytes(result.payload_bytes)}"
+    )
 
 
 def _show_models(models: Sequence[ModelTotals], place: str) -> None:
@@ -197,8 +227,14 @@ def _show_models(models: Sequence[ModelTotals], place: str) -> None:
 
     table = table_of(["model", "namespace"], ["snapshots", "tokens", "bytes", "restores"])
     for one in models:
-        table.add_row(one.model, one.namespace[:NAMESPACE_SHOWN], f"{one.snapshots:,}", f"{one.tokens:,}",
-                      format_bytes(one.payload_bytes), f"{one.restores:,}")
+        table.add_row(
+            one.model,
+            one.namespace[:NAMESPACE_SHOWN],
+            f"{one.snapshots:,}",
+            f"{one.tokens:,}",
+            format_bytes(one.payload_bytes),
+            f"{one.restores:,}",
+        )
     Console(highlight=False).print(table if models else f"{place} is empty", soft_wrap=True)
 
 
@@ -207,26 +243,33 @@ def _show_survey(facts: StoreSurvey) -> None:
 
     _show_models(facts.models, facts.path)
     console = Console(highlight=False)
-    console.print(f"{format_bytes(facts.used_bytes)} used of {format_bytes(facts.allocated_bytes)} in "
-                  f"{facts.volumes} volume{'' if facts.volumes == 1 else 's'}; "
-                  f"{facts.ledger_rows:,} rows in generation {facts.generation}",
-                  soft_wrap=True)
+    console.print(
+        f"{format_bytes(facts.used_bytes)} used of {format_bytes(facts.allocated_bytes)} in "
+        f"{facts.volumes} volume{'' if facts.volumes == 1 else 's'}; "
+        f"{facts.ledger_rows:,} rows in generation {facts.generation}",
+        soft_wrap=True,
+    )
     lines = [f"{facts.holder} writes to it"] if facts.holder else []
     for line in [*lines, *facts.notes]:
         console.print(line, soft_wrap=True, markup=False)
 
 
 def _show_verified(result: VerifyResult, retired: bool) -> None:
-    click.echo(f"{result.records:,} records, {format_bytes(result.payload_bytes)}: "
-               + ("every checksum is right" if not result.damaged else f"{len(result.damaged)} are damaged"))
+    click.echo(
+        f"{result.records:,} records, {format_bytes(result.payload_bytes)}: "
+        + ("every checksum is right" if not result.damaged else f"{len(result.damaged)} are damaged")
+    )
     for number, reason in result.damaged[:20]:
         click.echo(f"  record {number}: {reason}")
     if result.dropped_rows:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(result.dropped_rows.items()))
         click.echo(f"rows of the ledger that are ignored: {counts}")
     if not result.good:
-        click.echo("they are removed now" if retired else
-                   "a server never hands them out; `weft store verify --retire` removes them")
+        click.echo(
+            "they are removed now"
+            if retired
+            else "a server never hands them out; `weft store verify --retire` removes them"
+        )
 
 
 def _show_pruned(result: PruneResult, as_json: bool) -> None:
@@ -235,5 +278,7 @@ def _show_pruned(result: PruneResult, as_json: bool) -> None:
         click.echo(json.dumps(facts, indent=2))
         return
     given_back = result.allocated_bytes_before - result.allocated_bytes
-    click.echo(f"{result.records_before - result.records:,} records removed, {result.records:,} are left; "
-               f"{format_bytes(given_back)} given back, {format_bytes(result.allocated_bytes)} are in use")
+    click.echo(
+        f"{result.records_before - result.records:,} records removed, {result.records:,} are left; "
+        f"{format_bytes(given_back)} given back, {format_bytes(result.allocated_bytes)} are in use"
+    )

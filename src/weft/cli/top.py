@@ -28,10 +28,15 @@ from weft.server.metrics import combines
 from weft.units import PAGE_TOKENS, format_bytes
 
 TIMEOUT_S = 10.0
-_USES = {"running_kv": ("KV of running requests", "green"), "running_states": ("their states", "cyan"),
-         "shared_kv": ("KV they share", "blue"), "cached_kv": ("cached KV", "yellow"),
-         "cached_states": ("cached states", "magenta"), "open": ("free in part", "bright_black"),
-         "free": ("free", "white")}
+_USES = {
+    "running_kv": ("KV of running requests", "green"),
+    "running_states": ("their states", "cyan"),
+    "shared_kv": ("KV they share", "blue"),
+    "cached_kv": ("cached KV", "yellow"),
+    "cached_states": ("cached states", "magenta"),
+    "open": ("free in part", "bright_black"),
+    "free": ("free", "white"),
+}
 _BAR_CELLS = 60
 _PREFIXES_SHOWN = 8
 
@@ -67,8 +72,12 @@ def read_metrics(text: str, at_s: float) -> Reading:
     engines: dict[str, dict[str, float]] = {}
     model, is_weft = "", False
     listed = list(text_string_to_metric_families(text))
-    models = {sample.labels["model_name"] for family in listed for sample in family.samples
-              if sample.name.endswith(":model_loaded")}
+    models = {
+        sample.labels["model_name"]
+        for family in listed
+        for sample in family.samples
+        if sample.name.endswith(":model_loaded")
+    }
     for family in listed:
         if family.type not in ("gauge", "counter"):
             continue
@@ -88,22 +97,41 @@ def read_metrics(text: str, at_s: float) -> Reading:
             values[name] /= sum(name in numbers for numbers in engines.values())
     if not is_weft:
         raise UserError("what answers there has no metrics of a weft server")
-    return Reading(at_s, f"{len(models)} models" if models else model, values, by_label,
-                   {place: numbers for place, numbers in engines.items()
-                    if "engine_up" in numbers or "model_loaded" in numbers})
+    return Reading(
+        at_s,
+        f"{len(models)} models" if models else model,
+        values,
+        by_label,
+        {place: numbers for place, numbers in engines.items() if "engine_up" in numbers or "model_loaded" in numbers},
+    )
 
 
-def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any],
-          replicas: Sequence[Mapping[str, Any]] = ()) -> RenderableType:
+def frame(
+    url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]] = ()
+) -> RenderableType:
     """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there;
     ``replicas`` the rows of /v1/replicas, while some serve and others do not."""
     up = int(now.values.get("engine_up", 0.0))
-    state = _state(now) if now.is_several or up == len(now.engines) else Text(
-        f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
+    state = (
+        _state(now)
+        if now.is_several or up == len(now.engines)
+        else Text(f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
+    )
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
     engines = [Text(), _engines(now, replicas)] if len(now.engines) > 1 else []
-    return Group(head, *engines, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now),
-                 Text(), _reuse(now, before), Text(), *_caches(cache))
+    return Group(
+        head,
+        *engines,
+        Text(),
+        _traffic(now, before),
+        *_speculation(now),
+        Text(),
+        _memory(now),
+        Text(),
+        _reuse(now, before),
+        Text(),
+        *_caches(cache),
+    )
 
 
 def _state(now: Reading) -> Text:
@@ -111,8 +139,10 @@ def _state(now: Reading) -> Text:
     if now.is_several:
         return Text(f"{now.values['model_loaded']:.0f} of {len(now.engines)} loaded", "green")
     states = now.by_label.get("engine_sleep_state", {})
-    for state, words in (("weights_offloaded", "asleep (level 1: weights in host memory)"),
-                         ("discard_all", "asleep (level 2: weights dropped)")):
+    for state, words in (
+        ("weights_offloaded", "asleep (level 1: weights in host memory)"),
+        ("discard_all", "asleep (level 2: weights dropped)"),
+    ):
         if states.get(state):
             return Text(words, "yellow")
     return Text("up", "green")
@@ -135,13 +165,27 @@ def _engines(now: Reading, replicas: Sequence[Mapping[str, Any]]) -> RenderableT
             state = "absent"
         else:
             state = "up" if values.get("engine_up") else _engine_state(rows.get(number))
-        table.add_row(number, state,
-                      *(_count(values.get(name)) for name in (
-                          "num_requests_running", "num_requests_waiting", "generation_tokens_total",
-                          "engine_restarts_total")))
-    return Group(table, *(Text(f"engine {number} is dead: {row['reason']}; weft drain {number} --start "
-                               "starts it again", "bold red")
-                          for number, row in rows.items() if row["state"] == "dead"))
+        table.add_row(
+            number,
+            state,
+            *(
+                _count(values.get(name))
+                for name in (
+                    "num_requests_running",
+                    "num_requests_waiting",
+                    "generation_tokens_total",
+                    "engine_restarts_total",
+                )
+            ),
+        )
+    return Group(
+        table,
+        *(
+            Text(f"engine {number} is dead: {row['reason']}; weft drain {number} --start starts it again", "bold red")
+            for number, row in rows.items()
+            if row["state"] == "dead"
+        ),
+    )
 
 
 def _engine_state(row: Mapping[str, Any] | None) -> str:
@@ -157,10 +201,12 @@ def _traffic(now: Reading, before: Reading | None) -> RenderableType:
     table.add_row("requests waiting", _count(values.get("num_requests_waiting")), "", "")
     ended = sum(now.by_label.get("request_success_total", {}).values())
     table.add_row("answers ended", "", "", _count(ended))
-    for what, name in (("tokens generated", "generation_tokens_total"),
-                       ("tokens computed", "computed_tokens_total"),
-                       ("prompt tokens from cache", "prompt_tokens_cached_total"),
-                       ("preemptions", "num_preemptions_total")):
+    for what, name in (
+        ("tokens generated", "generation_tokens_total"),
+        ("tokens computed", "computed_tokens_total"),
+        ("prompt tokens from cache", "prompt_tokens_cached_total"),
+        ("preemptions", "num_preemptions_total"),
+    ):
         rate = now.rate(name, before)
         table.add_row(what, "", "" if rate is None else f"{rate:,.0f}", _count(values.get(name)))
     return table
@@ -180,8 +226,11 @@ def _speculation(now: Reading) -> list[RenderableType]:
     length = 1 + sum(accepted.values()) / windows if windows else 1.0
     saved_s = now.values.get("spec_decode_saved_seconds", 0.0)
     size = f"{abs(saved_s):,.1f}"
-    saved = "no time saved yet" if size == "0.0" else (
-        f"{size} s slower than without drafts" if saved_s < 0 else f"{size} s saved")
+    saved = (
+        "no time saved yet"
+        if size == "0.0"
+        else (f"{size} s slower than without drafts" if saved_s < 0 else f"{size} s saved")
+    )
     return [Text(), table, Text(f"{length:.2f} tokens for each verify run, {saved}", "bright_black")]
 
 
@@ -216,14 +265,20 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
         row(f"lost: {LOSS_REASONS[reason].words if reason in LOSS_REASONS else reason}", tokens)
     row("computed again", values.get("recomputed_tokens_total", 0.0))
     recent = _recent_hit_rate(now, before)
-    gone = ", ".join(f"{int(count):,} {kind}{'' if count == 1 else 's'}" for kind, count in
-                     now.by_label.get("prefix_cache_evictions_total", {}).items())
-    moves = ", ".join(f"{int(count):,} {kind}{'' if count == 1 else 's'}" for kind, count in
-                      now.by_label.get("compaction_moves_total", {}).items())
-    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}",
-             *_store(now)]
-    return Group(table, *([Text(f"found since the last frame: {recent:.1%}")] if recent is not None else []),
-                 *(Text(line, "bright_black") for line in lines))
+    gone = ", ".join(
+        f"{int(count):,} {kind}{'' if count == 1 else 's'}"
+        for kind, count in now.by_label.get("prefix_cache_evictions_total", {}).items()
+    )
+    moves = ", ".join(
+        f"{int(count):,} {kind}{'' if count == 1 else 's'}"
+        for kind, count in now.by_label.get("compaction_moves_total", {}).items()
+    )
+    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}", *_store(now)]
+    return Group(
+        table,
+        *([Text(f"found since the last frame: {recent:.1%}")] if recent is not None else []),
+        *(Text(line, "bright_black") for line in lines),
+    )
 
 
 def _store(now: Reading) -> list[str]:
@@ -234,14 +289,17 @@ def _store(now: Reading) -> list[str]:
     writes = now.by_label.get("store_writes_total", {})
     restored = int(values.get("store_restored_tokens_total", 0))
     saved_s = values.get("store_saved_seconds_total", 0.0)
-    return [f"store: {int(values['store_checkpoints']):,} snapshots, "
-            f"{format_bytes(int(values['store_bytes']))} of "
-            f"{format_bytes(int(values['store_capacity_bytes']))}",
-            f"from the store: {restored:,} tokens, {saved_s:,.1f} s saved, "
-            f"{int(values.get('store_damaged_total', 0)):,} damaged",
-            f"to the store: {int(writes.get('written', 0)):,} written, "
-            f"{int(writes.get('dropped', 0)):,} dropped; "
-            f"{int(values.get('store_requests_waiting', 0)):,} requests wait for it", *_bucket(now)]
+    return [
+        f"store: {int(values['store_checkpoints']):,} snapshots, "
+        f"{format_bytes(int(values['store_bytes']))} of "
+        f"{format_bytes(int(values['store_capacity_bytes']))}",
+        f"from the store: {restored:,} tokens, {saved_s:,.1f} s saved, "
+        f"{int(values.get('store_damaged_total', 0)):,} damaged",
+        f"to the store: {int(writes.get('written', 0)):,} written, "
+        f"{int(writes.get('dropped', 0)):,} dropped; "
+        f"{int(values.get('store_requests_waiting', 0)):,} requests wait for it",
+        *_bucket(now),
+    ]
 
 
 def _bucket(now: Reading) -> list[str]:
@@ -252,8 +310,7 @@ def _bucket(now: Reading) -> list[str]:
     if not (waiting or away_s or any(uploads.values())):
         return []
     said = ", ".join(f"{int(count):,} {outcome}" for outcome, count in uploads.items())
-    return [f"to the bucket: {said or 'nothing yet'}; {waiting:,} wait; "
-            f"unreachable for {away_s:,.0f} s so far"]
+    return [f"to the bucket: {said or 'nothing yet'}; {waiting:,} wait; unreachable for {away_s:,.0f} s so far"]
 
 
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
@@ -276,13 +333,24 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
     table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=24)
     for place, row in enumerate(rows, start=1):
         holds = "state kept" if row["snapshot"] else "KV only"
-        table.add_row(f"{place}. {row['label']} {holds}", _count(row["tokens"]), _count(row["hits"]),
-                      _count(row["branches"]),
-                      _count(row["readers"]), _age(row["age_s"]))
+        table.add_row(
+            f"{place}. {row['label']} {holds}",
+            _count(row["tokens"]),
+            _count(row["hits"]),
+            _count(row["branches"]),
+            _count(row["readers"]),
+            _age(row["age_s"]),
+        )
     count = shape["salt_count"]
-    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, "
-                             f"{count} "
-                             f"salt{'' if count == 1 else 's'}", "bright_black"))
+    return Group(
+        table,
+        Text(
+            f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, "
+            f"{count} "
+            f"salt{'' if count == 1 else 's'}",
+            "bright_black",
+        ),
+    )
 
 
 def _compressed(cache: Mapping[str, Any]) -> str:
@@ -290,12 +358,15 @@ def _compressed(cache: Mapping[str, Any]) -> str:
     counts: Mapping[str, int] = cache.get("counts", {})
     compressed = []
     if counts.get("compressed"):
-        compressed += [f"{cache['states_compressed']:,} of them compressed in "
-                       f"{format_bytes(cache['compressed_bytes'])}",
-                   f"{counts['restored']:,} requests began on one"]
+        compressed += [
+            f"{cache['states_compressed']:,} of them compressed in {format_bytes(cache['compressed_bytes'])}",
+            f"{counts['restored']:,} requests began on one",
+        ]
     if counts.get("compressed_pages"):
-        compressed += [f"KV of {cache['pages_compressed'] * PAGE_TOKENS:,} tokens compressed in "
-                   f"{format_bytes(cache['compressed_kv_bytes'])}"]
+        compressed += [
+            f"KV of {cache['pages_compressed'] * PAGE_TOKENS:,} tokens compressed in "
+            f"{format_bytes(cache['compressed_kv_bytes'])}"
+        ]
     return f" ({'; '.join(compressed)})" if compressed else ""
 
 
@@ -314,20 +385,32 @@ def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any], Sequence[Mapp
     """The pages that ``frame`` shows. Raises an error if no server answers, or not as a weft server does."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
     up = reading.values.get("engine_up", 0.0)
-    replicas = (server.get("/v1/replicas", timeout_s=TIMEOUT_S).json()["data"]
-                if up < len(reading.engines) else ())
+    replicas = server.get("/v1/replicas", timeout_s=TIMEOUT_S).json()["data"] if up < len(reading.engines) else ()
     return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json() if up else {}, replicas
 
 
-@click.command("top", cls=FlagCommand, params=[
-    click.Option(["--url"], envvar="WEFT_URL", default="http://127.0.0.1:8000", show_default=True,
-                 help="Server to watch."),
-    click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"],
-                 help="Its key: the operator's, where it has one (--operator-key)."),
-    click.Option(["--every"], type=click.FloatRange(min=0.2), default=1.0, show_default=True,
-                 help="Seconds between two frames."),
-    click.Option(["--once"], is_flag=True, help="Print one frame and end."),
-])
+@click.command(
+    "top",
+    cls=FlagCommand,
+    params=[
+        click.Option(
+            ["--url"], envvar="WEFT_URL", default="http://127.0.0.1:8000", show_default=True, help="Server to watch."
+        ),
+        click.Option(
+            ["--api-key"],
+            envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"],
+            help="Its key: the operator's, where it has one (--operator-key).",
+        ),
+        click.Option(
+            ["--every"],
+            type=click.FloatRange(min=0.2),
+            default=1.0,
+            show_default=True,
+            help="Seconds between two frames.",
+        ),
+        click.Option(["--once"], is_flag=True, help="Print one frame and end."),
+    ],
+)
 def command(url: str, api_key: str | None, every: float, once: bool) -> int:
     """Watch a running server: requests, tokens per second, memory by use, what its prefix cache found.
 
@@ -340,8 +423,12 @@ def command(url: str, api_key: str | None, every: float, once: bool) -> int:
         if once:
             console.print(frame(server.url, now, None, cache, replicas))
             return 0
-        with Live(frame(server.url, now, None, cache, replicas), console=console,
-                  screen=console.is_terminal, auto_refresh=False) as live:
+        with Live(
+            frame(server.url, now, None, cache, replicas),
+            console=console,
+            screen=console.is_terminal,
+            auto_refresh=False,
+        ) as live:
             while True:
                 time.sleep(every)
                 before = now

@@ -49,8 +49,13 @@ _GUESS_WEIGHT = 0.01
 """Guessed steps decide what measurements leave open, and nothing else."""
 _GUESS_FIXED_TOKENS, _GUESS_DECODE_TOKENS = 32.0, 2.0
 """Guessed costs of a step and of a decode, in prefill tokens."""
-_GUESS_STEPS = (Work(64, pairs_of(0, 64), 0, 0), Work(1024, pairs_of(0, 1024), 0, 0), Work(0, 0, 1, 1000),
-                Work(0, 0, 16, 16_000), Work(64, pairs_of(30_000, 30_064), 4, 4000))
+_GUESS_STEPS = (
+    Work(64, pairs_of(0, 64), 0, 0),
+    Work(1024, pairs_of(0, 1024), 0, 0),
+    Work(0, 0, 1, 1000),
+    Work(0, 0, 16, 16_000),
+    Work(64, pairs_of(30_000, 30_064), 4, 4000),
+)
 
 
 class StepFit:
@@ -116,11 +121,14 @@ class StepMeter:
             ratio = seconds / (self._pace * expected_s)
             self._pace *= min(max(ratio, 1 / _RATIO_MAX), _RATIO_MAX) ** _PACE_SHARE
         if self._pair_tokens is not None and not self._steps:
-            self._add_guess(StepCost(_GUESS_FIXED_TOKENS, 1.0, self._pair_tokens, _GUESS_DECODE_TOKENS,
-                                     self._pair_tokens), work, seconds)
+            self._add_guess(
+                StepCost(_GUESS_FIXED_TOKENS, 1.0, self._pair_tokens, _GUESS_DECODE_TOKENS, self._pair_tokens),
+                work,
+                seconds,
+            )
         counts_all = self._pair_tokens is not None and self._steps < FADE_STEPS
         if not work.prefill_tokens and step % _DECODE_STEPS_EACH and not counts_all:
-            return   # a step of decodes is like the one before it
+            return  # a step of decodes is like the one before it
         self._recent.add(work, seconds)
         self._long.add(work, seconds)
         self._steps += 1
@@ -176,8 +184,9 @@ def fit_steps(steps: Sequence[tuple[Work, float]], *, name: str = "the recording
     """The cost of recorded steps. Raises ConfigError where there is too little to fit."""
     timed = [(work, seconds) for work, seconds in steps if seconds > 0]
     if len(timed) < STEPS_MIN:
-        raise ConfigError(f"{name} has the times of {len(timed)} steps; a fit needs {STEPS_MIN} at least",
-                          param="--fit")
+        raise ConfigError(
+            f"{name} has the times of {len(timed)} steps; a fit needs {STEPS_MIN} at least", param="--fit"
+        )
     fit = StepFit()
     for work, seconds in timed:
         fit.add(work, seconds)

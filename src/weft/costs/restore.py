@@ -57,8 +57,14 @@ class RestorePrices:
     """``token_s``: guessed seconds of a prefill token. ``copy_bytes_s``: the rate of copies between arena and
     host."""
 
-    def __init__(self, token_s: float, *, read_bytes_s: float = READ_BYTES_S, latency_s: float = LATENCY_S,
-                 copy_bytes_s: float = COPY_BYTES_S) -> None:
+    def __init__(
+        self,
+        token_s: float,
+        *,
+        read_bytes_s: float = READ_BYTES_S,
+        latency_s: float = LATENCY_S,
+        copy_bytes_s: float = COPY_BYTES_S,
+    ) -> None:
         self._tokens = _Rate(1 / token_s)
         self._reads = _Rate(read_bytes_s)
         self._latency_s = latency_s
@@ -93,14 +99,15 @@ class RestorePrices:
 
     def restore_s(self, size_bytes: int, *, queued_bytes: int = 0, others: float = 0.0) -> float:
         """``queued_bytes``: of fetches that are under way."""
-        return (self._latency_s + (queued_bytes + size_bytes) / self._reads.per_second
-                + others * size_bytes * self.copy_byte_s)
+        return (
+            self._latency_s
+            + (queued_bytes + size_bytes) / self._reads.per_second
+            + others * size_bytes * self.copy_byte_s
+        )
 
-    def saved_s(self, start: int, end: int, size_bytes: int, *, queued_bytes: int = 0,
-                others: float = 0.0) -> float:
+    def saved_s(self, start: int, end: int, size_bytes: int, *, queued_bytes: int = 0, others: float = 0.0) -> float:
         """Seconds that a restore of [start, end) saves; negative if it costs more."""
-        return (self.compute_s(start, end, others)
-                - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others))
+        return self.compute_s(start, end, others) - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others)
 
     def worth_of_write_s(self, start: int, end: int, read_bytes: int, size_bytes: int, uses: float) -> float:
         """Seconds that ``uses`` hits at ``end`` save, less those of the write. ``start``: where a request

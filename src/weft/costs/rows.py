@@ -45,7 +45,7 @@ _CROWD_SEQUENCES = 7
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
-_ROWS_BEYOND = [[further - rows for further in ROWS[at + 1:]] for at, rows in enumerate(ROWS)]
+_ROWS_BEYOND = [[further - rows for further in ROWS[at + 1 :]] for at, rows in enumerate(ROWS)]
 """Of each place, how many rows more the later places have."""
 
 
@@ -53,8 +53,7 @@ class RowCosts:
     """``plain``, ``verify``: measured seconds by rows, as far as they are known. Without ``verify`` both
     kinds of steps cost the same."""
 
-    def __init__(self, plain: Mapping[int, float] | None = None,
-                 verify: Mapping[int, float] | None = None) -> None:
+    def __init__(self, plain: Mapping[int, float] | None = None, verify: Mapping[int, float] | None = None) -> None:
         self._pace = 1.0
         """Seconds are the figures times this."""
         self._measured: list[float | None] = [None] * (2 * len(ROWS))
@@ -94,7 +93,7 @@ class RowCosts:
         """``verify_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: ``most`` of them or more,
         not to be changed."""
         curve, figures = self._curve, self._verify
-        while len(curve) < most:   # up to the next figure
+        while len(curve) < most:  # up to the next figure
             first = len(curve) + 2
             at = first.bit_length() - 1
             if at + 1 == len(ROWS):
@@ -127,7 +126,7 @@ class RowCosts:
         figures, nearest = self._verify if verifies else self._plain, _NEAREST[rows]
         at = nearest + len(ROWS) * verifies
         if rows != ROWS[nearest]:
-            seconds *= figures[nearest] / _between(figures, rows)   # of a step with the rows of the figure
+            seconds *= figures[nearest] / _between(figures, rows)  # of a step with the rows of the figure
         before, self._before = self._before, (at, seconds)
         known = self._measured[at]
         if known is None or self._counts[at] < _FIRST_COUNT:
@@ -150,8 +149,9 @@ class RowCosts:
 
     def table(self) -> dict[int, float]:
         """Measured seconds of plain steps by sequences."""
-        return {rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False)
-                if figure is not None}
+        return {
+            rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False) if figure is not None
+        }
 
     def _correct_shape(self, at: int, seconds: float, before: tuple[int, float]) -> None:
         figure, other = self._measured[at], self._measured[before[0]]
@@ -164,7 +164,7 @@ class RowCosts:
 
     def _fill(self, at: int | None = None) -> None:
         """``at``: the place of a measurement that was there before and changed; else all may have."""
-        plain, verify = self._measured[:len(ROWS)], self._measured[len(ROWS):]
+        plain, verify = self._measured[: len(ROWS)], self._measured[len(ROWS) :]
         borrowed = not any(plain) or not any(verify)
         if at is None or at < len(ROWS) or borrowed:
             _fill(self._plain, plain, verify)
@@ -208,7 +208,7 @@ def _fill(figures: list[float], measured: list[float | None], others: list[float
     slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
     slope = max(slope, figures[last] * _GUESSED_ROW_SHARE / _GUESS[last])
     end = figures[last]
-    figures[last + 1:] = [end + slope * over for over in _ROWS_BEYOND[last]]
+    figures[last + 1 :] = [end + slope * over for over in _ROWS_BEYOND[last]]
 
 
 def _nearest(rows: int) -> int:

@@ -57,11 +57,16 @@ class StepCost(msgspec.Struct, frozen=True):
     steps: int = 0
 
     def step_s(self, work: Work) -> float:
-        return (self.fixed_s + work.prefill_tokens * self.token_s + work.pairs * self.pair_s
-                + work.decodes * self.decode_s + work.context * self.context_s)
+        return (
+            self.fixed_s
+            + work.prefill_tokens * self.token_s
+            + work.pairs * self.pair_s
+            + work.decodes * self.decode_s
+            + work.context * self.context_s
+        )
 
     def moved_s(self, moved: int) -> float:
-        return 0.0   # the measured steps had the seconds of theirs in their own
+        return 0.0  # the measured steps had the seconds of theirs in their own
 
     def prefill_s(self, start: int, end: int) -> float:
         return (end - start) * self.token_s + pairs_of(start, end) * self.pair_s
@@ -75,8 +80,15 @@ class StepCost(msgspec.Struct, frozen=True):
 
     def times(self, factor: float) -> StepCost:
         """Of a machine that takes ``factor`` as long."""
-        return StepCost(self.fixed_s * factor, self.token_s * factor, self.pair_s * factor,
-                        self.decode_s * factor, self.context_s * factor, self.error, self.steps)
+        return StepCost(
+            self.fixed_s * factor,
+            self.token_s * factor,
+            self.pair_s * factor,
+            self.decode_s * factor,
+            self.context_s * factor,
+            self.error,
+            self.steps,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "fitted", **msgspec.structs.asdict(self)}
@@ -91,7 +103,9 @@ def mean_cost(costs: list[StepCost]) -> StepCost:
     if not costs:
         return GUESSED_COST
     count = len(costs)
-    return StepCost(fixed_s=sum(one.fixed_s for one in costs) / count,
-                    token_s=sum(one.token_s for one in costs) / count,
-                    pair_s=sum(one.pair_s for one in costs) / count,
-                    decode_s=sum(one.decode_s for one in costs) / count)
+    return StepCost(
+        fixed_s=sum(one.fixed_s for one in costs) / count,
+        token_s=sum(one.token_s for one in costs) / count,
+        pair_s=sum(one.pair_s for one in costs) / count,
+        decode_s=sum(one.decode_s for one in costs) / count,
+    )

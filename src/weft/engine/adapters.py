@@ -65,8 +65,14 @@ class AdapterPool:
     """``host``: None for an engine without adapters, which refuses every request for one. ``rank_max``: of
     ``limits.max_lora_rank``. ``running``: digests that live sequences have."""
 
-    def __init__(self, host: AdapterHost | None, *, budget_bytes: int = 0, rank_max: int = 0,
-                 running: Callable[[], Collection[str]] = tuple) -> None:
+    def __init__(
+        self,
+        host: AdapterHost | None,
+        *,
+        budget_bytes: int = 0,
+        rank_max: int = 0,
+        running: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._host = host
         self._budget_bytes = budget_bytes
         self._rank_max = rank_max
@@ -76,8 +82,7 @@ class AdapterPool:
         self.held_bytes = 0
 
     def stats(self) -> AdapterStats:
-        return AdapterStats(len(self._resident), self.held_bytes, self._budget_bytes, self._loads,
-                            self._evictions)
+        return AdapterStats(len(self._resident), self.held_bytes, self._budget_bytes, self._loads, self._evictions)
 
     def find(self, adapter: Adapter) -> bool:
         """Whether it is in memory; it then is the most recently used one."""
@@ -92,10 +97,13 @@ class AdapterPool:
         if self.find(adapter):
             return
         if not self.keep(self.read(adapter)):
-            raise QueueFullError(f"adapter {adapter.name} finds no room: adapters of running requests hold "
-                                 f"{format_bytes(self.held_bytes)}; the limit is "
-                                 f"{format_bytes(self._budget_bytes)} (limits.lora_memory). Try again later",
-                                 param="limits.lora_memory", code="queue_full")
+            raise QueueFullError(
+                f"adapter {adapter.name} finds no room: adapters of running requests hold "
+                f"{format_bytes(self.held_bytes)}; the limit is "
+                f"{format_bytes(self._budget_bytes)} (limits.lora_memory). Try again later",
+                param="limits.lora_memory",
+                code="queue_full",
+            )
 
     def check(self, adapter: Adapter) -> None:
         """Keeps it where there is room, and evicts nothing. Raises CheckpointError, RequestError."""
@@ -108,13 +116,17 @@ class AdapterPool:
         if self._host is None:
             raise RequestError("this engine serves no adapters", param="model")
         if adapter.rank > self._rank_max:
-            raise RequestError(f"adapter {adapter.name} has rank {adapter.rank}; the limit is "
-                               f"{self._rank_max} (limits.max_lora_rank)", param="limits.max_lora_rank")
+            raise RequestError(
+                f"adapter {adapter.name} has rank {adapter.rank}; the limit is {self._rank_max} (limits.max_lora_rank)",
+                param="limits.max_lora_rank",
+            )
         loaded = self._host.read_adapter(adapter)
         if loaded.held_bytes > self._budget_bytes:
             raise RequestError(
                 f"adapter {adapter.name} takes {format_bytes(loaded.held_bytes)}; the limit of all is "
-                f"{format_bytes(self._budget_bytes)} (limits.lora_memory)", param="limits.lora_memory")
+                f"{format_bytes(self._budget_bytes)} (limits.lora_memory)",
+                param="limits.lora_memory",
+            )
         return loaded
 
     def keep(self, loaded: ReadAdapter) -> bool:

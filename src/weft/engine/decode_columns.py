@@ -26,17 +26,29 @@ class DecodeColumns:
     """Of the decodes ``seqs``, in the order of runs. The columns count the steps since they were made, so
     ``rare`` is called once for each step, and no step is left out."""
 
-    __slots__ = ("_answers", "_cached_tokens", "_ended_count", "_indexes", "_least_left", "_left",
-                 "_preemptions", "_rare_runs", "_rare_tokens", "_recomputed_tokens", "_request_ids", "_steps",
-                 "_streams", "_table", "seqs")
+    __slots__ = (
+        "_answers",
+        "_cached_tokens",
+        "_ended_count",
+        "_indexes",
+        "_least_left",
+        "_left",
+        "_preemptions",
+        "_rare_runs",
+        "_rare_tokens",
+        "_recomputed_tokens",
+        "_request_ids",
+        "_steps",
+        "_streams",
+        "_table",
+        "seqs",
+    )
 
     def __init__(self, seqs: tuple[SeqId, ...], table: StreamTable) -> None:
         self.seqs = seqs
         self._streams = list(map(table.by_seq.get, seqs))
         self._table, self._ended_count = table, table.ended_count
-        self._rare_runs = {
-            run for run, stream in enumerate(self._streams) if stream is None or not stream.plain
-        }
+        self._rare_runs = {run for run, stream in enumerate(self._streams) if stream is None or not stream.plain}
         # A stream that has ended keeps its place, with the entries of another one: a rare run reads none.
         some = next((stream for stream in self._streams if stream is not None), None)
         filled = [] if some is None else [stream if stream is not None else some for stream in self._streams]

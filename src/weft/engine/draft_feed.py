@@ -47,15 +47,20 @@ class DraftFeed:
         if seq.prediction is not None and not self.awake:
             self._drafter.wake()
 
-    def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0,
-                head: HeadDraft | None = None) -> None:
+    def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0, head: HeadDraft | None = None) -> None:
         """A step chose ``tokens`` for ``seq``, which has them now. ``drafted`` drafts were verified.
         ``head``: what the model's own head expects next."""
         known = self._begun.get(seq.id)
         if known is None:
-            self._drafter.begin(seq.id, seq.keys(), prompt_length=int(seq.prompt.size),
-                                salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar,
-                                adapter=seq.adapter)
+            self._drafter.begin(
+                seq.id,
+                seq.keys(),
+                prompt_length=int(seq.prompt.size),
+                salt=seq.salt or None,
+                prediction=seq.prediction,
+                grammar=seq.grammar,
+                adapter=seq.adapter,
+            )
         else:
             accepted = len(tokens) - 1 if drafted else 0
             seq.accepted_drafts += accepted
@@ -92,7 +97,7 @@ class DraftFeed:
 
     def _report_sleep(self, last_s: float | None) -> None:
         steps, slept_s, self._slept_steps, self._slept_s = self._slept_steps, self._slept_s, 0, 0.0
-        if not self._drafter.awake:   # a prediction may have ended the sleep
+        if not self._drafter.awake:  # a prediction may have ended the sleep
             self._drafter.sleep_through(steps, slept_s, self._slept_decodes, last_s)
 
     def ended(self, seq: SeqId) -> None:

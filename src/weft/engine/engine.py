@@ -72,14 +72,28 @@ class EngineCore:
     prefill tokens. ``encoder``: of the pictures in prompts, whose rows have ``pictures_bytes``; None: the
     model reads text only."""
 
-    def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
-                 clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
-                 snapshots: SnapshotPolicy = AUTO, grammars: GrammarCompiler | None = None,
-                 overlap: bool = False, store: StoreTier | None = None,
-                 pause: Callable[[float], None] = lambda seconds: None,
-                 drafter: Drafter | None = None, max_step_s: float | None = None,
-                 pair_tokens: float = 0.0, adapters: AdapterPool | None = None,
-                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        sizes: Sizes,
+        memory: Memory,
+        executor: Executor,
+        clock: Callable[[], float],
+        seed: int,
+        eos_ids: tuple[int, ...],
+        snapshots: SnapshotPolicy = AUTO,
+        grammars: GrammarCompiler | None = None,
+        overlap: bool = False,
+        store: StoreTier | None = None,
+        pause: Callable[[float], None] = lambda seconds: None,
+        drafter: Drafter | None = None,
+        max_step_s: float | None = None,
+        pair_tokens: float = 0.0,
+        adapters: AdapterPool | None = None,
+        encoder: PictureEncoder | None = None,
+        pictures_bytes: int = 0,
+    ) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
@@ -110,18 +124,22 @@ class EngineCore:
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
         """Changed by ``weft.engine.sleeper`` alone."""
-        self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids, seed=seed,
-                                      picture_tokens=() if encoder is None else encoder.picture_tokens)
+        self._submission = Submission(
+            vocab_size=vocab_size,
+            sizes=sizes,
+            eos_ids=eos_ids,
+            seed=seed,
+            picture_tokens=() if encoder is None else encoder.picture_tokens,
+        )
         self._flush = CacheFlush(memory, self.scheduler)
         self._ages = Ages()
         self._closed = False
-        self.parts = StepParts(self.scheduler, executor, self.settlement, self._flush, self.counters,
-                               self._ages, clock)
+        self.parts = StepParts(self.scheduler, executor, self.settlement, self._flush, self.counters, self._ages, clock)
         self._loop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
         if plan.verify_count or not plan.run_count:
-            return   # steps that verify drafts are other work
+            return  # steps that verify drafts are other work
         self.meter.stepped(plan.step, work_of(plan), seconds)
         if self._max_step_s is not None:
             self.scheduler.step_limit = StepLimit(self._max_step_s, self.meter.cost_now())
@@ -144,8 +162,9 @@ class EngineCore:
         prompt = self._submission.check(request)
         self.pictures.check(request)
         if request.request_id in self.streams.by_request:
-            raise RequestError(f"request_id {request.request_id!r} is in use by a request that has not ended",
-                               param="request_id")
+            raise RequestError(
+                f"request_id {request.request_id!r} is in use by a request that has not ended", param="request_id"
+            )
         try:
             self._submission.check_queue(len(self.scheduler.waiting), request)
         except QueueFullError:
@@ -278,8 +297,7 @@ class EngineCore:
         self.store.writes.draining = True
         end_s = self.parts.clock() + limit_s
         events = self.step()
-        while self.failure is None and self.parts.clock() < end_s and (self._has_steps
-                                                                       or self.store.writes.is_waiting):
+        while self.failure is None and self.parts.clock() < end_s and (self._has_steps or self.store.writes.is_waiting):
             if not self._has_steps:
                 self._pause(STORE_PAUSE_S)
             events += self.step()
@@ -305,11 +323,18 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return EngineStats(
             **self.counters.counts(),
-            running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
-            rows_max=self.sizes.rows_max, queue_max=self.sizes.queue_max, memory=self.memory.usage(),
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            rows_max=self.sizes.rows_max,
+            queue_max=self.sizes.queue_max,
+            memory=self.memory.usage(),
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens,
-            sleep=self.sleep_state, **self._store_stats(),
+            sleep=self.sleep_state,
+            **self._store_stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            pictures=self.pictures.stats(), costs=self.meter.cost(), ranks=self.counters.ranks(),
-            adapters=self.adapters.stats())
+            pictures=self.pictures.stats(),
+            costs=self.meter.cost(),
+            ranks=self.counters.ranks(),
+            adapters=self.adapters.stats(),
+        )

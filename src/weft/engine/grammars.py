@@ -79,8 +79,15 @@ class GrammarCompiler:
     refused. ``eos_ids``: the tokens that may end an answer, once its grammar is complete; ``vocab_size``: of
     the model. Without a ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
 
-    def __init__(self, read_tokenizer: Callable[[], str] | None, eos_ids: tuple[int, ...], vocab_size: int,
-                 sandbox: Sandbox | None = None, *, cache_bytes: int = CACHE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        read_tokenizer: Callable[[], str] | None,
+        eos_ids: tuple[int, ...],
+        vocab_size: int,
+        sandbox: Sandbox | None = None,
+        *,
+        cache_bytes: int = CACHE_BYTES_MAX,
+    ) -> None:
         self._read_tokenizer = read_tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
@@ -113,11 +120,12 @@ class GrammarCompiler:
                 f"requests hold {in_use_bytes}; the limit is {self._cache_bytes_max} "
                 "(limits.grammar_cache). Try "
                 "again later",
-                param="limits.grammar_cache", code="queue_full")
+                param="limits.grammar_cache",
+                code="queue_full",
+            )
         self._live.add(compiled)
         self._cache[grammar] = compiled
-        while len(self._cache) > 1 and (len(self._cache) > GRAMMARS_MAX
-                                        or self.cached_bytes > self._cache_bytes_max):
+        while len(self._cache) > 1 and (len(self._cache) > GRAMMARS_MAX or self.cached_bytes > self._cache_bytes_max):
             self._cache.popitem(last=False)
 
     @property
@@ -132,7 +140,8 @@ class GrammarCompiler:
             return self._build(grammar.field, grammar.grammar, _BYTES_PER_CHARACTER * len(grammar.grammar))
         vetted = self._sandbox.check(grammar, self._tokenizer.vocab_size)
         compiled: TokenGrammar = self._sandbox.compile(
-            lambda: self._build(grammar.field, vetted.text, vetted.size_bytes))
+            lambda: self._build(grammar.field, vetted.text, vetted.size_bytes)
+        )
         return compiled
 
     def _build(self, field: str, text: str, size_bytes: int) -> TokenGrammar:
@@ -152,8 +161,9 @@ class GrammarCompiler:
             return
         if self._read_tokenizer is None or not self._eos_ids:
             missing = "tokenizer" if self._read_tokenizer is None else "end token, with which a grammar ends"
-            raise RequestError(f"{field} is not supported: this model has no {missing}", param=field,
-                               code="unsupported_parameter")
+            raise RequestError(
+                f"{field} is not supported: this model has no {missing}", param=field, code="unsupported_parameter"
+            )
         import llguidance
 
         text = self._read_tokenizer()
@@ -164,9 +174,12 @@ class GrammarCompiler:
                 return
             except ValueError as error:
                 refused = error
-        raise RequestError(f"{field} is not supported: a grammar cannot follow this model's tokenizer "
-                           f"({presentable(str(refused), otherwise='it cannot be read')})", param=field,
-                           code="unsupported_parameter")
+        raise RequestError(
+            f"{field} is not supported: a grammar cannot follow this model's tokenizer "
+            f"({presentable(str(refused), otherwise='it cannot be read')})",
+            param=field,
+            code="unsupported_parameter",
+        )
 
     def close(self) -> None:
         """Ends the sandbox. Idempotent."""

@@ -87,13 +87,17 @@ class PictureQueue:
             return
         for picture in request.pictures:
             self._encoder.check(picture)
-        waiting = sum({picture.digest: len(picture.data) for seq in self._waiting.values()
-                       for picture in seq.pictures}.values())
+        waiting = sum(
+            {picture.digest: len(picture.data) for seq in self._waiting.values() for picture in seq.pictures}.values()
+        )
         new = sum(len(picture.data) for picture in request.pictures)
         if waiting and waiting + new > WAITING_BYTES_MAX:
             raise QueueFullError(
                 f"{waiting} bytes of pictures wait to be encoded and this request brings {new}; the limit is "
-                f"{WAITING_BYTES_MAX}. Try again later", param="messages", code="queue_full")
+                f"{WAITING_BYTES_MAX}. Try again later",
+                param="messages",
+                code="queue_full",
+            )
 
     def submitted(self, seq: Sequence) -> None:
         if seq.pictures:
@@ -126,8 +130,14 @@ class PictureQueue:
         self._trim(0)
 
     def stats(self) -> PictureStats:
-        return PictureStats(self._encoded, self._reused, self._dropped, self._bytes(), len(self._waiting),
-                            0 if self._encoder is None else self._budget_bytes)
+        return PictureStats(
+            self._encoded,
+            self._reused,
+            self._dropped,
+            self._bytes(),
+            len(self._waiting),
+            0 if self._encoder is None else self._budget_bytes,
+        )
 
     def audit(self) -> None:
         for rows in self._rows.values():

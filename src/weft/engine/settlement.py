@@ -22,8 +22,9 @@ from weft.units import PAD
 class Settlement:
     """Turns what steps compute into events of ``streams``. ``feed`` tells the drafter, where there is one."""
 
-    def __init__(self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters,
-                 feed: DraftFeed | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters, feed: DraftFeed | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._streams = streams
         self._counters = counters
@@ -35,7 +36,7 @@ class Settlement:
         """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
         cached tokens."""
         if plan.preempted:
-            self._columns = None   # a step in flight may have them, and their events count it
+            self._columns = None  # a step in flight may have them, and their events count it
         first_run = plan.run_count - len(plan.admissions)
         openings = [opening for opening in plan.reservation.opened if not opening.loads]
         for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
@@ -70,8 +71,7 @@ class Settlement:
         if self._feed is not None:
             self._feed.head_s = result.head_s
 
-    def _settle_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult,
-                        feed: DraftFeed | None) -> int:
+    def _settle_decodes(self, plan: StepPlan, tokens: list[int], result: StepResult, feed: DraftFeed | None) -> int:
         """Returns the number of tokens that clients get, as the methods below do."""
         count = plan.decode_count
         if not count:
@@ -94,8 +94,7 @@ class Settlement:
             settled = run + 1
         return generated_count
 
-    def _settle_run(self, plan: StepPlan, run: int, token: int, result: StepResult,
-                    feed: DraftFeed | None) -> int:
+    def _settle_run(self, plan: StepPlan, run: int, token: int, result: StepResult, feed: DraftFeed | None) -> int:
         """A run by itself."""
         stream = self._streams.by_seq.get(plan.seqs[run])
         if stream is None or token == PAD or run in result.verified or run in result.failures:
@@ -111,8 +110,7 @@ class Settlement:
             self._streams.end(stream, [token], reason, logprobs=logprobs)
         return 1
 
-    def _settle_rare(self, plan: StepPlan, run: int, stream: Stream | None, token: int,
-                     result: StepResult) -> int:
+    def _settle_rare(self, plan: StepPlan, run: int, stream: Stream | None, token: int, result: StepResult) -> int:
         """A run that did not choose one token for a live stream."""
         if run in result.verified:
             return self._settle_verify_run(plan, run, stream, result)
@@ -141,11 +139,10 @@ class Settlement:
             reason = stream.rule.reason(token, len(stream.generated))
         failure = result.failures.get(run)
         if self._feed is not None:
-            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1,
-                               head=result.head_drafts.get(run))
+            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1, head=result.head_drafts.get(run))
         if failure is not None:
-            tokens.pop()   # the token that its grammar could not take is no part of the answer
-        logprobs = result.verified_logprobs[run][:len(tokens)] if stream.wants_logprobs else None
+            tokens.pop()  # the token that its grammar could not take is no part of the answer
+        logprobs = result.verified_logprobs[run][: len(tokens)] if stream.wants_logprobs else None
         if failure is not None:
             self._streams.end(stream, tokens, "error", logprobs=logprobs, error=failure, own_fault=True)
         elif reason is None:

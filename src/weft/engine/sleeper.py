@@ -83,5 +83,8 @@ def busy(count: int, waited_s: float | None = None) -> BusyError:
     """Why the engine does not sleep now, and the two ways out."""
     runs = f"{count} sequence{' is' if count == 1 else 's are'} running or waiting"
     after = "" if waited_s is None else f" after {waited_s:g} s; nothing has changed"
-    return BusyError(f"{runs}{after}: wait for them (mode=wait, timeout=SECONDS), or end them (mode=abort)",
-                     param="mode", code="busy")
+    return BusyError(
+        f"{runs}{after}: wait for them (mode=wait, timeout=SECONDS), or end them (mode=abort)",
+        param="mode",
+        code="busy",
+    )

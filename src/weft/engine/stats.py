@@ -43,8 +43,10 @@ class SleepState(msgspec.Struct, frozen=True):
     def check_awake(self) -> None:
         """Raises AsleepError."""
         if self.level:
-            raise AsleepError(f"the engine is asleep (level {self.level}); POST /wake_up, or wake_up() in "
-                              "Python, wakes it", code="asleep")
+            raise AsleepError(
+                f"the engine is asleep (level {self.level}); POST /wake_up, or wake_up() in Python, wakes it",
+                code="asleep",
+            )
 
 
 AWAKE = SleepState()
@@ -60,8 +62,11 @@ class Flushed(msgspec.Struct, frozen=True):
 def check_level(level: int) -> None:
     """Raises RequestError for an unknown level."""
     if level not in LEVELS:
-        raise RequestError(f"level is {level}; it may be 1 (weights go to host memory) or 2 (weights are "
-                           "dropped, and read again on waking)", param="level")
+        raise RequestError(
+            f"level is {level}; it may be 1 (weights go to host memory) or 2 (weights are "
+            "dropped, and read again on waking)",
+            param="level",
+        )
 
 
 def check_parts(parts: Collection[str] | None) -> Collection[str]:
@@ -114,7 +119,8 @@ class StepCounts(msgspec.Struct, kw_only=True):
     computed_tokens: int = 0
     """Tokens that went through the model, recomputation included."""
     finished: dict[str, int] = msgspec.field(
-        default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0))
+        default_factory=lambda: dict.fromkeys(("stop", "length", "cancelled", "error"), 0)
+    )
     """Sequences that ended, by finish reason."""
 
 

@@ -33,9 +33,24 @@ _NOTHING_LOST = LostTokens()
 class Stream:
     """One sequence and the events that its client gets."""
 
-    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "new_tokens_max", "plain",
-                 "pooled", "prompt_logprobs", "queued_s", "request_id", "rule", "seq", "started", "stop_ids",
-                 "wants_logprobs")
+    __slots__ = (
+        "accepted_s",
+        "cached_tokens",
+        "generated",
+        "index",
+        "lost",
+        "new_tokens_max",
+        "plain",
+        "pooled",
+        "prompt_logprobs",
+        "queued_s",
+        "request_id",
+        "rule",
+        "seq",
+        "started",
+        "stop_ids",
+        "wants_logprobs",
+    )
 
     def __init__(self, request_id: str, index: int, seq: Sequence, rule: StopRule, accepted_s: float) -> None:
         self.request_id = request_id
@@ -85,9 +100,15 @@ class Stream:
         count = self.seq.prompt.size - pooling.skip if pooling.kind == "mean" else 1
         return (self.pooled / count).astype("<f4").tobytes()
 
-    def event(self, tokens: list[int], *, logprobs: list[TokenLogprobs] | None = None,
-              finish_reason: FinishReason | None = None, error: str | None = None,
-              own_fault: bool = False) -> TokenEvent:
+    def event(
+        self,
+        tokens: list[int],
+        *,
+        logprobs: list[TokenLogprobs] | None = None,
+        finish_reason: FinishReason | None = None,
+        error: str | None = None,
+        own_fault: bool = False,
+    ) -> TokenEvent:
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
         self.plain = not self.wants_logprobs and self.prompt_logprobs is None
         queued_s, self.queued_s = self.queued_s, None
@@ -96,21 +117,33 @@ class Stream:
         if self.prompt_logprobs is not None and not self.seq.prompt_logprobs_due:
             prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return TokenEvent(
-            request_id=self.request_id, index=self.index, tokens=tokens,
-            logprobs=logprobs, prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
-            cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
-            lost=lost, recomputed_tokens=self.seq.recomputed_tokens,
-            accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts,
-            pooled=self._pooled_value if finish_reason == "length" else None)
+            request_id=self.request_id,
+            index=self.index,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            error=error,
+            own_fault=own_fault,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.seq.preemption_count,
+            queued_s=queued_s,
+            lost=lost,
+            recomputed_tokens=self.seq.recomputed_tokens,
+            accepted_drafts=self.seq.accepted_drafts,
+            rejected_drafts=self.seq.rejected_drafts,
+            pooled=self._pooled_value if finish_reason == "length" else None,
+        )
 
 
 class StreamTable:
     """Live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``pictures``, and
     ``feed`` where there is one, hear of each end."""
 
-    def __init__(self, scheduler: Scheduler, counters: EngineCounters, pictures: PictureQueue,
-                 feed: DraftFeed | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, counters: EngineCounters, pictures: PictureQueue, feed: DraftFeed | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._counters = counters
         self._pictures = pictures
@@ -131,15 +164,23 @@ class StreamTable:
             return [self.by_seq[live[index]]] if index in live else []
         return [self.by_seq[seq] for seq in live.values()]
 
-    def end(self, stream: Stream, tokens: list[int], reason: FinishReason, *,
-            logprobs: list[TokenLogprobs] | None = None, error: str | None = None,
-            own_fault: bool = False) -> None:
+    def end(
+        self,
+        stream: Stream,
+        tokens: list[int],
+        reason: FinishReason,
+        *,
+        logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
+        own_fault: bool = False,
+    ) -> None:
         """The sequence ends with this event, and the scheduler closes it with the next plan."""
         self._scheduler.finish(stream.seq)
         self._forget(stream)
         self._counters.finished[reason] += 1
-        self.outbox.append(stream.event(tokens, logprobs=logprobs, finish_reason=reason, error=error,
-                                        own_fault=own_fault))
+        self.outbox.append(
+            stream.event(tokens, logprobs=logprobs, finish_reason=reason, error=error, own_fault=own_fault)
+        )
 
     def cancel(self, streams: Iterable[Stream], why: str | None = None) -> None:
         for stream in streams:
@@ -180,7 +221,13 @@ class StreamTable:
 
 def lost_tokens(lost: Lost) -> LostTokens | None:
     """What a client learns of ``lost``: nothing about the prompts of other salts (law L10)."""
-    tokens = LostTokens(no_checkpoint=lost.no_checkpoint, evicted_state=lost.evicted_state,
-                        evicted_kv=lost.evicted_kv, not_ready=lost.not_ready, stored=lost.stored,
-                        damaged=lost.damaged, store_busy=lost.store_busy)
+    tokens = LostTokens(
+        no_checkpoint=lost.no_checkpoint,
+        evicted_state=lost.evicted_state,
+        evicted_kv=lost.evicted_kv,
+        not_ready=lost.not_ready,
+        stored=lost.stored,
+        damaged=lost.damaged,
+        store_busy=lost.store_busy,
+    )
     return tokens if tokens != _NOTHING_LOST else None

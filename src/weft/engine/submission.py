@@ -55,8 +55,12 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
     new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
     min_tokens = sampling.min_tokens if sampling.grammar is None else 0
-    return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
-                    min_tokens=min_tokens, new_tokens_max=new_tokens_max)
+    return StopRule(
+        ids=_shared(stop_ids(sampling, eos_ids)),
+        named_ids=frozenset(sampling.stop_token_ids),
+        min_tokens=min_tokens,
+        new_tokens_max=new_tokens_max,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -80,8 +84,15 @@ class Submission:
     """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's. ``picture_tokens``: what
     stands at rows of pictures in a prompt; none where the model reads text only."""
 
-    def __init__(self, *, vocab_size: int, sizes: Sizes, eos_ids: tuple[int, ...], seed: int,
-                 picture_tokens: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        sizes: Sizes,
+        eos_ids: tuple[int, ...],
+        seed: int,
+        picture_tokens: tuple[int, ...] = (),
+    ) -> None:
         self._vocab_size = vocab_size
         self._sizes = sizes
         self._eos_ids = eos_ids
@@ -100,16 +111,22 @@ class Submission:
         sampling = request.sampling
         allowed = set(sampling.allowed_token_ids)
         if sampling.min_tokens and allowed and allowed <= set(stop_ids(sampling, self._eos_ids)):
-            raise RequestError("every token of allowed_token_ids ends the answer, so min_tokens "
-                               f"{sampling.min_tokens} cannot be reached", param="allowed_token_ids")
+            raise RequestError(
+                "every token of allowed_token_ids ends the answer, so min_tokens "
+                f"{sampling.min_tokens} cannot be reached",
+                param="allowed_token_ids",
+            )
         try:
             tokens = np.asarray(request.prompt_tokens, dtype=np.int64)
         except (OverflowError, TypeError, ValueError):
             raise RequestError("the prompt has a value that is no token id", param="prompt") from None
         bad = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
         if bad.size:
-            raise RequestError(f"prompt token {int(bad[0])} is {int(tokens[bad[0]])}; this model has tokens "
-                               f"0 to {self._vocab_size - 1}", param="prompt")
+            raise RequestError(
+                f"prompt token {int(bad[0])} is {int(tokens[bad[0]])}; this model has tokens "
+                f"0 to {self._vocab_size - 1}",
+                param="prompt",
+            )
         if request.resumption is not None:
             context_left = self._sizes.max_model_len - int(tokens.size)
             rule = stop_rule(request.sampling, self._eos_ids, context_left)
@@ -128,10 +145,13 @@ class Submission:
             raise QueueFullError(
                 f"{waiting} sequences are waiting and this request brings {new}; the limit is "
                 f"{self._sizes.queue_max} (limits.max_queued_requests). Try again later, or raise the limit",
-                param="limits.max_queued_requests", code="queue_full")
+                param="limits.max_queued_requests",
+                code="queue_full",
+            )
 
-    def sequences(self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None,
-                  number: int) -> Iterator[tuple[int, Sequence, StopRule]]:
+    def sequences(
+        self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None, number: int
+    ) -> Iterator[tuple[int, Sequence, StopRule]]:
         """``number`` counts accepted requests: it decides the order of arrival, and the seed of a request
         that names none."""
         sampling = request.sampling
@@ -142,14 +162,23 @@ class Submission:
         if request.resumption is not None:
             number -= RESUMED_FIRST
         for index, tokens in sorted(resumption.answers.items()):
-            seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling,
-                           seed=split_seed(seed, index), stop_ids=ends,
-                           rank=(request.priority, number, index), salt=request.salt,
-                           boundaries=tuple(request.boundaries), marks=tuple(request.marks),
-                           grammar=grammar, new_tokens_max=rule.new_tokens_max,
-                           prediction=tuple(request.prediction) or None, pictures=tuple(request.pictures),
-                           adapter="" if request.adapter is None else request.adapter.digest,
-                           pooling=request.pooling)
+            seq = Sequence(
+                SeqId(self._next_seq),
+                prompt=prompt,
+                sampling=sampling,
+                seed=split_seed(seed, index),
+                stop_ids=ends,
+                rank=(request.priority, number, index),
+                salt=request.salt,
+                boundaries=tuple(request.boundaries),
+                marks=tuple(request.marks),
+                grammar=grammar,
+                new_tokens_max=rule.new_tokens_max,
+                prediction=tuple(request.prediction) or None,
+                pictures=tuple(request.pictures),
+                adapter="" if request.adapter is None else request.adapter.digest,
+                pooling=request.pooling,
+            )
             if tokens:
                 seq.resume(tokens)
             self._next_seq += 1

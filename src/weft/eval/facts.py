@@ -28,16 +28,38 @@ from weft.eval.words import PEOPLE, Split, filler_sentence, make_name, make_numb
 
 JOBS = tuple(person.removeprefix("the ") for person in PEOPLE)
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "grey", "brown")
-COLUMNS = ("age", "age", "city", "city", "job", "code", "number", "year", "colour", "price", "team", "phone",
-           "country", "room", "street", "points")
+COLUMNS = (
+    "age",
+    "age",
+    "city",
+    "city",
+    "job",
+    "code",
+    "number",
+    "year",
+    "colour",
+    "price",
+    "team",
+    "phone",
+    "country",
+    "room",
+    "street",
+    "points",
+)
 WHOLE_NUMBERS = {"age": (1, 99), "year": (1900, 2030), "price": (1, 5000), "room": (1, 400),
                  "points": (0, 100)}  # fmt: skip
 QUESTIONS = ("{name}?", "And {name}?", "Tell me about {name}.", "Who is {name}?",
              "What do you know about {name}?",
              "Look up {name}.", "Now {name}, please.", "Give me {name}.", "Extract {name}.", "Find {name}.",
              "What is the {key} of {name}?", "What {key} does {name} have?")  # fmt: skip
-JSON_QUESTIONS = ("{name} as JSON.", "Give me {name} as JSON.", "Tell me about {name} in JSON.",
-                  "Answer in JSON: who is {name}?", "{name} as JSON, please.", "Write {name} as JSON.")
+JSON_QUESTIONS = (
+    "{name} as JSON.",
+    "Give me {name} as JSON.",
+    "Tell me about {name} in JSON.",
+    "Answer in JSON: who is {name}?",
+    "{name} as JSON, please.",
+    "Write {name} as JSON.",
+)
 ALONE = ("Who is this?", "Extract the person.", "Extract the data.", "Extract the information.", "", "",
          "What does the text say?", "Read the text.")  # fmt: skip
 INTROS = ("", "", "Here are some people:", "Remember these people.", "These are the facts:", "Facts:",
@@ -69,8 +91,12 @@ class _Writer:
 def schema_of(value: Any) -> dict[str, Any]:
     """A schema that `value` fits; every property is required, and no other is allowed."""
     if isinstance(value, dict):
-        return {"type": "object", "properties": {key: schema_of(part) for key, part in value.items()},
-                "required": list(value), "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": {key: schema_of(part) for key, part in value.items()},
+            "required": list(value),
+            "additionalProperties": False,
+        }
     if isinstance(value, list):
         return {"type": "array", "items": schema_of(value[0])}
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -222,8 +248,14 @@ def _make_records(rng: random.Random, split: Split, count: int, form: str) -> li
 FORMS = ("keyed", "keyed", "sentences", "sentences", "table", "pairs")
 
 
-def make_facts_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
-                       split: Split = "held_out", form: str | None = None) -> Episode:
+def make_facts_episode(
+    rng: random.Random,
+    length_tokens: int,
+    count_tokens: CountTokens,
+    *,
+    split: Split = "held_out",
+    form: str | None = None,
+) -> Episode:
     """One conversation of at most about `length_tokens`: facts, then questions until the length is full."""
     form = form or rng.choice(FORMS)
     most = max(1, min(24, length_tokens // 60))
@@ -235,14 +267,20 @@ def make_facts_episode(rng: random.Random, length_tokens: int, count_tokens: Cou
         text += "\n" + " ".join(filler_sentence(rng) for _ in range(rng.randint(1, 4)))
     turns: list[EpisodeTurn] = []
     if len(records) == 1 or rng.random() < 0.25:
-        turns.append(_record_turn(rng, rng.choice(records), text) if len(records) == 1 else
-                     EpisodeTurn(*_first_question(rng, records, text)))
+        turns.append(
+            _record_turn(rng, rng.choice(records), text)
+            if len(records) == 1
+            else EpisodeTurn(*_first_question(rng, records, text))
+        )
     else:
         turns.append(EpisodeTurn(text, NOTED, "told"))
     room = length_tokens - sum(turn.cost(count_tokens) for turn in turns)
     while True:
-        turn = _all_turn(rng, records) if len(records) <= 5 and rng.random() < 0.08 else _record_turn(
-            rng, rng.choice(records))
+        turn = (
+            _all_turn(rng, records)
+            if len(records) <= 5 and rng.random() < 0.08
+            else _record_turn(rng, rng.choice(records))
+        )
         room -= turn.cost(count_tokens)
         if room < 0 and any(earlier.kind == "json" for earlier in turns):
             break
@@ -256,10 +294,15 @@ def _first_question(rng: random.Random, records: Sequence[Record], text: str) ->
     return f"{text}\n\n{turn.user}", turn.reply, turn.kind, turn.free, turn.schema
 
 
-def make_facts_episodes(seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *,
-                        split: Split = "held_out", form: str | None = None) -> list[Episode]:
+def make_facts_episodes(
+    seed: int,
+    length_tokens: int,
+    count: int,
+    count_tokens: CountTokens,
+    *,
+    split: Split = "held_out",
+    form: str | None = None,
+) -> list[Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"facts {split} {seed} {length_tokens} {form}")
-    return [
-        make_facts_episode(rng, length_tokens, count_tokens, split=split, form=form) for _ in range(count)
-    ]
+    return [make_facts_episode(rng, length_tokens, count_tokens, split=split, form=form) for _ in range(count)]

@@ -236,8 +236,9 @@ def _write_list(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int,
     return filler_tokens
 
 
-def _write_questions(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, questions: int | None,
-                     absent_rate: float) -> None:
+def _write_questions(
+    draft: _Draft, pairs: list[tuple[str, str]], filler_tokens: int, questions: int | None, absent_rate: float
+) -> None:
     """Asks until the room or the questions are used up, with the left-over filler told on the way."""
     rng = draft.rng
     names = dict(pairs)
@@ -266,9 +267,15 @@ def _write_questions(draft: _Draft, pairs: list[tuple[str, str]], filler_tokens:
         asked += 1
 
 
-def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens, *,
-                 split: Split = "held_out", questions: int | None = None,
-                 absent_rate: float = 0.0) -> Episode:
+def make_episode(
+    rng: random.Random,
+    length_tokens: int,
+    count_tokens: CountTokens,
+    *,
+    split: Split = "held_out",
+    questions: int | None = None,
+    absent_rate: float = 0.0,
+) -> Episode:
     """One conversation. With `questions` the filler fills the length, without it the questions do."""
     system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
     room = length_tokens - (count_tokens(system) + 5 if system else 0)
@@ -284,8 +291,7 @@ def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountToke
     entries = _make_pairs(draft, _pairs_count(rng, list_room, prefer_long=questions is None))
     if questions is not None:
         line_tokens = sum(
-            count_tokens(draft.line.format(name=name, number=number, noun=draft.noun)) + 1
-            for name, number in entries
+            count_tokens(draft.line.format(name=name, number=number, noun=draft.noun)) + 1 for name, number in entries
         )
         filler_tokens = max(0, list_room - line_tokens)
     filler_tokens = _write_list(draft, entries, filler_tokens, may_ask=questions != 1)
@@ -293,10 +299,15 @@ def make_episode(rng: random.Random, length_tokens: int, count_tokens: CountToke
     return Episode(system, tuple(draft.turns), length_tokens, tuple(name for name, _ in entries))
 
 
-def make_episodes(seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *,
-                  split: Split = "held_out", questions: int | None = 8) -> list[Episode]:
+def make_episodes(
+    seed: int,
+    length_tokens: int,
+    count: int,
+    count_tokens: CountTokens,
+    *,
+    split: Split = "held_out",
+    questions: int | None = 8,
+) -> list[Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"recall {split} {seed} {length_tokens}")
-    return [
-        make_episode(rng, length_tokens, count_tokens, split=split, questions=questions) for _ in range(count)
-    ]
+    return [make_episode(rng, length_tokens, count_tokens, split=split, questions=questions) for _ in range(count)]

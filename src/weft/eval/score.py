@@ -122,11 +122,14 @@ class _Asker:
                     heard(is_right(answer, turn.reply), tokens)
 
 
-def _connected(base_url: str, api_key: str | None,
-               transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
+def _connected(base_url: str, api_key: str | None, transport: httpx.AsyncBaseTransport | None) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.AsyncClient(base_url=base_url.rstrip("/").removesuffix("/v1"), headers=headers,
-                             timeout=REQUEST_SECONDS_MAX, transport=transport)
+    return httpx.AsyncClient(
+        base_url=base_url.rstrip("/").removesuffix("/v1"),
+        headers=headers,
+        timeout=REQUEST_SECONDS_MAX,
+        transport=transport,
+    )
 
 
 async def _prompt_tokens(asker: _Asker, episode: Episode) -> int | None:
@@ -170,19 +173,25 @@ async def _fitted_episodes(asker: _Asker, seed: int, length: int, questions: int
     return draft(rate)
 
 
-async def score_recall(base_url: str, model: str | None, *, api_key: str | None = None,
-                       lengths: Sequence[int] = LENGTHS, questions_per_length: int = 200,
-                       concurrency: int = 8, seed: int = 1, on_progress: Progress | None = None,
-                       transport: httpx.AsyncBaseTransport | None = None) -> RecallReport:
+async def score_recall(
+    base_url: str,
+    model: str | None,
+    *,
+    api_key: str | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    questions_per_length: int = 200,
+    concurrency: int = 8,
+    seed: int = 1,
+    on_progress: Progress | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> RecallReport:
     """Asks at least `questions_per_length` questions per length; `on_progress` gets (answered, planned).
 
     `base_url` may end with /v1 or not. `transport` lets a test answer in the place of a server.
     """
     async with _connected(base_url, api_key, transport) as client:
         asker = _Asker(client, model, asyncio.Semaphore(concurrency))
-        plan = {
-            length: await _fitted_episodes(asker, seed, length, questions_per_length) for length in lengths
-        }
+        plan = {length: await _fitted_episodes(asker, seed, length, questions_per_length) for length in lengths}
         planned = sum(turn.kind == "recall" for held in plan.values() for e in held for turn in e.turns)
         answered = 0
         rows = []
@@ -225,8 +234,10 @@ class SkillQuestion:
 
     def body(self) -> dict[str, Any]:
         """The request for this turn."""
-        body: dict[str, Any] = {"messages": chat_messages(self.episode, self.turn_index),
-                                "max_tokens": SKILL_TOKENS_MAX}
+        body: dict[str, Any] = {
+            "messages": chat_messages(self.episode, self.turn_index),
+            "max_tokens": SKILL_TOKENS_MAX,
+        }
         if self.episode.tools:
             body["tools"] = list(self.episode.tools)
         if self.turn.schema is not None:
@@ -308,15 +319,21 @@ def make_questions(skill: Skill, seed: int, length: int, count: int) -> list[Ski
 def _questions(skill: Skill, seed: int, length: int, count: int) -> Iterator[list[SkillQuestion]]:
     if skill == "tools":
         for episode in make_tools_episodes(seed, length, count, _characters):
-            yield [SkillQuestion(_tools_case(episode, turn), episode, index)
-                   for index, turn in enumerate(episode.turns) if turn.kind in SCORED]
+            yield [
+                SkillQuestion(_tools_case(episode, turn), episode, index)
+                for index, turn in enumerate(episode.turns)
+                if turn.kind in SCORED
+            ]
         return
     forms = list(dict.fromkeys(FORMS))
     by_form = [make_facts_episodes(seed, length, count, _characters, form=form) for form in forms]
     for episodes in zip(*by_form, strict=True):
         for form, episode in zip(forms, episodes, strict=True):
-            yield [SkillQuestion(f"facts as {form}", episode, index)
-                   for index, turn in enumerate(episode.turns) if turn.kind == "json"]
+            yield [
+                SkillQuestion(f"facts as {form}", episode, index)
+                for index, turn in enumerate(episode.turns)
+                if turn.kind == "json"
+            ]
 
 
 def _enough(conversations: Iterator[list[SkillQuestion]], count: int) -> Iterator[SkillQuestion]:
@@ -346,16 +363,23 @@ def control_questions(skill: Skill, questions: Sequence[SkillQuestion]) -> list[
     return controls
 
 
-async def score_skill(base_url: str, model: str | None, skill: Skill, *, api_key: str | None = None,
-                      lengths: Sequence[int] = SKILL_LENGTHS, questions_per_length: int = 100,
-                      controls: bool = False, concurrency: int = 8, seed: int = 1,
-                      on_progress: Progress | None = None,
-                      transport: httpx.AsyncBaseTransport | None = None) -> SkillReport:
+async def score_skill(
+    base_url: str,
+    model: str | None,
+    skill: Skill,
+    *,
+    api_key: str | None = None,
+    lengths: Sequence[int] = SKILL_LENGTHS,
+    questions_per_length: int = 100,
+    controls: bool = False,
+    concurrency: int = 8,
+    seed: int = 1,
+    on_progress: Progress | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
+) -> SkillReport:
     """Asks every question, at most `concurrency` at once; `on_progress` gets (answered, planned)."""
     questions = [
-        question
-        for length in lengths
-        for question in make_questions(skill, seed, length, questions_per_length)
+        question for length in lengths for question in make_questions(skill, seed, length, questions_per_length)
     ]
     spoilt = control_questions(skill, questions) if controls else []
     report, answered = SkillReport(), 0

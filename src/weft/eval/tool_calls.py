@@ -101,8 +101,11 @@ def chat_messages(episode: recall.Episode, turn_index: int) -> list[dict[str, An
         answer: dict[str, Any] = {"role": "assistant", "content": None if calls else turn.reply}
         if calls:
             answer["tool_calls"] = [
-                {"id": call_id, "type": "function",
-                 "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])}}
+                {
+                    "id": call_id,
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
+                }
                 for call_id, call in zip(ids, calls, strict=True)
             ]
         messages.append(answer)
@@ -173,11 +176,30 @@ REAL_NAMES = (
 
 NO_TOOL = "None of my tools can do that."
 DONE = "Done."
-TOOL_SYSTEMS = ("You are a helpful assistant.", "You can use tools.", "Use the tools to help the user.",
-                "You are an assistant with tools.", "Answer with the help of your tools.")
+TOOL_SYSTEMS = (
+    "You are a helpful assistant.",
+    "You can use tools.",
+    "Use the tools to help the user.",
+    "You are an assistant with tools.",
+    "Answer with the help of your tools.",
+)
 LISTED = ("number", "code", "extension", "account")
-RESULT_KEYS = ("status", "value", "temperature", "price", "name", "place", "count", "state", "total", "city",
-               "wind", "date", "type", "owner")
+RESULT_KEYS = (
+    "status",
+    "value",
+    "temperature",
+    "price",
+    "name",
+    "place",
+    "count",
+    "state",
+    "total",
+    "city",
+    "wind",
+    "date",
+    "type",
+    "owner",
+)
 
 
 @dataclass(frozen=True)
@@ -291,8 +313,13 @@ def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: s
         number = ToolParameter(listed, {"type": "integer"}, True)
         parameters = (ToolParameter(key, {"type": "string"}, True), number)
     first = parameters[0].key
-    described = (f"{verb.capitalize()} the {chosen} of a {first}.", f"The {chosen} for a {first}.",
-                 f"{verb.capitalize()} a {chosen}.", f"{verb} {chosen}", filler_sentence(rng))
+    described = (
+        f"{verb.capitalize()} the {chosen} of a {first}.",
+        f"The {chosen} for a {first}.",
+        f"{verb.capitalize()} a {chosen}.",
+        f"{verb} {chosen}",
+        filler_sentence(rng),
+    )
     description = rng.choice(described) if rng.random() < 0.5 else ""
     return CallableTool(name, verb, chosen, parameters, description, bool(listed))
 
@@ -316,8 +343,7 @@ def _with_cue(rng: random.Random, parameter: ToolParameter, written: str) -> str
     return rng.choice(forms)
 
 
-def make_request(rng: random.Random, split: Split, function: CallableTool,
-                 listed: dict[str, str]) -> ToolRequest:
+def make_request(rng: random.Random, split: Split, function: CallableTool, listed: dict[str, str]) -> ToolRequest:
     """A request for `function`. `listed`: the numbers of a list, of which one is an argument."""
     first, rest = function.parameters[0], function.parameters[1:]
     lead = rng.choice(LEADS[function.verb]).format(noun=function.noun)
@@ -351,8 +377,11 @@ def make_request(rng: random.Random, split: Split, function: CallableTool,
             text += f" and {other}"
             calls.append(written_call(function.name, {first.key: other}))
             subjects.append(f"{subjects[0].split()[0]} {other}")
-    end = rng.choice(("?", "?", "")) if lead.startswith(("What", "Where", "Is", "Do")) else rng.choice(
-        (".", ".", "", ", please."))
+    end = (
+        rng.choice(("?", "?", ""))
+        if lead.startswith(("What", "Where", "Is", "Do"))
+        else rng.choice((".", ".", "", ", please."))
+    )
     end = "?" if text.startswith(("Do I", "Is it")) else end
     return ToolRequest(text.rstrip("?") + end, tuple(calls), tuple(subjects))
 
@@ -411,8 +440,13 @@ def _make_functions(rng: random.Random, split: Split, listed: str) -> list[Calla
     return functions
 
 
-def _next_turns(draft: _Draft, functions: Sequence[CallableTool], listed: dict[str, str], column: str,
-                talk: Callable[[random.Random], recall.EpisodeTurn] | None) -> list[recall.EpisodeTurn]:
+def _next_turns(
+    draft: _Draft,
+    functions: Sequence[CallableTool],
+    listed: dict[str, str],
+    column: str,
+    talk: Callable[[random.Random], recall.EpisodeTurn] | None,
+) -> list[recall.EpisodeTurn]:
     rng, split = draft.rng, draft.split
     chance = rng.random()
     if chance < 0.06 and talk is not None:
@@ -438,9 +472,14 @@ def _next_turns(draft: _Draft, functions: Sequence[CallableTool], listed: dict[s
     return turns
 
 
-def make_tools_episode(rng: random.Random, length_tokens: int, count_tokens: recall.CountTokens, *,
-                       split: Split = "held_out",
-                       talk: Callable[[random.Random], recall.EpisodeTurn] | None = None) -> recall.Episode:
+def make_tools_episode(
+    rng: random.Random,
+    length_tokens: int,
+    count_tokens: recall.CountTokens,
+    *,
+    split: Split = "held_out",
+    talk: Callable[[random.Random], recall.EpisodeTurn] | None = None,
+) -> recall.Episode:
     """One conversation with tools, as long as `length_tokens` allows. `talk` makes other turns."""
     column = rng.choice(LISTED) if rng.random() < 0.25 else ""
     functions = _make_functions(rng, split, column)
@@ -466,8 +505,9 @@ def make_tools_episode(rng: random.Random, length_tokens: int, count_tokens: rec
     return recall.Episode(system, tuple(draft.turns), length_tokens, tuple(listed), tools)
 
 
-def make_tools_episodes(seed: int, length_tokens: int, count: int, count_tokens: recall.CountTokens, *,
-                        split: Split = "held_out") -> list[recall.Episode]:
+def make_tools_episodes(
+    seed: int, length_tokens: int, count: int, count_tokens: recall.CountTokens, *, split: Split = "held_out"
+) -> list[recall.Episode]:
     """`count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"tools {split} {seed} {length_tokens}")
     return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

@@ -104,7 +104,9 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         named = ", ".join(str(name) for name in config.get("architectures") or ())
         raise UnknownArchitectureError(
             f"config.json has model_type {model_type!r}{f' ({named})' if named else ''}; {_nearest(config)}"
-            f"weft serves {', '.join(SUPPORTED)}", param="model")
+            f"weft serves {', '.join(SUPPORTED)}",
+            param="model",
+        )
     keys = ConfigKeys(text_config(config), fallback=config)
     _refuse_what_is_not_served(keys, family.activation)
     return family.read(family.name, keys)
@@ -113,7 +115,8 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
 _NEUTRAL = re.compile(
     "_name_or_path|architectures|attention_dropout|auto_map|chunk_size_feed_forward|(torch_)?dtype|id2label|"
     "initializer_range|is_encoder_decoder|label2id|model_type|output_.*|(bos|eos|pad)_token_id|problem_type|"
-    "quantization_config|return_dict|router_aux_loss_coef|tie_word_embeddings|transformers_version|use_cache")
+    "quantization_config|return_dict|router_aux_loss_coef|tie_word_embeddings|transformers_version|use_cache"
+)
 """Keys that change nothing of what a model computes, or that every family has."""
 _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
 
@@ -150,7 +153,7 @@ def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str
                 refused.add(key)
                 continue
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            pass    # of another family: a value may have any form
+            pass  # of another family: a value may have any form
         break
     return own & refused | own - keys.seen
 
@@ -178,8 +181,19 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq", "auto-round", "modelopt", "quark", "mxfp4",
-                 "bitsandbytes", "torchao", "gguf")
+QUANTIZATIONS = (
+    "fp8",
+    "compressed-tensors",
+    "gptq",
+    "awq",
+    "auto-round",
+    "modelopt",
+    "quark",
+    "mxfp4",
+    "bitsandbytes",
+    "torchao",
+    "gguf",
+)
 """The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
 
 
@@ -195,9 +209,25 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (attention, delta, gemma, gigachat, gpt_oss, indexed, inkling, jet_nemotron, lfm2,
-                          lightning, mamba, rwkv, xlstm, zaya)
-    for family in module.FAMILIES)
+    family
+    for module in (
+        attention,
+        delta,
+        gemma,
+        gigachat,
+        gpt_oss,
+        indexed,
+        inkling,
+        jet_nemotron,
+        lfm2,
+        lightning,
+        mamba,
+        rwkv,
+        xlstm,
+        zaya,
+    )
+    for family in module.FAMILIES
+)
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 SUPPORTED: tuple[str, ...] = tuple(_OF_MODEL_TYPE)

@@ -222,8 +222,11 @@ class RelativeAttention:
 
     def layer_spec(self) -> LayerSpec:
         of = self.attention
-        return spec.together("relative_attention", of.layer_spec(), spec.convolutions(
-            self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream))
+        return spec.together(
+            "relative_attention",
+            of.layer_spec(),
+            spec.convolutions(self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +345,25 @@ class Streams:
     eps: float = 0.0
 
 
-Mixer = (Attention | LatentAttention | ConvolvedAttention | RelativeAttention | GatedDelta | KimiDelta
-         | Mamba2 | Mamba1 | ShortConv | RgLru | Lightning | MatrixLstm | TimeMix | ChannelMix | Parallel
-         | SharedBlock | WithNgrams)
+Mixer = (
+    Attention
+    | LatentAttention
+    | ConvolvedAttention
+    | RelativeAttention
+    | GatedDelta
+    | KimiDelta
+    | Mamba2
+    | Mamba1
+    | ShortConv
+    | RgLru
+    | Lightning
+    | MatrixLstm
+    | TimeMix
+    | ChannelMix
+    | Parallel
+    | SharedBlock
+    | WithNgrams
+)
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 """``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together."""
@@ -483,8 +502,7 @@ class Architecture:
     def indexed(self) -> tuple[int, ...]:
         """The layers whose attention sees chosen blocks. What their tokens keep is a layer of ``spec`` each,
         in this order, behind those of the depth."""
-        return tuple(number for number, mixer in enumerate(self.mixers)
-                     if getattr(mixer, "index", None) is not None)
+        return tuple(number for number, mixer in enumerate(self.mixers) if getattr(mixer, "index", None) is not None)
 
     @property
     def why_no_gpu(self) -> str:
@@ -504,10 +522,16 @@ class Architecture:
         """``mtp``: with the layer of the head and its index, behind all others."""
         assert self.mtp is not None or not mtp, f"{self.family} has no head for multi-token prediction"
         heads = self.mtp.layer_specs() if mtp and self.mtp is not None else ()
-        return ModelSpec(family=self.family, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
-                         max_positions=self.max_positions, dtype=self.dtype,
-                         layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless()
-                                      for mixer in self.mixers) + self._index_specs() + heads)
+        return ModelSpec(
+            family=self.family,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            max_positions=self.max_positions,
+            dtype=self.dtype,
+            layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless() for mixer in self.mixers)
+            + self._index_specs()
+            + heads,
+        )
 
     def _index_specs(self) -> tuple[LayerSpec, ...]:
         widths: list[int] = [getattr(self.mixers[number], "index_width") for number in self.indexed]  # noqa: B009

@@ -41,15 +41,21 @@ def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:
     full = read_attention(keys, qk_norm=True, head_dim=None if sparse else 128)
     windows = keys.boolean("use_sliding_window", False) and reading.states_window(keys)
     first = 0 if sparse else keys.integer("max_window_layers", 28, least=0)
-    kinds = reading.kinds_with_windows(keys, ("full_attention", WINDOW_KIND),
-                                       [WINDOW_KIND if windows and i >= first else "full_attention"
-                                        for i in range(count)])
+    kinds = reading.kinds_with_windows(
+        keys,
+        ("full_attention", WINDOW_KIND),
+        [WINDOW_KIND if windows and i >= first else "full_attention" for i in range(count)],
+    )
     if WINDOW_KIND in kinds and not windows:
         fail("layer_types", WINDOW_KIND, "use_sliding_window and sliding_window say that there is no window")
     window = windowed(full, keys, default=4096, max_positions=32768) if windows else full
-    return build_architecture(family, keys, [window if kind == WINDOW_KIND else full for kind in kinds],
-                              [qwen_feed_forward(keys, layer, shared=False) for layer in range(count)],
-                              max_positions=32768)
+    return build_architecture(
+        family,
+        keys,
+        [window if kind == WINDOW_KIND else full for kind in kinds],
+        [qwen_feed_forward(keys, layer, shared=False) for layer in range(count)],
+        max_positions=32768,
+    )
 
 
 def _expert_count(keys: ConfigKeys) -> int:
@@ -62,19 +68,24 @@ def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool) -> FeedForw
     sparse = count > 0 and (layer + 1) % keys.integer("decoder_sparse_step", 1) == 0
     if not sparse or layer in (keys.get("mlp_only_layers") or ()):
         return Dense(keys.integer("intermediate_size"))
-    return Experts(count=count, per_token=reading.experts_per_token(keys, count),
-                   width=keys.integer("moe_intermediate_size"),
-                   normalized=keys.boolean("norm_topk_prob", shared),
-                   shared_width=keys.integer("shared_expert_intermediate_size") if shared else 0,
-                   shared_gate=shared)
+    return Experts(
+        count=count,
+        per_token=reading.experts_per_token(keys, count),
+        width=keys.integer("moe_intermediate_size"),
+        normalized=keys.boolean("norm_topk_prob", shared),
+        shared_width=keys.integer("shared_expert_intermediate_size") if shared else 0,
+        shared_gate=shared,
+    )
 
 
 def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
     """The rotary scaling of a release is for its full layers; window layers turn at the plain base."""
     count = keys.integer("num_hidden_layers")
-    kinds = reading.kinds_with_windows(keys, ("full_attention", WINDOW_KIND),
-                                       ["full_attention" if (i + 1) % 4 == 0 else WINDOW_KIND
-                                        for i in range(count)])
+    kinds = reading.kinds_with_windows(
+        keys,
+        ("full_attention", WINDOW_KIND),
+        ["full_attention" if (i + 1) % 4 == 0 else WINDOW_KIND for i in range(count)],
+    )
     plain = read_attention(keys, rotary=False, qk_norm=True)
 
     def turned(kind: str, *, scaled: bool) -> Attention:
@@ -84,8 +95,14 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
     full = turned("full_attention", scaled=True)
     window = windowed(turned(WINDOW_KIND, scaled=False), keys, default=4096, max_positions=2048)
     dense = Dense(keys.integer("intermediate_size"))
-    return build_architecture(family, keys, [window if kind == WINDOW_KIND else full for kind in kinds],
-                              [dense] * count, default_eps=1e-5, max_positions=2048)
+    return build_architecture(
+        family,
+        keys,
+        [window if kind == WINDOW_KIND else full for kind in kinds],
+        [dense] * count,
+        default_eps=1e-5,
+        max_positions=2048,
+    )
 
 
 FAMILIES = (

@@ -136,8 +136,7 @@ class Attention:
     def ring(self) -> bool:
         """Whether keys and values live in a ring of ``window`` tokens in the state slot, not in pages."""
         # A ring is overwritten as it is read: a second reader would find the step's first tokens gone.
-        return (self.window is not None and self.window <= RING_TOKENS_MAX and not self.shared
-                and self.kv_of is None)
+        return self.window is not None and self.window <= RING_TOKENS_MAX and not self.shared and self.kv_of is None
 
     @property
     def own_kv_heads(self) -> int:

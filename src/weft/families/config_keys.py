@@ -35,8 +35,7 @@ def fail(key: str, value: object, reason: str) -> NoReturn:
 
 def _is_number(value: object) -> bool:
     """Whether it is a finite number that a float can hold."""
-    return (isinstance(value, (int, float)) and not isinstance(value, bool)
-            and abs(value) <= sys.float_info.max)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 class ConfigKeys:
@@ -44,8 +43,7 @@ class ConfigKeys:
     same mapping otherwise): a key absent from the text part may stand there (dtype, tied embeddings).
     ``seen``: the keys that were asked for."""
 
-    def __init__(self, config: Mapping[str, Any], *, fallback: Mapping[str, Any],
-                 seen: set[str] | None = None) -> None:
+    def __init__(self, config: Mapping[str, Any], *, fallback: Mapping[str, Any], seen: set[str] | None = None) -> None:
         self._config = config
         self._fallback = fallback
         self.seen: set[str] = set() if seen is None else seen
@@ -57,8 +55,7 @@ class ConfigKeys:
 
     def with_defaults(self, **defaults: Any) -> ConfigKeys:
         """Where these are silent, ``defaults``."""
-        stated = {key: value for key, value in self._config.items()
-                  if value is not None or key not in defaults}
+        stated = {key: value for key, value in self._config.items() if value is not None or key not in defaults}
         return ConfigKeys(defaults | stated, fallback=self._fallback, seen=self.seen)
 
     def over(self, stated: Mapping[str, Any]) -> ConfigKeys:
@@ -108,8 +105,7 @@ class ConfigKeys:
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
         """A list of as many numbers as ``default`` has."""
         value = self.get(key, default)
-        if not (isinstance(value, (list, tuple)) and len(value) == len(default)
-                and all(map(_is_number, value))):
+        if not (isinstance(value, (list, tuple)) and len(value) == len(default) and all(map(_is_number, value))):
             fail(key, value, f"it must be a list of {len(default)} numbers")
         return tuple(float(number) for number in value)
 
@@ -149,8 +145,9 @@ class ConfigKeys:
         return low, high
 
 
-def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None,
-              scaled: bool = True) -> Rope:
+def read_rope(
+    keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None, scaled: bool = True
+) -> Rope:
     """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``
     ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling
     of a single set is for other layers than these, its theta for all.
@@ -172,8 +169,9 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, 
     partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
     if kind == "proportional":
         theta = inner.number("rope_theta", keys.number("rope_theta", theta))
-        return Rope(theta, head_dim, "proportional", inner.number("factor", 1.0),
-                    turning_dim=2 * int(partial * head_dim // 2))
+        return Rope(
+            theta, head_dim, "proportional", inner.number("factor", 1.0), turning_dim=2 * int(partial * head_dim // 2)
+        )
     # Truncated, as transformers does.
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
@@ -182,17 +180,25 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, 
     if kind == "default":
         return Rope(theta, rotary_dim)
     max_positions = keys.integer("max_position_embeddings", keys.get("model_max_length"))
-    original = keys.integer("original_max_position_embeddings",
-                            inner.integer("original_max_position_embeddings", max_positions))
+    original = keys.integer(
+        "original_max_position_embeddings", inner.integer("original_max_position_embeddings", max_positions)
+    )
     if inner.get("factor") is None and kind != "yarn":
         fail("rope_parameters", dict(stated), f"rotary kind {kind} needs a factor")
     factor = inner.number("factor", max_positions / original)
-    return Rope(theta, rotary_dim, kind, factor, original,
-                low_freq_factor=inner.number("low_freq_factor", 1.0),
-                high_freq_factor=inner.number("high_freq_factor", 4.0),
-                beta_fast=inner.number("beta_fast", 32.0), beta_slow=inner.number("beta_slow", 1.0),
-                truncate=inner.boolean("truncate", True),
-                attention_factor=_attention_factor(inner, factor) if kind == "yarn" else 1.0)
+    return Rope(
+        theta,
+        rotary_dim,
+        kind,
+        factor,
+        original,
+        low_freq_factor=inner.number("low_freq_factor", 1.0),
+        high_freq_factor=inner.number("high_freq_factor", 4.0),
+        beta_fast=inner.number("beta_fast", 32.0),
+        beta_slow=inner.number("beta_slow", 1.0),
+        truncate=inner.boolean("truncate", True),
+        attention_factor=_attention_factor(inner, factor) if kind == "yarn" else 1.0,
+    )
 
 
 def _attention_factor(inner: ConfigKeys, factor: float) -> float:

@@ -28,28 +28,40 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(attn_output_gate=True)
     delta = read_gated_delta(keys)
     architecture = build_architecture(
-        family, keys, [attention if kind == "attention" else delta for kind in kinds],
+        family,
+        keys,
+        [attention if kind == "attention" else delta for kind in kinds],
         [qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
-        tied=keys.outer_boolean("tie_word_embeddings", False), mtp=qwen_mtp(keys, attention))
+        tied=keys.outer_boolean("tie_word_embeddings", False),
+        mtp=qwen_mtp(keys, attention),
+    )
     return replace(architecture, vision=read_qwen3_5_tower(keys) if family == "qwen3_5" else None)
 
 
-def read_gated_delta(keys: ConfigKeys, *, k_heads: int = 16, v_heads: int = 32, k_dim: int = 128,
-                     v_dim: int = 128, beta_scale: float = 1.0) -> GatedDelta:
+def read_gated_delta(
+    keys: ConfigKeys,
+    *,
+    k_heads: int = 16,
+    v_heads: int = 32,
+    k_dim: int = 128,
+    v_dim: int = 128,
+    beta_scale: float = 1.0,
+) -> GatedDelta:
     """From the ``linear_*`` keys; the arguments are the family's defaults."""
-    delta = GatedDelta(k_heads=keys.integer("linear_num_key_heads", k_heads),
-                       v_heads=keys.integer("linear_num_value_heads", v_heads),
-                       k_dim=keys.integer("linear_key_head_dim", k_dim),
-                       v_dim=keys.integer("linear_value_head_dim", v_dim),
-                       conv_kernel=keys.integer("linear_conv_kernel_dim", 4), beta_scale=beta_scale)
+    delta = GatedDelta(
+        k_heads=keys.integer("linear_num_key_heads", k_heads),
+        v_heads=keys.integer("linear_num_value_heads", v_heads),
+        k_dim=keys.integer("linear_key_head_dim", k_dim),
+        v_dim=keys.integer("linear_value_head_dim", v_dim),
+        conv_kernel=keys.integer("linear_conv_kernel_dim", 4),
+        beta_scale=beta_scale,
+    )
     if delta.v_heads % delta.k_heads:
-        fail("linear_num_value_heads", delta.v_heads,
-             f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
+        fail("linear_num_value_heads", delta.v_heads, f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
     return delta
 
 
-def qwen_mtp(keys: ConfigKeys, attention: Attention,
-             streams: shapes.Streams | None = None) -> shapes.MtpLayer | None:
+def qwen_mtp(keys: ConfigKeys, attention: Attention, streams: shapes.Streams | None = None) -> shapes.MtpLayer | None:
     """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
     layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
     if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
@@ -67,12 +79,23 @@ def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     heads = attention.heads
     k_heads = keys.integer("linear_num_key_heads", heads)
     k_dim = keys.integer("linear_key_head_dim", int(0.75 * keys.integer("hidden_size") / k_heads))
-    delta = read_gated_delta(keys, k_heads=k_heads, v_heads=heads, k_dim=k_dim, v_dim=2 * k_dim,
-                             beta_scale=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0)
+    delta = read_gated_delta(
+        keys,
+        k_heads=k_heads,
+        v_heads=heads,
+        k_dim=k_dim,
+        v_dim=2 * k_dim,
+        beta_scale=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0,
+    )
     attention = replace(attention, norm_whole=True)
     dense = Dense(keys.integer("intermediate_size"))
-    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                              [dense] * len(kinds), max_positions=65536)
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else delta for kind in kinds],
+        [dense] * len(kinds),
+        max_positions=65536,
+    )
 
 
 def _last_of_four(count: int) -> list[str]:
@@ -86,14 +109,20 @@ def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
     delta = shapes.KimiDelta(
         heads=inner.integer("num_heads", keys.integer("linear_num_heads", 32)),
         head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
-        conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)))
+        conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)),
+    )
     kinds = layer_kinds(keys, lambda count: _kimi_kinds(inner, count))
     if not keys.boolean("mla_use_nope", True):
         fail("mla_use_nope", False, "latent attention of this family with positions is not served")
     attention = read_latent_attention(keys)
-    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                              read_kimi_feed_forwards(keys, len(kinds)), default_eps=1e-5,
-                              max_positions=keys.integer("model_max_length", 1_048_576))
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else delta for kind in kinds],
+        read_kimi_feed_forwards(keys, len(kinds)),
+        default_eps=1e-5,
+        max_positions=keys.integer("model_max_length", 1_048_576),
+    )
 
 
 def read_ling(family: str, keys: ConfigKeys) -> Architecture:
@@ -103,23 +132,32 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
         fail("kda_lower_bound", floor, "a floor of log decays is below 0")
     # What transformers saves has the dims that positions turn under head_dim.
     head_dim = keys.integer("linear_head_dim", keys.integer("head_dim", 128))
-    delta = shapes.KimiDelta(heads=keys.integer("num_attention_heads", 32), head_dim=head_dim,
-                             conv_kernel=keys.integer("short_conv_kernel_size", 4), wide_gates=True,
-                             decay_floor=floor)
+    delta = shapes.KimiDelta(
+        heads=keys.integer("num_attention_heads", 32),
+        head_dim=head_dim,
+        conv_kernel=keys.integer("short_conv_kernel_size", 4),
+        wide_gates=True,
+        decay_floor=floor,
+    )
     every = keys.integer("layer_group_size", 6)
-    kinds = layer_kinds(keys, lambda count: ["recurrent" if (i + 1) % every else "attention"
-                                             for i in range(count)])
+    kinds = layer_kinds(keys, lambda count: ["recurrent" if (i + 1) % every else "attention" for i in range(count)])
     latent = read_latent_attention(keys)
     rope = read_rope(keys, latent.shared_dim, theta=6e6, partial=1.0)
     attention = replace(latent, rope=rope, head_gated=True, scale=latent.scale * scale_of_rope(keys))
     feeds = read_kimi_feed_forwards(keys, len(kinds), _LING)
-    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                              feeds, max_positions=keys.integer("model_max_length", 262_144),
-                              mtp=mtp_behind(keys, attention, feeds[-1]))
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else delta for kind in kinds],
+        feeds,
+        max_positions=keys.integer("model_max_length", 262_144),
+        mtp=mtp_behind(keys, attention, feeds[-1]),
+    )
 
 
-def mtp_behind(keys: ConfigKeys, attention: Attention | shapes.LatentAttention,
-               feed: FeedForward) -> shapes.MtpLayer | None:
+def mtp_behind(
+    keys: ConfigKeys, attention: Attention | shapes.LatentAttention, feed: FeedForward
+) -> shapes.MtpLayer | None:
     """A head that is stored as the layer behind the last (DeepSeek-V3), with the last one's feed-forward. Of
     several, one for each place of a draft, the first drafts all places."""
     stored = keys.integer("num_nextn_predict_layers", keys.integer("num_mtp_layers", 0, least=0), least=0)
@@ -143,23 +181,34 @@ def _kimi_kinds(inner: ConfigKeys, count: int) -> list[str]:
     kinds = ["attention" if i + 1 in full else "recurrent" for i in range(count)]
     delta = inner.get("kda_layers", [i + 1 for i in range(count) if i + 1 not in full])
     if sorted([*full, *delta]) != list(range(1, count + 1)):
-        fail("linear_attn_config", {"full_attn_layers": full, "kda_layers": delta},
-             f"together they must name each of the {count} layers once, counted from 1")
+        fail(
+            "linear_attn_config",
+            {"full_attn_layers": full, "kda_layers": delta},
+            f"together they must name each of the {count} layers once, counted from 1",
+        )
     return kinds
 
 
 def read_latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
     heads = keys.integer("num_attention_heads", 32)
     if keys.integer("num_key_value_heads", heads) != heads:
-        fail("num_key_value_heads", keys.get("num_key_value_heads"),
-             f"latent attention has as many as num_attention_heads, {heads}")
+        fail(
+            "num_key_value_heads",
+            keys.get("num_key_value_heads"),
+            f"latent attention has as many as num_attention_heads, {heads}",
+        )
     rank = keys.get("q_lora_rank")
     own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64, least=0)
     return shapes.LatentAttention(
-        heads=heads, latent_dim=keys.integer("kv_lora_rank", 512), shared_dim=shared, own_dim=own,
-        value_dim=keys.integer("v_head_dim", 128), scale=(own + shared) ** -0.5,
+        heads=heads,
+        latent_dim=keys.integer("kv_lora_rank", 512),
+        shared_dim=shared,
+        own_dim=own,
+        value_dim=keys.integer("v_head_dim", 128),
+        scale=(own + shared) ** -0.5,
         query_rank=None if rank is None else keys.integer("q_lora_rank"),
-        bias=keys.boolean("attention_bias", False))
+        bias=keys.boolean("attention_bias", False),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +254,19 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
     groups = keys.integer("num_expert_group", keys.integer("n_group", default.groups))
     if count % groups:
         fail("num_expert_group", groups, f"it must divide the {count} experts")
-    return Experts(count=count, per_token=per_token, width=width,
-                   normalized=keys.boolean("moe_renormalize", keys.boolean("norm_topk_prob", True)),
-                   shared_width=width * shared, scoring="sigmoid", choice_bias=True,
-                   scale=keys.number("routed_scaling_factor", default.scale),
-                   normalizer_eps=1e-20, groups=groups,
-                   groups_chosen=keys.integer("topk_group", default.groups_chosen))
+    return Experts(
+        count=count,
+        per_token=per_token,
+        width=width,
+        normalized=keys.boolean("moe_renormalize", keys.boolean("norm_topk_prob", True)),
+        shared_width=width * shared,
+        scoring="sigmoid",
+        choice_bias=True,
+        scale=keys.number("routed_scaling_factor", default.scale),
+        normalizer_eps=1e-20,
+        groups=groups,
+        groups_chosen=keys.integer("topk_group", default.groups_chosen),
+    )
 
 
 FAMILIES = (

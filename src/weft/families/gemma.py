@@ -30,8 +30,14 @@ FULL = "full_attention"
 POSITIONS = 1 << 20
 """Of RecurrentGemma, which names no longest text."""
 _DEFAULTS: dict[str, Any] = {
-    "hidden_size": 2304, "intermediate_size": 9216, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "head_dim": 256, "max_position_embeddings": 131_072, "hidden_activation": "gelu_pytorch_tanh"}
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 
 
 def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
@@ -42,24 +48,28 @@ def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
     if keys.get("attn_logit_softcapping"):
         fail("attn_logit_softcapping", keys.get("attn_logit_softcapping"), "capped scores are not served")
     kinds = _kinds(keys, keys.integer("sliding_window_pattern", 6))
-    plain = read_attention(keys, rotary=False, qk_norm=True,
-                           scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
+    plain = read_attention(keys, rotary=False, qk_norm=True, scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
     local = Rope(keys.number("rope_local_base_freq", 10_000.0), plain.head_dim)
     if WINDOW_KIND in (keys.get("rope_parameters") or {}):
         local = read_rope(keys, plain.head_dim, theta=10_000.0, partial=1.0, layer_kind=WINDOW_KIND)
     full = replace(plain, rope=read_rope(keys, plain.head_dim, theta=1e6, partial=1.0, layer_kind=FULL))
     window = windowed(replace(plain, rope=local), keys)
-    return _architecture(family, keys, [window if kind == WINDOW_KIND else full for kind in kinds],
-                         [Dense(keys.integer("intermediate_size"), "gelu_tanh")] * len(kinds))
+    return _architecture(
+        family,
+        keys,
+        [window if kind == WINDOW_KIND else full for kind in kinds],
+        [Dense(keys.integer("intermediate_size"), "gelu_tanh")] * len(kinds),
+    )
 
 
 def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(**_DEFAULTS, num_hidden_layers=30, vocab_size=262_144, sliding_window=512,
-                              rope_parameters=_ROPES4)
+    keys = keys.with_defaults(
+        **_DEFAULTS, num_hidden_layers=30, vocab_size=262_144, sliding_window=512, rope_parameters=_ROPES4
+    )
     keys.only(hidden_activation="gelu_pytorch_tanh")
     if keys.get("use_bidirectional_attention") == "all":
         fail("use_bidirectional_attention", "all", "text is read from left to right here")
-    kinds = [*_kinds(keys, 6)[:-1], FULL]   # the last one is full whatever is said, as in transformers
+    kinds = [*_kinds(keys, 6)[:-1], FULL]  # the last one is full whatever is said, as in transformers
     count = len(kinds)
     own = count - keys.integer("num_kv_shared_layers", 0, least=0)
     if not 0 < own <= count or set(kinds[:own]) != set(kinds):
@@ -75,12 +85,20 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     vocab = keys.integer("vocab_size_per_layer_input", keys.integer("vocab_size"))
     if width and vocab != keys.integer("vocab_size"):
         fail("vocab_size_per_layer_input", vocab, f"it must be vocab_size {keys.integer('vocab_size')}")
-    return _architecture(family, keys, mixers, [_feed4(keys, layer >= own) for layer in range(count)],
-                         layer_scalars=True, per_layer_width=width)
+    return _architecture(
+        family,
+        keys,
+        mixers,
+        [_feed4(keys, layer >= own) for layer in range(count)],
+        layer_scalars=True,
+        per_layer_width=width,
+    )
 
 
-_ROPES4 = {WINDOW_KIND: {"rope_theta": 10_000.0},
-           FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
+_ROPES4 = {
+    WINDOW_KIND: {"rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
 
 
 def _attention4(keys: ConfigKeys, layer: int, kind: str) -> Attention:
@@ -91,12 +109,16 @@ def _attention4(keys: ConfigKeys, layer: int, kind: str) -> Attention:
         stated["head_dim"] = keys.integer("global_head_dim", 512)
         if same and keys.get("num_global_key_value_heads") is not None:
             stated["num_key_value_heads"] = keys.integer("num_global_key_value_heads")
-    if by_layer := keys.get("per_layer_config"):   # what transformers saves in place of both
+    if by_layer := keys.get("per_layer_config"):  # what transformers saves in place of both
         stated = by_layer.get(str(layer)) or {}
     plain = read_attention(keys.over(stated), rotary=False, scale=1.0, qk_norm=True)
     theta = 10_000.0 if kind == WINDOW_KIND else 1e6
-    mixer = replace(plain, values_normed=True, values_are_keys=same, rope=read_rope(
-        keys, plain.head_dim, theta=theta, partial=1.0, layer_kind=kind))
+    mixer = replace(
+        plain,
+        values_normed=True,
+        values_are_keys=same,
+        rope=read_rope(keys, plain.head_dim, theta=theta, partial=1.0, layer_kind=kind),
+    )
     return windowed(mixer, keys) if kind == WINDOW_KIND else mixer
 
 
@@ -109,36 +131,60 @@ def _feed4(keys: ConfigKeys, reuses: bool) -> FeedForward:
     chosen = keys.integer("top_k_experts")
     if chosen > count:
         fail("top_k_experts", chosen, f"the model has {count} experts")
-    return Experts(count=count, per_token=chosen, width=keys.integer("moe_intermediate_size"),
-                   normalized=True, activation="gelu_tanh", shared_width=dense.width, normed_apart=True)
+    return Experts(
+        count=count,
+        per_token=chosen,
+        width=keys.integer("moe_intermediate_size"),
+        normalized=True,
+        activation="gelu_tanh",
+        shared_width=dense.width,
+        normed_apart=True,
+    )
 
 
 def _kinds(keys: ConfigKeys, every: int) -> list[str]:
-    return reading.kinds_with_windows(keys, (FULL, WINDOW_KIND), [
-        WINDOW_KIND if (i + 1) % every else FULL for i in range(keys.integer("num_hidden_layers"))])
+    return reading.kinds_with_windows(
+        keys,
+        (FULL, WINDOW_KIND),
+        [WINDOW_KIND if (i + 1) % every else FULL for i in range(keys.integer("num_hidden_layers"))],
+    )
 
 
-def _architecture(family: str, keys: ConfigKeys, mixers: Sequence[Attention],
-                  feeds: Sequence[FeedForward], **more: Any) -> Architecture:
+def _architecture(
+    family: str, keys: ConfigKeys, mixers: Sequence[Attention], feeds: Sequence[FeedForward], **more: Any
+) -> Architecture:
     return build_architecture(
-        family, keys, mixers, feeds, tied=keys.outer_boolean("tie_word_embeddings", True),
-        sandwich_norms=True, rounded_multiplier=True,
+        family,
+        keys,
+        mixers,
+        feeds,
+        tied=keys.outer_boolean("tie_word_embeddings", True),
+        sandwich_norms=True,
+        rounded_multiplier=True,
         embedding_multiplier=keys.integer("hidden_size") ** 0.5,
-        logits_cap=keys.number("final_logit_softcapping", 0.0), **more)
+        logits_cap=keys.number("final_logit_softcapping", 0.0),
+        **more,
+    )
 
 
 def read_recurrent_gemma(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        hidden_size=2560, intermediate_size=7680, num_attention_heads=10, num_hidden_layers=26,
-        vocab_size=256_000, attention_window_size=2048, max_position_embeddings=POSITIONS,
-        hidden_activation="gelu_pytorch_tanh", block_types=["recurrent", "recurrent", "attention"])
+        hidden_size=2560,
+        intermediate_size=7680,
+        num_attention_heads=10,
+        num_hidden_layers=26,
+        vocab_size=256_000,
+        attention_window_size=2048,
+        max_position_embeddings=POSITIONS,
+        hidden_activation="gelu_pytorch_tanh",
+        block_types=["recurrent", "recurrent", "attention"],
+    )
     keys.only(hidden_activation="gelu_pytorch_tanh")
     count, hidden = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
     pattern = keys.get("block_types")
     if not isinstance(pattern, list) or not pattern or set(pattern) - {"recurrent", "attention"}:
         fail("block_types", pattern, "it must be a list of recurrent and attention")
-    attended = replace(read_attention(keys, partial=0.5), window=keys.integer("attention_window_size"),
-                       out_bias=True)
+    attended = replace(read_attention(keys, partial=0.5), window=keys.integer("attention_window_size"), out_bias=True)
     width = keys.integer("lru_width", hidden)
     if width % attended.heads:
         fail("lru_width", width, f"num_attention_heads {attended.heads} must divide it")
@@ -146,8 +192,14 @@ def read_recurrent_gemma(family: str, keys: ConfigKeys) -> Architecture:
     mixers = [attended if pattern[i % len(pattern)] == "attention" else recurrent for i in range(count)]
     dense = Dense(keys.integer("intermediate_size") // 2, "gelu_tanh", bias=True)
     return build_architecture(
-        family, keys, mixers, [dense] * count, tied=keys.boolean("tie_word_embeddings", True),
-        embedding_multiplier=_bfloat16(hidden**0.5), logits_cap=keys.number("logits_soft_cap", 30.0))
+        family,
+        keys,
+        mixers,
+        [dense] * count,
+        tied=keys.boolean("tie_word_embeddings", True),
+        embedding_multiplier=_bfloat16(hidden**0.5),
+        logits_cap=keys.number("logits_soft_cap", 30.0),
+    )
 
 
 def _bfloat16(x: float) -> float:

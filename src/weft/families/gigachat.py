@@ -30,21 +30,35 @@ from weft.families.reading import Family, build_architecture, layer_kinds
 GATE_RANK = 16
 """No configuration names it."""
 _FEED = FeedDefaults(3, 18_432, 256, 2048, 2.5, 1, 1)
-_SERVED = {"norm_type": "ZeroCenteredGatedNorm", "layernorm_type": "pre_post",
-           "attention_type": "LlamaLatentAttention", "linear_attention_type": "Qwen3NextGatedDeltaNet",
-           "linear_use_legacy_qkvz_layout": False, "linear_use_short_conv": True, "rope_interleave": True,
-           "num_krope_heads": 1, "use_shared_expert_sigmoid": False, "scoring_func": "sigmoid",
-           "topk_method": "noaux_tc"}
+_SERVED = {
+    "norm_type": "ZeroCenteredGatedNorm",
+    "layernorm_type": "pre_post",
+    "attention_type": "LlamaLatentAttention",
+    "linear_attention_type": "Qwen3NextGatedDeltaNet",
+    "linear_use_legacy_qkvz_layout": False,
+    "linear_use_short_conv": True,
+    "rope_interleave": True,
+    "num_krope_heads": 1,
+    "use_shared_expert_sigmoid": False,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
 """Settings of which one value is served, which is also what silence means."""
 _GATES = ("gated_rmsnorm", "gated_rmsnorm_sigmoid", "gated_rmsnorm_sigmoid_zero_centered")
 
 
 def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(**_SERVED)
-    rank = {} if keys.has("q_lora_rank") else {"q_lora_rank": 1536}     # null is no bottleneck
+    rank = {} if keys.has("q_lora_rank") else {"q_lora_rank": 1536}  # null is no bottleneck
     keys = keys.with_defaults(
-        vocab_size=128_256, hidden_size=7168, num_hidden_layers=40, num_attention_heads=64,
-        max_position_embeddings=131_072, num_experts=keys.integer("n_routed_experts", _FEED.experts), **rank)
+        vocab_size=128_256,
+        hidden_size=7168,
+        num_hidden_layers=40,
+        num_attention_heads=64,
+        max_position_embeddings=131_072,
+        num_experts=keys.integer("n_routed_experts", _FEED.experts),
+        **rank,
+    )
     hidden, eps = keys.integer("hidden_size"), keys.number("rms_norm_eps", 1e-6)
     gate = NormGate(GATE_RANK, keys.number("layernorm_gating_weight", 2.0))
     attention, delta = _attention(keys, hidden, eps, gate), _delta(keys, eps)
@@ -54,8 +68,14 @@ def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
     dense = Dense(keys.integer("intermediate_size", _FEED.dense_width), limit=limit)
     of_head = feeds[-1] if keys.boolean("nextn_is_sparse", False) else dense
     return build_architecture(
-        family, keys, [attention if kind == "attention" else delta for kind in kinds], feeds,
-        sandwich_norms=True, norm_gate=gate, mtp=mtp_behind(keys, attention, of_head))
+        family,
+        keys,
+        [attention if kind == "attention" else delta for kind in kinds],
+        feeds,
+        sandwich_norms=True,
+        norm_gate=gate,
+        mtp=mtp_behind(keys, attention, of_head),
+    )
 
 
 def _kinds(keys: ConfigKeys, count: int) -> list[str]:
@@ -68,11 +88,17 @@ def _kinds(keys: ConfigKeys, count: int) -> list[str]:
 def _attention(keys: ConfigKeys, hidden: int, eps: float, gate: NormGate) -> LatentAttention:
     latent = read_latent_attention(keys)
     scaled = keys.boolean("use_mla_scaling_factor", True)
-    query = (hidden / latent.query_rank)**0.5 if scaled and latent.query_rank else 1.0
+    query = (hidden / latent.query_rank) ** 0.5 if scaled and latent.query_rank else 1.0
     return replace(
-        latent, rope=read_rope(keys, latent.shared_dim, theta=1e5, partial=1.0), norm_eps=eps, norm_gate=gate,
-        scale=latent.scale * scale_of_rope(keys), gated=keys.boolean("gated_attention", True),
-        query_factor=query, latent_factor=(hidden / latent.latent_dim)**0.5 if scaled else 1.0)
+        latent,
+        rope=read_rope(keys, latent.shared_dim, theta=1e5, partial=1.0),
+        norm_eps=eps,
+        norm_gate=gate,
+        scale=latent.scale * scale_of_rope(keys),
+        gated=keys.boolean("gated_attention", True),
+        query_factor=query,
+        latent_factor=(hidden / latent.latent_dim) ** 0.5 if scaled else 1.0,
+    )
 
 
 def _delta(keys: ConfigKeys, eps: float) -> GatedDelta:
@@ -84,10 +110,12 @@ def _delta(keys: ConfigKeys, eps: float) -> GatedDelta:
     delta = read_gated_delta(keys, k_heads=32, v_heads=64)
     if kind == _GATES[0]:
         return delta
-    return replace(delta, sigmoid_gate=True, gate_scale=keys.number("linear_sigmoid_gate_scale", 2.0),
-                   norm_plus_one=kind == _GATES[-1])
+    return replace(
+        delta,
+        sigmoid_gate=True,
+        gate_scale=keys.number("linear_sigmoid_gate_scale", 2.0),
+        norm_plus_one=kind == _GATES[-1],
+    )
 
 
-FAMILIES = (
-    Family("gigachat3_5", ("gigachat3_5",), read_gigachat3_5),
-)
+FAMILIES = (Family("gigachat3_5", ("gigachat3_5",), read_gigachat3_5),)

@@ -38,9 +38,17 @@ from weft.families.reading import Family, build_architecture, every_nth_attentio
 
 def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        hidden_size=2048, num_hidden_layers=40, num_attention_heads=16, num_key_value_heads=2,
-        max_position_embeddings=32_768, vocab_size=248_320, moe_intermediate_size=512,
-        shared_expert_intermediate_size=512, num_experts_per_tok=10, num_experts=512)
+        hidden_size=2048,
+        num_hidden_layers=40,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+        vocab_size=248_320,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        num_experts_per_tok=10,
+        num_experts=512,
+    )
     kinds = layer_kinds(keys, every_nth_attention(keys))
     streams = Streams("gated", keys.integer("hc_count", 4), rank=keys.integer("hc_lowrank", 320))
     attention = replace(read_attention(keys, qk_norm=True, gated=True, head_dim=256), index=_index(keys))
@@ -56,10 +64,15 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
         return WithNgrams(delta, ngrams[layer]) if layer in ngrams else delta
 
     feed = qwen_feed_forward(keys, 0, shared=True)
-    return build_architecture(family, keys, [mixer(layer) for layer in range(len(kinds))],
-                              [feed] * len(kinds), streams=streams,
-                              tied=keys.outer_boolean("tie_word_embeddings", False),
-                              mtp=qwen_mtp(keys, attention, streams))
+    return build_architecture(
+        family,
+        keys,
+        [mixer(layer) for layer in range(len(kinds))],
+        [feed] * len(kinds),
+        streams=streams,
+        tied=keys.outer_boolean("tie_word_embeddings", False),
+        mtp=qwen_mtp(keys, attention, streams),
+    )
 
 
 def _index(keys: ConfigKeys) -> Index:
@@ -94,10 +107,19 @@ def _ngrams(keys: ConfigKeys, stream_width: int, kinds: list[str]) -> dict[int, 
     tables: dict[int, Ngrams] = {}
     for place, number in enumerate(numbers):
         rows = tuple(keys.get("ngram_heads_vocab_sizes") or (next(primes) for _ in range(count)))
-        multipliers = tuple(keys.get("layer_multipliers") or
-                            _multipliers(keys.integer("vocab_size"), size, seed + 10_007 * place))
-        tables[number - 1] = Ngrams(size, width // count, rows, -(-sum(rows) // pad) * pad, multipliers, end,
-                                    stream_width, keys.integer("ple_conv_kernel_size", 4))
+        multipliers = tuple(
+            keys.get("layer_multipliers") or _multipliers(keys.integer("vocab_size"), size, seed + 10_007 * place)
+        )
+        tables[number - 1] = Ngrams(
+            size,
+            width // count,
+            rows,
+            -(-sum(rows) // pad) * pad,
+            multipliers,
+            end,
+            stream_width,
+            keys.integer("ple_conv_kernel_size", 4),
+        )
     return tables
 
 
@@ -127,9 +149,19 @@ _GLM = FeedDefaults(3, 12_288, 288, 2048, 2.5, 1, 1)
 
 def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        hidden_size=4096, num_hidden_layers=45, num_attention_heads=64, max_position_embeddings=1_048_576,
-        vocab_size=154_880, q_lora_rank=1536, kv_lora_rank=512, qk_rope_head_dim=0, qk_nope_head_dim=256,
-        v_head_dim=256, rms_norm_eps=1e-5, num_experts=keys.integer("n_routed_experts", _GLM.experts))
+        hidden_size=4096,
+        num_hidden_layers=45,
+        num_attention_heads=64,
+        max_position_embeddings=1_048_576,
+        vocab_size=154_880,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_rope_head_dim=0,
+        qk_nope_head_dim=256,
+        v_head_dim=256,
+        rms_norm_eps=1e-5,
+        num_experts=keys.integer("n_routed_experts", _GLM.experts),
+    )
     kinds = layer_kinds(keys, every_nth_attention(keys))
     inner = keys.inner("linear_attn_config") or ConfigKeys({}, fallback={})
     floor = inner.get("gate_lower_bound", keys.get("linear_lower_bound"))
@@ -140,27 +172,43 @@ def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
         heads=inner.integer("num_heads", keys.integer("linear_num_heads", 64)),
         head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
         conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)),
-        decay_floor=floor)
+        decay_floor=floor,
+    )
     latent, index = read_latent_attention(keys), _pooled_index(keys, kinds)
     if latent.shared_dim or latent.query_rank is None:
-        fail("qk_rope_head_dim", latent.shared_dim, "latent attention without positions is served, whose "
-             "queries have a bottleneck (q_lora_rank)")
+        fail(
+            "qk_rope_head_dim",
+            latent.shared_dim,
+            "latent attention without positions is served, whose queries have a bottleneck (q_lora_rank)",
+        )
     attention = replace(latent, norm_eps=keys.number("rms_norm_eps", 1e-5), index=index)
     limit = keys.number("swiglu_limit", 10.0)
-    streams = Streams("mixed", keys.integer("hc_mult", 4), rounds=keys.integer("hc_sinkhorn_iters", 20),
-                      eps=keys.number("hc_eps", 1e-6))
+    streams = Streams(
+        "mixed",
+        keys.integer("hc_mult", 4),
+        rounds=keys.integer("hc_sinkhorn_iters", 20),
+        eps=keys.number("hc_eps", 1e-6),
+    )
     feeds = [replace(feed, limit=limit) for feed in read_kimi_feed_forwards(keys, len(kinds), _GLM)]
     return build_architecture(
-        family, keys, [attention if kind == "attention" else delta for kind in kinds], feeds,
-        tied=keys.outer_boolean("tie_word_embeddings", False), streams=streams,
-        mtp=mtp_behind(keys, attention, feeds[-1]))
+        family,
+        keys,
+        [attention if kind == "attention" else delta for kind in kinds],
+        feeds,
+        tied=keys.outer_boolean("tie_word_embeddings", False),
+        streams=streams,
+        mtp=mtp_behind(keys, attention, feeds[-1]),
+    )
 
 
 def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:
     modes, pattern = keys.get("indexer_types"), keys.get("index_topk_pattern")
     modes = modes or ["shared" if mode in ("S", "shared") else "full" for mode in pattern or ()]
-    shared = [layer for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=False))
-              if kind == "attention" and mode == "shared"]
+    shared = [
+        layer
+        for layer, (kind, mode) in enumerate(zip(kinds, modes, strict=False))
+        if kind == "attention" and mode == "shared"
+    ]
     if shared or keys.integer("index_topk_freq", 1) > 1:
         fail("indexer_types", shared, "attention layers with an index of their own are served")
     if not keys.boolean("index_kpool_always_select_tail", True):
@@ -168,8 +216,9 @@ def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:
     chosen, block = keys.integer("index_topk", 2048), keys.integer("index_kpool", 16)
     if chosen % block:
         fail("index_topk", chosen, f"it must be a multiple of index_kpool {block}")
-    return Index(keys.integer("index_n_heads", 32), keys.integer("index_head_dim", 128), block,
-                 chosen // block, learned=True)
+    return Index(
+        keys.integer("index_n_heads", 32), keys.integer("index_head_dim", 128), block, chosen // block, learned=True
+    )
 
 
 FAMILIES = (

@@ -17,47 +17,75 @@ from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import Family, build_architecture, kinds_with_windows
 
 _WINDOW = "hybrid_sliding"
-_OLD_NAMES = {"sliding_window": "sliding_window_size", "num_local_experts": "n_routed_experts",
-              "sconv_kernel_size": "conv_kernel_size", "model_max_length": "max_position_embeddings"}
+_OLD_NAMES = {
+    "sliding_window": "sliding_window_size",
+    "num_local_experts": "n_routed_experts",
+    "sconv_kernel_size": "conv_kernel_size",
+    "model_max_length": "max_position_embeddings",
+}
 """Of keys that releases have, and what they are here."""
 
 
 def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
     stated = {new: keys.get(old) for old, new in _OLD_NAMES.items() if keys.get(old) is not None}
     dense_width = keys.get("dense_intermediate_size")
-    if dense_width is not None:   # then the width without a name is that of an expert
+    if dense_width is not None:  # then the width without a name is that of an expert
         stated |= {"moe_intermediate_size": keys.get("intermediate_size"), "intermediate_size": dense_width}
     keys = keys.over(stated).with_defaults(
-        vocab_size=201_024, hidden_size=6144, num_hidden_layers=66, num_attention_heads=64,
-        num_key_value_heads=8, head_dim=128, swa_num_attention_heads=64, swa_num_key_value_heads=16,
-        swa_head_dim=128, sliding_window_size=512, max_position_embeddings=131_072)
+        vocab_size=201_024,
+        hidden_size=6144,
+        num_hidden_layers=66,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=128,
+        swa_num_attention_heads=64,
+        swa_num_key_value_heads=16,
+        swa_head_dim=128,
+        sliding_window_size=512,
+        max_position_embeddings=131_072,
+    )
     count, width = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
     if not keys.boolean("shared_expert_sink", True):
         fail("shared_expert_sink", False, "the router of this family scores the shared experts too")
     local = keys.get("local_layer_ids", [layer for layer in range(count) if (layer + 1) % 6])
     if not isinstance(local, list):
         fail("local_layer_ids", local, "it must list layers by their numbers")
-    kinds = kinds_with_windows(keys, ("hybrid", _WINDOW),
-                               [_WINDOW if layer in local else "hybrid" for layer in range(count)])
+    kinds = kinds_with_windows(
+        keys, ("hybrid", _WINDOW), [_WINDOW if layer in local else "hybrid" for layer in range(count)]
+    )
     kernel, states = keys.integer("conv_kernel_size", 4, least=2), keys.integer("d_rel", 16)
     window = keys.integer("sliding_window_size")
     floor = 0 if keys.get("log_scaling_n_floor") is None else keys.integer("log_scaling_n_floor")
-    full = RelativeAttention(_attention(keys, ""), states, keys.integer("rel_extent", 1024), kernel, width,
-                             floor, keys.number("log_scaling_alpha", 0.1) if floor else 0.0)
+    full = RelativeAttention(
+        _attention(keys, ""),
+        states,
+        keys.integer("rel_extent", 1024),
+        kernel,
+        width,
+        floor,
+        keys.number("log_scaling_alpha", 0.1) if floor else 0.0,
+    )
     near = _attention(keys, "swa_")
     if window < keys.integer("max_position_embeddings"):
         near = replace(near, window=window)
     sliding = RelativeAttention(near, states, window, kernel, width)
     unpadded = keys.integer("unpadded_vocab_size", keys.integer("vocab_size"))
     return build_architecture(
-        family, keys, [sliding if kind == _WINDOW else full for kind in kinds], _feeds(keys, count),
-        tied=False, logits_divisor=keys.number("logits_mup_width_multiplier", 24.0), embedding_norm=True,
-        head_tokens=unpadded if unpadded < keys.integer("vocab_size") else 0)
+        family,
+        keys,
+        [sliding if kind == _WINDOW else full for kind in kinds],
+        _feeds(keys, count),
+        tied=False,
+        logits_divisor=keys.number("logits_mup_width_multiplier", 24.0),
+        embedding_norm=True,
+        head_tokens=unpadded if unpadded < keys.integer("vocab_size") else 0,
+    )
 
 
 def _attention(keys: ConfigKeys, prefix: str) -> Attention:
-    heads, kv_heads, dim = (keys.integer(f"{prefix}{name}") for name in (
-        "num_attention_heads", "num_key_value_heads", "head_dim"))
+    heads, kv_heads, dim = (
+        keys.integer(f"{prefix}{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
     if heads % kv_heads:
         fail(f"{prefix}num_key_value_heads", kv_heads, f"it must divide {prefix}num_attention_heads {heads}")
     return Attention(heads, kv_heads, dim, 1 / dim, None, qk_norm=True)
@@ -70,9 +98,16 @@ def _feeds(keys: ConfigKeys, count: int) -> list[FeedForward]:
         fail("mlp_layer_types", kinds, f"it must say dense or sparse of each of the {count} layers")
     experts, width = keys.integer("n_routed_experts", 256), keys.integer("moe_intermediate_size", 3072)
     feed = Experts(
-        count=experts, per_token=reading.experts_per_token(keys, experts, 6), width=width, normalized=False,
-        scoring="sigmoid", choice_bias=True, scale=keys.number("route_scale", 8.0), shared_width=width,
-        shared_count=keys.integer("n_shared_experts", 2))
+        count=experts,
+        per_token=reading.experts_per_token(keys, experts, 6),
+        width=width,
+        normalized=False,
+        scoring="sigmoid",
+        choice_bias=True,
+        scale=keys.number("route_scale", 8.0),
+        shared_width=width,
+        shared_count=keys.integer("n_shared_experts", 2),
+    )
     dense = Dense(keys.integer("intermediate_size", 24_576))
     return [dense if kind == "dense" else feed for kind in kinds]
 
@@ -96,6 +131,4 @@ RELEASED = (
 )
 """How names of releases become those that transformers has in memory."""
 
-FAMILIES = (
-    Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, released=RELEASED),
-)
+FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, released=RELEASED),)

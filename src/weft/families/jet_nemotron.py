@@ -19,8 +19,14 @@ from weft.families.reading import Family, build_architecture, kinds_with_windows
 
 def read_jet_nemotron(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-        num_attention_heads=12, num_key_value_heads=2, max_position_embeddings=32_768)
+        vocab_size=151_936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=32_768,
+    )
     count = keys.integer("num_hidden_layers")
     kinds = kinds_with_windows(keys, ("jet", "attn", "swa"), ["attn"] * count)
     settings = keys.inner("efficient_attention_config") or ConfigKeys({}, fallback={})
@@ -30,11 +36,16 @@ def read_jet_nemotron(family: str, keys: ConfigKeys) -> Architecture:
         own = settings.inner(kind)
         if own is None:
             fail(f"efficient_attention_config.{kind}", None, f"layer_types has layers of the kind {kind}")
-        mixers[kind] = (_jet(own) if kind == "jet" else
-                        windowed(full, keys.over({"sliding_window": own.integer("window_size")})))
-    return build_architecture(family, keys, [mixers[kind] for kind in kinds],
-                              [Dense(keys.integer("intermediate_size"))] * count,
-                              tied=keys.boolean("tie_word_embeddings", True))
+        mixers[kind] = (
+            _jet(own) if kind == "jet" else windowed(full, keys.over({"sliding_window": own.integer("window_size")}))
+        )
+    return build_architecture(
+        family,
+        keys,
+        [mixers[kind] for kind in kinds],
+        [Dense(keys.integer("intermediate_size"))] * count,
+        tied=keys.boolean("tie_word_embeddings", True),
+    )
 
 
 def _jet(keys: ConfigKeys) -> GatedDelta:
@@ -45,20 +56,16 @@ def _jet(keys: ConfigKeys) -> GatedDelta:
     v_dim = int(k_dim * factor)
     kernel = keys.integer("conv_size", 4, least=2)
     eps = keys.get("norm_eps", 1e-5)
-    if isinstance(eps, str):   # as released: what YAML makes of 1e-5
+    if isinstance(eps, str):  # as released: what YAML makes of 1e-5
         try:
             keys = keys.over({"norm_eps": float(eps)})
         except ValueError:
             fail("norm_eps", eps, "it must be a number")
     # Without a reduction the bottleneck is as wide as what it makes kernels of.
-    rank = heads * v_dim // keys.integer("dconv_generator_reduction", 1 if keys.has(
-        "dconv_generator_reduction") else 8)
+    rank = heads * v_dim // keys.integer("dconv_generator_reduction", 1 if keys.has("dconv_generator_reduction") else 8)
     if not rank:
         fail("dconv_generator_reduction", keys.get("dconv_generator_reduction"), f"at most {heads * v_dim}")
-    return GatedDelta(heads, heads, k_dim, v_dim, kernel, kernel_rank=rank,
-                      norm_eps=keys.number("norm_eps", 1e-5))
+    return GatedDelta(heads, heads, k_dim, v_dim, kernel, kernel_rank=rank, norm_eps=keys.number("norm_eps", 1e-5))
 
 
-FAMILIES = (
-    Family("jet_nemotron", ("jet_nemotron",), read_jet_nemotron),
-)
+FAMILIES = (Family("jet_nemotron", ("jet_nemotron",), read_jet_nemotron),)

@@ -23,17 +23,22 @@ from weft.families.vision import VisionTower
 
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
     chosen = keys.get("full_attn_idxs")
-    kinds = layer_kinds(keys, lambda count: [
-        "attention" if chosen is None or i in chosen else "recurrent" for i in range(count)])
+    kinds = layer_kinds(
+        keys, lambda count: ["attention" if chosen is None or i in chosen else "recurrent" for i in range(count)]
+    )
     hidden = keys.integer("hidden_size")
     attention = read_attention(keys, qk_norm=True, theta=1e6)
     conv = ShortConv(hidden, keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False))
     dense = Dense(_lfm2_width(keys))
-    return build_architecture(family, keys, [attention if kind == "attention" else conv for kind in kinds],
-                         [dense] * len(kinds),
-                         tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
-                         eps=keys.number("norm_eps", keys.number("block_norm_eps", 1e-5)),
-                         max_positions=128_000)
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else conv for kind in kinds],
+        [dense] * len(kinds),
+        tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
+        eps=keys.number("norm_eps", keys.number("block_norm_eps", 1e-5)),
+        max_positions=128_000,
+    )
 
 
 def _lfm2_width(keys: ConfigKeys) -> int:
@@ -56,17 +61,27 @@ def read_lfm2_moe(family: str, keys: ConfigKeys) -> Architecture:
     attention = read_attention(keys, qk_norm=True, theta=1e6)
     conv = ShortConv(hidden, keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False))
     count = keys.integer("num_experts", 32)
-    experts = Experts(count=count, per_token=experts_per_token(keys, count),
-                      width=keys.integer("moe_intermediate_size", 1792),
-                      normalized=keys.boolean("norm_topk_prob", True), scoring="sigmoid",
-                      choice_bias=keys.boolean("use_expert_bias", True),
-                      scale=keys.number("routed_scaling_factor", 1.0), normalizer_eps=1e-6)
+    experts = Experts(
+        count=count,
+        per_token=experts_per_token(keys, count),
+        width=keys.integer("moe_intermediate_size", 1792),
+        normalized=keys.boolean("norm_topk_prob", True),
+        scoring="sigmoid",
+        choice_bias=keys.boolean("use_expert_bias", True),
+        scale=keys.number("routed_scaling_factor", 1.0),
+        normalizer_eps=1e-6,
+    )
     dense = Dense(keys.integer("intermediate_size", 7168))
     first = keys.integer("num_dense_layers", 2, least=0)
-    return build_architecture(family, keys, [attention if kind == "attention" else conv for kind in kinds],
-                              [dense if layer < first else experts for layer in range(len(kinds))],
-                              tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
-                              eps=keys.number("norm_eps", 1e-5), max_positions=128_000)
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else conv for kind in kinds],
+        [dense if layer < first else experts for layer in range(len(kinds))],
+        tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
+        eps=keys.number("norm_eps", 1e-5),
+        max_positions=128_000,
+    )
 
 
 def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
@@ -81,8 +96,7 @@ def read_lfm2_vl(family: str, keys: ConfigKeys) -> Architecture:
 
 def _seeing(text: Architecture, keys: ConfigKeys, tower: VisionTower | None) -> Architecture:
     """Whether embeddings are tied is said by the wrapper."""
-    tied = keys.outer_boolean("tie_embedding",
-                              keys.outer_boolean("tie_word_embeddings", text.tied_embeddings))
+    tied = keys.outer_boolean("tie_embedding", keys.outer_boolean("tie_word_embeddings", text.tied_embeddings))
     return dataclasses.replace(text, tied_embeddings=tied, vision=tower)
 
 
@@ -90,11 +104,13 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
     """Window and full layers have rotary settings of their own. The defaults are those of LFM3-1.7B."""
     hidden, count = keys.integer("hidden_size", 2048), keys.integer("num_hidden_layers", 24)
     of_four = (WINDOW_KIND, "conv", "full_attention", "conv")
-    kinds = kinds_with_windows(keys, ("conv", "full_attention", WINDOW_KIND),
-                               [of_four[i % 4] if i else "conv" for i in range(count)])
+    kinds = kinds_with_windows(
+        keys, ("conv", "full_attention", WINDOW_KIND), [of_four[i % 4] if i else "conv" for i in range(count)]
+    )
     plain = dataclasses.replace(
         read_attention(keys, rotary=False, qk_norm=True, head_dim=128),
-        head_gated=keys.boolean("use_attention_gate", True))
+        head_gated=keys.boolean("use_attention_gate", True),
+    )
     default = ConfigKeys({"rope_parameters": LFM3_ROPE}, fallback={})
 
     def turned(kind: str) -> Attention:
@@ -105,12 +121,18 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
     mixers: dict[str, Mixer] = {
         "conv": ShortConv(hidden, keys.integer("conv_L_cache", 7), keys.boolean("conv_bias", False)),
         "full_attention": turned("full_attention"),
-        WINDOW_KIND: windowed(turned(WINDOW_KIND), keys, default=256, max_positions=128_000)}
-    return build_architecture(family, keys, [mixers[kind] for kind in kinds],
-                              [Dense(keys.integer("intermediate_size", 7680))] * count,
-                              tied=keys.boolean("tie_word_embeddings", True),
-                              eps=keys.number("norm_eps", 1e-5), max_positions=128_000,
-                              sandwich_norms=keys.boolean("use_sandwich_norm", True))
+        WINDOW_KIND: windowed(turned(WINDOW_KIND), keys, default=256, max_positions=128_000),
+    }
+    return build_architecture(
+        family,
+        keys,
+        [mixers[kind] for kind in kinds],
+        [Dense(keys.integer("intermediate_size", 7680))] * count,
+        tied=keys.boolean("tie_word_embeddings", True),
+        eps=keys.number("norm_eps", 1e-5),
+        max_positions=128_000,
+        sandwich_norms=keys.boolean("use_sandwich_norm", True),
+    )
 
 
 def read_lfm3_vl(family: str, keys: ConfigKeys) -> Architecture:
@@ -124,7 +146,8 @@ def read_lfm3_vl(family: str, keys: ConfigKeys) -> Architecture:
 
 LFM3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-    "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+}
 
 FAMILIES = (
     Family("lfm2", ("lfm2",), read_lfm2),

@@ -24,13 +24,7 @@ from dataclasses import replace
 from weft.families import reading
 from weft.families.architecture import Architecture, Attention, Dense, Experts, KeyIndex, Lightning
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.delta import (
-    FeedDefaults,
-    mtp_behind,
-    read_kimi_feed_forwards,
-    read_latent_attention,
-    scale_of_rope,
-)
+from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
 from weft.families.delta import read_ling as read_ling_3
 from weft.families.reading import Family, build_architecture, read_attention, windowed
 from weft.units import PAGE_TOKENS
@@ -38,12 +32,18 @@ from weft.units import PAGE_TOKENS
 
 def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        vocab_size=32_000, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131_072, num_local_experts=8,
-        num_experts_per_tok=2)
+        vocab_size=32_000,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
     count = keys.integer("num_hidden_layers")
-    kinds = reading.layer_kinds(keys, lambda count: [
-        "recurrent" if i % 2 else "attention" for i in range(count)])
+    kinds = reading.layer_kinds(keys, lambda count: ["recurrent" if i % 2 else "attention" for i in range(count)])
     head_dim = keys.integer("head_dim", keys.integer("hidden_size") // keys.integer("num_attention_heads"))
     turning = keys.integer("rotary_dim", head_dim)
     if turning > head_dim:
@@ -53,17 +53,29 @@ def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
         full = windowed(full, keys)
     factors = [1 - layer / (count - 1 + 1e-5) + 1e-5 for layer in range(count)]
     experts = keys.integer("num_local_experts", keys.integer("num_experts", 8))
-    feed = Experts(count=experts, per_token=reading.experts_per_token(keys, experts),
-                   width=keys.integer("intermediate_size"), normalized=True)
+    feed = Experts(
+        count=experts,
+        per_token=reading.experts_per_token(keys, experts),
+        width=keys.integer("intermediate_size"),
+        normalized=True,
+    )
 
     def pair(name: str) -> tuple[float, float]:
         return keys.number(f"{name}_alpha_factor", 1.0), keys.number(f"{name}_beta_factor", 1.0)
 
     of_kind = {"attention": pair("full_attn"), "recurrent": pair("linear_attn")}
-    mixers = [full if kind == "attention" else Lightning(full.heads, full.head_dim, factor)
-              for kind, factor in zip(kinds, factors, strict=True)]
-    return build_architecture(family, keys, mixers, [feed] * count, default_eps=1e-5,
-                              normed_stream=tuple((*of_kind[kind], *pair("mlp")) for kind in kinds))
+    mixers = [
+        full if kind == "attention" else Lightning(full.heads, full.head_dim, factor)
+        for kind, factor in zip(kinds, factors, strict=True)
+    ]
+    return build_architecture(
+        family,
+        keys,
+        mixers,
+        [feed] * count,
+        default_eps=1e-5,
+        normed_stream=tuple((*of_kind[kind], *pair("mlp")) for kind in kinds),
+    )
 
 
 _LING_2_5 = FeedDefaults(1, 5120, 256, 512, 1.0, 8, 4)
@@ -80,7 +92,8 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
 def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
     heads, count = keys.integer("num_attention_heads", 16), keys.integer("num_hidden_layers", 20, least=2)
     keys = keys.over({"num_key_value_heads": heads}).with_defaults(
-        vocab_size=157_184, hidden_size=2048, num_hidden_layers=count, num_attention_heads=heads)
+        vocab_size=157_184, hidden_size=2048, num_hidden_layers=count, num_attention_heads=heads
+    )
     keys.only(use_qkv_bias=False, use_bias=False, linear_silu=False, use_qk_norm=True, rope_interleave=True)
     head_dim = keys.integer("head_dim", keys.integer("hidden_size") // heads)
     if heads & (heads - 1):
@@ -94,12 +107,25 @@ def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
         fail("qk_rope_head_dim", latent.shared_dim, f"both kinds of layers turn {rope.rotary_dim} dims")
     latent = replace(latent, rope=rope, scale=latent.scale * scale_of_rope(keys))
     every = keys.integer("layer_group_size", 5)
-    mixers = [latent if (layer + 1) % every == 0 or layer >= count // every * every else
-              Lightning(heads, head_dim, 1 - (layer - 1) / (count - 1) + 1e-5, silu=False, qk_norm=True,
-                        rope=rope, scale=head_dim**-0.5, norm_groups=groups) for layer in range(count)]
+    mixers = [
+        latent
+        if (layer + 1) % every == 0 or layer >= count // every * every
+        else Lightning(
+            heads,
+            head_dim,
+            1 - (layer - 1) / (count - 1) + 1e-5,
+            silu=False,
+            qk_norm=True,
+            rope=rope,
+            scale=head_dim**-0.5,
+            norm_groups=groups,
+        )
+        for layer in range(count)
+    ]
     feeds = read_kimi_feed_forwards(keys, count, _LING_2_5)
-    return build_architecture(family, keys, mixers, feeds, max_positions=32_768,
-                              mtp=mtp_behind(keys, latent, feeds[-1]))
+    return build_architecture(
+        family, keys, mixers, feeds, max_positions=32_768, mtp=mtp_behind(keys, latent, feeds[-1])
+    )
 
 
 _SPARSE = "minicpm4"
@@ -110,25 +136,32 @@ _SCALES = {"1/sqrt(d)": -0.5, "1/d": -1.0}
 
 def read_minicpm_sala(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        vocab_size=73_448, hidden_size=4096, intermediate_size=16_384, num_hidden_layers=32,
-        num_attention_heads=32, max_position_embeddings=524_288)
+        vocab_size=73_448,
+        hidden_size=4096,
+        intermediate_size=16_384,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        max_position_embeddings=524_288,
+    )
     count, width = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
     kinds = keys.get("mixer_types")
-    if not isinstance(kinds, list) or len(kinds) != count or any(
-            kind not in (_SPARSE, *_LIGHTNING) for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_SPARSE, *_LIGHTNING) for kind in kinds):
         fail("mixer_types", kinds, f"it must list {_SPARSE} or lightning-attn for each of the {count} layers")
     full = _read_sala_attention(keys)
     lightning = _read_sala_lightning(keys, full)
     return build_architecture(
-        family, keys, [full if kind == _SPARSE else lightning for kind in kinds],
+        family,
+        keys,
+        [full if kind == _SPARSE else lightning for kind in kinds],
         [Dense(keys.integer("intermediate_size"))] * count,
         embedding_multiplier=keys.number("scale_emb", 12.0),
         residual_multiplier=keys.number("scale_depth", 1.4) / count**0.5,
-        logits_divisor=width / keys.integer("dim_model_base", 256))
+        logits_divisor=width / keys.integer("dim_model_base", 256),
+    )
 
 
 def _read_sala_attention(keys: ConfigKeys) -> Attention:
-    for key in ("attn_use_rope", "attn_use_output_gate"):   # published defaults of these differ
+    for key in ("attn_use_rope", "attn_use_output_gate"):  # published defaults of these differ
         if not isinstance(keys.get(key), bool):
             fail(key, keys.get(key), "it must be true or false")
     keys.only(attention_bias=False)
@@ -177,7 +210,7 @@ def _read_sala_lightning(keys: ConfigKeys, full: Attention) -> Lightning:
         fail("lightning_scale", scale, f"{' and '.join(_SCALES)} are served")
     rotary = keys.boolean("lightning_use_rope", True)
     rope = read_rope(keys, dim, theta=10_000.0, partial=1.0) if rotary else None
-    return Lightning(heads, dim, 1.0, silu=False, qk_norm=True, rope=rope, scale=dim**_SCALES[scale])
+    return Lightning(heads, dim, 1.0, silu=False, qk_norm=True, rope=rope, scale=dim ** _SCALES[scale])
 
 
 FAMILIES = (

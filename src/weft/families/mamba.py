@@ -41,21 +41,30 @@ def read_mamba(family: str, keys: ConfigKeys) -> Architecture:
     hidden = keys.integer("hidden_size")
     rank = _step_rank(keys, "time_step_rank", hidden)
     norms: shapes.InnerNorms = "plain" if family == "falcon_mamba" else "none"
-    mixer = Mamba1(channels=keys.integer("intermediate_size", int(keys.number("expand", 2.0) * hidden)),
-                   state_dim=keys.integer("state_size", 16), dt_rank=rank,
-                   conv_kernel=keys.integer("conv_kernel", 4),
-                   conv_bias=keys.boolean("use_conv_bias", True),
-                   projection_bias=keys.boolean("use_bias", False), inner_norms=norms,
-                   inner_eps=keys.number("mixer_rms_eps", 1e-6))
+    mixer = Mamba1(
+        channels=keys.integer("intermediate_size", int(keys.number("expand", 2.0) * hidden)),
+        state_dim=keys.integer("state_size", 16),
+        dt_rank=rank,
+        conv_kernel=keys.integer("conv_kernel", 4),
+        conv_bias=keys.boolean("use_conv_bias", True),
+        projection_bias=keys.boolean("use_bias", False),
+        inner_norms=norms,
+        inner_eps=keys.number("mixer_rms_eps", 1e-6),
+    )
     return _mamba_alone(family, keys, mixer, tied=True)
 
 
 def read_mamba2_alone(family: str, keys: ConfigKeys) -> Architecture:
-    mixer = Mamba2(heads=keys.integer("num_heads", 128), head_dim=keys.integer("head_dim", 64),
-                   groups=keys.integer("n_groups", 8), state_dim=keys.integer("state_size", 128),
-                   conv_kernel=keys.integer("conv_kernel", 4), conv_bias=keys.boolean("use_conv_bias", True),
-                   projection_bias=keys.boolean("use_bias", False),
-                   dt_limit=keys.limits("time_step_limit", (0.0, float("inf"))))
+    mixer = Mamba2(
+        heads=keys.integer("num_heads", 128),
+        head_dim=keys.integer("head_dim", 64),
+        groups=keys.integer("n_groups", 8),
+        state_dim=keys.integer("state_size", 128),
+        conv_kernel=keys.integer("conv_kernel", 4),
+        conv_bias=keys.boolean("use_conv_bias", True),
+        projection_bias=keys.boolean("use_bias", False),
+        dt_limit=keys.limits("time_step_limit", (0.0, float("inf"))),
+    )
     inner = int(keys.number("expand", 2.0) * keys.integer("hidden_size"))
     check_mamba2(mixer, inner, "expand x hidden_size", heads="num_heads", groups="n_groups")
     return _mamba_alone(family, keys, mixer, tied=False)
@@ -63,27 +72,43 @@ def read_mamba2_alone(family: str, keys: ConfigKeys) -> Architecture:
 
 def _mamba_alone(family: str, keys: ConfigKeys, mixer: Mamba1 | Mamba2, *, tied: bool) -> Architecture:
     count = keys.integer("num_hidden_layers")
-    return build_architecture(family, keys, [mixer] * count, [None] * count,
-                              tied=keys.boolean("tie_word_embeddings", tied),
-                              eps=keys.number("layer_norm_epsilon", 1e-5), max_positions=POSITIONS,
-                              residual_float32=keys.boolean("residual_in_fp32", True))
+    return build_architecture(
+        family,
+        keys,
+        [mixer] * count,
+        [None] * count,
+        tied=keys.boolean("tie_word_embeddings", tied),
+        eps=keys.number("layer_norm_epsilon", 1e-5),
+        max_positions=POSITIONS,
+        residual_float32=keys.boolean("residual_in_fp32", True),
+    )
 
 
 def read_jamba(family: str, keys: ConfigKeys) -> Architecture:
     attends = _every(keys, "attn_layer", 8, 4)
-    kinds = layer_kinds(keys, lambda count: [
-        "attention" if attends(i) else "recurrent" for i in range(count)])
+    kinds = layer_kinds(keys, lambda count: ["attention" if attends(i) else "recurrent" for i in range(count)])
     hidden = keys.integer("hidden_size")
     rank = _step_rank(keys, "mamba_dt_rank", hidden)
     eps = keys.number("rms_norm_eps", 1e-6)
     attention = read_attention(keys, rotary=False)
-    mamba = Mamba1(channels=keys.integer("mamba_expand", 2) * hidden, dt_rank=rank,
-                   state_dim=keys.integer("mamba_d_state", 16), conv_kernel=keys.integer("mamba_d_conv", 4),
-                   conv_bias=keys.boolean("mamba_conv_bias", True),
-                   projection_bias=keys.boolean("mamba_proj_bias", False), inner_norms="weighted",
-                   inner_eps=eps)
-    return build_architecture(family, keys, [attention if kind == "attention" else mamba for kind in kinds],
-                              _jamba_feed_forwards(keys, len(kinds)), eps=eps, max_positions=262_144)
+    mamba = Mamba1(
+        channels=keys.integer("mamba_expand", 2) * hidden,
+        dt_rank=rank,
+        state_dim=keys.integer("mamba_d_state", 16),
+        conv_kernel=keys.integer("mamba_d_conv", 4),
+        conv_bias=keys.boolean("mamba_conv_bias", True),
+        projection_bias=keys.boolean("mamba_proj_bias", False),
+        inner_norms="weighted",
+        inner_eps=eps,
+    )
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else mamba for kind in kinds],
+        _jamba_feed_forwards(keys, len(kinds)),
+        eps=eps,
+        max_positions=262_144,
+    )
 
 
 def _jamba_feed_forwards(keys: ConfigKeys, layers: int) -> list[FeedForward]:
@@ -92,8 +117,7 @@ def _jamba_feed_forwards(keys: ConfigKeys, layers: int) -> list[FeedForward]:
     if count == 1:
         # One expert is a dense layer, and has no router in the files.
         return [dense] * layers
-    sparse = Experts(count=count, per_token=experts_per_token(keys, count, default=2), width=width,
-                     normalized=False)
+    sparse = Experts(count=count, per_token=experts_per_token(keys, count, default=2), width=width, normalized=False)
     chosen = _every(keys, "expert_layer", 2, 1)
     return [sparse if chosen(layer) else dense for layer in range(layers)]
 
@@ -109,12 +133,17 @@ def _every(keys: ConfigKeys, what: str, period: int, offset: int) -> Callable[[i
 
 def read_bamba(family: str, keys: ConfigKeys) -> Architecture:
     chosen = keys.get("attn_layer_indices") or ()
-    kinds = layer_kinds(keys, lambda count: [
-        "attention" if i in chosen else "recurrent" for i in range(count)])
+    kinds = layer_kinds(keys, lambda count: ["attention" if i in chosen else "recurrent" for i in range(count)])
     attention, mamba = read_attention(keys, partial=0.5), read_mamba2(keys)
     dense = Dense(keys.integer("intermediate_size", 14336), bias=keys.boolean("mlp_bias", False))
-    return build_architecture(family, keys, [attention if kind == "attention" else mamba for kind in kinds],
-                              [dense] * len(kinds), default_eps=1e-5, max_positions=262_144)
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else mamba for kind in kinds],
+        [dense] * len(kinds),
+        default_eps=1e-5,
+        max_positions=262_144,
+    )
 
 
 def read_falcon_h1(family: str, keys: ConfigKeys) -> Architecture:
@@ -125,24 +154,38 @@ def read_falcon_h1(family: str, keys: ConfigKeys) -> Architecture:
     norm: shapes.GatedNorm = "none"
     if keys.boolean("mamba_rms_norm", False):
         norm = "gate_last" if keys.boolean("mamba_norm_before_gate", True) else "gate_first"
-    mamba = read_mamba2(keys, inner=keys.get("mamba_d_ssm") and keys.integer("mamba_d_ssm"), norm=norm,
-                        multipliers=keys.numbers("ssm_multipliers", (1.0,) * 5),
-                        output_bias=keys.boolean("projectors_bias", False))
+    mamba = read_mamba2(
+        keys,
+        inner=keys.get("mamba_d_ssm") and keys.integer("mamba_d_ssm"),
+        norm=norm,
+        multipliers=keys.numbers("ssm_multipliers", (1.0,) * 5),
+        output_bias=keys.boolean("projectors_bias", False),
+    )
     mixer = shapes.Parallel(
-        attention, mamba, attention_in=keys.number("attention_in_multiplier", 1.0),
+        attention,
+        mamba,
+        attention_in=keys.number("attention_in_multiplier", 1.0),
         attention_out=keys.number("attention_out_multiplier", 1.0),
         mamba_in=keys.number("ssm_in_multiplier", 1.0),
-        mamba_out=keys.number("ssm_out_multiplier", 1.0))
+        mamba_out=keys.number("ssm_out_multiplier", 1.0),
+    )
     multipliers = cast(tuple[float, float], keys.numbers("mlp_multipliers", (1.0, 1.0)))
-    dense = Dense(keys.integer("intermediate_size", 14336), bias=keys.boolean("mlp_bias", False),
-                  multipliers=multipliers)
+    dense = Dense(
+        keys.integer("intermediate_size", 14336), bias=keys.boolean("mlp_bias", False), multipliers=multipliers
+    )
     head = keys.number("lm_head_multiplier", 1.0)
     if head == 0:
         fail("lm_head_multiplier", head, "it must not be 0")
-    return build_architecture(family, keys, [mixer] * count, [dense] * count,
-                              default_eps=1e-5, max_positions=8192,
-                              embedding_multiplier=keys.number("embedding_multiplier", 1.0),
-                              logits_divisor=1.0 / head)
+    return build_architecture(
+        family,
+        keys,
+        [mixer] * count,
+        [dense] * count,
+        default_eps=1e-5,
+        max_positions=8192,
+        embedding_multiplier=keys.number("embedding_multiplier", 1.0),
+        logits_divisor=1.0 / head,
+    )
 
 
 def read_granite(family: str, keys: ConfigKeys) -> Architecture:
@@ -150,45 +193,68 @@ def read_granite(family: str, keys: ConfigKeys) -> Architecture:
     position = keys.get("position_embedding_type")
     if position not in (None, "nope", "rope"):
         fail("position_embedding_type", position, "null, 'nope' and 'rope' are served")
-    attention = read_attention(keys, rotary=position == "rope",
-                               scale=keys.number("attention_multiplier", 1.0))
+    attention = read_attention(keys, rotary=position == "rope", scale=keys.number("attention_multiplier", 1.0))
     mamba = read_mamba2(keys)
     shared = keys.integer("shared_intermediate_size", 1024)
     count = keys.integer("num_local_experts", 8, least=0)
     feed: FeedForward = Dense(shared)
     if count:
-        feed = Experts(count=count, per_token=experts_per_token(keys, count),
-                       width=keys.integer("intermediate_size"), normalized=True, shared_width=shared)
-    return build_architecture(family, keys, [attention if kind == "attention" else mamba for kind in kinds],
-                              [feed] * len(kinds), max_positions=2048,
-                              embedding_multiplier=keys.number("embedding_multiplier", 1.0),
-                              residual_multiplier=keys.number("residual_multiplier", 1.0),
-                              logits_divisor=keys.number("logits_scaling", 1.0))
+        feed = Experts(
+            count=count,
+            per_token=experts_per_token(keys, count),
+            width=keys.integer("intermediate_size"),
+            normalized=True,
+            shared_width=shared,
+        )
+    return build_architecture(
+        family,
+        keys,
+        [attention if kind == "attention" else mamba for kind in kinds],
+        [feed] * len(kinds),
+        max_positions=2048,
+        embedding_multiplier=keys.number("embedding_multiplier", 1.0),
+        residual_multiplier=keys.number("residual_multiplier", 1.0),
+        logits_divisor=keys.number("logits_scaling", 1.0),
+    )
 
 
 _PATTERN = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
-_NAMES = {"mamba": "recurrent", "linear_attention": "recurrent", "attention": "attention",
-          "full_attention": "attention", "mlp": "dense", "moe": "experts"}
+_NAMES = {
+    "mamba": "recurrent",
+    "linear_attention": "recurrent",
+    "attention": "attention",
+    "full_attention": "attention",
+    "mlp": "dense",
+    "moe": "experts",
+}
 
 
 def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
     keys.only(mlp_hidden_act="relu2", mamba_hidden_act="silu")
     if keys.get("sliding_window") is not None:
         fail("sliding_window", keys.get("sliding_window"), "only full attention is served in this family")
-    kinds, attention = _nemotron_kinds(keys), read_attention(
-        keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128))   # older files call it so
+    kinds, attention = (
+        _nemotron_kinds(keys),
+        read_attention(keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128)),
+    )  # older files call it so
     mixers: dict[str, shapes.Mixer] = {"recurrent": _nemotron_mamba(keys), "attention": attention}
     feeds: dict[str, FeedForward] = {}
     if "dense" in kinds:
-        feeds["dense"] = Dense(keys.integer("intermediate_size", 21504), "relu2", gated=False,
-                               bias=keys.boolean("mlp_bias", False))
+        feeds["dense"] = Dense(
+            keys.integer("intermediate_size", 21504), "relu2", gated=False, bias=keys.boolean("mlp_bias", False)
+        )
     if "experts" in kinds:
         feeds["experts"] = _nemotron_experts(keys)
-    return build_architecture(family, keys, [mixers.get(kind) for kind in kinds],
-                              [feeds.get(kind) for kind in kinds],
-                              eps=keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5)),
-                              max_positions=4096, residual_float32=keys.boolean("residual_in_fp32", False),
-                              mtp=_nemotron_mtp(keys, attention))
+    return build_architecture(
+        family,
+        keys,
+        [mixers.get(kind) for kind in kinds],
+        [feeds.get(kind) for kind in kinds],
+        eps=keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5)),
+        max_positions=4096,
+        residual_float32=keys.boolean("residual_in_fp32", False),
+        mtp=_nemotron_mtp(keys, attention),
+    )
 
 
 def _nemotron_mtp(keys: ConfigKeys, attention: Attention) -> shapes.MtpLayer | None:
@@ -219,14 +285,19 @@ def _nemotron_mamba(keys: ConfigKeys) -> Mamba2:
         return old if keys.get(old) is not None else new
 
     groups = first("n_groups", "mamba_n_groups")
-    mamba = Mamba2(heads=keys.integer("mamba_num_heads", 128), head_dim=keys.integer("mamba_head_dim", 64),
-                   groups=keys.integer(groups, 8), state_dim=keys.integer("ssm_state_size", 128),
-                   conv_kernel=keys.integer(first("conv_kernel", "mamba_d_conv"), 4),
-                   conv_bias=keys.boolean(first("use_conv_bias", "mamba_conv_bias"), True),
-                   projection_bias=keys.boolean("use_bias", False),
-                   dt_limit=keys.limits(first("time_step_limit", "mamba_dt_limit"), (0.0, float("inf"))))
-    return check_mamba2(mamba, mamba.inner_width, "mamba_num_heads x mamba_head_dim",
-                        heads="mamba_num_heads", groups=groups)
+    mamba = Mamba2(
+        heads=keys.integer("mamba_num_heads", 128),
+        head_dim=keys.integer("mamba_head_dim", 64),
+        groups=keys.integer(groups, 8),
+        state_dim=keys.integer("ssm_state_size", 128),
+        conv_kernel=keys.integer(first("conv_kernel", "mamba_d_conv"), 4),
+        conv_bias=keys.boolean(first("use_conv_bias", "mamba_conv_bias"), True),
+        projection_bias=keys.boolean("use_bias", False),
+        dt_limit=keys.limits(first("time_step_limit", "mamba_dt_limit"), (0.0, float("inf"))),
+    )
+    return check_mamba2(
+        mamba, mamba.inner_width, "mamba_num_heads x mamba_head_dim", heads="mamba_num_heads", groups=groups
+    )
 
 
 def _nemotron_experts(keys: ConfigKeys) -> Experts:
@@ -237,13 +308,22 @@ def _nemotron_experts(keys: ConfigKeys) -> Experts:
     latent = keys.integer("moe_latent_size", 0, least=0)
     if latent and keys.boolean("mlp_bias", False):
         fail("mlp_bias", True, "a bias on latent projections is not served")
-    return Experts(count=count, per_token=experts_per_token(keys, count, default=2),
-                   width=keys.integer("moe_intermediate_size", 7688),
-                   normalized=keys.boolean("norm_topk_prob", True),
-                   shared_width=keys.integer("moe_shared_expert_intermediate_size", 7688),
-                   scoring="sigmoid", choice_bias=True, scale=keys.number("routed_scaling_factor", 1.0),
-                   normalizer_eps=1e-20, groups=groups, groups_chosen=keys.integer("topk_group", 1),
-                   activation="relu2", gated=False, latent_width=latent)
+    return Experts(
+        count=count,
+        per_token=experts_per_token(keys, count, default=2),
+        width=keys.integer("moe_intermediate_size", 7688),
+        normalized=keys.boolean("norm_topk_prob", True),
+        shared_width=keys.integer("moe_shared_expert_intermediate_size", 7688),
+        scoring="sigmoid",
+        choice_bias=True,
+        scale=keys.number("routed_scaling_factor", 1.0),
+        normalizer_eps=1e-20,
+        groups=groups,
+        groups_chosen=keys.integer("topk_group", 1),
+        activation="relu2",
+        gated=False,
+        latent_width=latent,
+    )
 
 
 _SHARED_KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
@@ -252,8 +332,9 @@ _ZAMBA2_SHARED = [layer in (6, 12, 18, 24, 30, 36, 42, 47, 51) for layer in rang
 
 
 def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(hidden_size=3712, num_hidden_layers=76, num_attention_heads=16,
-                              vocab_size=32_000, n_mamba_heads=2)
+    keys = keys.with_defaults(
+        hidden_size=3712, num_hidden_layers=76, num_attention_heads=16, vocab_size=32_000, n_mamba_heads=2
+    )
     hidden, count = keys.integer("hidden_size"), keys.integer("num_hidden_layers")
     attention = _zamba_attention(keys, hidden)
     for key, served in (("attention_hidden_size", 2 * hidden), ("attention_head_dim", attention.head_dim)):
@@ -262,19 +343,31 @@ def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
     heads, inner = keys.integer("n_mamba_heads"), keys.integer("mamba_expand", 2) * hidden
     if inner % heads:
         fail("n_mamba_heads", heads, f"it must divide mamba_expand x hidden_size = {inner}")
-    mamba = Mamba1(channels=inner, state_dim=keys.integer("mamba_d_state", 16),
-                   dt_rank=_step_rank(keys, "mamba_dt_rank", hidden),
-                   conv_kernel=keys.integer("mamba_d_conv", 4),
-                   conv_bias=keys.boolean("mamba_conv_bias", True),
-                   projection_bias=keys.boolean("mamba_proj_bias", False), heads=heads)
+    mamba = Mamba1(
+        channels=inner,
+        state_dim=keys.integer("mamba_d_state", 16),
+        dt_rank=_step_rank(keys, "mamba_dt_rank", hidden),
+        conv_kernel=keys.integer("mamba_d_conv", 4),
+        conv_bias=keys.boolean("mamba_conv_bias", True),
+        projection_bias=keys.boolean("mamba_proj_bias", False),
+        heads=heads,
+    )
     dense = Dense(keys.integer("intermediate_size", 14_848), "gelu")
     attends = _every(keys, "attn_layer", 6, 4)
-    beside = _shared_beside(keys, [layer == 2 or (layer > 2 and attends(layer - 3))
-                                   for layer in range(count)])
-    mixers = [shapes.SharedBlock(attention, mamba, dense, block=0, use=sum(beside[:layer])) if shared
-              else mamba for layer, shared in enumerate(beside)]
-    return build_architecture(family, keys, mixers, [None] * count, max_positions=4096,
-                              tied=keys.boolean("tie_word_embeddings", True), default_eps=1e-5)
+    beside = _shared_beside(keys, [layer == 2 or (layer > 2 and attends(layer - 3)) for layer in range(count)])
+    mixers = [
+        shapes.SharedBlock(attention, mamba, dense, block=0, use=sum(beside[:layer])) if shared else mamba
+        for layer, shared in enumerate(beside)
+    ]
+    return build_architecture(
+        family,
+        keys,
+        mixers,
+        [None] * count,
+        max_positions=4096,
+        tied=keys.boolean("tie_word_embeddings", True),
+        default_eps=1e-5,
+    )
 
 
 def _step_rank(keys: ConfigKeys, name: str, hidden: int) -> int:
@@ -287,21 +380,30 @@ def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
     hidden = keys.integer("hidden_size")
     rotary = keys.boolean("use_mem_rope", False)
     mamba, attention = _zamba2_mamba(keys, hidden), _zamba_attention(keys, hidden, rotary=rotary)
-    dense = Dense(keys.integer("intermediate_size", 4 * hidden), "gelu",
-                  bias=keys.boolean("add_bias_linear", False))
+    dense = Dense(keys.integer("intermediate_size", 4 * hidden), "gelu", bias=keys.boolean("add_bias_linear", False))
     blocks, rank = keys.integer("num_mem_blocks", 1), keys.integer("adapter_rank", 128)
     adapted = keys.boolean("use_shared_attention_adapter", False)
     mixers: list[shapes.Mixer] = []
     use = 0
     for shared in _shared_beside(keys, _ZAMBA2_SHARED):
         if shared:
-            mixers.append(shapes.SharedBlock(attention, mamba, dense, block=use % blocks, use=use,
-                                             adapter_rank=rank, adapted_attention=adapted))
+            mixers.append(
+                shapes.SharedBlock(
+                    attention, mamba, dense, block=use % blocks, use=use, adapter_rank=rank, adapted_attention=adapted
+                )
+            )
             use += 1
         else:
             mixers.append(mamba)
-    return build_architecture(family, keys, mixers, [None] * len(mixers), max_positions=4096,
-                              tied=keys.boolean("tie_word_embeddings", True), default_eps=1e-5)
+    return build_architecture(
+        family,
+        keys,
+        mixers,
+        [None] * len(mixers),
+        max_positions=4096,
+        tied=keys.boolean("tie_word_embeddings", True),
+        default_eps=1e-5,
+    )
 
 
 def _shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
@@ -333,11 +435,17 @@ def _zamba_attention(keys: ConfigKeys, hidden: int, *, rotary: bool = False) -> 
 def _zamba2_mamba(keys: ConfigKeys, hidden: int) -> Mamba2:
     heads, inner = keys.integer("n_mamba_heads", 8), keys.integer("mamba_expand", 2) * hidden
     bias = keys.boolean("add_bias_linear", False)
-    mamba = Mamba2(heads=heads, head_dim=inner // heads, groups=keys.integer("mamba_ngroups", 1),
-                   state_dim=keys.integer("mamba_d_state", 64), conv_kernel=keys.integer("mamba_d_conv", 4),
-                   conv_bias=True, projection_bias=bias, dt_limit=(0.0, float("inf")))
-    return check_mamba2(mamba, inner, "mamba_expand x hidden_size", heads="n_mamba_heads",
-                        groups="mamba_ngroups")
+    mamba = Mamba2(
+        heads=heads,
+        head_dim=inner // heads,
+        groups=keys.integer("mamba_ngroups", 1),
+        state_dim=keys.integer("mamba_d_state", 64),
+        conv_kernel=keys.integer("mamba_d_conv", 4),
+        conv_bias=True,
+        projection_bias=bias,
+        dt_limit=(0.0, float("inf")),
+    )
+    return check_mamba2(mamba, inner, "mamba_expand x hidden_size", heads="n_mamba_heads", groups="mamba_ngroups")
 
 
 FAMILIES = (

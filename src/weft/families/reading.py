@@ -27,14 +27,21 @@ class Family:
     released: tuple[tuple[str, str], ...] = ()
 
 
-KINDS = {"full_attention": "attention", "attention": "attention",
-         "indexed_attention": "attention", "qwen_sparse_attention": "attention",
-         "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent",
-         "conv": "recurrent", "short_conv": "recurrent"}
+KINDS = {
+    "full_attention": "attention",
+    "attention": "attention",
+    "indexed_attention": "attention",
+    "qwen_sparse_attention": "attention",
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "mamba2": "recurrent",
+    "conv": "recurrent",
+    "short_conv": "recurrent",
+}
 
 
 def layer_kinds(keys: ConfigKeys, fallback: Callable[[int], Sequence[str]]) -> list[str]:
-    """"attention" or "recurrent" for each layer, from the names the checkpoint uses, else ``fallback``."""
+    """ "attention" or "recurrent" for each layer, from the names the checkpoint uses, else ``fallback``."""
     count = keys.integer("num_hidden_layers")
     name = "layer_types" if keys.get("layer_types") is not None else "layers_block_type"
     listed = keys.get(name)
@@ -53,33 +60,62 @@ def every_nth_attention(keys: ConfigKeys) -> Callable[[int], Sequence[str]]:
     return lambda count: ["attention" if (i + 1) % interval == 0 else "recurrent" for i in range(count)]
 
 
-def read_attention(keys: ConfigKeys, *, rotary: bool = True, partial: float = 1.0, theta: float = 10000.0,
-               scale: float | None = None, head_dim: int | None = None, qk_norm: bool = False,
-               gated: bool = False) -> shapes.Attention:
+def read_attention(
+    keys: ConfigKeys,
+    *,
+    rotary: bool = True,
+    partial: float = 1.0,
+    theta: float = 10000.0,
+    scale: float | None = None,
+    head_dim: int | None = None,
+    qk_norm: bool = False,
+    gated: bool = False,
+) -> shapes.Attention:
     heads = keys.integer("num_attention_heads")
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         fail("num_key_value_heads", kv_heads, f"it must divide num_attention_heads {heads}")
     head_dim = keys.integer("head_dim", head_dim or keys.integer("hidden_size") // heads)
     rope = read_rope(keys, head_dim, theta=theta, partial=partial) if rotary else None
-    return shapes.Attention(heads, kv_heads, head_dim, scale if scale is not None else head_dim**-0.5, rope,
-                     qk_norm=qk_norm, gated=gated, bias=keys.boolean("attention_bias", False))
+    return shapes.Attention(
+        heads,
+        kv_heads,
+        head_dim,
+        scale if scale is not None else head_dim**-0.5,
+        rope,
+        qk_norm=qk_norm,
+        gated=gated,
+        bias=keys.boolean("attention_bias", False),
+    )
 
 
-def read_mamba2(keys: ConfigKeys, *, inner: int | None = None, norm: shapes.GatedNorm = "gate_first",
-                multipliers: tuple[float, ...] = (), output_bias: bool | None = None) -> shapes.Mamba2:
+def read_mamba2(
+    keys: ConfigKeys,
+    *,
+    inner: int | None = None,
+    norm: shapes.GatedNorm = "gate_first",
+    multipliers: tuple[float, ...] = (),
+    output_bias: bool | None = None,
+) -> shapes.Mamba2:
     """From the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if
     it is not ``mamba_expand`` times the hidden size."""
     heads, groups = keys.integer("mamba_n_heads", 128), keys.integer("mamba_n_groups", 1)
     stated = "mamba_d_ssm" if inner is not None else "mamba_expand x hidden_size"
     inner = inner or keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
     head_dim = inner // heads if keys.get("mamba_d_head", "auto") == "auto" else keys.integer("mamba_d_head")
-    mamba = shapes.Mamba2(heads=heads, head_dim=head_dim, groups=groups,
-                   state_dim=keys.integer("mamba_d_state", 256), conv_kernel=keys.integer("mamba_d_conv", 4),
-                   conv_bias=keys.boolean("mamba_conv_bias", True),
-                   projection_bias=keys.boolean("mamba_proj_bias", False),
-                   dt_limit=keys.limits("time_step_limit", (0.0, float("inf"))), norm=norm,
-                   multipliers=multipliers, output_bias=output_bias)
+    mamba = shapes.Mamba2(
+        heads=heads,
+        head_dim=head_dim,
+        groups=groups,
+        state_dim=keys.integer("mamba_d_state", 256),
+        conv_kernel=keys.integer("mamba_d_conv", 4),
+        conv_bias=keys.boolean("mamba_conv_bias", True),
+        projection_bias=keys.boolean("mamba_proj_bias", False),
+        dt_limit=keys.limits("time_step_limit", (0.0, float("inf"))),
+        norm=norm,
+        multipliers=multipliers,
+        output_bias=output_bias,
+    )
     return check_mamba2(mamba, inner, stated, heads="mamba_n_heads", groups="mamba_n_groups")
 
 
@@ -93,23 +129,39 @@ def check_mamba2(mamba: shapes.Mamba2, inner: int, stated: str, *, heads: str, g
     return mamba
 
 
-def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[shapes.Mixer | None],
-                       feed_forwards: Sequence[shapes.FeedForward | None], *, tied: bool | None = None,
-                       eps: float | None = None, default_eps: float = 1e-6, max_positions: int | None = None,
-                       residual_float32: bool = False, sandwich_norms: bool = False,
-                       mtp: shapes.MtpLayer | None = None, **more: Any) -> shapes.Architecture:
+def build_architecture(
+    family: str,
+    keys: ConfigKeys,
+    mixers: Sequence[shapes.Mixer | None],
+    feed_forwards: Sequence[shapes.FeedForward | None],
+    *,
+    tied: bool | None = None,
+    eps: float | None = None,
+    default_eps: float = 1e-6,
+    max_positions: int | None = None,
+    residual_float32: bool = False,
+    sandwich_norms: bool = False,
+    mtp: shapes.MtpLayer | None = None,
+    **more: Any,
+) -> shapes.Architecture:
     """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
     ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
     return shapes.Architecture(
-        family=family, vocab_size=keys.integer("vocab_size"), hidden_size=keys.integer("hidden_size"),
+        family=family,
+        vocab_size=keys.integer("vocab_size"),
+        hidden_size=keys.integer("hidden_size"),
         max_positions=keys.integer("max_position_embeddings", max_positions),
         dtype=keys.dtype() or "float32",
         norm_eps=keys.number("rms_norm_eps", default_eps) if eps is None else eps,
         tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
-        mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
-        residual_float32=residual_float32, sandwich_norms=sandwich_norms, mtp=mtp,
+        mixers=tuple(mixers),
+        feed_forwards=tuple(feed_forwards),
+        residual_float32=residual_float32,
+        sandwich_norms=sandwich_norms,
+        mtp=mtp,
         vision=None,
-        **more)
+        **more,
+    )
 
 
 def experts_per_token(keys: ConfigKeys, count: int, default: int | None = None) -> int:
@@ -127,8 +179,9 @@ def states_window(keys: ConfigKeys) -> bool:
     return keys.get("sliding_window") is not None or not keys.has("sliding_window")
 
 
-def windowed(attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None,
-             max_positions: int | None = None) -> shapes.Attention:
+def windowed(
+    attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None, max_positions: int | None = None
+) -> shapes.Attention:
     """``attention`` with the ``sliding_window`` of ``keys``."""
     window = keys.integer("sliding_window", default)
     if window >= keys.integer("max_position_embeddings", max_positions):

@@ -26,7 +26,8 @@ from weft.units import ceil_div
 
 def read_rwkv7(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(hidden_size=2048, num_hidden_layers=24, head_dim=64, vocab_size=32_000).over(
-        {"max_position_embeddings": POSITIONS})
+        {"max_position_embeddings": POSITIONS}
+    )
     hidden, count, head_dim = (keys.integer(key) for key in ("hidden_size", "num_hidden_layers", "head_dim"))
     if hidden % head_dim:
         fail("head_dim", head_dim, f"it must divide hidden_size {hidden}")
@@ -36,15 +37,23 @@ def read_rwkv7(family: str, keys: ConfigKeys) -> Architecture:
         return keys.integer(key, max(32, round(share * hidden**0.5 / 32) * 32))
 
     wider = head_dim / 64
-    first = TimeMix(hidden // head_dim, head_dim, hidden, rank("decay_low_rank_dim", 2.5 * wider),
-                    rank("a_low_rank_dim", 2.5 * wider), rank("gate_low_rank_dim", 5.0), 0)
+    first = TimeMix(
+        hidden // head_dim,
+        head_dim,
+        hidden,
+        rank("decay_low_rank_dim", 2.5 * wider),
+        rank("a_low_rank_dim", 2.5 * wider),
+        rank("gate_low_rank_dim", 5.0),
+        0,
+    )
     later = replace(first, value_rank=rank("v_low_rank_dim", 1.7 * wider))
     ratio = keys.number("hidden_ratio", 4.0)
     channels = ChannelMix(hidden, keys.integer("intermediate_size", ceil_div(int(hidden * ratio), 32) * 32))
     pair: list[Mixer] = [later, channels]
     mixers = [first, channels, *pair * (count - 1)]
-    return build_architecture(family, keys, mixers, [None] * len(mixers), eps=keys.number("norm_eps", 1e-5),
-                              layer_norms=True)
+    return build_architecture(
+        family, keys, mixers, [None] * len(mixers), eps=keys.number("norm_eps", 1e-5), layer_norms=True
+    )
 
 
 def _refuse(keys: ConfigKeys, hidden: int, heads: int) -> None:
@@ -58,6 +67,4 @@ def _refuse(keys: ConfigKeys, hidden: int, heads: int) -> None:
         fail("value_dim", widths, f"values as wide as the stream are served, {hidden}")
 
 
-FAMILIES = (
-    Family("rwkv7", ("rwkv7",), read_rwkv7, "sqrelu"),
-)
+FAMILIES = (Family("rwkv7", ("rwkv7",), read_rwkv7, "sqrelu"),)

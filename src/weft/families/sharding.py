@@ -22,11 +22,18 @@ from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
 """By the names of fields: a new mixer that calls its heads ``heads`` is divided without a word here."""
-_COPIED: dict[type, tuple[str, str]] = {
-    Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
+_COPIED: dict[type, tuple[str, str]] = {Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
 """What ranks share once there are fewer than ranks, and the field that says how many share one."""
-_WORDS = {"heads": "heads", "k_heads": "key heads", "v_heads": "value heads", "kv_heads": "KV heads",
-          "groups": "groups", "channels": "channels", "width": "columns", "shared_width": "shared columns"}
+_WORDS = {
+    "heads": "heads",
+    "k_heads": "key heads",
+    "v_heads": "value heads",
+    "kv_heads": "KV heads",
+    "groups": "groups",
+    "channels": "channels",
+    "width": "columns",
+    "shared_width": "shared columns",
+}
 TP_MAX = 64
 """Largest ``--tp`` that is looked at."""
 
@@ -80,11 +87,15 @@ def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) 
     stuck = _indivisible(architecture, tp)
     if stuck:
         possible = ", ".join(str(n) for n in possible_tps(architecture, ep=ep))
-        raise ConfigError(f"--tp is {tp}, which does not divide this model: {', '.join(stuck)}; it may be "
-                          f"{possible}", param="--tp")
-    return replace(architecture, mixers=tuple(_share(mixer, tp) for mixer in architecture.mixers),
-                   feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards),
-                   mtp=None if _stuck_fields(architecture.mtp, tp) else _share(architecture.mtp, tp))
+        raise ConfigError(
+            f"--tp is {tp}, which does not divide this model: {', '.join(stuck)}; it may be {possible}", param="--tp"
+        )
+    return replace(
+        architecture,
+        mixers=tuple(_share(mixer, tp) for mixer in architecture.mixers),
+        feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards),
+        mtp=None if _stuck_fields(architecture.mtp, tp) else _share(architecture.mtp, tp),
+    )
 
 
 def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
@@ -93,15 +104,20 @@ def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
     if not counts:
         raise ConfigError("--ep divides experts over ranks, and this model has none", param="--ep")
     if min(counts) < tp:
-        raise ConfigError(f"--tp is {tp} with --ep, and this model has {min(counts)} experts; use --tp "
-                          f"{min(counts)} or less", param="--tp")
+        raise ConfigError(
+            f"--tp is {tp} with --ep, and this model has {min(counts)} experts; use --tp {min(counts)} or less",
+            param="--tp",
+        )
 
     def divided(feed: Any) -> Any:
         return replace(feed, own_count=ceil_div(feed.count, tp)) if isinstance(feed, Experts) else feed
 
     head = architecture.mtp
-    return replace(architecture, feed_forwards=tuple(map(divided, architecture.feed_forwards)),
-                   mtp=None if head is None else replace(head, feed_forward=divided(head.feed_forward)))
+    return replace(
+        architecture,
+        feed_forwards=tuple(map(divided, architecture.feed_forwards)),
+        mtp=None if head is None else replace(head, feed_forward=divided(head.feed_forward)),
+    )
 
 
 def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:

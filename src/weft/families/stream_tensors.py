@@ -18,9 +18,11 @@ def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint:
     joins the names of mixed streams to that of their block."""
     width = shape.count * hidden
     if shape.kind == "gated":
-        table = (norm_weight("norm", width, "hc_norm")
-                 | product("down", width, ("input_mix_weight_down", shape.rank))
-                 | product("up", shape.rank, ("input_mix_weight_up", width)))
+        table = (
+            norm_weight("norm", width, "hc_norm")
+            | product("down", width, ("input_mix_weight_down", shape.rank))
+            | product("up", shape.rank, ("input_mix_weight_up", width))
+        )
         return table if last else table | product("inject", width, ("block_inject_weight", shape.count))
     weights = (2 + shape.count) * shape.count
     each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
@@ -34,10 +36,11 @@ def residual_scale(hidden: int) -> Table:
 
 def per_layer(width: int, layers: int, vocab: int, hidden: int) -> Table:
     """Gemma 4's second embedding, and what it adds of the first."""
-    return {"table": (Tensor("embed_tokens_per_layer.weight",
-                             (Numbered("tokens", vocab), layers * width), "plain"),
-                      ), **product("project", hidden, ("per_layer_model_projection", layers * width)),
-            **norm_weight("norm", width, "per_layer_projection_norm")}
+    return {
+        "table": (Tensor("embed_tokens_per_layer.weight", (Numbered("tokens", vocab), layers * width), "plain"),),
+        **product("project", hidden, ("per_layer_model_projection", layers * width)),
+        **norm_weight("norm", width, "per_layer_projection_norm"),
+    }
 
 
 def behind_layer(width: int, hidden: int) -> Table:
@@ -45,6 +48,8 @@ def behind_layer(width: int, hidden: int) -> Table:
     scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
     if not width:
         return scalar
-    return scalar | (product("gate", hidden, ("per_layer_input_gate", width))
-                     | product("out", width, ("per_layer_projection", hidden))
-                     | norm_weight("norm", hidden, "post_per_layer_input_norm"))
+    return scalar | (
+        product("gate", hidden, ("per_layer_input_gate", width))
+        | product("out", width, ("per_layer_projection", hidden))
+        | norm_weight("norm", hidden, "post_per_layer_input_norm")
+    )

@@ -64,18 +64,25 @@ def vision_layers(tower: VisionTower) -> list[Table]:
 
 def _grid_layer(tower: VisionTower, shape: GridLayers, convolved: bool) -> Table:
     hidden, keys = tower.hidden_size, tower.hidden_size // tower.heads * shape.kv_heads
-    table = (norm_weight("norm", hidden, "operator_norm") | norm_weight("feed_norm", hidden, "ffn_norm")
-             | product("into", hidden, *((f"feed_forward.{name}", tower.width) for name in ("w1", "w3")))
-             | product("down", tower.width, ("feed_forward.w2", hidden)))
+    table = (
+        norm_weight("norm", hidden, "operator_norm")
+        | norm_weight("feed_norm", hidden, "ffn_norm")
+        | product("into", hidden, *((f"feed_forward.{name}", tower.width) for name in ("w1", "w3")))
+        | product("down", tower.width, ("feed_forward.w2", hidden))
+    )
     if convolved:
         side = shape.kernel
-        table |= (product("inner", hidden, ("conv.in_proj", 3 * hidden))
-                  | {"conv": (Tensor("conv.spatial_conv.weight", (hidden, 1, side, side)),)}
-                  | product("out", hidden, ("conv.out_proj", hidden)))
+        table |= (
+            product("inner", hidden, ("conv.in_proj", 3 * hidden))
+            | {"conv": (Tensor("conv.spatial_conv.weight", (hidden, 1, side, side)),)}
+            | product("out", hidden, ("conv.out_proj", hidden))
+        )
     else:
-        table |= (product("qkv", hidden, *((f"self_attn.{name}_proj", rows) for name, rows in
-                                            (("q", hidden), ("k", keys), ("v", keys))))
-                  | product("out", hidden, ("self_attn.out_proj", hidden)))
+        table |= product(
+            "qkv",
+            hidden,
+            *((f"self_attn.{name}_proj", rows) for name, rows in (("q", hidden), ("k", keys), ("v", keys))),
+        ) | product("out", hidden, ("self_attn.out_proj", hidden))
         for part in "qk":
             table |= norm_weight(f"{part}_norm", hidden // tower.heads, f"self_attn.{part}_layernorm")
     return all_plain(table)
@@ -84,12 +91,14 @@ def _grid_layer(tower: VisionTower, shape: GridLayers, convolved: bool) -> Table
 def _vision_layer(tower: VisionTower) -> Table:
     hidden, names = tower.hidden_size, _TOWERS[tower.kind]
     each = 3 * hidden // len(names.qkv)
-    return all_plain(product("qkv", hidden, *((name, each) for name in names.qkv), bias=True)
-                  | product("out", hidden, (names.out, hidden), bias=True)
-                  | product("into", hidden, (names.feed[0], tower.width), bias=True)
-                  | product("down", tower.width, (names.feed[1], hidden), bias=True)
-                  | layer_norm("norm", hidden, names.norms[0])
-                  | layer_norm("feed_norm", hidden, names.norms[1]))
+    return all_plain(
+        product("qkv", hidden, *((name, each) for name in names.qkv), bias=True)
+        | product("out", hidden, (names.out, hidden), bias=True)
+        | product("into", hidden, (names.feed[0], tower.width), bias=True)
+        | product("down", tower.width, (names.feed[1], hidden), bias=True)
+        | layer_norm("norm", hidden, names.norms[0])
+        | layer_norm("feed_norm", hidden, names.norms[1])
+    )
 
 
 def vision_ends(tower: VisionTower) -> Table:
@@ -97,22 +106,27 @@ def vision_ends(tower: VisionTower) -> Table:
     convolution has them."""
     hidden, names = tower.hidden_size, _TOWERS[tower.kind]
     if tower.grid_layers is not None:
-        return all_plain(product("patches", tower.patch_values * tower.frames, (names.patches, hidden))
-                      | norm_weight("embedding_norm", hidden))
+        return all_plain(
+            product("patches", tower.patch_values * tower.frames, (names.patches, hidden))
+            | norm_weight("embedding_norm", hidden)
+        )
     table = product("patches", tower.patch_values, (names.patches, hidden), bias=True)
     if tower.frames > 1:
         side = tower.patch_size
-        table["patches"] = (Tensor(f"{names.patches}.weight",
-                                   (hidden, tower.channels, tower.frames, side, side)),)
-    return all_plain(table | {"positions": (Tensor(f"{names.positions}.weight", (tower.positions, hidden)),)}
-                  | layer_norm("norm", hidden, names.norm))
+        table["patches"] = (Tensor(f"{names.patches}.weight", (hidden, tower.channels, tower.frames, side, side)),)
+    return all_plain(
+        table
+        | {"positions": (Tensor(f"{names.positions}.weight", (tower.positions, hidden)),)}
+        | layer_norm("norm", hidden, names.norm)
+    )
 
 
 def vision_projector(tower: VisionTower, text_hidden: int) -> Table:
     """From neighbours of the tower to a row of the text."""
     shape, joined, (into, down) = tower.projector, tower.joined_width, _TOWERS[tower.kind].projector
-    table = (product("into", joined, (into, shape.width), bias=shape.bias)
-             | product("down", shape.width, (down, text_hidden), bias=shape.bias))
-    if shape.norm or not _TOWERS[tower.kind].norm:   # over the neighbours of a row, or before they are joined
+    table = product("into", joined, (into, shape.width), bias=shape.bias) | product(
+        "down", shape.width, (down, text_hidden), bias=shape.bias
+    )
+    if shape.norm or not _TOWERS[tower.kind].norm:  # over the neighbours of a row, or before they are joined
         table |= layer_norm("norm", joined if shape.norm else tower.hidden_size, "layer_norm")
     return all_plain(table)

@@ -35,15 +35,22 @@ def read_siglip2(outer: ConfigKeys) -> VisionTower | None:
     projector = Projector(
         width=outer.integer("projector_hidden_size", 2560),
         activation=_gelu("projector_hidden_act", outer.get("projector_hidden_act", "gelu")),
-        bias=outer.boolean("projector_bias", True), norm=outer.boolean("projector_use_layernorm", True),
-        downsample_factor=outer.integer("downsample_factor", 2))
+        bias=outer.boolean("projector_bias", True),
+        norm=outer.boolean("projector_use_layernorm", True),
+        downsample_factor=outer.integer("downsample_factor", 2),
+    )
     return VisionTower(
-        hidden_size=hidden, layer_count=keys.integer("num_hidden_layers", 12), heads=heads,
-        width=keys.integer("intermediate_size", 3072), patch_size=keys.integer("patch_size", 16),
-        positions=positions, eps=keys.number("layer_norm_eps", 1e-6),
+        hidden_size=hidden,
+        layer_count=keys.integer("num_hidden_layers", 12),
+        heads=heads,
+        width=keys.integer("intermediate_size", 3072),
+        patch_size=keys.integer("patch_size", 16),
+        positions=positions,
+        eps=keys.number("layer_norm_eps", 1e-6),
         activation=_gelu("vision_config.hidden_act", keys.get("hidden_act", "gelu_pytorch_tanh")),
         projector=projector,
-        image_token_id=outer.integer("image_token_id", outer.get("image_token_index", 396), least=0))
+        image_token_id=outer.integer("image_token_id", outer.get("image_token_index", 396), least=0),
+    )
 
 
 def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
@@ -60,18 +67,29 @@ def read_qwen3_5_tower(keys: ConfigKeys) -> VisionTower | None:
     positions = vision.integer("num_position_embeddings", 2304)
     _check(hidden, ("num_heads", heads), ("num_position_embeddings", positions))
     if hidden % (4 * heads):
-        fail("vision_config.num_heads", heads,
-             f"the {hidden // heads} dims of a head turn by rows and columns: they must be a multiple of 4")
+        fail(
+            "vision_config.num_heads",
+            heads,
+            f"the {hidden // heads} dims of a head turn by rows and columns: they must be a multiple of 4",
+        )
     factor = vision.integer("spatial_merge_size", 2)
     return VisionTower(
-        hidden_size=hidden, layer_count=vision.integer("depth", 27), heads=heads,
-        width=vision.integer("intermediate_size", 4304), patch_size=vision.integer("patch_size", 16),
-        positions=positions, eps=MERGER_EPS,
+        hidden_size=hidden,
+        layer_count=vision.integer("depth", 27),
+        heads=heads,
+        width=vision.integer("intermediate_size", 4304),
+        patch_size=vision.integer("patch_size", 16),
+        positions=positions,
+        eps=MERGER_EPS,
         activation=_gelu("vision_config.hidden_act", vision.get("hidden_act", "gelu_pytorch_tanh")),
         projector=Projector(hidden * factor**2, "gelu", bias=True, norm=False, downsample_factor=factor),
-        image_token_id=outer.integer("image_token_id", 248_056, least=0), kind="qwen3_5", frames=2,
-        theta=_theta(vision), sections=_sections(keys),
-        video_token_id=outer.integer("video_token_id", 248_057, least=0))
+        image_token_id=outer.integer("image_token_id", 248_056, least=0),
+        kind="qwen3_5",
+        frames=2,
+        theta=_theta(vision),
+        sections=_sections(keys),
+        video_token_id=outer.integer("video_token_id", 248_057, least=0),
+    )
 
 
 def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
@@ -84,13 +102,15 @@ def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
     count = keys.integer("num_hidden_layers", 14)
     kinds = keys.get("layer_types", ["conv" if at < 2 or at % 2 else "full_attention" for at in range(count)])
     if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {"conv", "full_attention"}:
-        fail("vision_config.layer_types", kinds,
-             f"it must say of each of the {count} layers whether it is conv or full_attention")
+        fail(
+            "vision_config.layer_types",
+            kinds,
+            f"it must say of each of the {count} layers whether it is conv or full_attention",
+        )
     hidden, heads = keys.integer("hidden_size", 1024), keys.integer("num_attention_heads", 16)
     kv_heads, kernel = keys.integer("num_key_value_heads", 8), keys.integer("conv_kernel_size", 3)
     if hidden % (4 * heads):
-        fail("vision_config.num_attention_heads", heads,
-             f"hidden_size {hidden} must be a multiple of 4 of them")
+        fail("vision_config.num_attention_heads", heads, f"hidden_size {hidden} must be a multiple of 4 of them")
     if heads % kv_heads:
         fail("vision_config.num_key_value_heads", kv_heads, f"it must divide num_attention_heads {heads}")
     if kernel % 2 == 0:
@@ -98,16 +118,28 @@ def read_lfm3_tower(outer: ConfigKeys) -> VisionTower | None:
     projector = Projector(
         width=outer.integer("projector_hidden_size", 4096),
         activation=_gelu("projector_hidden_act", outer.get("projector_hidden_act", "gelu")),
-        bias=outer.boolean("projector_bias", True), norm=False,
-        downsample_factor=keys.integer("spatial_merge_size", 2), norm_eps=MERGER_EPS)
+        bias=outer.boolean("projector_bias", True),
+        norm=False,
+        downsample_factor=keys.integer("spatial_merge_size", 2),
+        norm_eps=MERGER_EPS,
+    )
     return VisionTower(
-        hidden_size=hidden, layer_count=count, heads=heads, width=keys.integer("intermediate_size", 2560),
-        patch_size=keys.integer("patch_size", 16), positions=0, eps=keys.number("norm_eps", 1e-5),
-        activation="swiglu", projector=projector,
-        image_token_id=outer.integer("image_token_id", 125_030, least=0), kind="lfm3", frames=2,
+        hidden_size=hidden,
+        layer_count=count,
+        heads=heads,
+        width=keys.integer("intermediate_size", 2560),
+        patch_size=keys.integer("patch_size", 16),
+        positions=0,
+        eps=keys.number("norm_eps", 1e-5),
+        activation="swiglu",
+        projector=projector,
+        image_token_id=outer.integer("image_token_id", 125_030, least=0),
+        kind="lfm3",
+        frames=2,
         theta=_theta(keys, 1e6, "axial"),
         video_token_id=outer.integer("video_token_id", 125_029, least=0),
-        grid_layers=GridLayers(tuple(kind == "conv" for kind in kinds), kernel, kv_heads))
+        grid_layers=GridLayers(tuple(kind == "conv" for kind in kinds), kernel, kv_heads),
+    )
 
 
 def _theta(vision: ConfigKeys, default: float = 10_000.0, kind: str | None = None) -> float:
@@ -121,8 +153,11 @@ def _sections(keys: ConfigKeys) -> tuple[int, ...]:
     stated = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
     inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
     sections = inner.get("mrope_section", [11, 11, 10])
-    if not (isinstance(sections, list | tuple) and len(sections) == 3
-            and all(isinstance(one, int) and 0 <= one <= 1024 for one in sections)):
+    if not (
+        isinstance(sections, list | tuple)
+        and len(sections) == 3
+        and all(isinstance(one, int) and 0 <= one <= 1024 for one in sections)
+    ):
         fail("rope_parameters.mrope_section", sections, "it must be three counts: of time, rows and columns")
     if not inner.boolean("mrope_interleaved", True):
         fail("rope_parameters.mrope_interleaved", False, "only interleaved sections are served")

@@ -92,7 +92,7 @@ class VisionTower:
     @property
     def joined_width(self) -> int:
         """Width of the neighbours that become one row."""
-        return self.hidden_size * self.projector.downsample_factor ** 2
+        return self.hidden_size * self.projector.downsample_factor**2
 
 
 def turn_axes(sections: tuple[int, ...], frequencies: int) -> list[int]:

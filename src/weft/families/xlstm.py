@@ -29,19 +29,25 @@ def read_xlstm(family: str, keys: ConfigKeys) -> Architecture:
     heads, cap = keys.integer("num_heads", 8), keys.number("gate_soft_cap", 15.0)
     if not 0 < cap <= CAP_MAX:
         fail("gate_soft_cap", cap, f"it must be above 0 and at most {CAP_MAX:g}")
-    key_width, value_width = (int(width * keys.number(f"{part}_dim_factor", default))
-                              for part, default in (("qk", 0.5), ("v", 1.0)))
+    key_width, value_width = (
+        int(width * keys.number(f"{part}_dim_factor", default)) for part, default in (("qk", 0.5), ("v", 1.0))
+    )
     if key_width % heads or value_width % heads or not key_width:
         fail("num_heads", heads, f"it must divide {key_width} numbers of keys and {value_width} of values")
-    memory = MatrixLstm(heads, key_width // heads, value_width // heads, cap,
-                        keys.number("norm_eps", 1e-6), keys.number("eps", 1e-6))
+    memory = MatrixLstm(
+        heads, key_width // heads, value_width // heads, cap, keys.number("norm_eps", 1e-6), keys.number("eps", 1e-6)
+    )
     step = keys.integer("ffn_round_up_to_multiple_of", 64)
     inner = int((width * keys.number("ffn_proj_factor", 2.667) + step - 1) // step) * step
-    return build_architecture(family, keys, [memory] * count, [Dense(inner)] * count,
-                              eps=keys.number("norm_eps", 1e-6), max_positions=POSITIONS,
-                              logits_cap=keys.number("output_logit_soft_cap", 30.0))
+    return build_architecture(
+        family,
+        keys,
+        [memory] * count,
+        [Dense(inner)] * count,
+        eps=keys.number("norm_eps", 1e-6),
+        max_positions=POSITIONS,
+        logits_cap=keys.number("output_logit_soft_cap", 30.0),
+    )
 
 
-FAMILIES = (
-    Family("xlstm", ("xlstm",), read_xlstm),
-)
+FAMILIES = (Family("xlstm", ("xlstm",), read_xlstm),)

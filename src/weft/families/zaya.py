@@ -20,9 +20,19 @@ _THETA = {"hybrid": 5e6, "hybrid_sliding": 1e4}
 
 def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(
-        vocab_size=262_272, hidden_size=2048, num_hidden_layers=40, num_attention_heads=8,
-        num_key_value_heads=2, head_dim=128, max_position_embeddings=131_072, moe_intermediate_size=2048,
-        num_experts=16, router_hidden_size=256, cca_time0=2, cca_time1=2)
+        vocab_size=262_272,
+        hidden_size=2048,
+        num_hidden_layers=40,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=131_072,
+        moe_intermediate_size=2048,
+        num_experts=16,
+        router_hidden_size=256,
+        cca_time0=2,
+        cca_time1=2,
+    )
     keys.only(attention_bias=False, lm_head_bias=False, num_experts_per_tok=1)
     count = keys.integer("num_hidden_layers")
     kinds = kinds_with_windows(keys, tuple(_THETA), ["hybrid"] * count)
@@ -36,18 +46,31 @@ def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
         # In pages: a ring beside the shifts would be a second kind of state in one layer.
         return ConvolvedAttention(
             replace(attended, rope=rope, window=window, shared=window is not None),
-            keys.integer("cca_time0"), keys.integer("cca_time1"), attended.kv_heads * attended.head_dim // 2,
-            attended.kv_heads)
+            keys.integer("cca_time0"),
+            keys.integer("cca_time1"),
+            attended.kv_heads * attended.head_dim // 2,
+            attended.kv_heads,
+        )
 
-    feed = Experts(count=keys.integer("num_experts"), per_token=1,
-                   width=keys.integer("moe_intermediate_size"), normalized=False, choice_bias=True,
-                   router_width=keys.integer("router_hidden_size"))
+    feed = Experts(
+        count=keys.integer("num_experts"),
+        per_token=1,
+        width=keys.integer("moe_intermediate_size"),
+        normalized=False,
+        choice_bias=True,
+        router_width=keys.integer("router_hidden_size"),
+    )
     feeds = [replace(feed, router_continues=layer > 0) for layer in range(count)]
-    return build_architecture(family, keys, [mixer(kind) for kind in kinds], feeds, default_eps=1e-5,
-                              tied=keys.boolean("tie_word_embeddings", True), residual_float32=True,
-                              scaled_residual=True)
+    return build_architecture(
+        family,
+        keys,
+        [mixer(kind) for kind in kinds],
+        feeds,
+        default_eps=1e-5,
+        tied=keys.boolean("tie_word_embeddings", True),
+        residual_float32=True,
+        scaled_residual=True,
+    )
 
 
-FAMILIES = (
-    Family("zaya", ("zaya",), read_zaya),
-)
+FAMILIES = (Family("zaya", ("zaya",), read_zaya),)

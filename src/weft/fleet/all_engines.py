@@ -32,8 +32,9 @@ class AllEngines:
 
     def stats(self) -> list[tuple[int, EngineStats]]:
         """The number of each replica and the last report of its engine, if it has sent one."""
-        return [(replica.number, replica.engine.stats) for replica in self._replicas
-                if replica.engine.stats is not None]
+        return [
+            (replica.number, replica.engine.stats) for replica in self._replicas if replica.engine.stats is not None
+        ]
 
     async def flush_cache(self) -> None:
         """Returns when the engines have dropped what their caches held. Raises EngineUnavailableError."""
@@ -65,20 +66,27 @@ class AllEngines:
         EngineUnavailableError; the engines are then as before."""
         engines = self._serving()
         asleep_before = [engine for engine in engines if engine.sleep_state.level]
-        outcomes = await asyncio.gather(*(engine.sleep(level, mode, timeout_s) for engine in engines),
-                                        return_exceptions=True)
+        outcomes = await asyncio.gather(
+            *(engine.sleep(level, mode, timeout_s) for engine in engines), return_exceptions=True
+        )
         refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if refusals:
-            await asyncio.gather(*(engine.wake_up(None) for engine, outcome
-                                   in zip(engines, outcomes, strict=True)
-                                   if isinstance(outcome, SleepOutcome) and engine not in asleep_before),
-                                 return_exceptions=True)
+            await asyncio.gather(
+                *(
+                    engine.wake_up(None)
+                    for engine, outcome in zip(engines, outcomes, strict=True)
+                    if isinstance(outcome, SleepOutcome) and engine not in asleep_before
+                ),
+                return_exceptions=True,
+            )
             raise refusals[0]
         slept = [outcome for outcome in outcomes if isinstance(outcome, SleepOutcome)]
         self._asleep_level = level
         flushed = [outcome.flushed for outcome in slept if outcome.flushed is not None]
-        return SleepOutcome(state=_deepest(slept), flushed=Flushed(
-            sum(one.bytes for one in flushed), sum(one.tokens for one in flushed)))
+        return SleepOutcome(
+            state=_deepest(slept),
+            flushed=Flushed(sum(one.bytes for one in flushed), sum(one.tokens for one in flushed)),
+        )
 
     async def wake_up(self, tags: list[Part] | None) -> SleepOutcome:
         """Returns when the parts are back everywhere. Raises the error of waking, or
@@ -103,8 +111,9 @@ class AllEngines:
     def _serving(self) -> list[EngineClient]:
         engines = [replica.engine for replica in self._replicas if replica.ready]
         if not engines:
-            raise EngineUnavailableError("no engine serves at the moment: "
-                                         + "; ".join(replica.reason for replica in self._replicas))
+            raise EngineUnavailableError(
+                "no engine serves at the moment: " + "; ".join(replica.reason for replica in self._replicas)
+            )
         return engines
 
 

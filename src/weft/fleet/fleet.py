@@ -51,13 +51,22 @@ class Fleet:
     ``roles``: of the replicas of this machine; none: all do both, and no prompt is split. ``peers``: how
     engines elsewhere send to these. Raises ConfigError where the machine cannot be divided (``places``)."""
 
-    def __init__(self, config: EngineConfig, *, replicas: int = 1, restarts: int = RESTARTS,
-                 factory: str = ASSEMBLE, record: RecordingTarget | None = None,
-                 stall_after_s: float = STALL_AFTER_S,
-                 on_progress: Callable[[str], None] = lambda text: None,
-                 router: Router | None = None, place: HostShare | None = None,
-                 listen: tuple[str, LinkKeys] | None = None, roles: Sequence[Role] = (),
-                 peers: PeerKeys | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        replicas: int = 1,
+        restarts: int = RESTARTS,
+        factory: str = ASSEMBLE,
+        record: RecordingTarget | None = None,
+        stall_after_s: float = STALL_AFTER_S,
+        on_progress: Callable[[str], None] = lambda text: None,
+        router: Router | None = None,
+        place: HostShare | None = None,
+        listen: tuple[str, LinkKeys] | None = None,
+        roles: Sequence[Role] = (),
+        peers: PeerKeys | None = None,
+    ) -> None:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
         self.info: ModelInfo | None = None
@@ -142,9 +151,12 @@ class Fleet:
         """Which engines do not serve, and why; None when all do."""
         if all(replica.state == "left" for replica in self.replicas):
             return "no machine has joined; requests wait for one"
-        missing = [f"engine {replica.number} {replica.ending} ({replica.reason}) and is "
-                   f"{_STATE_WORDS.get(replica.state, 'restarting')}"
-                   for replica in self.replicas if replica.state not in ("ready", "drained", "left")]
+        missing = [
+            f"engine {replica.number} {replica.ending} ({replica.reason}) and is "
+            f"{_STATE_WORDS.get(replica.state, 'restarting')}"
+            for replica in self.replicas
+            if replica.state not in ("ready", "drained", "left")
+        ]
         return "; ".join(missing) if missing else None
 
     def check_alive(self) -> None:
@@ -155,8 +167,7 @@ class Fleet:
 
     def add_remote(self, machine: Machine) -> Replica:
         """A replica for the agent of a joined machine, under the lowest free number."""
-        number = next((replica.number for replica in self.replicas if replica.state == "left"),
-                      len(self.replicas))
+        number = next((replica.number for replica in self.replicas if replica.state == "left"), len(self.replicas))
         replica = self._new_replica(number, machine)
         if number == len(self.replicas):
             self.replicas.append(replica)
@@ -177,11 +188,15 @@ class Fleet:
         if replica.state == "dead" and restart:
             return await self.revive(number)
         if not replica.ready:
-            raise BusyError(f"replica {number} is {replica.shown_state}; only one that serves can be drained",
-                            code="not_ready")
+            raise BusyError(
+                f"replica {number} is {replica.shown_state}; only one that serves can be drained", code="not_ready"
+            )
         if not restart and not any(other.ready for other in self.replicas if other is not replica):
-            raise BusyError(f"replica {number} is the last one that serves; restart it "
-                            f"(weft drain {number} --restart), or stop the server", code="last_replica")
+            raise BusyError(
+                f"replica {number} is the last one that serves; restart it "
+                f"(weft drain {number} --restart), or stop the server",
+                code="last_replica",
+            )
         if not await self.drain_for_good(replica, timeout_s):  # it died meanwhile, and restarts by itself
             replica.draining = False
             raise BusyError(f"replica {number} died while it was drained: {replica.reason}", code="not_ready")
@@ -192,8 +207,7 @@ class Fleet:
         """The last replica too: its requests wait for the next one. False for a process that died before."""
         replica.draining = True
         end_s = time.monotonic() + timeout_s
-        while (replica.state == "ready" and self.requests.count_on(replica.number)
-               and time.monotonic() < end_s):
+        while replica.state == "ready" and self.requests.count_on(replica.number) and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_EVERY_S)
         if replica.state != "ready":
             return False
@@ -204,8 +218,10 @@ class Fleet:
         """Starts a drained or dead replica again, and returns when it is ready. Raises as ``drain``."""
         replica = self.find_replica(number)
         if replica.state not in ("drained", "dead"):
-            raise BusyError(f"replica {number} is {replica.shown_state}; only a drained or dead one can be "
-                            "started", code="not_drained")
+            raise BusyError(
+                f"replica {number} is {replica.shown_state}; only a drained or dead one can be started",
+                code="not_drained",
+            )
         replica.revive()
         while not replica.ready:
             if replica.error is not None:
@@ -221,8 +237,10 @@ class Fleet:
     def find_replica(self, number: int) -> Replica:
         """Raises UnknownReplicaError."""
         if not 0 <= number < len(self.replicas) or self.replicas[number].state == "left":
-            raise UnknownReplicaError(f"there is no replica {number}; this server has 0 to "
-                                      f"{len(self.replicas) - 1} (--replicas)", param="replica")
+            raise UnknownReplicaError(
+                f"there is no replica {number}; this server has 0 to {len(self.replicas) - 1} (--replicas)",
+                param="replica",
+            )
         return self.replicas[number]
 
     # ------------------------------------------------------------------ parts
@@ -231,24 +249,34 @@ class Fleet:
         role: Role = "both" if machine is None else machine.role
         if machine is None and self._roles:
             role = self._roles[number]
-        return Replica(number, self._engine_maker(number, machine), self._restarts, machine=machine,
-                       role=role,
-                       prepare=functools.partial(self._prepare, host="" if machine is None else machine.host),
-                       on_ready=self._on_ready, on_lost=self._on_lost)
+        return Replica(
+            number,
+            self._engine_maker(number, machine),
+            self._restarts,
+            machine=machine,
+            role=role,
+            prepare=functools.partial(self._prepare, host="" if machine is None else machine.host),
+            on_ready=self._on_ready,
+            on_lost=self._on_lost,
+        )
 
     def _engine_maker(self, number: int, machine: Machine | None) -> Callable[[int], EngineClient]:
         def new_engine(start: int) -> EngineClient:
             assert machine is None or machine.connection is not None
             return EngineClient(
-                self.config, factory=self._factory,
+                self.config,
+                factory=self._factory,
                 place=self._shares[number] if machine is None else ANYWHERE,
                 link=None if machine is None else machine.connection,
-                stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
+                stall_after_s=self._stall_after_s,
+                record=_recording(self._record, number, start),
                 on_progress=lambda text: self._on_line(number, text),
                 on_events=lambda events: self.requests.take(events),
                 on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes),
                 on_snapshots=lambda report: self._on_snapshots(number, report),
-                on_handoff=lambda request_id, reason: self.requests.handed(number, request_id, reason))
+                on_handoff=lambda request_id, reason: self.requests.handed(number, request_id, reason),
+            )
+
         return new_engine
 
     def _follow(self, replica: Replica) -> None:
@@ -284,7 +312,7 @@ class Fleet:
         unstarted = next((other for other in self.replicas if not other.started), None)
         if unstarted is not None:
             unstarted.start()
-        if all(other.ready for other in self.replicas[:self._own_count]):
+        if all(other.ready for other in self.replicas[: self._own_count]):
             self._opened.set()
         self.requests.dispatch()
 
@@ -292,10 +320,14 @@ class Fleet:
         """A replica whose role lacks the other one is worth a line, once all of this machine serve."""
         ready = [other for other in self.replicas if other.ready]
         missing = partner_missing([other.role for other in ready])
-        has_begun = all(other.ready for other in self.replicas[:self._own_count])
+        has_begun = all(other.ready for other in self.replicas[: self._own_count])
         if replica.role != "both" and missing and has_begun:
-            _log.warning("replica %d is for %s, and no replica is for %s: requests are served whole",
-                         replica.number, replica.role, missing)
+            _log.warning(
+                "replica %d is for %s, and no replica is for %s: requests are served whole",
+                replica.number,
+                replica.role,
+                missing,
+            )
 
     def _on_lost(self, replica: Replica) -> None:
         """Its engine has ended, or its replica is dead: its requests are held for another one."""
@@ -304,7 +336,7 @@ class Fleet:
             self.router.left(replica.number)
         if replica.error is not None and replica.machine is not None and self.joined is not None:
             self.joined.refuse(replica.machine, replica.error)
-        own = self.replicas[:self._own_count]
+        own = self.replicas[: self._own_count]
         dead = [other for other in own if other.state == "dead"]
         if (dead and not self._opened.is_set()) or (len(dead) == len(own) and self.joined is None):
             cause = first_error(dead)

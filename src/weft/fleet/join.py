@@ -57,8 +57,17 @@ _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)
 
 
-def join(address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int, progress: StartProgress, *,
-         started_by: str = "", role: Role = "both", peers: PeerKeys | None = None) -> int:
+def join(
+    address: str,
+    keys: LinkKeys,
+    own: Mapping[str, Any],
+    replicas: int,
+    progress: StartProgress,
+    *,
+    started_by: str = "",
+    role: Role = "both",
+    peers: PeerKeys | None = None,
+) -> int:
     """Serves until it is dismissed or interrupted; returns the exit code. ``own``: fields of EngineConfig
     that hold on this machine instead of the server's. ``role``: of its replicas; ``peers``: how other engines
     send to them. Call it from the main thread."""
@@ -69,14 +78,23 @@ def join(address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int, pr
 class Joining:
     """The agents of one machine, and what signals do to them."""
 
-    def __init__(self, address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int,
-                 progress: StartProgress, started_by: str = "", role: Role = "both",
-                 peers: PeerKeys | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        keys: LinkKeys,
+        own: Mapping[str, Any],
+        replicas: int,
+        progress: StartProgress,
+        started_by: str = "",
+        role: Role = "both",
+        peers: PeerKeys | None = None,
+    ) -> None:
         self._context = zmq.Context()
-        divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)   # refuses at once
-        self._agents = [Agent(self._context, address, keys, own, (number, replicas), progress, started_by,
-                              role, peers)
-                        for number in range(replicas)]
+        divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)  # refuses at once
+        self._agents = [
+            Agent(self._context, address, keys, own, (number, replicas), progress, started_by, role, peers)
+            for number in range(replicas)
+        ]
         self._stops = 0
         self._interrupted = asyncio.Event()
 
@@ -91,8 +109,7 @@ class Joining:
         codes = []
         try:
             while tasks and not interrupted.done():
-                done, _ = await asyncio.wait({*tasks, interrupted, ready},
-                                             return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({*tasks, interrupted, ready}, return_when=asyncio.FIRST_COMPLETED)
                 if ready.done() and waiting and not self._stops:
                     agent = waiting.pop(0)
                     tasks.add(asyncio.create_task(agent.run()))
@@ -125,9 +142,18 @@ class Agent:
     """One replica of this machine. ``place``: its number, and how many divide the machine. ``ready`` is set
     once its engine serves."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, keys: LinkKeys,
-                 own: Mapping[str, Any], place: tuple[int, int], progress: StartProgress,
-                 started_by: str = "", role: Role = "both", peers: PeerKeys | None = None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        keys: LinkKeys,
+        own: Mapping[str, Any],
+        place: tuple[int, int],
+        progress: StartProgress,
+        started_by: str = "",
+        role: Role = "both",
+        peers: PeerKeys | None = None,
+    ) -> None:
         self.ready = asyncio.Event()
         self._peers = peers
         self._context = context
@@ -136,9 +162,15 @@ class Agent:
         self._own = own
         self._place = place
         self._progress = progress
-        self._hello = Hello(link_version=LINK_VERSION, weft_version=metadata.version("weft"),
-                            agent=uuid.uuid4().hex, attempt=0, host=socket.gethostname(),
-                            started_by=started_by, role=role)
+        self._hello = Hello(
+            link_version=LINK_VERSION,
+            weft_version=metadata.version("weft"),
+            agent=uuid.uuid4().hex,
+            attempt=0,
+            host=socket.gethostname(),
+            started_by=started_by,
+            role=role,
+        )
         self._has_joined = False
         self._refusals = 0
         self._said = ""
@@ -205,9 +237,16 @@ class Agent:
                 uplink.say(EngineEnded(reason))
                 ended.set_exception(EngineEndedError(reason))
 
-        tasks = [asyncio.ensure_future(work) for work in (
-            uplink.keep_alive(), uplink.watch(), self._obey(uplink, on_end), self._say_farewell(uplink),
-            ended)]
+        tasks = [
+            asyncio.ensure_future(work)
+            for work in (
+                uplink.keep_alive(),
+                uplink.watch(),
+                self._obey(uplink, on_end),
+                self._say_farewell(uplink),
+                ended,
+            )
+        ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -228,8 +267,7 @@ class Agent:
             elif isinstance(message, StartEngine):
                 await self._start(message, uplink.relay, on_end)
 
-    async def _start(self, order: StartEngine, relay: Callable[[bytes], None],
-                     on_end: Callable[[str], None]) -> None:
+    async def _start(self, order: StartEngine, relay: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
         if self._engine is not None and self._engine.order == order:
             ready = await self._engine.reset()
             if ready is not None:
@@ -279,8 +317,9 @@ class LocalEngine:
 
     async def start(self, config: EngineConfig, share: HostShare) -> None:
         """Raises OSError."""
-        await self._link.start(factory=self.order.factory, config=config, record=None,
-                               beat_s=self.order.beat_s, place=share)
+        await self._link.start(
+            factory=self.order.factory, config=config, record=None, beat_s=self.order.beat_s, place=share
+        )
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._wait())]
 
     def plug(self, relay: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:

@@ -81,8 +81,12 @@ class JoinedReplicas:
             machine = self._machines[hello.agent] = Machine(hello)
             machine.connect(connection)
             machine.number = self._fleet.add_remote(machine).number
-            _log.info("%s joined as replica %d%s", hello.host, machine.number,
-                      f" ({hello.started_by})" if hello.started_by else "")
+            _log.info(
+                "%s joined as replica %d%s",
+                hello.host,
+                machine.number,
+                f" ({hello.started_by})" if hello.started_by else "",
+            )
         elif hello.attempt <= machine.attempt:
             return None  # a late one
         else:
@@ -128,6 +132,9 @@ def check_identity(engine: EngineClient, others: Mapping[str, str], host: str) -
     names = [name for name in sorted(own.keys() & others.keys()) if own[name] != others[name]]
     if names:
         # A digest of the others says nothing beside them.
-        differing = [f"{name} is {own[name]} there and {others[name]} here"
-                     for name in names if name != "records" or len(names) == 1]
+        differing = [
+            f"{name} is {own[name]} there and {others[name]} here"
+            for name in names
+            if name != "records" or len(names) == 1
+        ]
         raise ConfigError(f"the replica of {host} would give other answers: {'; '.join(differing)}")

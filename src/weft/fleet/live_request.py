@@ -49,11 +49,13 @@ class AnswerSoFar:
     def corrected(self, event: TokenEvent) -> TokenEvent:
         """``event`` of an engine that resumed the answer, as the first engine would have said it."""
         first = self.first
-        facts = {} if first is None else {"cached_tokens": first.cached_tokens, "queued_s": None,
-                                          "lost": None}
+        facts = {} if first is None else {"cached_tokens": first.cached_tokens, "queued_s": None, "lost": None}
         return msgspec.structs.replace(
-            event, recomputed_tokens=self.recomputed_tokens + event.recomputed_tokens,
-            preemptions=self.preemptions + event.preemptions, **facts)
+            event,
+            recomputed_tokens=self.recomputed_tokens + event.recomputed_tokens,
+            preemptions=self.preemptions + event.preemptions,
+            **facts,
+        )
 
     def engine_ended(self) -> None:
         if self.last is not None:
@@ -114,14 +116,17 @@ class LiveRequest:
     def may_split(self) -> bool:
         """Whether one engine may compute the prompt and another one go on."""
         request = self.request
-        return (request.pooling is None and request.sampling.max_tokens not in (0, 1) and not self.strikes
-                and not any(answer.tokens for answer in self._answers.values()))
+        return (
+            request.pooling is None
+            and request.sampling.max_tokens not in (0, 1)
+            and not self.strikes
+            and not any(answer.tokens for answer in self._answers.values())
+        )
 
     @property
     def is_handed(self) -> bool:
         """Its prompt is computed, every answer has a token, and the transfer of the records has ended."""
-        return (self.handoff is not None and self.handoff_end is not None
-                and self._handed >= set(self._answers))
+        return self.handoff is not None and self.handoff_end is not None and self._handed >= set(self._answers)
 
     # ------------------------------------------------------------------ events
 
@@ -167,8 +172,15 @@ class LiveRequest:
 
             keys = request_keys(request)
         tokens = [*keys, *longest] if longest else keys
-        return RoutedRequest(self.id, tokens, request.salt, self.open_count,
-                             request.sampling.max_tokens, request.boundaries, self.may_split)
+        return RoutedRequest(
+            self.id,
+            tokens,
+            request.salt,
+            self.open_count,
+            request.sampling.max_tokens,
+            request.boundaries,
+            self.may_split,
+        )
 
     def resumable(self) -> Request:
         """The request as its next engine gets it."""
@@ -185,15 +197,18 @@ class LiveRequest:
         answers = {index: list(answer.tokens) for index, answer in self._answers.items()}
         return msgspec.structs.replace(request, resumption=Resumption(answers=answers))
 
-    def placed(self, replica: int, boundaries: tuple[int, ...] = (), handoff: Handoff | None = None,
-               decode: int | None = None) -> None:
+    def placed(
+        self, replica: int, boundaries: tuple[int, ...] = (), handoff: Handoff | None = None, decode: int | None = None
+    ) -> None:
         """``boundaries``: where its prompt parts from others, as the router knows. With ``handoff`` the
         replica computes the prompt, and ``decode`` goes on."""
         self.replica, self._fleet_boundaries = replica, boundaries
         self.handoff, self.decode, self.handoff_end = handoff, decode, None
         self._handed.clear()
-        self.load = self.open_count, sum(len(self.request.prompt_tokens) + len(answer.tokens)
-                                         for answer in self._answers.values())
+        self.load = (
+            self.open_count,
+            sum(len(self.request.prompt_tokens) + len(answer.tokens) for answer in self._answers.values()),
+        )
         self._has_moved = self.admitted = self.begun = False
 
     def moved(self) -> None:
@@ -214,7 +229,9 @@ class LiveRequest:
         if self.strikes >= STRIKES_MAX:
             raise DeadlyRequestError(
                 f"{self._deaths} engines in a row died while they computed this request, before its next "
-                "token; it is not tried again", code="request_killed_engines")
+                "token; it is not tried again",
+                code="request_killed_engines",
+            )
         if self.accepted:
             self.resumes += 1
 

@@ -129,7 +129,9 @@ class Placement:
             raise QueueFullError(
                 f"{held} sequences wait for an engine to restart and this request brings {new}; the limit is "
                 f"{limit} (limits.max_queued_requests). Try again later",
-                param="limits.max_queued_requests", code="queue_full")
+                param="limits.max_queued_requests",
+                code="queue_full",
+            )
 
     # ------------------------------------------------------------------ placing
 
@@ -179,8 +181,11 @@ class Placement:
     def _candidates(self, live: LiveRequest) -> Iterator[ReplicaLoad]:
         for replica in self._replicas:
             placed, load = self._placed[replica.number], self._loads[replica.number]
-            if not replica.ready or replica.number in live.full_replicas or (
-                    live.strikes and any(other.suspect for other in placed.values())):
+            if (
+                not replica.ready
+                or replica.number in live.full_replicas
+                or (live.strikes and any(other.suspect for other in placed.values()))
+            ):
                 continue
             info, stats = replica.engine.info, replica.engine.stats
             assert info is not None
@@ -200,8 +205,7 @@ class Placement:
         self._placed[number][live.id] = live
         self._add_load(number, live, 1)
         self._router.placed(routed, choice)
-        self._offers[live.id] = asyncio.get_running_loop().create_task(
-            self._offer(live, self._replicas[number].engine))
+        self._offers[live.id] = asyncio.get_running_loop().create_task(self._offer(live, self._replicas[number].engine))
 
     def _handoff(self, live: LiveRequest, choice: Route) -> Handoff | None:
         """What the engine of a prompt is told; None where the request stays whole."""
@@ -221,8 +225,12 @@ class Placement:
         live.handoff_end = reason
         if reason and live.decode is not None:
             self._router.handoff_failed(number, live.decode)
-            _log.warning("engine %d sent the records of a prompt to engine %d in vain: %s; the request is "
-                         "served another way", number, live.decode, reason)
+            _log.warning(
+                "engine %d sent the records of a prompt to engine %d in vain: %s; the request is served another way",
+                number,
+                live.decode,
+                reason,
+            )
         self._move(live)
 
     def _move(self, live: LiveRequest) -> None:

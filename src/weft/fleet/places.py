@@ -32,18 +32,23 @@ def divide_machine(config: EngineConfig, replicas: int) -> list[HostShare]:
         return [ANYWHERE]
     gpus = [] if config.device == "cpu" else visible_gpus()
     if config.device.startswith("cuda:"):
-        raise ConfigError(f"--device {config.device} is one GPU, and --replicas is {replicas}: use "
-                          "--device cuda", param="--device")
+        raise ConfigError(
+            f"--device {config.device} is one GPU, and --replicas is {replicas}: use --device cuda", param="--device"
+        )
     if gpus and len(gpus) < replicas * config.tp:
         each = "a GPU" if config.tp == 1 else f"{config.tp} GPUs (--tp)"
-        raise ConfigError(f"--replicas is {replicas}, and this machine has GPUs {', '.join(gpus)}: each "
-                          f"replica takes {each} of its own; use --device cpu to serve on the CPU",
-                          param="--replicas")
+        raise ConfigError(
+            f"--replicas is {replicas}, and this machine has GPUs {', '.join(gpus)}: each "
+            f"replica takes {each} of its own; use --device cpu to serve on the CPU",
+            param="--replicas",
+        )
     cores = divide_cores(usable_core_numbers(), replicas)
     turn = memory_turn()
     of_replica = [",".join(gpus[number * config.tp : (number + 1) * config.tp]) for number in range(replicas)]
-    return [HostShare(cores[number], replicas, {_VISIBLE: of_replica[number]} if gpus else {}, turn)
-            for number in range(replicas)]
+    return [
+        HostShare(cores[number], replicas, {_VISIBLE: of_replica[number]} if gpus else {}, turn)
+        for number in range(replicas)
+    ]
 
 
 def memory_turn() -> int:
@@ -75,13 +80,16 @@ def usable_core_numbers() -> list[int]:
     say."""
     if sys.platform != "linux":
         return []
-    node_of = {core: number for number, folder in enumerate(sorted(_NODES.glob("node[0-9]*")))
-               for core in core_numbers((folder / "cpulist").read_text())}
+    node_of = {
+        core: number
+        for number, folder in enumerate(sorted(_NODES.glob("node[0-9]*")))
+        for core in core_numbers((folder / "cpulist").read_text())
+    }
     return sorted(os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), core))
 
 
 def core_numbers(text: str) -> list[int]:
-    """"0-2,8" -> [0, 1, 2, 8]."""
+    """ "0-2,8" -> [0, 1, 2, 8]."""
     numbers: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

@@ -63,9 +63,15 @@ class RayFleet:
         while True:
             began_s = time.monotonic()
             process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "weft.fleet.ray_placer", stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "RAY_DEDUP_LOGS": "0"})
+                sys.executable,
+                "-m",
+                "weft.fleet.ray_placer",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "RAY_DEDUP_LOGS": "0"},
+            )
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(json.dumps(dataclasses.asdict(self._order)).encode() + b"\n")
@@ -83,8 +89,9 @@ class RayFleet:
             await asyncio.sleep(_LOOK_S)
             before = self.scaler.target
             if self.scaler.look(time.monotonic(), self._load()) != before:
-                _log.info("%.1f s of queued work: %d replicas instead of %d", self.scaler.queued_s,
-                          self.scaler.target, before)
+                _log.info(
+                    "%.1f s of queued work: %d replicas instead of %d", self.scaler.queued_s, self.scaler.target, before
+                )
                 self._tell()
 
     def _tell(self) -> None:
@@ -96,8 +103,14 @@ class RayFleet:
         running, waiting = self._fleet.queue_lengths()
         ready = [replica for replica in self._fleet.replicas if replica.ready]
         rows = [replica.engine.info.sizes.rows_max for replica in ready if replica.engine.info is not None]
-        return FleetLoad(running, waiting, self._fleet.requests.admitted_count, len(ready),
-                         max(0, self.scaler.target - len(ready)), min(rows, default=1))
+        return FleetLoad(
+            running,
+            waiting,
+            self._fleet.requests.admitted_count,
+            len(ready),
+            max(0, self.scaler.target - len(ready)),
+            min(rows, default=1),
+        )
 
 
 GROW_AT_S = 5.0
@@ -121,9 +134,9 @@ class FleetLoad:
 class Scaler:
     """How many replicas there should be, between ``least`` and ``most``. Pure: no clock and no I/O.
 
-        waiting sequences / sequences admitted a second   = seconds of queued work
-        above GROW_AT_S, and no replica is starting       -> one more
-        an empty queue, and the others have room          -> one less after IDLE_S
+    waiting sequences / sequences admitted a second   = seconds of queued work
+    above GROW_AT_S, and no replica is starting       -> one more
+    an empty queue, and the others have room          -> one less after IDLE_S
     """
 
     def __init__(self, least: int, most: int) -> None:
@@ -162,4 +175,4 @@ class Scaler:
             self._waiting_since_s = now_s
         (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
         waited_s = now_s - self._waiting_since_s
-        self.queued_s = (load.waiting * (last_s - first_s) / (last - first) if last > first else waited_s)
+        self.queued_s = load.waiting * (last_s - first_s) / (last - first) if last > first else waited_s

@@ -24,8 +24,14 @@ STARTED_BY = "ray"
 def main() -> int:
     order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 0).readline())
     die_with_parent(sys.stdin.fileno(), tempfile.mkdtemp(prefix="weft-"))
-    return join(tcp_address(order["server"], flag="--listen-engines"), LinkKeys.of(order["token"]),
-                order["own"], 1, StartProgress(Console(soft_wrap=True)), started_by=STARTED_BY)
+    return join(
+        tcp_address(order["server"], flag="--listen-engines"),
+        LinkKeys.of(order["token"]),
+        order["own"],
+        1,
+        StartProgress(Console(soft_wrap=True)),
+        started_by=STARTED_BY,
+    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,8 @@ class MemberActor:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "weft.fleet.ray_member"], stdin=subprocess.PIPE, text=True)
+            [sys.executable, "-m", "weft.fleet.ray_member"], stdin=subprocess.PIPE, text=True
+        )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -98,10 +99,16 @@ class Placer:
         order = self._order
         resources = {"CPU": order.cpus, **({"GPU": order.gpus} if order.gpus else {})}
         group = placement_group([resources], strategy="STRICT_PACK")
-        actor = self._ray.remote(MemberActor).options(
-            num_cpus=order.cpus, num_gpus=order.gpus, max_concurrency=2,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),
-        ).remote({"server": order.server, "token": order.token, "own": order.own})
+        actor = (
+            self._ray.remote(MemberActor)
+            .options(
+                num_cpus=order.cpus,
+                num_gpus=order.gpus,
+                max_concurrency=2,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),
+            )
+            .remote({"server": order.server, "token": order.token, "own": order.own})
+        )
         return Member(group, actor, actor.watch.remote())
 
     def _ended(self, member: Member) -> None:
@@ -142,8 +149,9 @@ def main() -> int:
     ray.init(address=order.address, namespace="weft", log_to_driver=True, logging_level=logging.WARNING)
     host, _, port = order.server.rpartition(":")
     if not host:
-        order = PlacerOrder(order.address, f"{ray.util.get_node_ip_address()}:{port}", order.token, order.own,
-                            order.cpus, order.gpus)
+        order = PlacerOrder(
+            order.address, f"{ray.util.get_node_ip_address()}:{port}", order.token, order.own, order.cpus, order.gpus
+        )
     say(f"connected to Ray at {order.address}; members join {order.server}")
     placer = Placer(ray, order)
     while targets[-1] >= 0:

@@ -49,10 +49,18 @@ class Replica:
     ``machine``: the joined machine that it is on; None for the server's own. ``role``: what the router sends
     it."""
 
-    def __init__(self, number: int, new_engine: Callable[[int], EngineClient], restarts: int, *,
-                 prepare: Callable[[EngineClient], Awaitable[None]],
-                 on_ready: Callable[[Replica], None], on_lost: Callable[[Replica], None],
-                 machine: Machine | None = None, role: Role = "both") -> None:
+    def __init__(
+        self,
+        number: int,
+        new_engine: Callable[[int], EngineClient],
+        restarts: int,
+        *,
+        prepare: Callable[[EngineClient], Awaitable[None]],
+        on_ready: Callable[[Replica], None],
+        on_lost: Callable[[Replica], None],
+        machine: Machine | None = None,
+        role: Role = "both",
+    ) -> None:
         self.number = number
         self.role: Role = role
         self.machine = machine
@@ -152,15 +160,27 @@ class Replica:
                 self._restarts_used = 0
             self._short_lives = self._short_lives + 1 if served_s < SHORT_LIFE_S else 0
             if self._restarts_used == self._restarts:
-                _log.error("engine %d %s: %s; dead, as its restarts are used up (limits.restarts is %d)",
-                           self.number, self.ending, self.reason, self._restarts)
+                _log.error(
+                    "engine %d %s: %s; dead, as its restarts are used up (limits.restarts is %d)",
+                    self.number,
+                    self.ending,
+                    self.reason,
+                    self._restarts,
+                )
                 self._end(EngineUnavailableError(self.reason))
                 return
             self._restarts_used += 1
             self.restart_count += 1
             delay_s = backoff_s(self._short_lives)
-            _log.warning("engine %d %s: %s; restart %d of %d%s", self.number, self.ending, self.reason,
-                         self._restarts_used, self._restarts, f" in {delay_s:g} s" if delay_s else "")
+            _log.warning(
+                "engine %d %s: %s; restart %d of %d%s",
+                self.number,
+                self.ending,
+                self.reason,
+                self._restarts_used,
+                self._restarts,
+                f" in {delay_s:g} s" if delay_s else "",
+            )
             await asyncio.sleep(delay_s)
 
     async def _one_life(self) -> float:
@@ -172,8 +192,7 @@ class Replica:
             await self._prepare(engine)
         except Exception as error:  # a fleet waits for this replica, whatever it is
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-            said = (error if isinstance(error, WeftError)
-                    else WeftError(f"cannot start an engine: {kind}{error}"))
+            said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {kind}{error}")
             self.reason, self.ending = said.message, "died"
             if not self._ever_ready and not engine.link.machine_lost:
                 self._end(said)

@@ -67,8 +67,7 @@ class StartProgress:
 
     def _print(self, text: str) -> None:
         self._shown_s = time.monotonic()
-        self._console.print(" ".join(text.translate(_BAR).split()), markup=False, highlight=False,
-                            soft_wrap=True)
+        self._console.print(" ".join(text.translate(_BAR).split()), markup=False, highlight=False, soft_wrap=True)
 
 
 def _engine_and_part(text: str) -> tuple[str, str]:

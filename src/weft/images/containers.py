@@ -29,39 +29,49 @@ _UNKNOWN_FPS = 24.0
 Result = TypeVar("Result")
 
 
-def with_frames(data: bytes, limits: ImageLimits, choose: Callable[[int, float], list[int]],
-                use: Callable[[Iterator[Pixels], list[float]], Result]) -> Result:
+def with_frames(
+    data: bytes,
+    limits: ImageLimits,
+    choose: Callable[[int, float], list[int]],
+    use: Callable[[Iterator[Pixels], list[float]], Result],
+) -> Result:
     """What ``use`` makes of frames [height, width, 3] and their seconds: of those that ``choose`` (count,
     frames a second) names, ascending.
 
     Raises RequestError with one line for a file that is no video, is too large, or cannot be decoded.
     """
     if len(data) > limits.video_bytes:
-        _refuse(f"the video has {format_bytes(len(data))}; the limit is {format_bytes(limits.video_bytes)} "
-                "(limits.video_bytes)")
+        _refuse(
+            f"the video has {format_bytes(len(data))}; the limit is {format_bytes(limits.video_bytes)} "
+            "(limits.video_bytes)"
+        )
     form, total = _form(data), None
     try:
         import av
     except ImportError:
-        _refuse("files of videos are read with PyAV, which is not installed here (pip install "
-                "'weft[video]'); send frames as pictures: {\"type\": \"video\", \"video\": [URL, ...]}")
+        _refuse(
+            "files of videos are read with PyAV, which is not installed here (pip install "
+            '\'weft[video]\'); send frames as pictures: {"type": "video", "video": [URL, ...]}'
+        )
     for _ in range(2):
         try:
-            with av.open(io.BytesIO(data), format=form, options={
-                    "protocol_whitelist": "none", "codec_whitelist": CODECS}) as container:
+            with av.open(
+                io.BytesIO(data), format=form, options={"protocol_whitelist": "none", "codec_whitelist": CODECS}
+            ) as container:
                 if not container.streams.video:
                     _refuse("the file has no video in it")
                 stream = container.streams.video[0]
                 check_size(stream.width, stream.height, limits, "video")
-                stream.codec_context.options = {"max_pixels": str(limits.image_pixels),
-                                                "codec_whitelist": CODECS}
+                stream.codec_context.options = {"max_pixels": str(limits.image_pixels), "codec_whitelist": CODECS}
                 stream.codec_context.thread_count = 1
                 fps = float(stream.average_rate or _UNKNOWN_FPS)
                 total = total or stream.frames or _counted(container, stream)
                 wanted = choose(total, fps)
                 if len(wanted) > limits.video_frames:
-                    _refuse(f"{len(wanted)} frames of the video would be read; the limit is "
-                            f"{limits.video_frames} (limits.video_frames): lower fps or max_frames")
+                    _refuse(
+                        f"{len(wanted)} frames of the video would be read; the limit is "
+                        f"{limits.video_frames} (limits.video_frames): lower fps or max_frames"
+                    )
                 return use(_frames(container, stream, wanted, limits), [at / fps for at in wanted])
         except RequestError:
             raise
@@ -70,7 +80,7 @@ def with_frames(data: bytes, limits: ImageLimits, choose: Callable[[int, float],
         except MemoryError:
             _refuse("the video takes more memory than reading it may use")
         except Exception as error:  # whatever a decoder makes of a broken file
-            reason = getattr(error, "strerror", None) or one_line(error)   # FFmpeg's own words
+            reason = getattr(error, "strerror", None) or one_line(error)  # FFmpeg's own words
             _refuse(f"the video cannot be decoded: {reason}")
     _refuse("the video cannot be decoded: it has another number of frames each time")
 

@@ -42,9 +42,15 @@ class ImageLimits:
     video_frames: int = 768
 
 
-_UPRIGHT = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
-            4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
-            6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 """EXIF orientation -> what makes it 1."""
 
 
@@ -56,9 +62,11 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
     if not data:
         _refuse("the picture is empty")
     if len(data) > limits.image_bytes:
-        _refuse(f"the picture has {format_bytes(len(data))}; the limit is {format_bytes(limits.image_bytes)} "
-                "(limits.image_bytes)")
-    if (canvas := _webp_size(data[:30])) is not None:   # Pillow allocates it before it tells the size
+        _refuse(
+            f"the picture has {format_bytes(len(data))}; the limit is {format_bytes(limits.image_bytes)} "
+            "(limits.image_bytes)"
+        )
+    if (canvas := _webp_size(data[:30])) is not None:  # Pillow allocates it before it tells the size
         check_size(*canvas, limits)
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -69,8 +77,7 @@ def decode(data: bytes, limits: ImageLimits = ImageLimits()) -> Pixels:
     except RequestError:
         raise
     except Image.DecompressionBombError:
-        _refuse(f"the picture has too many pixels; the limit is {limits.image_pixels:,} "
-                "(limits.image_pixels)")
+        _refuse(f"the picture has too many pixels; the limit is {limits.image_pixels:,} (limits.image_pixels)")
     except UnidentifiedImageError:
         _refuse("the picture is in no known format; PNG, JPEG, WebP, GIF and BMP are read")
     except MemoryError:
@@ -104,11 +111,15 @@ def check_size(width: int, height: int, limits: ImageLimits, what: str = "pictur
     if width < 1 or height < 1:
         _refuse(f"the {what} is {width} x {height} pixels")
     if max(width, height) > limits.image_side:
-        _refuse(f"the {what} is {width:,} x {height:,} pixels; the limit is {limits.image_side:,} on a side "
-                "(limits.image_side)")
+        _refuse(
+            f"the {what} is {width:,} x {height:,} pixels; the limit is {limits.image_side:,} on a side "
+            "(limits.image_side)"
+        )
     if width * height > limits.image_pixels:
-        _refuse(f"the {what} is {width:,} x {height:,}, {width * height:,} pixels; the limit is "
-                f"{limits.image_pixels:,} (limits.image_pixels)")
+        _refuse(
+            f"the {what} is {width:,} x {height:,}, {width * height:,} pixels; the limit is "
+            f"{limits.image_pixels:,} (limits.image_pixels)"
+        )
 
 
 def one_line(error: Exception) -> str:

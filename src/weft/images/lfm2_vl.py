@@ -37,9 +37,14 @@ def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
     if columns * rows > 1:
         side = settings.tile_size
         tiled = resize(rgb, columns * side, rows * side, settings.filter)
-        parts = [(f"<|img_row_{row + 1}_col_{column + 1}|>",
-                  tiled[row * side:(row + 1) * side, column * side:(column + 1) * side])
-                 for row in range(rows) for column in range(columns)]
+        parts = [
+            (
+                f"<|img_row_{row + 1}_col_{column + 1}|>",
+                tiled[row * side : (row + 1) * side, column * side : (column + 1) * side],
+            )
+            for row in range(rows)
+            for column in range(columns)
+        ]
         if settings.thumbnail:
             parts.append((THUMBNAIL, resize(rgb, whole_width, whole_height, settings.filter)))
     else:
@@ -82,8 +87,13 @@ def grid(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
 def _grids(least: int, most: int) -> list[tuple[int, int]]:
     # The order among grids of as many tiles is that of a set, and decides between equally near ones. So the
     # set is filled as transformers fills it.
-    grids = {(columns, rows) for count in range(least, most + 1) for columns in range(1, count + 1)
-             for rows in range(1, count + 1) if least <= columns * rows <= most}
+    grids = {
+        (columns, rows)
+        for count in range(least, most + 1)
+        for columns in range(1, count + 1)
+        for rows in range(1, count + 1)
+        if least <= columns * rows <= most
+    }
     return sorted(grids, key=lambda one: one[0] * one[1])
 
 

@@ -63,17 +63,26 @@ class Picture:
 
     def to_bytes(self) -> bytes:
         """For another process; ``from_bytes`` reads it."""
-        return _ENCODER.encode(_Packed(
-            self.digest, [(tile.rows, tile.columns, tile.patches.data.cast("B")) for tile in self.tiles],
-            list(self.text), self.width, self.height, self.kind))
+        return _ENCODER.encode(
+            _Packed(
+                self.digest,
+                [(tile.rows, tile.columns, tile.patches.data.cast("B")) for tile in self.tiles],
+                list(self.text),
+                self.width,
+                self.height,
+                self.kind,
+            )
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Picture:
         """Raises ValueError for what ``to_bytes`` does not write."""
         try:
             packed = _DECODER.decode(data)
-            tiles = tuple(Tile(np.frombuffer(patches, np.uint8).reshape(rows * columns, -1), rows, columns)
-                          for rows, columns, patches in packed.tiles)
+            tiles = tuple(
+                Tile(np.frombuffer(patches, np.uint8).reshape(rows * columns, -1), rows, columns)
+                for rows, columns, patches in packed.tiles
+            )
         except (msgspec.MsgspecError, ValueError, ZeroDivisionError) as error:
             raise ValueError(f"no picture: {error}") from None
         return cls(packed.digest, tiles, tuple(packed.text), packed.width, packed.height, packed.kind)

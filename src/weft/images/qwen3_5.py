@@ -31,8 +31,11 @@ def prepare(rgb: Pixels, settings: ImageSettings) -> Picture:
     """
     height, width, _ = rgb.shape
     if max(height, width) > ASPECT_MAX * min(height, width):
-        raise RequestError(f"the picture is {width:,} x {height:,} pixels, too long and narrow: the longer "
-                           f"side may be {ASPECT_MAX} times the shorter one", param="image")
+        raise RequestError(
+            f"the picture is {width:,} x {height:,} pixels, too long and narrow: the longer "
+            f"side may be {ASPECT_MAX} times the shorter one",
+            param="image",
+        )
     resized_height, resized_width = fitted(height, width, settings.grain, *settings.pixel_bounds)
     check_patches(height, width, resized_height * resized_width, settings)
     tile = patches_of(resize(rgb, resized_width, resized_height, settings.filter), settings.patch_size)

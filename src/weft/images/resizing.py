@@ -41,8 +41,7 @@ def resize(rgb: Pixels, width: int, height: int, filter_name: str) -> Pixels:
     return rgb if rgb.shape[0] == height else _resized_rows(rgb, height, filter_name)
 
 
-def fitted(height: int, width: int, grain: int, least: int, most: int, *,
-           smallest: int = 0) -> tuple[int, int]:
+def fitted(height: int, width: int, grain: int, least: int, most: int, *, smallest: int = 0) -> tuple[int, int]:
     """(height, width) in multiples of ``grain``, of ``least`` to ``most`` pixels, the aspect ratio as near as
     that allows. ``smallest``: of a side, before pixels are counted. Source: ``smart_resize`` of transformers'
     ``qwen2_vl`` and ``lfm2_vl``."""
@@ -50,8 +49,10 @@ def fitted(height: int, width: int, grain: int, least: int, most: int, *,
     near_width = max(smallest, round(width / grain) * grain)
     if near_height * near_width > most:
         shrink = math.sqrt((height * width) / most)
-        return (max(grain, math.floor(height / shrink / grain) * grain),
-                max(grain, math.floor(width / shrink / grain) * grain))
+        return (
+            max(grain, math.floor(height / shrink / grain) * grain),
+            max(grain, math.floor(width / shrink / grain) * grain),
+        )
     if near_height * near_width < least:
         grow = math.sqrt(least / (height * width))
         return math.ceil(height * grow / grain) * grain, math.ceil(width * grow / grain) * grain
@@ -72,8 +73,7 @@ def _cubic(x: Floats) -> Floats:
     return values
 
 
-FILTERS: dict[str, tuple[Callable[[Floats], Floats], float]] = {
-    "bilinear": (_triangle, 1), "bicubic": (_cubic, 2)}
+FILTERS: dict[str, tuple[Callable[[Floats], Floats], float]] = {"bilinear": (_triangle, 1), "bicubic": (_cubic, 2)}
 """Name -> the filter, and how far it reaches to each side."""
 
 
@@ -116,7 +116,7 @@ def _resized_rows(pixels: Pixels, out_rows: int, filter_name: str) -> Pixels:
         for row in range(start, end):
             left = int(first[row]) - low
             seen = min(weights.shape[1], high - low - left)
-            band[row - start, left:left + seen] = weights[row, :seen]
+            band[row - start, left : left + seen] = weights[row, :seen]
         sums = band @ flat[low:high].astype(dtype)
         sums += half
         sums *= 1 / (1 << precision)

@@ -142,7 +142,8 @@ def read_settings(directory: Path, tower: VisionTower) -> ImageSettings:
         tile_size=keys.integer("tile_size", default.tile_size, 1 << 14),
         pixels_tolerance=keys.number("max_pixels_tolerance", default.pixels_tolerance),
         special_tokens=_Keys(outer, nested).boolean("use_image_special_tokens", True),
-        **_of_pixels(keys, default.resample))
+        **_of_pixels(keys, default.resample),
+    )
     _check(settings, tower, keys)
     return settings
 
@@ -158,21 +159,26 @@ def read_video_settings(directory: Path, tower: VisionTower) -> VideoSettings | 
         max_pixels=size.integer("longest_edge", default.max_pixels, PIXELS_MAX),
         min_frames=keys.integer("min_frames", default.min_frames, FRAMES_MAX),
         max_frames=keys.integer("max_frames", default.max_frames, FRAMES_MAX),
-        fps=keys.number("fps", default.fps), sample=keys.boolean("do_sample_frames", default.sample),
+        fps=keys.number("fps", default.fps),
+        sample=keys.boolean("do_sample_frames", default.sample),
         cap_frames=keys.boolean("cap_pixels_per_frame", default.cap_frames),
         frame_tokens=keys.integer("max_video_tokens", default.frame_tokens, TOKENS_MAX),
         patch_size=keys.integer("patch_size", tower.patch_size, 1024),
         downsample_factor=keys.integer("merge_size", tower.projector.downsample_factor, 64),
         frames=keys.integer("temporal_patch_size", tower.frames, 64),
-        resample=keys.integer("resample", default.resample, 3, least=2))
+        resample=keys.integer("resample", default.resample, 3, least=2),
+    )
     _check_qwen(settings, settings.frames, tower, keys)
     pictures, own = read_settings(directory, tower), _of_pixels(keys, settings.resample)
     for key, name in (("rescale_factor", "rescale_factor"), ("image_mean", "mean"), ("image_std", "std")):
         if own[name] != getattr(pictures, name):
             keys.fail(key, own[name], f"pictures have {getattr(pictures, name)}")
     if not settings.grain**2 <= settings.min_pixels <= settings.max_pixels:
-        keys.fail("size", {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
-                  f"pixels must be from {settings.grain**2} on, the least first")
+        keys.fail(
+            "size",
+            {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+            f"pixels must be from {settings.grain**2} on, the least first",
+        )
     return settings
 
 
@@ -191,28 +197,36 @@ def _read_qwen3_5(keys: _Keys, tower: VisionTower) -> ImageSettings:
     transformers has it."""
     size = keys.inner("size")
     settings = ImageSettings(
-        kind=tower.kind, split=False, thumbnail=False, special_tokens=False,
+        kind=tower.kind,
+        split=False,
+        thumbnail=False,
+        special_tokens=False,
         min_pixels=keys.integer("min_pixels", size.integer("shortest_edge", 1 << 16, PIXELS_MAX), PIXELS_MAX),
         max_pixels=keys.integer("max_pixels", size.integer("longest_edge", 1 << 24, PIXELS_MAX), PIXELS_MAX),
         patch_size=keys.integer("patch_size", tower.patch_size, 1024),
         downsample_factor=keys.integer("merge_size", tower.projector.downsample_factor, 64),
-        **_of_pixels(keys, 3))
+        **_of_pixels(keys, 3),
+    )
     _check_qwen(settings, keys.integer("temporal_patch_size", tower.frames, 64), tower, keys)
     least, most = settings.pixel_bounds
     if not settings.grain**2 <= least <= most:
-        keys.fail("size", {"shortest_edge": least, "longest_edge": most},
-                  f"pixels must be from {settings.grain**2} on, the least first")
+        keys.fail(
+            "size",
+            {"shortest_edge": least, "longest_edge": most},
+            f"pixels must be from {settings.grain**2} on, the least first",
+        )
     if 0.0 in settings.std:
         keys.fail("image_std", settings.std, "pixels are divided by it")
     return settings
 
 
-def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: VisionTower,
-                keys: _Keys) -> None:
+def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: VisionTower, keys: _Keys) -> None:
     """What config.json says as well."""
-    for key, value, known in (("patch_size", settings.patch_size, tower.patch_size),
-                              ("merge_size", settings.downsample_factor, tower.projector.downsample_factor),
-                              ("temporal_patch_size", frames, tower.frames)):
+    for key, value, known in (
+        ("patch_size", settings.patch_size, tower.patch_size),
+        ("merge_size", settings.downsample_factor, tower.projector.downsample_factor),
+        ("temporal_patch_size", frames, tower.frames),
+    ):
         if value != known:
             keys.fail(key, value, f"config.json has {known}")
     if not keys.boolean("do_resize", True):
@@ -222,28 +236,34 @@ def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: Vis
 def _of_pixels(keys: _Keys, resample: int) -> dict[str, Any]:
     """What every processor says of values."""
     identity, default = not keys.boolean("do_normalize", True), ImageSettings()
-    return {"resample": keys.integer("resample", resample, 3, least=2),
-            "rescale_factor": (keys.number("rescale_factor", default.rescale_factor)
-                               if keys.boolean("do_rescale", True) else 1.0),
-            "mean": (0.0, 0.0, 0.0) if identity else keys.channels("image_mean", default.mean),
-            "std": (1.0, 1.0, 1.0) if identity else keys.channels("image_std", default.std)}
+    return {
+        "resample": keys.integer("resample", resample, 3, least=2),
+        "rescale_factor": (
+            keys.number("rescale_factor", default.rescale_factor) if keys.boolean("do_rescale", True) else 1.0
+        ),
+        "mean": (0.0, 0.0, 0.0) if identity else keys.channels("image_mean", default.mean),
+        "std": (1.0, 1.0, 1.0) if identity else keys.channels("image_std", default.std),
+    }
 
 
 def check_patches(height: int, width: int, pixels: int, settings: ImageSettings) -> None:
     """Raises RequestError for a picture of ``width`` x ``height`` that becomes too many ``pixels``."""
     patches = pixels // settings.patch_size**2
     if patches > settings.max_patches:
-        raise RequestError(f"the picture is {width:,} x {height:,} pixels, too long and narrow: it makes "
-                           f"{patches:,} patches, and the model takes {settings.max_patches:,}",
-                           param="image")
+        raise RequestError(
+            f"the picture is {width:,} x {height:,} pixels, too long and narrow: it makes "
+            f"{patches:,} patches, and the model takes {settings.max_patches:,}",
+            param="image",
+        )
 
 
 def _check(settings: ImageSettings, tower: VisionTower, keys: _Keys) -> None:
     if settings.patch_size != tower.patch_size:
         keys.fail("encoder_patch_size", settings.patch_size, f"the tower's patches have {tower.patch_size}")
     if settings.downsample_factor != tower.projector.downsample_factor:
-        keys.fail("downsample_factor", settings.downsample_factor,
-                  f"config.json has {tower.projector.downsample_factor}")
+        keys.fail(
+            "downsample_factor", settings.downsample_factor, f"config.json has {tower.projector.downsample_factor}"
+        )
     if settings.tile_size % settings.grain:
         keys.fail("tile_size", settings.tile_size, f"it must be a multiple of {settings.grain}")
     if settings.split and settings.min_tiles > settings.max_tiles:
@@ -292,8 +312,11 @@ class _Keys:
         """One number for each of red, green and blue; a lone number is for all."""
         value = default if self._config.get(key) is None else self._config[key]
         values = [value] * 3 if isinstance(value, int | float) else value
-        if not (isinstance(values, list | tuple) and len(values) == 3
-                and all(isinstance(one, int | float) and abs(one) < 1e6 for one in values)):
+        if not (
+            isinstance(values, list | tuple)
+            and len(values) == 3
+            and all(isinstance(one, int | float) and abs(one) < 1e6 for one in values)
+        ):
             self.fail(key, value, "it must be three numbers")
         red, green, blue = values
         return float(red), float(green), float(blue)

@@ -50,8 +50,7 @@ def sampled(total: int, file_fps: float, asked: Sampling, settings: VideoSetting
     if not settings.sample:
         return list(range(total))
     count = int(total / file_fps * (asked.fps or settings.fps))
-    count = min(max(count, asked.min_frames or settings.min_frames),
-                asked.max_frames or settings.max_frames, total)
+    count = min(max(count, asked.min_frames or settings.min_frames), asked.max_frames or settings.max_frames, total)
     places: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
     return places
 
@@ -62,8 +61,7 @@ def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoS
     Raises RequestError for frames that differ in size, too few of them, and a shape that is too long.
     """
     if len(seconds) < settings.frames:
-        _refuse(f"the video has {len(seconds)} frame{'s' * (len(seconds) != 1)}; it needs "
-                f"{settings.frames} at least")
+        _refuse(f"the video has {len(seconds)} frame{'s' * (len(seconds) != 1)}; it needs {settings.frames} at least")
     digest, patches = hashlib.sha256(b"video" + settings.digest()), []
     shape, height, width = None, 0, 0
     for number, rgb in enumerate(frames):
@@ -72,8 +70,10 @@ def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoS
             height, width = resized(len(seconds), shape[0], shape[1], settings)
             digest.update(np.asarray((len(seconds), *shape), "<u8").tobytes())
         if rgb.shape != shape:
-            _refuse(f"frame {number} of the video has {rgb.shape[1]} x {rgb.shape[0]} pixels, the first "
-                    f"{shape[1]} x {shape[0]}; all frames need one size")
+            _refuse(
+                f"frame {number} of the video has {rgb.shape[1]} x {rgb.shape[0]} pixels, the first "
+                f"{shape[1]} x {shape[0]}; all frames need one size"
+            )
         digest.update(np.ascontiguousarray(rgb).data)
         patches.append(patches_of(resize(rgb, width, height, settings.filter), settings.patch_size))
     assert shape is not None
@@ -81,7 +81,7 @@ def prepare(frames: Iterable[Pixels], seconds: Sequence[float], settings: VideoS
     each, missing = settings.frames, -len(patches) % settings.frames
     patches += patches[-1:] * missing
     times = [*seconds, *[seconds[-1]] * missing]
-    tiles = tuple(_joined(patches[at:at + each]) for at in range(0, len(patches), each))
+    tiles = tuple(_joined(patches[at : at + each]) for at in range(0, len(patches), each))
     rows = tiles[0].rows * tiles[0].columns // settings.downsample_factor**2
     text: list[TextPart] = []
     for first in range(0, len(times), each):
@@ -100,14 +100,18 @@ def resized(frames: int, height: int, width: int, settings: VideoSettings) -> tu
         scale = max(grain / height, grain / width)
         height, width = int(height * scale), int(width * scale)
     if max(height, width) > ASPECT_MAX * min(height, width):
-        _refuse(f"the video is {width:,} x {height:,} pixels, too long and narrow: the longer side may be "
-                f"{ASPECT_MAX} times the shorter one")
+        _refuse(
+            f"the video is {width:,} x {height:,} pixels, too long and narrow: the longer side may be "
+            f"{ASPECT_MAX} times the shorter one"
+        )
     near_height, near_width = round(height / grain) * grain, round(width / grain) * grain
     near = round(frames / settings.frames) * settings.frames * near_height * near_width
     if near > most:
         shrink = math.sqrt(frames * height * width / most)
-        return (max(grain, math.floor(height / shrink / grain) * grain),
-                max(grain, math.floor(width / shrink / grain) * grain))
+        return (
+            max(grain, math.floor(height / shrink / grain) * grain),
+            max(grain, math.floor(width / shrink / grain) * grain),
+        )
     if near < least:
         grow = math.sqrt(least / (frames * height * width))
         return math.ceil(height * grow / grain) * grain, math.ceil(width * grow / grain) * grain

@@ -33,7 +33,10 @@ from weft.images.video import Sampling
 URL, FILE, VIDEO = b"u", b"f", b"v"
 _ACCEPTED, _REFUSED = b"+", b"-"
 PREPARE: dict[TowerKind, Callable[[Pixels, ImageSettings], Picture]] = {
-    "siglip2": lfm2_vl.prepare, "qwen3_5": qwen3_5.prepare, "lfm3": qwen3_5.prepare}
+    "siglip2": lfm2_vl.prepare,
+    "qwen3_5": qwen3_5.prepare,
+    "lfm3": qwen3_5.prepare,
+}
 
 Source = str | bytes
 """An address, or the bytes of a file."""
@@ -75,11 +78,15 @@ def read_video(source: Source | Sequence[Source], asked: Sampling, given: Pictur
     if isinstance(source, str | bytes):
         data = data_of(source, limits, "video") if isinstance(source, str) else source
         return containers.with_frames(
-            data, limits, lambda total, fps: video.sampled(total, fps, asked, settings),
-            lambda frames, seconds: video.prepare(frames, seconds, settings))
+            data,
+            limits,
+            lambda total, fps: video.sampled(total, fps, asked, settings),
+            lambda frames, seconds: video.prepare(frames, seconds, settings),
+        )
     if len(source) > limits.video_frames:
-        raise RequestError(f"the video has {len(source)} frames; the limit is {limits.video_frames} "
-                           "(limits.video_frames)")
+        raise RequestError(
+            f"the video has {len(source)} frames; the limit is {limits.video_frames} (limits.video_frames)"
+        )
     seconds = [at / (asked.fps or settings.fps) for at in range(len(source))]
     return video.prepare((_frame(*numbered, limits) for numbered in enumerate(source)), seconds, settings)
 
@@ -95,15 +102,17 @@ def data_of(url: str, limits: ImageLimits, what: str = "picture") -> bytes:
     """The bytes of a ``data:`` URL in base64. Raises RequestError for every other address."""
     scheme, _, rest = url.partition(":")
     head, comma, text = rest.partition(",")
-    kind, most, name = (("image/png", limits.image_bytes, "limits.image_bytes") if what == "picture" else
-                        ("video/mp4", limits.video_bytes, "limits.video_bytes"))
+    kind, most, name = (
+        ("image/png", limits.image_bytes, "limits.image_bytes")
+        if what == "picture"
+        else ("video/mp4", limits.video_bytes, "limits.video_bytes")
+    )
     if scheme.lower() != "data":
         raise RequestError(f"the {what} is at {url[:100]!r}; it must be a data: URL (data:{kind};base64,...)")
     if not comma or not head.lower().endswith(";base64"):
         raise RequestError(f"the data: URL begins {url[:60]!r}; it must be data:{kind[:6]}TYPE;base64,DATA")
     if len(text) > most // 3 * 4 + 4:
-        raise RequestError(f"the {what} has {len(text)} characters of base64; the limit is {most} bytes "
-                           f"({name})")
+        raise RequestError(f"the {what} has {len(text)} characters of base64; the limit is {most} bytes ({name})")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -43,14 +43,14 @@ Int32s = npt.NDArray[np.int32]
 class WorkKind(Enum):
     """The value is the name of the field of ``ArenaWork``. The ids of each kind are int32:
 
-        ``ZERO_FRAMES``                         [k]            frames
-        ``RESTORE_STATES``, ``COMPRESS_STATES`` [k, 1 + pages] a slot and the pages of its compressed state
-        ``RESTORE_KV``, ``COMPRESS_KV``         [k, 4]         a page, the first and last page of its record
-                                                               (perhaps the same), and the byte of the first
-                                                               page where the record begins
-        ``COPY_SLOTS``, ``COPY_PAGES``          [2, k]         sources, destinations; no destination twice
-        ``LOAD_PAGES``, ``STORE_PAGES``         [k, 3]         a page, a transfer buffer, its place in there
-        ``LOAD_STATES``, ``STORE_STATES``       [k, 2]         a slot, a transfer buffer
+    ``ZERO_FRAMES``                         [k]            frames
+    ``RESTORE_STATES``, ``COMPRESS_STATES`` [k, 1 + pages] a slot and the pages of its compressed state
+    ``RESTORE_KV``, ``COMPRESS_KV``         [k, 4]         a page, the first and last page of its record
+                                                           (perhaps the same), and the byte of the first
+                                                           page where the record begins
+    ``COPY_SLOTS``, ``COPY_PAGES``          [2, k]         sources, destinations; no destination twice
+    ``LOAD_PAGES``, ``STORE_PAGES``         [k, 3]         a page, a transfer buffer, its place in there
+    ``LOAD_STATES``, ``STORE_STATES``       [k, 2]         a slot, a transfer buffer
     """
 
     ZERO_FRAMES = "zero_frames"
@@ -132,7 +132,7 @@ class CompressKv:
     @property
     def compressed(self) -> tuple[PageId, ...]:
         """The pages that hold the records afterwards."""
-        return self.pages[:self.compressed_count]
+        return self.pages[: self.compressed_count]
 
     @property
     def ids(self) -> Int32s:
@@ -246,29 +246,37 @@ class ArenaWork:
         """Pages that get contents before the runs; zeroed frames are not counted."""
         return {one.dst for one in self.page_copies}.union(
             *(one.pages for one in self.page_loads),
-            *(one.pages for one in self.state_compressions), *(one.pages for one in self.kv_restores),
-            *(one.compressed for one in self.kv_compressions))
+            *(one.pages for one in self.state_compressions),
+            *(one.pages for one in self.kv_restores),
+            *(one.compressed for one in self.kv_compressions),
+        )
 
     @property
     def writes_pages(self) -> bool:
         """Whether ``pages_written`` has any."""
-        return bool(self.page_copies or self.page_loads or self.state_compressions or self.kv_restores
-                    or self.kv_compressions)
+        return bool(
+            self.page_copies or self.page_loads or self.state_compressions or self.kv_restores or self.kv_compressions
+        )
 
     def moved_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,
         and ``transferred_bytes``. Zeros are not counted."""
         states = len(self.state_compressions) + len(self.state_restores)
-        records = (sum(len(one.pages) for one in self.kv_compressions)
-                   + sum(len(one.pages) for one in self.kv_restores))
-        return (self.transferred_bytes(sizes) + states * (sizes.slot_bytes + sizes.compressed_bytes)
-                + records * (sizes.page_bytes + sizes.compressed_kv_bytes)
-                + 2 * len(self.slot_copies) * sizes.slot_bytes + 2 * len(self.page_copies) * sizes.page_bytes)
+        records = sum(len(one.pages) for one in self.kv_compressions) + sum(len(one.pages) for one in self.kv_restores)
+        return (
+            self.transferred_bytes(sizes)
+            + states * (sizes.slot_bytes + sizes.compressed_bytes)
+            + records * (sizes.page_bytes + sizes.compressed_kv_bytes)
+            + 2 * len(self.slot_copies) * sizes.slot_bytes
+            + 2 * len(self.page_copies) * sizes.page_bytes
+        )
 
     def transferred_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are loaded or stored: they cross the link between a device and its host."""
-        return (sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
-                + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes)
+        return (
+            sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
+            + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes
+        )
 
 
 NO_WORK = ArenaWork()
@@ -283,18 +291,26 @@ def _copy_ids(copies: Sequence[SlotCopy] | Sequence[PageCopy]) -> Int32s:
 
 
 def _page_transfer_ids(transfers: Sequence[PageTransfer]) -> Int32s:
-    return np.concatenate([np.stack([np.asarray(one.pages, dtype=np.int32),
-                                     np.full(len(one.pages), one.buffer, dtype=np.int32),
-                                     one.first + np.arange(len(one.pages), dtype=np.int32)], axis=1)
-                           for one in transfers])
+    return np.concatenate(
+        [
+            np.stack(
+                [
+                    np.asarray(one.pages, dtype=np.int32),
+                    np.full(len(one.pages), one.buffer, dtype=np.int32),
+                    one.first + np.arange(len(one.pages), dtype=np.int32),
+                ],
+                axis=1,
+            )
+            for one in transfers
+        ]
+    )
 
 
 def _state_transfer_ids(transfers: Sequence[StateTransfer]) -> Int32s:
     return np.asarray([(one.slot, one.buffer) for one in transfers], dtype=np.int32)
 
 
-def _record_ids(pages: Sequence[PageId], compressed: Sequence[PageId], skip_bytes: int,
-                form: KvForm) -> Int32s:
+def _record_ids(pages: Sequence[PageId], compressed: Sequence[PageId], skip_bytes: int, form: KvForm) -> Int32s:
     start = skip_bytes + np.arange(len(pages), dtype=np.int64) * form.record_bytes
     lies_on = np.asarray(compressed, dtype=np.int64)
     first, last = start // form.page_bytes, (start + form.record_bytes - 1) // form.page_bytes

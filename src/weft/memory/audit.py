@@ -57,8 +57,9 @@ def audit(memory: MemoryState) -> None:
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
             if compressed is None:
                 page_owners.add(page, of_tree(node.edge.id), index, memory.pages.indexes)
-        for index, page in enumerate(compressed.pages if compressed is not None else (),
-                                     start=compressed.cut if compressed is not None else 0):
+        for index, page in enumerate(
+            compressed.pages if compressed is not None else (), start=compressed.cut if compressed is not None else 0
+        ):
             page_owners.add(page, of_compressed_kv(node.id), index, memory.pages.indexes)
         if node.slot == COMPRESSED:
             for index, page in enumerate(memory.cache.compressed_states.pages.get(node.id, ())):
@@ -87,7 +88,8 @@ class _Recount:
         assert 0 <= item < len(self.recorded), f"{self.what} {item} is owned and does not exist"
         assert item not in self.owners, f"{self.what} {item} has two owners, {self.owners[item]} and {owner}"
         assert not indexes or indexes[item] == index, (
-            f"{self.what} {item} is number {index} of its sequence, recorded as {indexes[item]}")
+            f"{self.what} {item} is number {index} of its sequence, recorded as {indexes[item]}"
+        )
         self.owners[item] = owner
 
     def compare(self) -> None:
@@ -115,15 +117,16 @@ def _audit_packing(what: str, packing: Packing[Item], owners: Mapping[int, int])
         assert len(free) == len(stack), f"{what} frame {frame} has a {what} free twice"
         assert free.isdisjoint(owners), f"{what} frame {frame} has a {what} both free and held"
         assert not free or min(free) // packing.per_frame == frame == max(free) // packing.per_frame, (
-            f"{what} frame {frame} has a free {what} of another frame")
+            f"{what} frame {frame} has a free {what} of another frame"
+        )
         assert used + len(free) == packing.per_frame, (
-            f"{what} frame {frame}: {used} held and {len(free)} free are not {packing.per_frame}: leaked")
+            f"{what} frame {frame}: {used} held and {len(free)} free are not {packing.per_frame}: leaked"
+        )
         bucket = buckets.get(frame, packing.per_frame)
         assert bucket == used, f"{what} frame {frame} has {used} held and is in bucket {bucket}"
         free_count += len(free)
     occupied = sum(1 << used for used, bucket in enumerate(packing.by_used) if bucket)
-    assert packing.occupied == occupied, (
-        f"{what} buckets {occupied:b} are occupied, recorded as {packing.occupied:b}")
+    assert packing.occupied == occupied, f"{what} buckets {occupied:b} are occupied, recorded as {packing.occupied:b}"
     assert packing.held_count == len(owners), f"{len(owners)} {what}s are held, counted {packing.held_count}"
     assert packing.free_count == free_count, f"{free_count} {what}s are free, counted {packing.free_count}"
 
@@ -177,8 +180,7 @@ def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
     for node, pages in compressed.pages.items():
         assert len(pages) == each, f"node {node} is compressed in {len(pages)} pages and not {each}"
     count = each * len(nodes)
-    assert compressed.page_count == count, (
-        f"compressed states have {count} pages, counted {compressed.page_count}")
+    assert compressed.page_count == count, f"compressed states have {count} pages, counted {compressed.page_count}"
 
 
 def _audit_compressed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
@@ -205,7 +207,8 @@ def _audit_compressed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> No
 
 def _audit_edges(tree: PrefixTree) -> None:
     assert len(tree.by_id) - len(tree.roots) == sum(len(edge.nodes) for edge in tree.edges.values()), (
-        "edges have nodes that the tree has not")
+        "edges have nodes that the tree has not"
+    )
     for edge in tree.edges.values():
         name = f"edge {edge.id}"
         assert edge.nodes, f"{name} has no nodes"
@@ -245,7 +248,7 @@ def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
             continue
         assert held.end == lease.shared_tokens, f"sequence {seq} holds a node that ends at {held.end}"
         path = path_pages(held, 0, held.end)
-        assert lease.pages[:len(path)] == path, f"sequence {seq} reads other pages than those of its node"
+        assert lease.pages[: len(path)] == path, f"sequence {seq} reads other pages than those of its node"
         at: Node | None = held
         while at is not None:
             holds[at.id] += 1

@@ -44,8 +44,9 @@ NEW_SNAPSHOTS_MAX = 4096
 class Memory:
     """The memory of one rank. ``plan`` is its geometry; not thread safe, as one engine owns it."""
 
-    def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None,
-                 count_salt: bool = False) -> None:
+    def __init__(
+        self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None, count_salt: bool = False
+    ) -> None:
         """``cache``: prefixes are cached. ``policy``: the order of eviction, None for least recently used.
         ``count_salt``: count tokens that only another salt has as lost (see ``salts``)."""
         self.plan = plan

@@ -54,8 +54,9 @@ EXACT_FORM, INT8_KV, INT4_KV, INT8_STATE, PACKED = range(5)
 """Forms of payloads: as the engine computes with them, compressed by it, or packed without rounding."""
 
 EventKind = Literal["fetched", "damaged", "missing", "written", "dropped"]
-DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_error", "disk_full", "parent",
-                     "too_large", "closed"]
+DropReason = Literal[
+    "queue_full", "store_full", "rate", "read_only", "disk_error", "disk_full", "parent", "too_large", "closed"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class StoredPrefix:
     def bytes_from(self, start: int) -> int:
         """Bytes that a fetch of [``start``, ``position``) reads."""
         return (self.stored_state_bytes or self.state_bytes) + sum(
-            span.stored_bytes or span.payload_bytes for span in self.spans if span.end > start)
+            span.stored_bytes or span.payload_bytes for span in self.spans if span.end > start
+        )
 
     def rows_from(self, start: int, page_bytes: int) -> tuple[KvRows, ...]:
         """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
@@ -119,12 +121,10 @@ class StoredPrefix:
             pages = ceil_div(self.position, STORED_PAGE_TOKENS) - start // STORED_PAGE_TOKENS
             return (KvRows(start, self.position, 0, pages if page_bytes else 0),)
         rows: list[KvRows] = []
-        for form, group in groupby((span for span in self.spans if span.end > start),
-                                   key=lambda span: span.form):
+        for form, group in groupby((span for span in self.spans if span.end > start), key=lambda span: span.form):
             spans = list(group)
             begin, end = max(start, spans[0].start), spans[-1].end
-            stored_page_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start,
-                                                                   STORED_PAGE_TOKENS)
+            stored_page_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start, STORED_PAGE_TOKENS)
             count = ceil_div(end - begin, STORED_PAGE_TOKENS)
             first = rows[-1].first + rows[-1].row_count if rows else 0
             rows.append(KvRows(begin, end, first, ceil_div(count * stored_page_bytes, page_bytes), form))
@@ -199,12 +199,21 @@ class Store(Protocol):
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         """What a put of this snapshot needs; None if it is stored, or if a put would be refused."""
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
         """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""
 
@@ -274,8 +283,15 @@ class TransferBuffers:
     """``page_bytes`` and ``slot_bytes`` are those of the arena's plan. ``allocate``: pinned memory on a
     GPU; ``release`` takes it back."""
 
-    def __init__(self, page_bytes: int, slot_bytes: int, *, limit_bytes: int,
-                 allocate: Allocate = _allocate, release: Callable[[Uint8s], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        page_bytes: int,
+        slot_bytes: int,
+        *,
+        limit_bytes: int,
+        allocate: Allocate = _allocate,
+        release: Callable[[Uint8s], None] = lambda _: None,
+    ) -> None:
         self.page_bytes = page_bytes
         self.slot_bytes = slot_bytes
         self.limit_bytes = limit_bytes
@@ -308,8 +324,7 @@ class TransferBuffers:
         flat, kv_bytes = self._allocate(size_bytes), pages * self.page_bytes
         buffer = self.next_id
         self._flat[buffer] = flat
-        self._buffers[buffer] = TransferBuffer(flat[:kv_bytes].reshape(pages, self.page_bytes),
-                                               flat[kv_bytes:])
+        self._buffers[buffer] = TransferBuffer(flat[:kv_bytes].reshape(pages, self.page_bytes), flat[kv_bytes:])
         self.next_id = BufferId(buffer + 1)
         self.used_bytes += size_bytes
         return buffer

@@ -109,8 +109,14 @@ class _Emptying(Generic[Item]):
     """Frames of one kind, the emptiest first. ``cost(item)``: table entries to patch if it moves, None if it
     has to stay. ``free(item)``: it is free, or becomes free with this transaction."""
 
-    def __init__(self, packing: Packing[Item], walk: Walk[Item], item_bytes: int,
-                 cost: Callable[[Item], int | None], free: Callable[[Item], bool]) -> None:
+    def __init__(
+        self,
+        packing: Packing[Item],
+        walk: Walk[Item],
+        item_bytes: int,
+        cost: Callable[[Item], int | None],
+        free: Callable[[Item], bool],
+    ) -> None:
         self._packing = packing
         self._walk = walk
         self._item_bytes = item_bytes
@@ -151,8 +157,7 @@ class _Emptying(Generic[Item]):
                 items.append((item, cost))
         return items
 
-    def _move(self, items: list[tuple[Item, int]], into: Iterator[Item], in_use: set[FrameId],
-              budget: _Budget) -> bool:
+    def _move(self, items: list[tuple[Item, int]], into: Iterator[Item], in_use: set[FrameId], budget: _Budget) -> bool:
         for item, cost in items:
             if not budget.spend(self._item_bytes, cost):
                 return False
@@ -165,27 +170,37 @@ class _Emptying(Generic[Item]):
 class Compaction:
     """The moves of one transaction. It reads ``memory`` and the walks, and changes neither."""
 
-    def __init__(self, memory: MemoryState, page_walk: Walk[PageId], slot_walk: Walk[SlotId],
-                 fixed: Fixed) -> None:
+    def __init__(self, memory: MemoryState, page_walk: Walk[PageId], slot_walk: Walk[SlotId], fixed: Fixed) -> None:
         self._memory = memory
         self._fixed = fixed
         self._readers: dict[NodeId, list[SeqId]] = {}
         pages, slots, plan = memory.pages, memory.slots, memory.plan
-        self._pages = _Emptying(pages.packing, page_walk, plan.page_bytes, self._page_cost,
-                                lambda page: (pages.owners[page] == FREE
-                                              or fixed.leaves(pages.owners[page])))
-        self._slots = _Emptying(slots.packing, slot_walk, plan.slot_stride_bytes, self._slot_cost,
-                                lambda slot: (slots.owners[slot] == FREE
-                                              or fixed.leaves(slots.owners[slot])))
+        self._pages = _Emptying(
+            pages.packing,
+            page_walk,
+            plan.page_bytes,
+            self._page_cost,
+            lambda page: pages.owners[page] == FREE or fixed.leaves(pages.owners[page]),
+        )
+        self._slots = _Emptying(
+            slots.packing,
+            slot_walk,
+            plan.slot_stride_bytes,
+            self._slot_cost,
+            lambda slot: slots.owners[slot] == FREE or fixed.leaves(slots.owners[slot]),
+        )
 
     def moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
         """Moves towards emptying ``frames_of_pages`` and ``frames_of_slots`` frames."""
         budget = _Budget(MOVE_BYTES_PER_STEP, PATCHES_PER_STEP, MOVES_PER_STEP)
         self._pages.run(frames_of_pages, budget)
         self._slots.run(frames_of_slots, budget)
-        return Moves(tuple(PageCopy(src, dst) for src, dst in self._pages.moved),
-                     tuple(SlotCopy(src, dst) for src, dst in self._slots.moved),
-                     tuple(self._table_patches()), tuple(self._slot_patches()))
+        return Moves(
+            tuple(PageCopy(src, dst) for src, dst in self._pages.moved),
+            tuple(SlotCopy(src, dst) for src, dst in self._slots.moved),
+            tuple(self._table_patches()),
+            tuple(self._slot_patches()),
+        )
 
     # ------------------------------------------------------------------ tables
 
@@ -220,9 +235,13 @@ class Compaction:
             if node.holds:
                 index = node.start // PAGE_TOKENS
                 [first] = node.edge.pages_between(node.start, node.start + PAGE_TOKENS)
-                readers += [lease.seq for lease in self._memory.leases.values()
-                            if lease.shared_tokens > node.start and lease.pages[index] == first
-                            and lease.seq not in self._fixed.closed]
+                readers += [
+                    lease.seq
+                    for lease in self._memory.leases.values()
+                    if lease.shared_tokens > node.start
+                    and lease.pages[index] == first
+                    and lease.seq not in self._fixed.closed
+                ]
         return readers
 
     def _table_patches(self) -> Iterator[TablePatch]:
@@ -277,10 +296,18 @@ class Relief:
         "_slot_walk",
     )
 
-    def __init__(self, memory: MemoryState, frames: FrameWalk, page_walk: Walk[PageId],
-                 slot_walk: Walk[SlotId], sharing: Sharing,
-                 opened: Mapping[SeqId, tuple[Lease, Match]], gained: Mapping[SeqId, list[PageId]],
-                 closed: Mapping[SeqId, None], opened_on: set[NodeId]) -> None:
+    def __init__(
+        self,
+        memory: MemoryState,
+        frames: FrameWalk,
+        page_walk: Walk[PageId],
+        slot_walk: Walk[SlotId],
+        sharing: Sharing,
+        opened: Mapping[SeqId, tuple[Lease, Match]],
+        gained: Mapping[SeqId, list[PageId]],
+        closed: Mapping[SeqId, None],
+        opened_on: set[NodeId],
+    ) -> None:
         self._memory = memory
         self._frames = frames
         self._page_walk = page_walk
@@ -322,8 +349,9 @@ class Relief:
     def room(self) -> Room:
         """What the transaction can hand out now."""
         plan = self._memory.plan
-        return Room(self._page_walk.left, self._slot_walk.left, self._frames.left,
-                    plan.pages_per_frame, plan.slots_per_frame)
+        return Room(
+            self._page_walk.left, self._slot_walk.left, self._frames.left, plan.pages_per_frame, plan.slots_per_frame
+        )
 
     def reserve_pages(self) -> int:
         """A page for each sequence that runs: all of them may cross into a new page in the same step."""
@@ -333,9 +361,13 @@ class Relief:
         """``pages`` and ``slots`` have to fit beside everything that is held after this transaction."""
         plan, memory = self._memory.plan, self._memory
         pages_freed, slots_freed = self._freed()
-        return Demand(plan.frame_count, plan.pages_per_frame, plan.slots_per_frame,
-                      memory.pages.packing.held_count + len(self._page_walk.items) - pages_freed + pages,
-                      memory.slots.packing.held_count + len(self._slot_walk.items) - slots_freed + slots)
+        return Demand(
+            plan.frame_count,
+            plan.pages_per_frame,
+            plan.slots_per_frame,
+            memory.pages.packing.held_count + len(self._page_walk.items) - pages_freed + pages,
+            memory.slots.packing.held_count + len(self._slot_walk.items) - slots_freed + slots,
+        )
 
     def _freed(self) -> tuple[int, int]:
         """Pages and slots that closings and publications of this transaction free; a lower bound."""
@@ -343,8 +375,7 @@ class Relief:
         publications = {publication.seq: publication for publication in self._sharing.publications}
         for seq in self._closed:
             lease = self._memory.leases.get(seq) or self._opened[seq][0]
-            own = len(lease.pages) + len(self._gained.get(seq, ())) - self._memory.plan.pages_for(
-                lease.shared_tokens)
+            own = len(lease.pages) + len(self._gained.get(seq, ())) - self._memory.plan.pages_for(lease.shared_tokens)
             publication = publications.get(seq)
             if publication is not None:
                 pages += max(0, own - len(publication.pages) - 1)
@@ -386,15 +417,22 @@ class Relief:
             frames = (self._memory.plan.frame_count,) * 2
         return evictions, self._moves(*frames)
 
-    def compress_states(self, chosen: Iterable[Eviction]) -> tuple[tuple[CompressState, ...], list[PageId],
-                                                                   list[FrameClaim]]:
+    def compress_states(
+        self, chosen: Iterable[Eviction]
+    ) -> tuple[tuple[CompressState, ...], list[PageId], list[FrameClaim]]:
         """The states that go from a slot into pages, those pages, and frames to claim for them."""
         by_id = self._memory.cache.tree.by_id
         nodes = [by_id[eviction.node] for eviction in chosen if eviction.what == "slot"]
         each = self._memory.plan.compressed_pages
         pages, frames = pages_beyond(self._page_walk, self._frames, each * len(nodes))
-        return tuple(CompressState(node.id, node.slot, tuple(pages[at * each:(at + 1) * each]))
-                     for at, node in enumerate(nodes)), pages, frames
+        return (
+            tuple(
+                CompressState(node.id, node.slot, tuple(pages[at * each : (at + 1) * each]))
+                for at, node in enumerate(nodes)
+            ),
+            pages,
+            frames,
+        )
 
     def _wanted(self) -> tuple[int, int]:
         """Pages and slots that were reclaimed, and a reserve ahead of need: pages, and slots for the next
@@ -427,8 +465,13 @@ class Relief:
             room = self._page_walk.room - self.reserve_pages()
             bound = max(1, COMPRESS_BYTES_PER_STEP // plan.slot_stride_bytes)
             at_once = min(room // plan.compressed_pages, bound)
-        return choose(cache.order, demand, ranked=cache.policy.order(cache.order.states),
-                      spared=self._nodes_in_use(), last=self._last,
-                      limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
-                      compression=CompressionRoom(plan.compressed_pages, at_once),
-                      kv_compression=KvCompression(cache.compressed_kv, enabled=not self._flushed))
+        return choose(
+            cache.order,
+            demand,
+            ranked=cache.policy.order(cache.order.states),
+            spared=self._nodes_in_use(),
+            last=self._last,
+            limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
+            compression=CompressionRoom(plan.compressed_pages, at_once),
+            kv_compression=KvCompression(cache.compressed_kv, enabled=not self._flushed),
+        )

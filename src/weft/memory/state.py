@@ -59,8 +59,9 @@ class MemoryState:
         self.slots = Slots(plan.slots_per_frame, plan.frame_count)
         self.slots_ahead = slots_ahead(plan.slot_count)
         """Slots to keep free ahead of need."""
-        self.cache = PrefixCache(plan, enabled=cache, page_owners=self.pages.owners,
-                                 slot_owners=self.slots.owners, policy=policy)
+        self.cache = PrefixCache(
+            plan, enabled=cache, page_owners=self.pages.owners, slot_owners=self.slots.owners, policy=policy
+        )
         self.leases: dict[SeqId, Lease] = {}
         self.version = 0
 
@@ -69,7 +70,8 @@ def apply(memory: MemoryState, reservation: Reservation) -> None:
     """Write ``reservation`` into ``memory``: claim frames, take, hand out, grow the tree, give back. Asserts
     that it was planned on this version of memory's state, and that everything it takes is free and next."""
     assert reservation.version == memory.version, (
-        f"a reservation of version {reservation.version} was committed to version {memory.version}")
+        f"a reservation of version {reservation.version} was committed to version {memory.version}"
+    )
     memory.cache.tree.version = reservation.version + 1
     work = reservation.arena_work
     for claim in reservation.frames:
@@ -127,7 +129,7 @@ def _move(memory: MemoryState, moves: Moves) -> None:
             tree.replace_page(owner, index, page.dst)
         pages.give([page.dst], owner, index)
     for patch in moves.table_patches:
-        memory.leases[patch.seq].pages[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
+        memory.leases[patch.seq].pages[patch.first_index : patch.first_index + len(patch.pages)] = patch.pages
     for slot in moves.slots:
         owner, epoch = slots.owners[slot.src], slots.epochs[slot.dst]
         seq = lease_of(owner)
@@ -143,9 +145,17 @@ def _move(memory: MemoryState, moves: Moves) -> None:
 def _open(memory: MemoryState, opening: Opening) -> None:
     assert opening.seq not in memory.leases, f"sequence {opening.seq} has a lease"
     match = opening.match
-    lease = Lease(opening.seq, list(opening.pages), opening.slot, opening.epoch, match.cached_tokens,
-                  match.salt, match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS, loads=opening.loads,
-                  inexact=opening.inexact)
+    lease = Lease(
+        opening.seq,
+        list(opening.pages),
+        opening.slot,
+        opening.epoch,
+        match.cached_tokens,
+        match.salt,
+        match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS,
+        loads=opening.loads,
+        inexact=opening.inexact,
+    )
     memory.leases[opening.seq] = lease
     first = memory.plan.pages_for(lease.shared_tokens)
     memory.pages.give(opening.pages[first:], of_lease(opening.seq), first)
@@ -156,7 +166,7 @@ def _open(memory: MemoryState, opening: Opening) -> None:
 
 def _close(memory: MemoryState, lease: Lease) -> None:
     freed = memory.cache.release(lease)
-    freed.pages += lease.pages[memory.plan.pages_for(lease.shared_tokens):]
+    freed.pages += lease.pages[memory.plan.pages_for(lease.shared_tokens) :]
     if lease.slot != NO_SLOT:
         freed.slots.append((lease.slot, lease.epoch))
     freed.slots += [(held.slot, held.epoch) for held in lease.snapshots]

@@ -78,8 +78,7 @@ def spare_pages(load: SnapshotLoad, plan: ArenaPlan) -> int:
     return compressed + (plan.compressed_pages if load.state_row != PAD else 0)
 
 
-def plan_load(load: SnapshotLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId,
-              first: int) -> LoadWork:
+def plan_load(load: SnapshotLoad, plan: ArenaPlan, pages: Sequence[PageId], slot: SlotId, first: int) -> LoadWork:
     """``pages``: one for each 16 tokens from position ``first`` on, and the spare ones."""
     work, pool = LoadWork(), deque(pages)
     if plan.pages_per_frame:
@@ -97,8 +96,9 @@ def plan_load(load: SnapshotLoad, plan: ArenaPlan, pages: Sequence[PageId], slot
     return work
 
 
-def _plan_rows(work: LoadWork, load: SnapshotLoad, rows: KvRows, begin: int, plan: ArenaPlan,
-               pool: deque[PageId]) -> None:
+def _plan_rows(
+    work: LoadWork, load: SnapshotLoad, rows: KvRows, begin: int, plan: ArenaPlan, pool: deque[PageId]
+) -> None:
     passed, count = (begin - rows.start) // PAGE_TOKENS, pages_for(rows.end) - begin // PAGE_TOKENS
     if rows.form == EXACT_FORM:
         pages = tuple(pool.popleft() for _ in range(count))
@@ -107,8 +107,7 @@ def _plan_rows(work: LoadWork, load: SnapshotLoad, rows: KvRows, begin: int, pla
         return
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     row, skip_bytes = divmod(passed * form.record_bytes, form.page_bytes)
-    compressed = [pool.popleft() for _ in range(ceil_div(skip_bytes + count * form.record_bytes,
-                                                     form.page_bytes))]
+    compressed = [pool.popleft() for _ in range(ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes))]
     run = CompressedPages(compressed, 0, skip_bytes, 0, count)
     extra = [pool.popleft() for _ in range(run.missing)]
     restored = run.restore_into(extra, form)
@@ -163,13 +162,23 @@ class Transaction:
         self._restored: list[RestoreState] = []
         self._loads: list[LoadWork] = []
         self._opened_on: set[NodeId] = set()
-        self._relief = Relief(memory, self._frames, self._page_walk, self._slot_walk, self._sharing,
-                              self._opened, self._gained, self._closed, self._opened_on)
+        self._relief = Relief(
+            memory,
+            self._frames,
+            self._page_walk,
+            self._slot_walk,
+            self._sharing,
+            self._opened,
+            self._gained,
+            self._closed,
+            self._opened_on,
+        )
 
     # ------------------------------------------------------------------ the verbs
 
-    def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0,
-             load: SnapshotLoad | None = None) -> bool:
+    def open(
+        self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0, load: SnapshotLoad | None = None
+    ) -> bool:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
         stay free after it. The lease reads the pages of ``match`` in place; compressed KV is restored first.
         The state of the snapshot is copied into the slot, and a partly filled page is copied too.
@@ -193,8 +202,16 @@ class Transaction:
         if plan.slots_per_frame:
             [slot] = self._slot_walk.take(1)
             epoch = self._memory.slots.epochs[slot]
-        lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt, loads=load is not None,
-                      inexact=load is not None and not load.exact)
+        lease = Lease(
+            seq,
+            [],
+            slot,
+            epoch,
+            match.cached_tokens,
+            match.salt,
+            loads=load is not None,
+            inexact=load is not None and not load.exact,
+        )
         gained = self._page_walk.take(page_count)
         if anchor is not None:
             self._open_on(anchor, lease, shared_tokens, gained, copies=load is None)
@@ -210,12 +227,10 @@ class Transaction:
     def _anchor(self, match: Match) -> Node | None:
         if match.anchor == NO_NODE:
             return None
-        assert match.version == self._version, (
-            f"a match of version {match.version} was used on version {self._version}")
+        assert match.version == self._version, f"a match of version {match.version} was used on version {self._version}"
         return self._memory.cache.tree.by_id[match.anchor]
 
-    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *,
-                 copies: bool) -> None:
+    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *, copies: bool) -> None:
         """``copies``: the state of ``anchor`` and its partly filled page are copied for the lease."""
         self._restoring.restore(anchor, self._page_walk.take)
         lease.pages = self._restoring.resolve(path_pages(anchor, 0, shared_tokens))
@@ -306,7 +321,7 @@ class Transaction:
             if lease.slot != NO_SLOT:
                 saves = (*saves, Snapshot(len(keep), lease.slot, lease.epoch))
             else:
-                keep = keep[:len(keep) // PAGE_TOKENS * PAGE_TOKENS]
+                keep = keep[: len(keep) // PAGE_TOKENS * PAGE_TOKENS]
             self._publish(lease, keep, saves, patch=False)
         self._closed[seq] = None
 
@@ -320,7 +335,7 @@ class Transaction:
         if not cache.enabled or not (new_kv or saves):
             return
         self._published.setdefault(lease.seq, []).extend(saves)
-        rest = np.ascontiguousarray(tokens[lease.shared_tokens:], dtype=np.int32)
+        rest = np.ascontiguousarray(tokens[lease.shared_tokens :], dtype=np.int32)
         self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
 
     def evict_last(self, nodes: Iterable[NodeId]) -> None:
@@ -367,16 +382,30 @@ class Transaction:
     def seal(self) -> Reservation:
         """The frozen sum of this transaction so far. A reading: it has nothing that is taken later."""
         self._check_current()
-        opened = tuple([Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match,
-                                lease.loads, lease.inexact)
-                        for seq, (lease, match) in self._opened.items()])
-        extended = tuple([Extension(seq, tuple(pages))
-                          for seq, pages in self._gained.items() if seq not in self._opened])
+        opened = tuple(
+            [
+                Opening(
+                    seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match, lease.loads, lease.inexact
+                )
+                for seq, (lease, match) in self._opened.items()
+            ]
+        )
+        extended = tuple(
+            [Extension(seq, tuple(pages)) for seq, pages in self._gained.items() if seq not in self._opened]
+        )
         chosen, moves = self._relief.choose()
         if not (chosen or moves or opened or self._closed or self._saved or self._sharing.publications):
             frames = tuple(self._frames.claims)
-            return Reservation(self._version, frames, tuple(self._page_walk.items), (), (), extended, (),
-                               arena_work=ArenaWork(_to_zero(frames)) if frames else NO_WORK)
+            return Reservation(
+                self._version,
+                frames,
+                tuple(self._page_walk.items),
+                (),
+                (),
+                extended,
+                (),
+                arena_work=ArenaWork(_to_zero(frames)) if frames else NO_WORK,
+            )
         state_compressions, state_pages, state_frames = self._relief.compress_states(chosen)
         tree, compressed_kv = self._memory.cache.tree, self._memory.cache.compressed_kv
         frames = (*self._frames.claims, *state_frames)
@@ -398,15 +427,15 @@ class Transaction:
                 zero_frames=_to_zero(frames),
                 page_loads=tuple(pages for load in self._loads for pages in load.page_loads if pages.pages),
                 state_loads=tuple(state for load in self._loads for state in load.state_loads),
-                state_restores=(*self._restored,
-                                *(state for load in self._loads for state in load.state_restores)),
-                kv_restores=(*self._restoring.restored,
-                             *(kv for load in self._loads for kv in load.kv_restores)),
+                state_restores=(*self._restored, *(state for load in self._loads for state in load.state_restores)),
+                kv_restores=(*self._restoring.restored, *(kv for load in self._loads for kv in load.kv_restores)),
                 state_compressions=state_compressions,
                 kv_compressions=compressed_kv.compressions(
-                    tree.by_id[eviction.node] for eviction in chosen if eviction.what == "pages"),
+                    tree.by_id[eviction.node] for eviction in chosen if eviction.what == "pages"
+                ),
                 slot_copies=(*self._slot_copies, *moves.slots),
-                page_copies=(*self._page_copies, *moves.pages)),
+                page_copies=(*self._page_copies, *moves.pages),
+            ),
         )
 
     # ------------------------------------------------------------------ checks
@@ -422,7 +451,8 @@ class Transaction:
 
     def _check_current(self) -> None:
         assert self._version == self._memory.version, (
-            f"a transaction of version {self._version} was used on version {self._memory.version}")
+            f"a transaction of version {self._version} was used on version {self._memory.version}"
+        )
 
 
 def _to_zero(frames: Iterable[FrameClaim]) -> tuple[FrameId, ...]:

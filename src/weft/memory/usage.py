@@ -47,8 +47,7 @@ class CacheCounts:
         """By name; those of ``lost`` are ``lost_*``."""
         counts: dict[str, int] = {}
         for name, count in asdict(self).items():
-            counts |= {f"lost_{why}": tokens for why, tokens in count.items()} if name == "lost" else {
-                name: count}
+            counts |= {f"lost_{why}": tokens for why, tokens in count.items()} if name == "lost" else {name: count}
         return counts
 
 
@@ -173,8 +172,7 @@ class ShapeSum:
     youngest_s: float = 0.0
     oldest_s: float = 0.0
 
-    def add(self, *, pages: int, snapshot: bool, inexact: bool, node_bytes: int, hits: int,
-            age_s: float) -> None:
+    def add(self, *, pages: int, snapshot: bool, inexact: bool, node_bytes: int, hits: int, age_s: float) -> None:
         """One more node."""
         self.youngest_s = age_s if not self.nodes else min(self.youngest_s, age_s)
         self.oldest_s = max(self.oldest_s, age_s)

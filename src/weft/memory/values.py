@@ -92,8 +92,9 @@ class Lost:
             remaining.append(max(0, count - left))
             left = max(0, left - count)
         evicted_state, no_checkpoint, evicted_kv = remaining
-        return replace(self, no_checkpoint=no_checkpoint, evicted_state=evicted_state, evicted_kv=evicted_kv,
-                       **{reason: tokens})
+        return replace(
+            self, no_checkpoint=no_checkpoint, evicted_state=evicted_state, evicted_kv=evicted_kv, **{reason: tokens}
+        )
 
 
 @dataclass(frozen=True, slots=True)

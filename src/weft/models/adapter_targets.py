@@ -30,14 +30,29 @@ from weft.models.sharding import Shard
 
 Order = Callable[[torch.Tensor], torch.Tensor]
 Product = TypeVar("Product")
-_WRAPPERS = ("base_model.model.", "model.language_model.", "language_model.model.",
-             "language_model.backbone.", "language_model.", "backbone.", "transformer.", "model.")
+_WRAPPERS = (
+    "base_model.model.",
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.backbone.",
+    "language_model.",
+    "backbone.",
+    "transformer.",
+    "model.",
+)
 """What stands before the names of a language model, in adapters of one wrapped model or another."""
 _NEAREST = 3
-_SYNONYMS = {word: words[0] for words in (
-    ("self_attn", "attention"), ("mlp", "block_sparse_moe"),
-    ("embed_tokens", "embeddings", "word_embeddings"), ("g_proj", "gate_proj"), ("o_proj", "dense"))
-    for word in words}
+_SYNONYMS = {
+    word: words[0]
+    for words in (
+        ("self_attn", "attention"),
+        ("mlp", "block_sparse_moe"),
+        ("embed_tokens", "embeddings", "word_embeddings"),
+        ("g_proj", "gate_proj"),
+        ("o_proj", "dense"),
+    )
+    for word in words
+}
 """Words of stored names that transformers spells otherwise -> one spelling."""
 _LEFT_OUT = "forget_gate"
 """Of Kimi Linear: transformers keeps some matrices in a module of this name, hub files do not."""
@@ -95,8 +110,13 @@ class Targets:
 
     def products(self, kind: type[Product]) -> list[Product]:
         """Each one of that class, once."""
-        return list({id(target.product): target.product for target in self._by_name.values()
-                     if isinstance(target.product, kind)}.values())
+        return list(
+            {
+                id(target.product): target.product
+                for target in self._by_name.values()
+                if isinstance(target.product, kind)
+            }.values()
+        )
 
     def find(self, module: str) -> Target:
         """The target of the module that an adapter calls ``module``. Raises CheckpointError with the nearest
@@ -106,8 +126,11 @@ class Targets:
         if target is not None:
             return target
         near = difflib.get_close_matches(unwrapped(module), self._by_name, n=_NEAREST, cutoff=0.4)
-        raise CheckpointError(f"the adapter changes {module}, and this model has no such matrix"
-                              + (f"; the nearest are {', '.join(near)}" if near else ""), param="lora")
+        raise CheckpointError(
+            f"the adapter changes {module}, and this model has no such matrix"
+            + (f"; the nearest are {', '.join(near)}" if near else ""),
+            param="lora",
+        )
 
 
 def _plain(name: str) -> str:
@@ -136,8 +159,12 @@ def other_spellings(stored: Mapping[str, Target]) -> dict[str, Target]:
 
 
 _FUSED: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("gate_proj", "up_proj"), "gate_up_proj"), (("w1", "w3"), "w13"), (("w1", "w3"), "gate_up_proj"),
-    (("gate_proj", "up_proj"), "input_linear"), (("q_proj", "k_proj", "v_proj"), "qkv_proj"))
+    (("gate_proj", "up_proj"), "gate_up_proj"),
+    (("w1", "w3"), "w13"),
+    (("w1", "w3"), "gate_up_proj"),
+    (("gate_proj", "up_proj"), "input_linear"),
+    (("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+)
 """(the parts, the one matrix that others store or train in their place). Those of a gated delta net, whose
 rows are in another order then, are noted by its reader."""
 
@@ -158,13 +185,13 @@ def _as_one(parts: list[Target], whole: str) -> list[tuple[str, Target]]:
     for part in parts:
         slices.append((part, begin, begin + part.whole_shape[0]))
         begin += part.whole_shape[0]
-    return [(whole, replace(parts[0], rows=sum(part.rows for part in parts), order=None, shard=None,
-                            slices=tuple(slices)))]
+    return [
+        (whole, replace(parts[0], rows=sum(part.rows for part in parts), order=None, shard=None, slices=tuple(slices)))
+    ]
 
 
 def _in_parts(one: Target, parts: tuple[str, ...]) -> list[tuple[str, Target]]:
     if one.shard is not None or len(parts) != 2:
-        return []   # a rank's spans are of the whole, and q, k and v differ in rows
+        return []  # a rank's spans are of the whole, and q, k and v differ in rows
     each = one.rows // 2
-    return [(part, replace(one, rows=each, first=one.first + index * each))
-            for index, part in enumerate(parts)]
+    return [(part, replace(one, rows=each, first=one.first + index * each)) for index, part in enumerate(parts)]

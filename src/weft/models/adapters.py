@@ -61,7 +61,8 @@ _FLOATS = ("F32", "F16", "BF16", "F64")
 _TENSOR = re.compile(
     r"(?P<module>.+?)\.(?:(?P<factor>lora_(?:embedding_)?[AB])(?:\.(?!weight|bias)[^.]+)?(?:\.(?P<end>weight|bias))?"
     r"|lora_(?P<magnitude>magnitude_vector)(?:\.[^.]+)*"
-    r"|(?:modules_to_save\.(?:[^.]+\.)?|original_module\.|base_layer\.)?(?P<plain>weight|bias))")
+    r"|(?:modules_to_save\.(?:[^.]+\.)?|original_module\.|base_layer\.)?(?P<plain>weight|bias))"
+)
 """Names of tensors; peft's older files have the adapter's name inside."""
 
 
@@ -123,8 +124,7 @@ def _sent(loaded: LoadedAdapter, device: torch.device, ring: PinnedRing | None) 
         place[: one.nbytes].copy_(one.contiguous().view(-1).view(torch.uint8))
     held = flat.to(device) if ring is None else ring.to_device(flat)
     places = iter(torch.split(held, sizes))
-    sent: LoadedAdapter = _changed(
-        loaded, lambda one: next(places)[: one.nbytes].view(one.dtype).view(one.shape))
+    sent: LoadedAdapter = _changed(loaded, lambda one: next(places)[: one.nbytes].view(one.dtype).view(one.shape))
     return sent
 
 
@@ -163,11 +163,11 @@ def install(model: CausalModel, loaded: LoadedAdapter, send: Send = torch.from_n
     for (product, change), line in zip(loaded.products, sent, strict=True):
         product.adapted.install(digest, change, active, line)
         if isinstance(product.weight, torch.Tensor) and product.weight.dtype != change.dtype:
-            active.unrecorded.add(digest)   # a router, see ``AdaptedProduct``
+            active.unrecorded.add(digest)  # a router, see ``AdaptedProduct``
     for block, own in loaded.blocks:
-        if block.adapted is None:                                                  # type: ignore[attr-defined]
-            block.adapted = AdaptedBlock(active)                                   # type: ignore[attr-defined]
-        block.adapted.changes[digest] = own                                        # type: ignore[attr-defined]
+        if block.adapted is None:  # type: ignore[attr-defined]
+            block.adapted = AdaptedBlock(active)  # type: ignore[attr-defined]
+        block.adapted.changes[digest] = own  # type: ignore[attr-defined]
     if loaded.table is not None:
         if model.adapted_table is None:
             model.adapted_table = AdaptedTable(active)
@@ -179,7 +179,7 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
     for product, _ in loaded.products:
         product.adapted.remove(digest)
     for block, _ in loaded.blocks:
-        block.adapted.changes.pop(digest, None)                                    # type: ignore[attr-defined]
+        block.adapted.changes.pop(digest, None)  # type: ignore[attr-defined]
     if loaded.table is not None and model.adapted_table is not None:
         model.adapted_table.changes.pop(digest, None)
     model.adapters.release(digest)
@@ -188,20 +188,23 @@ def remove(model: CausalModel, loaded: LoadedAdapter) -> None:
 def _tensors(adapter: Adapter, directory: Path) -> dict[str, torch.Tensor]:
     """Every tensor, finite, in the dtype it has: views of the file's bytes."""
     file = directory / WEIGHTS_FILE
-    stored = read_header(file)   # its errors name the tensor and the byte
+    stored = read_header(file)  # its errors name the tensor and the byte
     content = bytearray(file.read_bytes())
     if files_digest(directory, content) != adapter.digest:
-        raise CheckpointError(f"{directory}: the files of adapter {adapter.name} have changed since it was "
-                              "loaded; load it again", param="lora")
+        raise CheckpointError(
+            f"{directory}: the files of adapter {adapter.name} have changed since it was loaded; load it again",
+            param="lora",
+        )
     tensors: dict[str, torch.Tensor] = {}
     for name, one in stored.items():
         if one.dtype not in _FLOATS:
-            raise CheckpointError(f"{file}: tensor {name} is {one.dtype}; "
-                                  "factors are float32, float16 or bfloat16", param="lora")
+            raise CheckpointError(
+                f"{file}: tensor {name} is {one.dtype}; factors are float32, float16 or bfloat16", param="lora"
+            )
         if one.stored_bytes:
             dtype, held, offset = TORCH_DTYPES[one.dtype], content, one.begin
             if offset % dtype.itemsize:
-                held, offset = content[offset:offset + one.stored_bytes], 0
+                held, offset = content[offset : offset + one.stored_bytes], 0
             count = one.stored_bytes // dtype.itemsize
             tensors[name] = torch.frombuffer(held, dtype=dtype, count=count, offset=offset).view(one.shape)
             if not is_finite(tensors[name], one.dtype):
@@ -214,8 +217,10 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise CheckpointError(f"the adapter has a tensor {name}, which is no factor, magnitude, weight "
-                                  "or bias of a module", param="lora")
+            raise CheckpointError(
+                f"the adapter has a tensor {name}, which is no factor, magnitude, weight or bias of a module",
+                param="lora",
+            )
         module, depth = match["module"], 0
         while module.endswith(".base_layer"):
             module, depth = module.removesuffix(".base_layer"), depth + 1
@@ -239,8 +244,10 @@ def _wanted(tensors: Mapping[str, torch.Tensor]) -> list[Wanted]:
             one.bias = tensor
     for one in by_module.values():
         if (one.a is None) != (one.b is None):
-            raise CheckpointError(f"the adapter has lora_{'B' if one.a is None else 'A'} of {one.module} "
-                                  "alone; a module needs both", param="lora")
+            raise CheckpointError(
+                f"the adapter has lora_{'B' if one.a is None else 'A'} of {one.module} alone; a module needs both",
+                param="lora",
+            )
     if not by_module:
         raise CheckpointError("the adapter has no tensors", param="lora")
     return list(by_module.values())
@@ -276,14 +283,15 @@ class _Placing:
         for one in wanted:
             target = self._model.targets.find(one.module)
             if target.product is None:
-                continue   # trained, but never computed with
+                continue  # trained, but never computed with
             if target.kind == "table":
                 self._place_table(one, target)
             elif target.kind == "experts":
                 self._place_experts(one, target, wanted)
             elif one.of_table:
-                raise CheckpointError(f"the adapter has embedding factors of {one.module}, which is no "
-                                      "embedding", param="lora")
+                raise CheckpointError(
+                    f"the adapter has embedding factors of {one.module}, which is no embedding", param="lora"
+                )
             else:
                 self._place(one, target)
         loaded = LoadedAdapter(self._adapter, table=self._table)
@@ -300,8 +308,11 @@ class _Placing:
         a, b = self._factors(one, target)
         if target.kind == "expansion":
             if a is None or one.whole is not None or one.bias is not None or one.b_bias is not None:
-                raise CheckpointError(f"the adapter has more than factors of {one.module}: weft serves A and "
-                                      "B there, and DoRA, no bias and no trained matrix", param="lora")
+                raise CheckpointError(
+                    f"the adapter has more than factors of {one.module}: weft serves A and "
+                    "B there, and DoRA, no bias and no trained matrix",
+                    param="lora",
+                )
             piece = self._piece(one, target, a, b, 0, target.whole_shape[0])
             self._latents.append((target.product, piece))
             return
@@ -311,8 +322,9 @@ class _Placing:
         for inner, begin, end in target.slices or ((target, 0, target.whole_shape[0]),):
             pieces.append(self._piece(one, inner, a, b, begin, end))
 
-    def _piece(self, one: Wanted, target: Target, a: torch.Tensor | None, b: torch.Tensor | None, begin: int,
-               end: int) -> _Piece:
+    def _piece(
+        self, one: Wanted, target: Target, a: torch.Tensor | None, b: torch.Tensor | None, begin: int, end: int
+    ) -> _Piece:
         """Of the rows [begin, end) of what the adapter has."""
         columns = _cut(target.shard, a, 1)
         piece = _Piece(target.first, target.rows, columns, self._rows(b, target, begin, end))
@@ -351,8 +363,9 @@ class _Placing:
         own = _cut(target.shard, values[begin:end], 0)
         assert own is not None
         if own.shape[0] != target.rows:
-            raise CheckpointError(f"the adapter has {own.shape[0]} rows where the model has {target.rows}",
-                                  param="lora")
+            raise CheckpointError(
+                f"the adapter has {own.shape[0]} rows where the model has {target.rows}", param="lora"
+            )
         if target.order is None:
             return own
         return target.order(own[:, None]).flatten(0, 1) if own.ndim == 1 else target.order(own)
@@ -360,8 +373,11 @@ class _Placing:
     def _decompose(self, one: Wanted, target: Target, piece: _Piece, magnitude: torch.Tensor) -> None:
         """DoRA: the rows of W + scale B A have the length ``magnitude``."""
         if target.shard is not None and target.shard.dim == 1:
-            raise CheckpointError(f"the adapter uses DoRA on {one.module}, whose columns ranks divide: no "
-                                  "rank has the length of a row; serve it without --tp", param="--tp")
+            raise CheckpointError(
+                f"the adapter uses DoRA on {one.module}, whose columns ranks divide: no "
+                "rank has the length of a row; serve it without --tp",
+                param="--tp",
+            )
         assert piece.a is not None
         assert piece.b is not None
         base = self._base(target).cpu().to(self._dtype).float()
@@ -369,7 +385,7 @@ class _Placing:
         piece.gain, piece.b = gain, piece.b * gain[:, None]
         held = target.product.bias if target.kind == "product" else None
         if held is not None:
-            piece.shift = held[target.first:target.first + target.rows].cpu().float() * (1 - gain)
+            piece.shift = held[target.first : target.first + target.rows].cpu().float() * (1 - gain)
 
     def _base(self, target: Target) -> torch.Tensor:
         """The rows that the model has there, float32 [rows, columns]."""
@@ -388,7 +404,7 @@ class _Placing:
             raise CheckpointError(f"the adapter has a bias of {one.module}, which has none", param="lora")
         held = target.product.bias
         last = target.first + target.rows
-        before = 0.0 if held is None or piece.whole is not None else held[target.first:last].cpu()
+        before = 0.0 if held is None or piece.whole is not None else held[target.first : last].cpu()
         shift = bias.float() - before
         piece.shift = shift if piece.shift is None else piece.shift + shift
 
@@ -396,10 +412,19 @@ class _Placing:
         own = target.experts
         assert own is not None
         single = len(own) == 1 and ".experts." in f".{unwrapped(one.module)}"
-        if (one.a is None or one.b is None or one.whole is not None or one.bias is not None
-                or one.b_bias is not None or (one.magnitude is not None and not single)):
-            raise CheckpointError(f"the adapter has more than factors of {one.module}: of experts weft "
-                                  "serves A and B, and DoRA of single ones", param="lora")
+        if (
+            one.a is None
+            or one.b is None
+            or one.whole is not None
+            or one.bias is not None
+            or one.b_bias is not None
+            or (one.magnitude is not None and not single)
+        ):
+            raise CheckpointError(
+                f"the adapter has more than factors of {one.module}: of experts weft "
+                "serves A and B, and DoRA of single ones",
+                param="lora",
+            )
         if single:
             rows, columns = target.whole_shape
             self._check(one, "lora_A", one.a, (one.a.shape[0], columns))
@@ -419,7 +444,7 @@ class _Placing:
             rows, columns = (shard.total, columns) if shard.dim == 1 else (rows, shard.total)
             shard = Shard(shard.dim - 1, shard.spans, shard.total, shard.absent)
         else:
-            shard = None   # experts are divided by their number, if at all
+            shard = None  # experts are divided by their number, if at all
         rank = self._settings.rank_of(_key(one.module))
         self._check(one, "lora_A", one.a, (rank * count, columns))
         self._check(one, "lora_B", one.b, (rows, rank * count))
@@ -429,8 +454,7 @@ class _Placing:
         for number in own:
             self._add_expert(target, number, _cut(shard, all_a[number], 1), _cut(shard, all_b[number], 0))
 
-    def _add_expert(self, target: Target, number: int, a: torch.Tensor | None,
-                    b: torch.Tensor | None) -> _Piece:
+    def _add_expert(self, target: Target, number: int, a: torch.Tensor | None, b: torch.Tensor | None) -> _Piece:
         sides = self._experts.setdefault(id(target.product), (target.product, {}))[1]
         piece = _Piece(target.first, target.rows, a, b)
         sides.setdefault((target.role, self._local(target, number)), []).append(piece)
@@ -470,9 +494,13 @@ class _Placing:
     def _change(self, pieces: list[_Piece]) -> ProductChange:
         parts, downs, begin = [], [], 0
         for piece in sorted(pieces, key=lambda one: one.first):
-            part = Part(piece.first, piece.first + piece.rows, gain=self._vector(piece.gain),
-                        shift=self._vector(piece.shift),
-                        whole=None if piece.whole is None else self._factor(piece.whole.clone()))
+            part = Part(
+                piece.first,
+                piece.first + piece.rows,
+                gain=self._vector(piece.gain),
+                shift=self._vector(piece.shift),
+                whole=None if piece.whole is None else self._factor(piece.whole.clone()),
+            )
             if piece.a is not None and piece.b is not None:
                 low = _even(piece.a.T).T
                 downs.append(low)
@@ -488,8 +516,7 @@ class _Placing:
         heads, own = block.shape.heads, block.shape.own_dim
         low = piece.a.to(self._dtype, copy=True)
         up_HWR = piece.b.to(self._dtype).reshape(heads, -1, piece.b.shape[1])
-        change = LatentChange(low, up_HWR[:, :own].contiguous(),
-                              up_HWR[:, own:].transpose(1, 2).contiguous())
+        change = LatentChange(low, up_HWR[:, :own].contiguous(), up_HWR[:, own:].transpose(1, 2).contiguous())
         if piece.gain is not None:
             gain_HW = piece.gain.to(self._dtype).view(heads, -1)
             change.gain_HO, change.gain_HV = gain_HW[:, :own], gain_HW[:, own:]
@@ -504,8 +531,11 @@ class _Placing:
 
     def _check(self, one: Wanted, what: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"the adapter's {what} of {one.module} is {list(tensor.shape)}; this model "
-                                  f"and its adapter_config.json make it {list(shape)}", param="lora")
+            raise CheckpointError(
+                f"the adapter's {what} of {one.module} is {list(tensor.shape)}; this model "
+                f"and its adapter_config.json make it {list(shape)}",
+                param="lora",
+            )
 
 
 def _key(module: str) -> str:

@@ -27,8 +27,15 @@ from weft.models.gguf import METHOD
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.units import format_bytes
 
-_PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "backbone.",
-             "language_model.backbone.", "")
+_PREFIXES = (
+    "model.language_model.",
+    "model.",
+    "language_model.model.",
+    "language_model.",
+    "backbone.",
+    "language_model.backbone.",
+    "",
+)
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -40,7 +47,8 @@ _TOWERS: dict[str, tuple[str, ...]] = {
 }
 
 SKIPPED_PREFIXES: tuple[str, ...] = tuple(
-    wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model."))
+    wrapper + name for names in _TOWERS.values() for name in names for wrapper in ("", "model.")
+)
 """Eyes and ears of a multimodal checkpoint, by the places of their tensors. They are left on disk."""
 _UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
 _UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq", "lm_head.weight")
@@ -74,8 +82,7 @@ class CheckpointFiles:
             tensors.update(header)
         for name, file_name in listed.items():
             if name not in headers[file_name]:
-                raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it",
-                                      param="model")
+                raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it", param="model")
             tensors[name] = headers[file_name][name]
         here = name_here(config)
         tensors = {here(name): replace(stored, name=here(name)) for name, stored in tensors.items()}
@@ -90,8 +97,11 @@ class CheckpointFiles:
     def unused(self, used: set[str]) -> list[str]:
         """Names that no part of the model asked for, without those known to be of no use here."""
         known_ends = (*_UNUSED_KNOWN_ENDS, *stored_form(self.config, self.tensors).left_ends)
-        return sorted(name for name in self.tensors if name not in used
-                      and not name.startswith(_UNUSED_KNOWN) and not name.endswith(known_ends))
+        return sorted(
+            name
+            for name in self.tensors
+            if name not in used and not name.startswith(_UNUSED_KNOWN) and not name.endswith(known_ends)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +128,11 @@ class DraftWeights:
 
 
 def draft_layers(checkpoint: CheckpointFiles, layers: int) -> tuple[str, ...]:
-    """"model.layers.42." of each head that is stored as a layer behind ``layers`` others."""
+    """ "model.layers.42." of each head that is stored as a layer behind ``layers`` others."""
     names: list[str] = []
     while True:
         name = f"{checkpoint.prefix}layers.{layers + len(names)}."
-        if f"{name}enorm.weight" not in checkpoint.tensors:   # more layers than config.json says are no heads
+        if f"{name}enorm.weight" not in checkpoint.tensors:  # more layers than config.json says are no heads
             return tuple(names)
         names.append(name)
 
@@ -131,8 +141,11 @@ def with_quantization(directory: Path, config: dict[str, Any]) -> dict[str, Any]
     """``config`` with the settings that modelopt's older exports keep in a file of their own."""
     beside = directory / "hf_quant_config.json"
     inner = config.get("text_config")
-    if config.get("quantization_config") or not beside.is_file() or (
-            isinstance(inner, Mapping) and inner.get("quantization_config")):
+    if (
+        config.get("quantization_config")
+        or not beside.is_file()
+        or (isinstance(inner, Mapping) and inner.get("quantization_config"))
+    ):
         return config
     settings = read_json(beside).get("quantization")
     if not isinstance(settings, Mapping):
@@ -162,8 +175,10 @@ def unused_warning(names: Sequence[str]) -> str | None:
     if not names:
         return None
     more = len(names) - _NAMES_SHOWN
-    return (f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} not used: "
-            f"{', '.join(names[:_NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''}")
+    return (
+        f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} not used: "
+        f"{', '.join(names[:_NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+    )
 
 
 def _prefix(tensors: Mapping[str, StoredTensor]) -> str:
@@ -189,6 +204,9 @@ def _weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
     if files:
         return files, {}, files[0]
     if any(directory.glob("*.bin")):
-        raise CheckpointError(f"{directory}: has weights in .bin files only; weft reads safetensors, which "
-                              f"transformers' save_pretrained writes", param="model")
+        raise CheckpointError(
+            f"{directory}: has weights in .bin files only; weft reads safetensors, which "
+            f"transformers' save_pretrained writes",
+            param="model",
+        )
     raise CheckpointError(f"{directory}: no {_SINGLE}, {_INDEX} or other .safetensors file", param="model")

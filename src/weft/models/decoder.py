@@ -61,9 +61,16 @@ class CausalModel:
     ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode.
     """
 
-    def __init__(self, architecture: Architecture, *, embedding: Table,
-                 layers: list[DecoderLayer], final_norm: Norm | None, head: Linear,
-                 collapse: Collapse | None = None) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        embedding: Table,
+        layers: list[DecoderLayer],
+        final_norm: Norm | None,
+        head: Linear,
+        collapse: Collapse | None = None,
+    ) -> None:
         assert len(layers) == architecture.layer_count
         self.architecture = architecture
         self.spec: ModelSpec = architecture.spec()
@@ -93,18 +100,27 @@ class CausalModel:
         """From the embedding to what layers carry."""
         self.per_layer: PerLayer | None = None
         """What gives each token numbers for each layer, of a model that has such."""
-        self._cache_of = [number if layer.reads is None else layer.reads
-                          for number, layer in enumerate(self.spec.layers)]
-        self._last_writer = max(i for i, layer in enumerate(layers)
-                                if layer.mixer is not None and self.spec.layers[i].reads is None)
+        self._cache_of = [
+            number if layer.reads is None else layer.reads for number, layer in enumerate(self.spec.layers)
+        ]
+        self._last_writer = max(
+            i for i, layer in enumerate(layers) if layer.mixer is not None and self.spec.layers[i].reads is None
+        )
         self._readers = self._last_writer + 1 < len(layers) and any(
-            layer.reads is not None for layer in self.spec.layers)
+            layer.reads is not None for layer in self.spec.layers
+        )
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
-        self._rotary = {rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
-                        for rope in dict.fromkeys(self._ropes) if rope is not None}
+        self._rotary = {
+            rope: RotaryTable(rope, embedding.device, architecture.turn_sections)
+            for rope in dict.fromkeys(self._ropes)
+            if rope is not None
+        }
         self._index_of = {layer: len(layers) + place for place, layer in enumerate(architecture.indexed)}
-        self._fused = None if architecture.residual_float32 or final_norm is None else FusedDecoder(
-            layers, self._ropes, final_norm, architecture.residual_multiplier, self.adapters.unfused)
+        self._fused = (
+            None
+            if architecture.residual_float32 or final_norm is None
+            else FusedDecoder(layers, self._ropes, final_norm, architecture.residual_multiplier, self.adapters.unfused)
+        )
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
@@ -143,8 +159,9 @@ class CausalModel:
                     seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, rotated[rope])
                     seen_TD = _normed(layer.mixer_norm, seen_TD.to(dtype))
                 last = number == self._last_writer and layer.feed_conv is None
-                y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
-                                                                 rotated[rope]))
+                y_TD = _normed(
+                    layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache, rotated[rope])
+                )
                 if layer.factors is not None:
                     x_TD, y_TD = seen_TD * layer.factors[0], y_TD * layer.factors[1]
                 # The rows that nothing asks for end here: KV and states are written, and nothing reads
@@ -180,8 +197,14 @@ class CausalModel:
         self.streams_TN = x_TN if self.keeps_streams else None
         return collapse(x_TN)
 
-    def _entered(self, around: StreamMix | None, x_TD: torch.Tensor, y_TD: torch.Tensor | None,
-                 norm: Norm | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, Carried]:
+    def _entered(
+        self,
+        around: StreamMix | None,
+        x_TD: torch.Tensor,
+        y_TD: torch.Tensor | None,
+        norm: Norm | None,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor, Carried]:
         """The stream with ``y_TD`` added, what a block sees of it, and what ``around`` carries past it."""
         if around is None:
             return *self._added(x_TD, y_TD, norm, dtype), ()
@@ -208,12 +231,14 @@ class CausalModel:
             return x_TD * torch.tensor(factor, dtype=x_TD.dtype).item()
         return x_TD * factor
 
-    def _added(self, x_TD: torch.Tensor, y_TD: torch.Tensor | None, norm: Norm | None,
-               dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _added(
+        self, x_TD: torch.Tensor, y_TD: torch.Tensor | None, norm: Norm | None, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream with ``y_TD`` added, and its norm, taken in ``dtype``."""
         if y_TD is not None and norm is not None and x_TD.dtype == y_TD.dtype == dtype:
-            x_TD, y_TD = add_norm(x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one,
-                                  scale=self.architecture.residual_multiplier)
+            x_TD, y_TD = add_norm(
+                x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one, scale=self.architecture.residual_multiplier
+            )
             return x_TD, y_TD if norm.gate is None else norm.gate(y_TD)
         x_TD = self._add(x_TD, y_TD)
         return x_TD, _normed(norm, x_TD.to(dtype))

@@ -74,12 +74,13 @@ class Names:
     feed_of: Callable[[Names, BlockReader, shapes.FeedForward, str], FeedBlock] | None = None
     layers: Callable[[BlockReader], ReadLayer] | None = None
 
-    def layer(self, read: BlockReader, name: str, mixer: shapes.Mixer | None,
-              feed: shapes.FeedForward | None) -> DecoderLayer:
+    def layer(
+        self, read: BlockReader, name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None
+    ) -> DecoderLayer:
         """The layer called ``name``, which may lack one of both."""
         layer = DecoderLayer(None, None, None, None)
         streams = read.architecture.streams
-        normed = streams is None or streams.kind != "gated"   # gates have norms of their own
+        normed = streams is None or streams.kind != "gated"  # gates have norms of their own
         if streams is not None:
             first, second = self.mixes
             layer.mixes = read.streams(streams, f"{name}.{first}"), read.streams(streams, f"{name}.{second}")
@@ -87,16 +88,19 @@ class Names:
             layer.before, mixer = _ngrams(read, mixer.ngrams, f"{name}.ple"), mixer.mixer
         if mixer is not None:
             layer.mixer_norm = read.norm(f"{name}.{self.mixer_norm}") if normed else None
-            layer.mixer = read.mixer(mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()},
-                                     **self.spelled.get(type(mixer), {}))
+            layer.mixer = read.mixer(
+                mixer, {kind: f"{name}.{at}" for kind, at in self.mixers.items()}, **self.spelled.get(type(mixer), {})
+            )
         if feed is not None:
             if normed and not (isinstance(feed, shapes.Experts) and feed.normed_apart):
                 layer.feed_norm = read.norm(f"{name}.{self.feed_norm}")
-            layer.feed_forward = (self.feed_forward(read, feed, f"{name}.{self.feed}")
-                                  if self.feed_of is None else self.feed_of(self, read, feed, name))
+            layer.feed_forward = (
+                self.feed_forward(read, feed, f"{name}.{self.feed}")
+                if self.feed_of is None
+                else self.feed_of(self, read, feed, name)
+            )
         if read.architecture.sandwich_norms:
-            layer.mixer_out_norm, layer.feed_out_norm = (
-                read.norm(f"{name}.{norm}") for norm in self.out_norms)
+            layer.mixer_out_norm, layer.feed_out_norm = (read.norm(f"{name}.{norm}") for norm in self.out_norms)
         if read.architecture.normed_stream:
             layer.factors = read.architecture.normed_stream[int(name.rpartition(".")[2])]
         if read.architecture.layer_scalars:
@@ -142,14 +146,20 @@ def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
         source.leave(f"{inner}.{derived}")
     first = stored.table["table"][0]
     parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
-    table = (source.rows(parts, stored.declared(first)[1][1]) if shards else    # codes of a GGUF file stay
-             source.table(parts[0][0], first, is_head=False))
+    table = (
+        source.rows(parts, stored.declared(first)[1][1])
+        if shards
+        # codes of a GGUF file stay
+        else source.table(parts[0][0], first, is_head=False)
+    )
     streams = read.architecture.streams
     assert streams is not None
-    key, query, conv = (Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one)
-                        for norm in ("key", "query", "conv"))
-    return NgramsBlock(shape, Embedding(table), source.summed(stored.linear("project")), key, query, conv,
-                       stored.conv(), streams.count)
+    key, query, conv = (
+        Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one) for norm in ("key", "query", "conv")
+    )
+    return NgramsBlock(
+        shape, Embedding(table), source.summed(stored.linear("project")), key, query, conv, stored.conv(), streams.count
+    )
 
 
 def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
@@ -164,8 +174,9 @@ def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, la
     if read.source.has(f"{sparse}.experts.gate_up_proj"):
         block = read.experts(shape, sparse, router="router.weight")
     else:
-        block = read.experts(shape, sparse, router="router.layer.weight",
-                             stacks=("input_linear.weight", "output_linear.weight"))
+        block = read.experts(
+            shape, sparse, router="router.layer.weight", stacks=("input_linear.weight", "output_linear.weight")
+        )
     block.shared = read.swiglu(shape.shared, shared, parts)
     return block
 
@@ -173,28 +184,36 @@ def _granite_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, la
 def _gemma_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
     if isinstance(shape, shapes.Dense):
         return read.dense(shape, f"{layer}.mlp")
-    return read.experts_apart(shape, layer, (
-        (names.feed_norm, f"{names.feed_norm}_2"),
-        (f"{names.out_norms[1]}_1", f"{names.out_norms[1]}_2")))
+    return read.experts_apart(
+        shape,
+        layer,
+        ((names.feed_norm, f"{names.feed_norm}_2"), (f"{names.out_norms[1]}_1", f"{names.out_norms[1]}_2")),
+    )
 
 
 def _minimax_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
     assert isinstance(shape, shapes.Experts)
     on_hub = read.source.has(f"{layer}.block_sparse_moe.gate.weight")
     own_names = read.source.has(f"{layer}.block_sparse_moe.experts.0.w1.weight")
-    return read.experts(shape, f"{layer}.{'block_sparse_moe' if on_hub else 'mlp'}",
-                        names=_W_NAMES if own_names else tensors.GATED)
+    return read.experts(
+        shape, f"{layer}.{'block_sparse_moe' if on_hub else 'mlp'}", names=_W_NAMES if own_names else tensors.GATED
+    )
 
 
 def _kimi_feed(names: Names, read: BlockReader, shape: shapes.FeedForward, layer: str) -> FeedBlock:
     saved, source = f"{layer}.block_sparse_moe", read.source
-    if isinstance(shape, shapes.Dense):   # transformers' save takes dense layers for sparse ones
+    if isinstance(shape, shapes.Dense):  # transformers' save takes dense layers for sparse ones
         return read.swiglu(shape, saved if source.has(f"{saved}.gate_proj.weight") else f"{layer}.mlp")
     inside = saved if source.has(f"{saved}.gate.weight") else f"{layer}.mlp"
     own_names = source.has(f"{inside}.experts.0.w1.weight")
     bias = "expert_bias" if source.has(f"{inside}.gate.expert_bias") else "e_score_correction_bias"
-    block = read.experts(shape, inside, names=_W_NAMES if own_names else tensors.GATED,
-                         choice_bias=f"gate.{bias}", router_dtype=torch.float32)
+    block = read.experts(
+        shape,
+        inside,
+        names=_W_NAMES if own_names else tensors.GATED,
+        choice_bias=f"gate.{bias}",
+        router_dtype=torch.float32,
+    )
     block.shared = read.swiglu(shape.shared, f"{inside}.shared_experts")
     return block
 
@@ -203,10 +222,17 @@ def _kimi_layers(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
         on_hub = any(read.source.has(f"{name}.attention.{one}.weight") for one in ("q_proj", "dense"))
         inside = "attention" if on_hub else "self_attn"
-        names = Names(dict.fromkeys((shapes.KimiDelta, shapes.LatentAttention, shapes.Lightning), inside),
-                      feed_of=_kimi_feed, spelled={shapes.Lightning: {
-                          "names": ("query_key_value", "g_proj", "g_norm", "dense"), "by_head": False,
-                          "eps": read.eps}})
+        names = Names(
+            dict.fromkeys((shapes.KimiDelta, shapes.LatentAttention, shapes.Lightning), inside),
+            feed_of=_kimi_feed,
+            spelled={
+                shapes.Lightning: {
+                    "names": ("query_key_value", "g_proj", "g_norm", "dense"),
+                    "by_head": False,
+                    "eps": read.eps,
+                }
+            },
+        )
         return names.layer(read, name, mixer, feed)
 
     return layer
@@ -229,13 +255,18 @@ def _olmo_layers(read: BlockReader) -> ReadLayer:
         feed_forward = read.swiglu(feed, f"{name}.mlp")
         after = norm(name, "post_attention_layernorm", "feedforward_layer_norm")
         if isinstance(mixer, shapes.GatedDelta):
-            delta = read.gated_delta(mixer, f"{name}.linear_attn", names="each", norm="o_norm", out="o_proj",
-                                     eps=DELTA_NORM_EPS)
-            return DecoderLayer(norm(name, "input_layernorm", "attention_layer_norm"), delta, after,
-                                feed_forward)
-        return DecoderLayer(None, read.mixer(mixer, {shapes.Attention: f"{name}.self_attn"}), None,
-                            feed_forward, mixer_out_norm=after,
-                            feed_out_norm=norm(name, "post_feedforward_layernorm"))
+            delta = read.gated_delta(
+                mixer, f"{name}.linear_attn", names="each", norm="o_norm", out="o_proj", eps=DELTA_NORM_EPS
+            )
+            return DecoderLayer(norm(name, "input_layernorm", "attention_layer_norm"), delta, after, feed_forward)
+        return DecoderLayer(
+            None,
+            read.mixer(mixer, {shapes.Attention: f"{name}.self_attn"}),
+            None,
+            feed_forward,
+            mixer_out_norm=after,
+            feed_out_norm=norm(name, "post_feedforward_layernorm"),
+        )
 
     return layer
 
@@ -322,18 +353,20 @@ class _Block:
             noted = targets.pop(f"{self.name}.{stored}")
             for other in range(uses):
                 spelled = stored.replace(f"_list.{use}.", f"_list.{other}.")
-                targets[f"{self.name}.{spelled}"] = targets.get(
-                    f"{self.name}.{spelled}", replace(noted, product=None))
+                targets[f"{self.name}.{spelled}"] = targets.get(f"{self.name}.{spelled}", replace(noted, product=None))
                 targets[f"{name}.{spelled}"] = replace(noted, product=None)
             targets[f"{name}.{stored}"] = noted
 
 
 _MAMBA = {shapes.Attention: "self_attn", shapes.Mamba1: "mamba", shapes.Mamba2: "mamba"}
+
+
 def _zaya_layers(read: BlockReader) -> ReadLayer:
     def scaled(name: str, inside: bool) -> ScaledResidual:
         table = read.table(stream_tensors.residual_scale(read.hidden), name)
-        residual, given = ((table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
-                           for part in ("residual", "hidden_states"))
+        residual, given = (
+            (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale")) for part in ("residual", "hidden_states")
+        )
         return ScaledResidual(residual, given, inside)
 
     def layer(name: str, mixer: shapes.Mixer | None, feed: shapes.FeedForward | None) -> DecoderLayer:
@@ -341,23 +374,33 @@ def _zaya_layers(read: BlockReader) -> ReadLayer:
         assert isinstance(feed, shapes.Experts)
         return DecoderLayer(
             read.norm(f"{name}.input_layernorm"),
-            _convolved_attention(read, mixer, f"{name}.self_attn"), None,
+            _convolved_attention(read, mixer, f"{name}.self_attn"),
+            None,
             read.continued_experts(feed, f"{name}.mlp", f"{name}.post_attention_layernorm"),
-            mixes=(scaled(f"{name}.post_attention_residual_scale", inside=False),
-                   scaled(f"{name}.post_mlp_residual_scale", inside=True)))
+            mixes=(
+                scaled(f"{name}.post_attention_residual_scale", inside=False),
+                scaled(f"{name}.post_mlp_residual_scale", inside=True),
+            ),
+        )
 
     return layer
 
 
-def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention,
-                         name: str) -> ConvolvedAttentionBlock:
+def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention, name: str) -> ConvolvedAttentionBlock:
     of, table = shape.attention, read.table(tensors.convolved_attention(shape, read.hidden), name)
     second = torch.unflatten(table.tensor("second"), 0, (-1, of.head_dim))
     values = tensors.Units(of.kv_heads, of.head_dim, of.kv_copies).span(read.source.place)
     return ConvolvedAttentionBlock(
-        shape, table.linear("project"), table.tensor("first").squeeze(1), table.tensor("first.bias"),
-        second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(), table.tensor("second.bias"),
-        table.tensor("factors"), values, table.linear("out"))
+        shape,
+        table.linear("project"),
+        table.tensor("first").squeeze(1),
+        table.tensor("first.bias"),
+        second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(),
+        table.tensor("second.bias"),
+        table.tensor("factors"),
+        values,
+        table.linear("out"),
+    )
 
 
 def _rwkv_layers(read: BlockReader) -> ReadLayer:
@@ -373,21 +416,24 @@ def _rwkv_layers(read: BlockReader) -> ReadLayer:
         else:
             assert isinstance(mixer, ChannelMix)
             table = read.table(tensors.channel_mix(mixer, read.hidden), f"{stored}.ffn")
-            block = ChannelMixBlock(Shifted(read.layer_norm(f"{stored}.ffn_norm")), table.tensor("x_k"),
-                                    table.linear("into"), read.source.summed(table.linear("down")),
-                                    first.carried)
+            block = ChannelMixBlock(
+                Shifted(read.layer_norm(f"{stored}.ffn_norm")),
+                table.tensor("x_k"),
+                table.linear("into"),
+                read.source.summed(table.linear("down")),
+                first.carried,
+            )
         return DecoderLayer(None, block, None, None)
 
     return layer
 
 
 def _time_mix(read: BlockReader, shape: TimeMix, name: str, shifted: Shifted) -> TimeMixBlock:
-    joined = read.source.has(f"{name}.x_x")   # of the library's first version
+    joined = read.source.has(f"{name}.x_x")  # of the library's first version
     table = read.table(tensors.time_mix(shape, read.hidden, joined=joined), name)
-    mixes = (table.tensor("x_x")[:, None] if joined else
-             torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"]))
+    mixes = table.tensor("x_x")[:, None] if joined else torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"])
 
-    if not shape.value_rank:   # of some files the first layer has them too, and nothing is made of them
+    if not shape.value_rank:  # of some files the first layer has them too, and nothing is made of them
         for end in ("0.weight", "2.weight", "2.bias"):
             read.source.leave(f"{name}.v_lora.lora.{end}")
 
@@ -397,29 +443,57 @@ def _time_mix(read: BlockReader, shape: TimeMix, name: str, shifted: Shifted) ->
     out_norm = table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim
     r, k, v = (table.linear(part) for part in "rkv")
     return TimeMixBlock(
-        shape, shifted, mixes, r, k, v, decay=low_rank("w"), rate=low_rank("a"), gate=low_rank("g"),
-        value=low_rank("v") if shape.value_rank else None, k_k=table.tensor("k_k"),
-        k_a=table.tensor("k_a"), r_k=table.tensor("r_k"), out_norm=out_norm,
-        out=read.source.summed(table.linear("out")))
+        shape,
+        shifted,
+        mixes,
+        r,
+        k,
+        v,
+        decay=low_rank("w"),
+        rate=low_rank("a"),
+        gate=low_rank("g"),
+        value=low_rank("v") if shape.value_rank else None,
+        k_k=table.tensor("k_k"),
+        k_a=table.tensor("k_a"),
+        r_k=table.tensor("r_k"),
+        out_norm=out_norm,
+        out=read.source.summed(table.linear("out")),
+    )
 
 
 _W_NAMES = ("w1", "w3", "w2")
 """Of gate, up and down."""
-_QWEN_HYBRID = Names({shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"},
-                     shared="shared_expert", plus_one=True)
-_LFM = Names({shapes.Attention: "self_attn", shapes.ShortConv: "conv"}, feed="feed_forward",
-             mixer_norm="operator_norm", feed_norm="ffn_norm", final_norm="embedding_norm",
-             spelled={shapes.Dense: {"names": _W_NAMES},
-                      shapes.Experts: {"names": _W_NAMES, "choice_bias": "expert_bias"}})
+_QWEN_HYBRID = Names(
+    {shapes.Attention: "self_attn", shapes.GatedDelta: "linear_attn"}, shared="shared_expert", plus_one=True
+)
+_LFM = Names(
+    {shapes.Attention: "self_attn", shapes.ShortConv: "conv"},
+    feed="feed_forward",
+    mixer_norm="operator_norm",
+    feed_norm="ffn_norm",
+    final_norm="embedding_norm",
+    spelled={shapes.Dense: {"names": _W_NAMES}, shapes.Experts: {"names": _W_NAMES, "choice_bias": "expert_bias"}},
+)
 """``embedding_norm`` is the final norm: it comes after the last layer, not the embedding."""
-_BAMBA = Names(_MAMBA, feed="feed_forward", feed_norm="pre_ff_layernorm", final_norm="final_layernorm",
-               swiglu=False, spelled={shapes.Experts: {"router": "router.weight"}})
-_ONLY_MAMBA = Names({shapes.Mamba1: "mixer", shapes.Mamba2: "mixer"}, mixer_norm="norm", final_norm="norm_f",
-                    embeddings=("embeddings",))
+_BAMBA = Names(
+    _MAMBA,
+    feed="feed_forward",
+    feed_norm="pre_ff_layernorm",
+    final_norm="final_layernorm",
+    swiglu=False,
+    spelled={shapes.Experts: {"router": "router.weight"}},
+)
+_ONLY_MAMBA = Names(
+    {shapes.Mamba1: "mixer", shapes.Mamba2: "mixer"}, mixer_norm="norm", final_norm="norm_f", embeddings=("embeddings",)
+)
 """Names of the original code."""
 _KIMI = Names(layers=_kimi_layers, embeddings=("word_embeddings", "embed_tokens"))
-_GEMMA = Names({shapes.Attention: "self_attn"}, feed_norm="pre_feedforward_layernorm", feed_of=_gemma_feed,
-               out_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+_GEMMA = Names(
+    {shapes.Attention: "self_attn"},
+    feed_norm="pre_feedforward_layernorm",
+    feed_of=_gemma_feed,
+    out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+)
 NAMES: dict[str, Names] = {
     "llama": Names(_MAMBA), "qwen3": Names(_MAMBA),
     "qwen3_5": _QWEN_HYBRID,

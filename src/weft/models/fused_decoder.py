@@ -45,6 +45,7 @@ class _Seen(NamedTuple):
 
 class _Last(NamedTuple):
     """The step before: what was seen of it, its first and last cache, and what is bound."""
+
     # Weakly: a view keeps the arena, which must be given back before a sleep.
 
     seen: _Seen
@@ -60,8 +61,14 @@ class FusedDecoder:
     """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer; ``unfused``: adapters that
     are not for it, at any time."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], ropes: Sequence[Rope | None], final_norm: Norm,
-                 scale: float, unfused: AbstractSet[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        ropes: Sequence[Rope | None],
+        final_norm: Norm,
+        scale: float,
+        unfused: AbstractSet[str] = frozenset(),
+    ) -> None:
         self._layers = layers if all(map(_plain, layers)) else ()
         self._ropes = ropes
         self._rotated = [rope for rope in dict.fromkeys(ropes) if rope is not None]
@@ -70,8 +77,13 @@ class FusedDecoder:
         self._last: _Last | None = None
         self._room: torch.Tensor | None = None
 
-    def run(self, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
-            rotated: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
+    def run(
+        self,
+        x_TD: torch.Tensor,
+        inputs: StepInputs,
+        caches: list[LayerCache],
+        rotated: Mapping[Rope | None, CosSin | None],
+    ) -> torch.Tensor | None:
         """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
         it, and nothing was done. Valid until the next step."""
         if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
@@ -92,9 +104,14 @@ class FusedDecoder:
         runs = inputs.runs
         if runs.log is not None:
             _log(bound, runs, runs.log, x_TD.dtype)
-        bound.run(native.runs_of(runs), native.projected_of(x_TD),
-                  [_addresses(rotated[rope]) for rope in self._rotated], *native.page_table_of(runs),
-                  None if whose is None else native.adapter_rows_of(whose), out_TD.data_ptr())
+        bound.run(
+            native.runs_of(runs),
+            native.projected_of(x_TD),
+            [_addresses(rotated[rope]) for rope in self._rotated],
+            *native.page_table_of(runs),
+            None if whose is None else native.adapter_rows_of(whose),
+            out_TD.data_ptr(),
+        )
         return out_TD
 
     def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
@@ -132,13 +149,23 @@ class FusedDecoder:
                 norms.append(norm)
         if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
             return [None]
-        bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm),
-                                                self._final_norm.plus_one)
+        bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
         held = [bound]
         for norm, (staged, rope_index) in zip(norms, stages, strict=True):
             fused = staged.fused.bound(x_TD)
-            bound.add(_norm_of(norm), norm.plus_one, fused, staged.core, staged.layer, staged.conv,
-                      staged.first, staged.second, staged.scales, staged.number, rope_index)
+            bound.add(
+                _norm_of(norm),
+                norm.plus_one,
+                fused,
+                staged.core,
+                staged.layer,
+                staged.conv,
+                staged.first,
+                staged.second,
+                staged.scales,
+                staged.number,
+                rope_index,
+            )
             held += fused, staged.layer
         return held
 
@@ -150,8 +177,14 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
     bound.log(native.runs_of(runs), code, room.data_ptr())
 
     def replay(again: LoggedRuns) -> None:
-        bound.replay(native.extension().Runs(again.rows, again.starts, again.lengths, again.slots,
-                                             [False] * len(again.slots), []), code, room.data_ptr(), rows)
+        bound.replay(
+            native.extension().Runs(
+                again.rows, again.starts, again.lengths, again.slots, [False] * len(again.slots), []
+            ),
+            code,
+            room.data_ptr(),
+            rows,
+        )
 
     log.fill(replay, room)
 
@@ -166,8 +199,8 @@ def _plain(layer: DecoderLayer) -> bool:
     if layer.mixer is None and layer.feed_forward is None:
         return False
     return (layer.mixer is None or (isinstance(layer.mixer, _MIXERS) and layer.mixer.fused is not None)) and (
-        layer.feed_forward is None
-        or (isinstance(layer.feed_forward, SwiGlu) and layer.feed_forward.fused is not None))
+        layer.feed_forward is None or (isinstance(layer.feed_forward, SwiGlu) and layer.feed_forward.fused is not None)
+    )
 
 
 def _first_fused(layer: DecoderLayer) -> FusedBlock:
@@ -178,8 +211,13 @@ def _first_fused(layer: DecoderLayer) -> FusedBlock:
 
 
 def _servable(norm: Norm, width: int) -> bool:
-    return (norm.gate is None and norm.weight.dtype in native.DTYPES and norm.weight.shape == (width,)
-            and norm.weight.is_contiguous() and width % native.LANES == 0)
+    return (
+        norm.gate is None
+        and norm.weight.dtype in native.DTYPES
+        and norm.weight.shape == (width,)
+        and norm.weight.is_contiguous()
+        and width % native.LANES == 0
+    )
 
 
 def _norm_of(norm: Norm) -> tuple[int, int, float]:

@@ -40,15 +40,20 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
     """
     path = directory / "generation_config.json"
     stated = read_json(path) if path.is_file() else {}
-    eos = next((ids for source in (stated, config, text_config(config))
-                if (ids := _ids(source.get("eos_token_id")))), ())
+    eos = next(
+        (ids for source in (stated, config, text_config(config)) if (ids := _ids(source.get("eos_token_id")))), ()
+    )
     top_k = stated.get("top_k")
     # Greedy, whatever temperature stands beside it.
     temperature = 0.0 if stated.get("do_sample") is False else _number(stated, "temperature")
     return GenerationDefaults(
-        eos_ids=eos, temperature=temperature, top_p=_number(stated, "top_p"),
+        eos_ids=eos,
+        temperature=temperature,
+        top_p=_number(stated, "top_p"),
         top_k=top_k if isinstance(top_k, int) and not isinstance(top_k, bool) else None,
-        min_p=_number(stated, "min_p"), repetition_penalty=_number(stated, "repetition_penalty"))
+        min_p=_number(stated, "min_p"),
+        repetition_penalty=_number(stated, "repetition_penalty"),
+    )
 
 
 def _ids(value: object) -> tuple[int, ...]:

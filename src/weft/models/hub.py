@@ -36,8 +36,9 @@ class HubUnreachableError(CheckpointError):
     kind = "service_unavailable"
 
 
-def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False,
-                  text_only: bool = False) -> Path:
+def resolve_model(
+    name: str | Path, revision: str | None = None, *, config_only: bool = False, text_only: bool = False
+) -> Path:
     """The checkpoint directory for ``name``: a path, "owner/name" on the hub at ``revision``, or
     "owner/name:TYPE" for a GGUF file there. Of a hub model ``config_only`` fetches ``config.json`` alone,
     ``text_only`` everything but weights; a GGUF file is fetched whole.
@@ -51,8 +52,7 @@ def resolve_model(name: str | Path, revision: str | None = None, *, config_only:
     repository, _, kind = str(name).partition(":")
     if kind:
         return _gguf_from_hub(str(name), repository, kind, revision)
-    return _from_hub(
-        str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else FETCHED)
+    return _from_hub(str(name), revision, ["config.json"] if config_only else _TEXT_FILES if text_only else FETCHED)
 
 
 def name_of(model: str) -> str:
@@ -73,13 +73,17 @@ def local_checkpoint(name: str | Path, revision: str | None = None) -> Path | No
             return path.resolve()
         view = _gguf_view(path)
         if view is None:
-            raise CheckpointError(f"{path}: the directory has no config.json, so it is not a checkpoint in "
-                                  f"Hugging Face format, and no GGUF file", param="model")
+            raise CheckpointError(
+                f"{path}: the directory has no config.json, so it is not a checkpoint in "
+                f"Hugging Face format, and no GGUF file",
+                param="model",
+            )
         return view
     if path.is_file():
         if path.suffix != ".gguf":
-            raise CheckpointError(f"{path} is a file; give the directory that holds config.json, or a "
-                                  f".gguf file", param="model")
+            raise CheckpointError(
+                f"{path} is a file; give the directory that holds config.json, or a .gguf file", param="model"
+            )
         return _gguf_view(path)
     if path.suffix == ".gguf":
         raise CheckpointError(f"{path}: there is no such file", param="model")
@@ -108,8 +112,11 @@ def resolve_adapter(name: str) -> Path:
         raise CheckpointError(f"{path}: there is no such directory of an adapter", param="lora")
     import huggingface_hub as hub
 
-    snapshot = Path(ask_hub(name, None, lambda: hub.snapshot_download(
-        name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]), what="adapter"))
+    snapshot = Path(
+        ask_hub(
+            name, None, lambda: hub.snapshot_download(name, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]), what="adapter"
+        )
+    )
     if not (snapshot / WEIGHTS_FILE).exists():
         raise weights_missing(name, ask_hub(name, None, lambda: _listed(hub, name, None), what="adapter"))
     return snapshot
@@ -121,11 +128,20 @@ Answer = TypeVar("Answer")
 def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
     import huggingface_hub as hub
 
-    snapshot = Path(ask_hub(name, revision, lambda: hub.snapshot_download(
-        name, revision=revision, allow_patterns=fetched, ignore_patterns=NOT_FETCHED)))
+    snapshot = Path(
+        ask_hub(
+            name,
+            revision,
+            lambda: hub.snapshot_download(name, revision=revision, allow_patterns=fetched, ignore_patterns=NOT_FETCHED),
+        )
+    )
     if not (snapshot / "config.json").is_file():
-        fail(name, revision, "the hub has it, but without config.json: not a checkpoint in Hugging Face "
-                              f"format; a GGUF file in it is named by its type, {name}:Q4_K_M")
+        fail(
+            name,
+            revision,
+            "the hub has it, but without config.json: not a checkpoint in Hugging Face "
+            f"format; a GGUF file in it is named by its type, {name}:Q4_K_M",
+        )
     return snapshot
 
 
@@ -135,8 +151,10 @@ def _gguf_from_hub(name: str, repository: str, kind: str, revision: str | None) 
 
     files = ask_hub(name, revision, lambda: _listed(hub, repository, revision))
     chosen = file_of_type(name, revision, files, kind)
-    parts = [Path(ask_hub(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
-             for file in chosen]
+    parts = [
+        Path(ask_hub(name, revision, partial(hub.hf_hub_download, repository, file, revision=revision)))
+        for file in chosen
+    ]
     view = _gguf_view(parts[0])
     assert view is not None
     return view
@@ -148,7 +166,7 @@ def _listed(hub: ModuleType, repository: str, revision: str | None) -> list[str]
 
     try:
         names: list[str] = hub.HfApi().list_repo_files(repository, revision=revision)
-    except errors.HfHubHTTPError:   # an answer
+    except errors.HfHubHTTPError:  # an answer
         raise
     except out_of_reach():
         cached = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
@@ -165,8 +183,7 @@ def file_of_type(name: str, revision: str | None, files: Sequence[str], kind: st
     chosen = files_of_type(files, kind)
     if len(chosen) != 1:
         names = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf"))) or "none"
-        fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are "
-                             f"{names}")
+        fail(name, revision, f"{len(chosen) or 'no'} GGUF models there are of type {kind!r}; the files are {names}")
     return chosen[0]
 
 
@@ -182,17 +199,21 @@ def files_of_type(files: Sequence[str], kind: str) -> list[list[str]]:
     return [models[model] for model in plain or models]
 
 
-def ask_hub(name: str, revision: str | None, ask: Callable[[], Answer], *, what: str = "model",
-            cached: bool = True) -> Answer:
+def ask_hub(
+    name: str, revision: str | None, ask: Callable[[], Answer], *, what: str = "model", cached: bool = True
+) -> Answer:
     """What the hub, or its cache, answers. ``cached``: directories and the cache were tried before. Raises
     CheckpointError."""
     from huggingface_hub import constants, errors
 
     owner = "" if "/" in name else "; most hub names are owner/name, such as LiquidAI/LFM2-350M"
     tried = "there is no such directory, and " if cached else ""
-    unreached = ("there is no such directory, it is not in the local hub cache, and the hub cannot be "
-                 f"reached (no connection, or HF_HUB_OFFLINE is set){owner}" if cached else
-                 f"the hub {constants.ENDPOINT} cannot be reached (no connection, or HF_HUB_OFFLINE is set)")
+    unreached = (
+        "there is no such directory, it is not in the local hub cache, and the hub cannot be "
+        f"reached (no connection, or HF_HUB_OFFLINE is set){owner}"
+        if cached
+        else f"the hub {constants.ENDPOINT} cannot be reached (no connection, or HF_HUB_OFFLINE is set)"
+    )
     try:
         return ask()
     except errors.HFValidationError as error:
@@ -224,7 +245,8 @@ def out_of_reach() -> tuple[type[Exception], ...]:
     return errors.OfflineModeIsEnabled, library if issubclass(library, Exception) else OSError, OSError
 
 
-def fail(name: str, revision: str | None, reason: str, what: str = "model",
-         error: type[CheckpointError] = CheckpointError) -> NoReturn:
+def fail(
+    name: str, revision: str | None, reason: str, what: str = "model", error: type[CheckpointError] = CheckpointError
+) -> NoReturn:
     asked = f"{what} {name!r}" + (f" at revision {revision!r}" if revision else "")
     raise error(f"{asked}: {reason}", param="model" if what == "model" else "lora")

@@ -17,8 +17,10 @@ from weft.models.forms.stored_form import FLOATS
 from weft.models.stored_values import MappedFiles, is_finite
 from weft.spec import ModelSpec
 
-_NAME = re.compile(r"layers\.(\d+)\.(?:[\w.]+\.)?"
-                   r"(?:(?P<part>k|v|kv)_scale|(?P<projection>k|v)_proj\.output_scale)$")
+_NAME = re.compile(
+    r"layers\.(\d+)\.(?:[\w.]+\.)?"
+    r"(?:(?P<part>k|v|kv)_scale|(?P<projection>k|v)_proj\.output_scale)$"
+)
 _UNREAD = re.compile(r"layers\.\d+\.(?:[\w.]+\.)?(?:q_scale|prob_scale|[qkv]_zero_point)$")
 """Of queries and of attention weights, which are never narrowed."""
 
@@ -41,8 +43,9 @@ def read_kv_scales(checkpoint: CheckpointFiles, spec: ModelSpec) -> tuple[dict[i
         if not is_finite(scale, "F32"):
             raise CheckpointError(f"{stored.file}: {name} is not finite", param="model")
         if scale.numel() not in (1, heads):
-            raise CheckpointError(f"{stored.file}: {name} holds {scale.numel()} scales for {heads} KV heads",
-                                  param="model")
+            raise CheckpointError(
+                f"{stored.file}: {name} holds {scale.numel()} scales for {heads} KV heads", param="model"
+            )
         part = match["part"] or match["projection"]
         for kind in part:
             scales_of.setdefault(layer, {})[kind] = scale.expand(heads)

@@ -16,15 +16,22 @@ from weft.tensor.inputs import LayerCache, StepInputs
 class Mixer(Protocol):
     """Moves information between the tokens of a sequence."""
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None, /) -> torch.Tensor: ...
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None, /
+    ) -> torch.Tensor: ...
 
 
 class Beside(Protocol):
     """What reads the stream and the embedding, and is added to what a mixer sees."""
 
-    def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor: ...
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        embedded_TD: torch.Tensor,
+        inputs: StepInputs,
+        cache: LayerCache,
+        cos_sin: CosSin | None,
+    ) -> torch.Tensor: ...
 
 
 class FeedForwardBlock(Protocol):

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from weft.models.vision.loading import LoadedVision
 
 _NAMES_SHOWN = 4
-_NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16",
-                                         "F16": "float16"}
+_NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,20 @@ class LoadedModel:
     headless: bool = False
 
 
-def load_model(directory: Path, dtype: DTypeChoice = "auto",
-               on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
-               quantize_inputs: bool = True, twelve_bit: bool = True,
-               device: torch.device | None = None, allow_nonfinite: bool = False,
-               mtp: bool = False, weights_cache: WeightsCache | None = None,
-               ranks: RankGroup | None = None) -> LoadedModel:
+def load_model(
+    directory: Path,
+    dtype: DTypeChoice = "auto",
+    on_progress: OnProgress | None = None,
+    *,
+    quantize: QuantizeChoice = "none",
+    quantize_inputs: bool = True,
+    twelve_bit: bool = True,
+    device: torch.device | None = None,
+    allow_nonfinite: bool = False,
+    mtp: bool = False,
+    weights_cache: WeightsCache | None = None,
+    ranks: RankGroup | None = None,
+) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
     are read. ``quantize``, ``quantize_inputs``, ``twelve_bit``: see ``runtime_form``. ``device``: where the
@@ -96,10 +103,16 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     whole_spec = architecture.spec()
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
-    runtime = RuntimeForm(quantize, not quantize_inputs, True, twelve_bit, gpu.reaches(place),
-                          # Not in float32, which is for accuracy: e4m3 has 4 bits, and sums are bfloat16.
-                          fp8_inputs=quantize_inputs and chosen != "float32" and multiplies_fp8(place),
-                          coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]))
+    runtime = RuntimeForm(
+        quantize,
+        not quantize_inputs,
+        True,
+        twelve_bit,
+        gpu.reaches(place),
+        # Not in float32, which is for accuracy: e4m3 has 4 bits, and sums are bfloat16.
+        fp8_inputs=quantize_inputs and chosen != "float32" and multiplies_fp8(place),
+        coded_tiles=quantize == "none" and serves_coded(place, DTYPES[chosen]),
+    )
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime, share)
@@ -115,33 +128,51 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
         vision = None
-        if ranks is None or ranks.place.rank == 0:   # it sends the rows of pictures to the others
+        if ranks is None or ranks.place.rank == 0:  # it sends the rows of pictures to the others
             vision = _load_vision(checkpoint, architecture, DTYPES[chosen], device, allow_nonfinite)
-        with (weights_cache or nullcontext(), TensorReader(
-                check, on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
-                cache=weights_cache) as reader):
+        with (
+            weights_cache or nullcontext(),
+            TensorReader(
+                check, on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite, cache=weights_cache
+            ) as reader,
+        ):
             model = build(architecture, reader)
     model.score_LD = score_LD
     model.vision = None if vision is None else vision.encoder
     drafts = DraftWeights.of(checkpoint, DTYPES[chosen], architecture.layer_count)
     head_bytes, head_line = _add_mtp(model, drafts, runtime, device, share) if mtp and drafts else (0, None)
     read_s = time.perf_counter() - started_s
-    lines = (runtime.note(), reader.form.note(),
-             skipped_line(checkpoint.tensors, sees=vision is not None),
-             _nonfinite_warning(reader.nonfinite), head_line,
-             unused_warning(checkpoint.unused(check.used | scale_names | {SCORE_HEAD}
-                                              | (drafts.names if drafts else frozenset()))))
-    return LoadedModel(model=model, spec=model.spec, generation_defaults=defaults,
-                       kv_scales=kv_scales,
-                       weights_bytes=(reader.held_bytes + head_bytes
-                                      + (0 if vision is None else vision.held_bytes)),
-                       weights_form=reader.form_in_words(),
-                       read_bytes=check.read_bytes, read_s=read_s, headless=is_headless(checkpoint),
-                       warnings=tuple(line for line in lines if line))
+    lines = (
+        runtime.note(),
+        reader.form.note(),
+        skipped_line(checkpoint.tensors, sees=vision is not None),
+        _nonfinite_warning(reader.nonfinite),
+        head_line,
+        unused_warning(
+            checkpoint.unused(check.used | scale_names | {SCORE_HEAD} | (drafts.names if drafts else frozenset()))
+        ),
+    )
+    return LoadedModel(
+        model=model,
+        spec=model.spec,
+        generation_defaults=defaults,
+        kv_scales=kv_scales,
+        weights_bytes=(reader.held_bytes + head_bytes + (0 if vision is None else vision.held_bytes)),
+        weights_form=reader.form_in_words(),
+        read_bytes=check.read_bytes,
+        read_s=read_s,
+        headless=is_headless(checkpoint),
+        warnings=tuple(line for line in lines if line),
+    )
 
 
-def _load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: torch.dtype,
-                 device: torch.device | None, allow_nonfinite: bool) -> LoadedVision | None:
+def _load_vision(
+    checkpoint: CheckpointFiles,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device | None,
+    allow_nonfinite: bool,
+) -> LoadedVision | None:
     """None for an architecture without a tower, whose start does without these modules."""
     if architecture.vision is None:
         return None
@@ -152,12 +183,20 @@ def _load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype:
 
 def _check_device(architecture: Architecture, place: torch.device) -> None:
     if architecture.why_no_gpu and place.type != "cpu":
-        raise CheckpointError(f"{architecture.family} {architecture.why_no_gpu}, which weft computes on CPUs "
-                              f"alone; this is {place}. Use --device cpu", param="--device")
+        raise CheckpointError(
+            f"{architecture.family} {architecture.why_no_gpu}, which weft computes on CPUs "
+            f"alone; this is {place}. Use --device cpu",
+            param="--device",
+        )
 
 
-def _add_mtp(model: CausalModel, weights: DraftWeights, runtime: RuntimeForm,
-             device: torch.device | None, share: RankShare | None) -> tuple[int, str | None]:
+def _add_mtp(
+    model: CausalModel,
+    weights: DraftWeights,
+    runtime: RuntimeForm,
+    device: torch.device | None,
+    share: RankShare | None,
+) -> tuple[int, str | None]:
     """Gives ``model`` its head. Returns its bytes, and which heads of the checkpoint are not read."""
     try:
         model.mtp, held_bytes = load_mtp(model.architecture, weights, model, runtime, device, share)
@@ -166,7 +205,8 @@ def _add_mtp(model: CausalModel, weights: DraftWeights, runtime: RuntimeForm,
     model.spec = model.architecture.spec(mtp=True)
     model.keeps_streams = model.mtp.collapse is not None
     return held_bytes, None if weights.count == 1 else (
-        f"Of {weights.count} heads for multi-token prediction, the first makes all drafts.")
+        f"Of {weights.count} heads for multi-token prediction, the first makes all drafts."
+    )
 
 
 def _nonfinite_warning(names: list[str]) -> str | None:

@@ -104,10 +104,16 @@ def model_directory() -> Path:
 def split_name(name: str) -> tuple[str, str]:
     """(repository, type of GGUF file or ""). Raises CheckpointError for what no model has as a name."""
     repository, colon, kind = name.partition(":")
-    if not _REPOSITORY.fullmatch(repository) or "--" in repository or ".." in repository or (
-            colon and not _KIND.fullmatch(kind)):
-        raise CheckpointError(f"{name[:200]!r} is no name of a model: names are owner/name, or "
-                              "owner/name:Q4_K_M for one GGUF file of it", param="model")
+    if (
+        not _REPOSITORY.fullmatch(repository)
+        or "--" in repository
+        or ".." in repository
+        or (colon and not _KIND.fullmatch(kind))
+    ):
+        raise CheckpointError(
+            f"{name[:200]!r} is no name of a model: names are owner/name, or owner/name:Q4_K_M for one GGUF file of it",
+            param="model",
+        )
     return repository, kind
 
 
@@ -142,17 +148,17 @@ def resolve_local(name: str, revision: str | None) -> Path | None:
     """The directory of a whole model; None where this machine has none of that name and revision. Raises
     CheckpointError for one that is damaged or half pulled."""
     model = find(name)
-    if model is None or (revision is not None and revision not in (model.manifest.revision,
-                                                                   model.manifest.commit)):
+    if model is None or (revision is not None and revision not in (model.manifest.revision, model.manifest.commit)):
         return None
     if model.state == "partial":
         total = format_bytes(model.manifest.total_bytes)
-        raise CheckpointError(f"model {name!r}: {format_bytes(model.held_bytes)} of {total} are here; "
-                              f"`weft pull {name}` goes on with it, `weft rm {name}` removes it",
-                              param="model")
+        raise CheckpointError(
+            f"model {name!r}: {format_bytes(model.held_bytes)} of {total} are here; "
+            f"`weft pull {name}` goes on with it, `weft rm {name}` removes it",
+            param="model",
+        )
     if model.state == "damaged":
-        raise CheckpointError(f"model {name!r} is damaged: {model.problem}; `weft pull {name}` mends it",
-                              param="model")
+        raise CheckpointError(f"model {name!r} is damaged: {model.problem}; `weft pull {name}` mends it", param="model")
     return model.path
 
 
@@ -169,8 +175,7 @@ def is_right(path: Path, file: ModelFile, on_bytes: Callable[[int], None] = lamb
     """Whether ``path`` has the size and checksum of ``file``."""
     if not path.is_file() or path.stat().st_size != file.size:
         return False
-    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\x00" % file.size,
-                                                               usedforsecurity=False)
+    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\x00" % file.size, usedforsecurity=False)
     with path.open("rb") as stream:
         while part := stream.read(_READ_BYTES):
             digest.update(part)
@@ -185,8 +190,7 @@ def remove(name: str, *, force: bool = False) -> int:
     models = [one for one in (_look(place), _look(part_of(place))) if one is not None]
     if not models:
         held = ", ".join(one.name for one in listed()) or "no model"
-        raise CheckpointError(f"there is no model {name!r} in {model_directory()}: it has {held}",
-                              param="model")
+        raise CheckpointError(f"there is no model {name!r} in {model_directory()}: it has {held}", param="model")
     freed = 0
     for model in models:
         with alone(model.path, name, force=force):
@@ -218,7 +222,7 @@ class LoadedLock:
         model = None if name is None or Path(name).expanduser().exists() else find(name)
         if model is not None and model.state != "partial":
             self._fd = os.open(model.path, os.O_RDONLY | os.O_DIRECTORY)
-            with suppress(OSError):   # being removed, or a file system without locks
+            with suppress(OSError):  # being removed, or a file system without locks
                 fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
@@ -238,9 +242,12 @@ def alone(path: Path, name: str, *, force: bool = False) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not force:
-                raise ModelInUseError(f"model {name!r} is {_in_use(path)}; stop that first, or --force",
-                                      param="model", code="model_in_use") from None
-        except OSError:   # a file system without locks: NFS wants a file that is open for writing
+                raise ModelInUseError(
+                    f"model {name!r} is {_in_use(path)}; stop that first, or --force",
+                    param="model",
+                    code="model_in_use",
+                ) from None
+        except OSError:  # a file system without locks: NFS wants a file that is open for writing
             pass
         yield
     finally:
@@ -254,8 +261,9 @@ def holders(path: Path) -> list[int]:
     except OSError:
         return []
     rows = (line.split() for line in lines)
-    return sorted({int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK"
-                   and row[5].rpartition(":")[2] == str(inode)})
+    return sorted(
+        {int(row[4]) for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode)}
+    )
 
 
 def _in_use(path: Path) -> str:
@@ -283,12 +291,10 @@ def _look(path: Path) -> LocalModel | None:
         return None
     held, problem = 0, ""
     for file in manifest.files:
-        sizes = [one.stat().st_size for one in (path / file.path, path / (file.path + INCOMPLETE))
-                 if one.is_file()]
+        sizes = [one.stat().st_size for one in (path / file.path, path / (file.path + INCOMPLETE)) if one.is_file()]
         held += sum(sizes)
         if not problem and sizes[:1] != [file.size]:
-            problem = (f"{file.path} has {sizes[0]} of {file.size} bytes" if sizes
-                       else f"{file.path} is missing")
+            problem = f"{file.path} has {sizes[0]} of {file.size} bytes" if sizes else f"{file.path} is missing"
     if path.name.endswith(PART):
         return LocalModel(manifest.name, path, manifest, "partial", held)
     return LocalModel(manifest.name, path, manifest, "damaged" if problem else "whole", held, problem)

@@ -167,8 +167,9 @@ class MtpHead:
         return best.indices, best.values
 
 
-def _through(around: StreamMix | None, norms: tuple[Norm | None, Norm | None], block: Any,
-             x_TN: torch.Tensor, *more: Any) -> torch.Tensor:
+def _through(
+    around: StreamMix | None, norms: tuple[Norm | None, Norm | None], block: Any, x_TN: torch.Tensor, *more: Any
+) -> torch.Tensor:
     """The stream behind one block, or several streams of which it sees a mix. ``norms``: before the block
     and behind it."""
     seen_TD, carried = (x_TN, ()) if around is None else around.enter(x_TN)
@@ -198,11 +199,18 @@ def _names_in(source: TensorSource, layers: int) -> _Names:
     behind = f"layers.{layers}"
     qwen = _Names("pre_fc_norm_embedding", "pre_fc_norm_hidden", ("fc",), ("norm",))
     spellings = (
-        _Names("layers.0.enorm", "layers.0.hnorm", ("layers.0.eh_proj",), ("layers.1.final_layernorm",),
-               feed="layers.1"),
-        _Names(f"{behind}.enorm", f"{behind}.hnorm", (f"{behind}.eh_proj",),
-               (f"{behind}.final_layernorm", f"{behind}.shared_head.norm"), behind),
-        replace(qwen, joins=("fc_embedding", "fc_hidden"), last=("hyper_connection_mixer",)))
+        _Names(
+            "layers.0.enorm", "layers.0.hnorm", ("layers.0.eh_proj",), ("layers.1.final_layernorm",), feed="layers.1"
+        ),
+        _Names(
+            f"{behind}.enorm",
+            f"{behind}.hnorm",
+            (f"{behind}.eh_proj",),
+            (f"{behind}.final_layernorm", f"{behind}.shared_head.norm"),
+            behind,
+        ),
+        replace(qwen, joins=("fc_embedding", "fc_hidden"), last=("hyper_connection_mixer",)),
+    )
     return next((names for names in spellings if source.has(f"{names.joins[-1]}.weight")), qwen)
 
 
@@ -220,18 +228,23 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
         assert isinstance(trunk, RankedModel)
         embedding, vocabulary = trunk.lookup, trunk.draft_vocabulary(VOCAB_MAX)
         [layer] = source.share.joined([layer])
-    joins = [source.linear([(f"{join}.weight", hidden)], 2 * hidden // len(names.joins))
-             for join in names.joins]
+    joins = [source.linear([(f"{join}.weight", hidden)], 2 * hidden // len(names.joins)) for join in names.joins]
     last = next((name for name in names.last if source.has(f"{name}.weight")), names.last[0])
     one = shape.streams is None
     return MtpHead(
-        rope, embedding, architecture.embedding_multiplier, read.norm(names.embedding_norm),
-        read.norm(names.hidden_norm, width), JoinedOnce(*joins) if one else JoinedStreams(*joins), layer,
+        rope,
+        embedding,
+        architecture.embedding_multiplier,
+        read.norm(names.embedding_norm),
+        read.norm(names.hidden_norm, width),
+        JoinedOnce(*joins) if one else JoinedStreams(*joins),
+        layer,
         read.norm(last) if one else None,
         None if shape.streams is None else read.streams(shape.streams, last, last=True),
         _first_tokens(trunk.head),
         None if rope is None else RotaryTable(rope, trunk.embedding.device, architecture.turn_sections),
-        vocabulary)
+        vocabulary,
+    )
 
 
 def _layer(names: _Names, shape: MtpLayer, read: ReadLayer) -> DecoderLayer:
@@ -242,14 +255,18 @@ def _layer(names: _Names, shape: MtpLayer, read: ReadLayer) -> DecoderLayer:
     return layer
 
 
-def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalModel,
-             runtime: RuntimeForm, device: torch.device | None,
-             share: RankShare | None = None) -> tuple[MtpHead, int]:
+def load_mtp(
+    architecture: Architecture,
+    weights: DraftWeights,
+    trunk: CausalModel,
+    runtime: RuntimeForm,
+    device: torch.device | None,
+    share: RankShare | None = None,
+) -> tuple[MtpHead, int]:
     """The head and its bytes; with ``share`` the part of one rank. Raises CheckpointError as ``load_model``
     does, and for a family whose head weft does not know."""
     if architecture.mtp is None:
-        raise CheckpointError(f"weft knows no such head of {architecture.family} with these settings",
-                              param="model")
+        raise CheckpointError(f"weft knows no such head of {architecture.family} with these settings", param="model")
     with torch.inference_mode():
         check = TensorCheck(weights.checkpoint, weights.dtype, runtime, share)
         build_mtp(architecture, check, trunk)
@@ -266,18 +283,26 @@ def _first_tokens(head: Linear) -> Linear:
     if head.bias is None and isinstance(weight, TiledWeight) and weight.rows > rows:
         return Linear(replace(weight, tiles=weight.tiles[:tiles], rows=rows))
     if head.bias is None and isinstance(weight, TwelveBitWeight) and weight.rows > rows:
-        return Linear(replace(weight, units=weight.units[: tiles // 2], highs=weight.highs[:tiles],
-                              rows=rows))
+        return Linear(replace(weight, units=weight.units[: tiles // 2], highs=weight.highs[:tiles], rows=rows))
     return head
 
 
-def only_decodes(starts: list[int], starts_R: torch.Tensor, table_RP: torch.Tensor,
-                 turns: torch.Tensor | None) -> StepInputs:
+def only_decodes(
+    starts: list[int], starts_R: torch.Tensor, table_RP: torch.Tensor, turns: torch.Tensor | None
+) -> StepInputs:
     """One token at each of ``starts``, of sequences with the pages of ``table_RP``. ``starts_R``: the same on
     the device; ``turns``: as in ``StepInputs``."""
     count, device = len(starts), table_RP.device
-    runs = Runs(offsets=list(range(count)), starts=starts, lengths=[1] * count, slots=[-1] * count,
-                fresh=[False] * count, decode_count=count, starts_R=starts_R,
-                slots_R=torch.full((count,), -1, dtype=torch.int64, device=device), context_R=starts_R + 1,
-                page_table_RP=table_RP)
+    runs = Runs(
+        offsets=list(range(count)),
+        starts=starts,
+        lengths=[1] * count,
+        slots=[-1] * count,
+        fresh=[False] * count,
+        decode_count=count,
+        starts_R=starts_R,
+        slots_R=torch.full((count,), -1, dtype=torch.int64, device=device),
+        context_R=starts_R + 1,
+        page_table_RP=table_RP,
+    )
     return StepInputs(starts_R, starts_R, runs, turns=turns)

@@ -78,8 +78,13 @@ class PullProgress:
 OnPull = Callable[[PullProgress], None]
 
 
-def pull(name: str, revision: str | None = None, *, on_progress: OnPull = lambda progress: None,
-         cancelled: Callable[[], bool] = lambda: False) -> tuple[LocalModel, bool]:
+def pull(
+    name: str,
+    revision: str | None = None,
+    *,
+    on_progress: OnPull = lambda progress: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[LocalModel, bool]:
     """The model, and whether anything had to be fetched. ``on_progress`` is called in several threads.
 
     Raises CheckpointError for what the hub does not have or deliver, and for what the disk has no room for.
@@ -92,13 +97,14 @@ def pull(name: str, revision: str | None = None, *, on_progress: OnPull = lambda
     try:
         part.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{part}: cannot be made: {error.strerror}; WEFT_MODEL_DIR names another "
-                              "directory", param="model") from None
+        raise CheckpointError(
+            f"{part}: cannot be made: {error.strerror}; WEFT_MODEL_DIR names another directory", param="model"
+        ) from None
     with alone(part, name):
         before = read_manifest(part)
         write_manifest(part, manifest)
         if place.is_dir():
-            with alone(place, name):   # before hours of download, too
+            with alone(place, name):  # before hours of download, too
                 pass
         checked = () if before is None else before.files
         _Pull(name, manifest, part, place, checked, on_progress, cancelled).run()
@@ -134,22 +140,30 @@ def _listed_by_hub(name: str, revision: str | None) -> Manifest:
     import huggingface_hub as hub
 
     repository, kind = split_name(name)
-    info = ask_hub(name, revision, cached=False, ask=lambda: hub.HfApi().model_info(
-        repository, revision=revision, files_metadata=True))
+    info = ask_hub(
+        name,
+        revision,
+        cached=False,
+        ask=lambda: hub.HfApi().model_info(repository, revision=revision, files_metadata=True),
+    )
     siblings = {sibling.rfilename: sibling for sibling in (info.siblings or ())[:_HUB_NAMES_MAX]}
     if kind:
         wanted = file_of_type(name, revision, list(siblings), kind)
     else:
-        wanted = [path for path in siblings if _fits(path, FETCHED)
-                  and not _fits(path, [*NOT_FETCHED, MANIFEST])]
+        wanted = [path for path in siblings if _fits(path, FETCHED) and not _fits(path, [*NOT_FETCHED, MANIFEST])]
         if "config.json" not in wanted:
             types = ", ".join(sorted(path for path in siblings if path.endswith(".gguf"))[:8])
-            fail(name, revision, "the hub has it without config.json, so it is no checkpoint in Hugging Face "
-                 "format" + (f"; one of its GGUF files is named by its type, {name}:Q4_K_M; it has {types}"
-                             if types else ""))
+            fail(
+                name,
+                revision,
+                "the hub has it without config.json, so it is no checkpoint in Hugging Face "
+                "format"
+                + (f"; one of its GGUF files is named by its type, {name}:Q4_K_M; it has {types}" if types else ""),
+            )
     files = [_file(name, siblings[path], flat=bool(kind)) for path in sorted(wanted)]
-    return Manifest(name=name, revision=revision or "main", commit=str(info.sha or ""),
-                    pulled_s=time.time(), files=files)
+    return Manifest(
+        name=name, revision=revision or "main", commit=str(info.sha or ""), pulled_s=time.time(), files=files
+    )
 
 
 def _fits(path: str, patterns: Sequence[str]) -> bool:
@@ -164,21 +178,37 @@ def _file(name: str, sibling: Any, *, flat: bool) -> ModelFile:
     sha256 = str(lfs["sha256"] if isinstance(lfs, dict) else lfs.sha256) if lfs else ""
     size = int((lfs["size"] if isinstance(lfs, dict) else lfs.size) if lfs else sibling.size or 0)
     if source.is_absolute() or ".." in source.parts or "\x00" in sibling.rfilename or "\\" in str(source):
-        raise CheckpointError(f"model {name!r}: the hub lists {sibling.rfilename!r}, which leads out of the "
-                              "directory of the model", param="model")
+        raise CheckpointError(
+            f"model {name!r}: the hub lists {sibling.rfilename!r}, which leads out of the directory of the model",
+            param="model",
+        )
     if not (sha256 or sibling.blob_id) or not 0 <= size <= _FILE_BYTES_MAX:
-        raise CheckpointError(f"model {name!r}: the hub names no checksum of {sibling.rfilename}, or no size",
-                              param="model")
-    return ModelFile(path=source.name if flat else str(source), source=str(source), size=size, sha256=sha256,
-                     git_sha1="" if sha256 else str(sibling.blob_id))
+        raise CheckpointError(
+            f"model {name!r}: the hub names no checksum of {sibling.rfilename}, or no size", param="model"
+        )
+    return ModelFile(
+        path=source.name if flat else str(source),
+        source=str(source),
+        size=size,
+        sha256=sha256,
+        git_sha1="" if sha256 else str(sibling.blob_id),
+    )
 
 
 class _Pull:
     """The files of one model into its ``part``. ``checked``: those of an earlier pull, which got their names
     when their checksums were right."""
 
-    def __init__(self, name: str, manifest: Manifest, part: Path, place: Path, checked: Sequence[ModelFile],
-                 on_progress: OnPull, cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        manifest: Manifest,
+        part: Path,
+        place: Path,
+        checked: Sequence[ModelFile],
+        on_progress: OnPull,
+        cancelled: Callable[[], bool],
+    ) -> None:
         self._name, self._manifest, self._part, self._place = name, manifest, part, place
         self._checked = checked
         self._revision = None if manifest.revision == "main" else manifest.revision
@@ -191,8 +221,8 @@ class _Pull:
         """Raises CheckpointError, PullCancelledError."""
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        disable_progress_bars()          # its own, of each file
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)   # each of its retries is a line else
+        disable_progress_bars()  # its own, of each file
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line else
         self._drop_others()
         missing = [file for file in self._manifest.files if not self._is_here(file)]
         self._check_room(missing)
@@ -200,7 +230,7 @@ class _Pull:
             # The largest first: the last file then does not run alone for long.
             work = [threads.submit(self._fetch, file) for file in sorted(missing, key=lambda one: -one.size)]
             wait(work, return_when=FIRST_EXCEPTION)
-            self._failed.set()   # of no effect when all are done
+            self._failed.set()  # of no effect when all are done
             errors = [error for one in work if (error := one.exception()) is not None]
         for error in sorted(errors, key=lambda one: isinstance(one, PullCancelledError)):
             raise error
@@ -223,21 +253,22 @@ class _Pull:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(other, target)
-            except OSError:   # a file system without links
+            except OSError:  # a file system without links
                 shutil.copyfile(other, target)
             self._came(file, file.size, "present")
             return True
         return False
 
     def _check_room(self, missing: Sequence[ModelFile]) -> None:
-        held = sum(path.stat().st_size for file in missing
-                   if (path := self._part / (file.path + INCOMPLETE)).is_file())
+        held = sum(path.stat().st_size for file in missing if (path := self._part / (file.path + INCOMPLETE)).is_file())
         needed, free = sum(file.size for file in missing) - held, shutil.disk_usage(self._part).free
         if needed > free:
             raise CheckpointError(
                 f"model {self._name!r} takes {format_bytes(needed)} more, and {model_directory()} has "
                 f"{format_bytes(free)} free: make room (weft list, weft rm), or name another disk with "
-                "WEFT_MODEL_DIR", param="model")
+                "WEFT_MODEL_DIR",
+                param="model",
+            )
 
     def _fetch(self, file: ModelFile) -> None:
         self._check_wanted()
@@ -257,8 +288,11 @@ class _Pull:
                 unfinished.rename(self._part / file.path)
                 return
             unfinished.unlink(missing_ok=True)
-        raise CheckpointError(f"model {self._name!r}: {file.path} came {_TRIES} times with another checksum "
-                              f"than the hub names ({file.digest})", param="model")
+        raise CheckpointError(
+            f"model {self._name!r}: {file.path} came {_TRIES} times with another checksum "
+            f"than the hub names ({file.digest})",
+            param="model",
+        )
 
     def _download(self, file: ModelFile, unfinished: Path) -> None:
         import huggingface_hub as hub
@@ -278,8 +312,12 @@ class _Pull:
             if begin < file.size:
                 _thread.check = self._check_wanted
                 _check_each_try()
-                ask_hub(self._name, self._revision, cached=False, ask=lambda: http_get(
-                    url, cast("BinaryIO", writer), resume_size=begin, headers=headers))
+                ask_hub(
+                    self._name,
+                    self._revision,
+                    cached=False,
+                    ask=lambda: http_get(url, cast("BinaryIO", writer), resume_size=begin, headers=headers),
+                )
             finish(raw)
 
     def _came(self, file: ModelFile, at: int, verb: str) -> None:
@@ -303,8 +341,7 @@ def _check_each_try() -> None:
     makes it. The client before huggingface_hub 1.0 does not: there all tries are waited for."""
     import huggingface_hub as hub
 
-    hooks: dict[str, list[Callable[[object], None]]] = getattr(hub.get_session(), "event_hooks",
-                                                               {"request": []})
+    hooks: dict[str, list[Callable[[object], None]]] = getattr(hub.get_session(), "event_hooks", {"request": []})
     if _check_thread not in hooks["request"]:
         hooks["request"].append(_check_thread)
 
@@ -326,7 +363,8 @@ class _Writer:
     def write(self, data: bytes) -> int:
         count = self._raw.write(data)
         if self._raw.tell() > self._size:
-            raise CheckpointError(f"{Path(self.name).name}: more than the {self._size} bytes came that the "
-                                  "hub lists", param="model")
+            raise CheckpointError(
+                f"{Path(self.name).name}: more than the {self._size} bytes came that the hub lists", param="model"
+            )
         self._arrived(self._raw.tell())
         return count

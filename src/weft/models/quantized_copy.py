@@ -51,8 +51,14 @@ CopyForm = Literal["int8", "int4", "w8a8"]
 FORMATS: dict[CopyForm, str] = {"int8": "pack-quantized", "int4": "pack-quantized", "w8a8": "int-quantized"}
 _LEFT = ("in_proj_a", "in_proj_b", "in_proj_ba", "b_proj", "a_proj", "x_proj", "dt_proj")
 """Matrices that steer decay: docs/quantization.md has what rounding them costs."""
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32",
-          torch.int64: "I64", torch.int8: "I8"}
+_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.int8: "I8",
+}
 _FLOATS = ("F32", "BF16", "F16")
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 _NOT_COPIED = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json")
@@ -95,8 +101,9 @@ class MatrixError:
     copied_bytes: int
 
 
-def write_quantized(source: Path, out: Path, form: CopyForm,
-                    on_matrix: Callable[[MatrixError], None] = lambda one: None) -> list[MatrixError]:
+def write_quantized(
+    source: Path, out: Path, form: CopyForm, on_matrix: Callable[[MatrixError], None] = lambda one: None
+) -> list[MatrixError]:
     """Writes ``source`` in ``form`` to the new directory ``out``. Returns the matrices that were rounded.
 
     Raises CheckpointError where ``out`` is there, or the source is quantised already, cannot be served or has
@@ -104,9 +111,11 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
     checkpoint = opened(source, out)
     asked = matrices_of(checkpoint)
     if not any(one.layout for stored in checkpoint.tensors.values() for one in _copied(stored, asked, form)):
-        raise CheckpointError(f"{source}: no matrix has columns in whole groups of "
-                              f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows",
-                              param="--form")
+        raise CheckpointError(
+            f"{source}: no matrix has columns in whole groups of "
+            f"{GROUPS[4 if form == 'int4' else 8]}; --form w8a8 rounds by rows",
+            param="--form",
+        )
     partial = out.with_name(f"{out.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     begin_partial(partial, checkpoint, form)
@@ -119,13 +128,15 @@ def write_quantized(source: Path, out: Path, form: CopyForm,
         report = target.with_suffix(".errors.json")
         if not (target.exists() and report.exists()):
             file_errors = _write_file(tensors, target, asked, form, on_matrix)
-            write_json(report, [[one.name, one.error, one.stored_bytes, one.copied_bytes]
-                                 for one in file_errors])
+            write_json(report, [[one.name, one.error, one.stored_bytes, one.copied_bytes] for one in file_errors])
         errors += [MatrixError(*one) for one in json.loads(report.read_text())]
         written = read_header(target)
         weight_map |= dict.fromkeys(written, file.name)
-        left += [one.name.removesuffix(".weight") for one in written.values()
-                 if len(one.shape) == 2 and one.name.endswith(".weight") and one.dtype != "I8"]
+        left += [
+            one.name.removesuffix(".weight")
+            for one in written.values()
+            if len(one.shape) == 2 and one.name.endswith(".weight") and one.dtype != "I8"
+        ]
     for other in source.iterdir():
         if other.is_file() and not other.name.endswith(_NOT_COPIED) and other.name != "config.json":
             shutil.copyfile(other, partial / other.name)
@@ -150,18 +161,20 @@ def opened(source: Path, out: Path) -> CheckpointFiles:
     if out.exists():
         raise CheckpointError(f"{out}: it is there already; name another one", param="OUT")
     checkpoint = CheckpointFiles.open(source)
-    settings = checkpoint.config.get("quantization_config") or text_config(checkpoint.config).get(
-        "quantization_config")
+    settings = checkpoint.config.get("quantization_config") or text_config(checkpoint.config).get("quantization_config")
     if settings:
-        raise CheckpointError(f"{source}: is quantised already ({settings.get('quant_method')}); name the "
-                              "checkpoint that it was made of", param="SOURCE")
+        raise CheckpointError(
+            f"{source}: is quantised already ({settings.get('quant_method')}); name the checkpoint that it was made of",
+            param="SOURCE",
+        )
     return checkpoint
 
 
 def begin_partial(partial: Path, checkpoint: CheckpointFiles, form: str) -> None:
     """Deletes what an earlier run wrote of another source or form."""
-    sizes = {one.file.name: [one.file.stat().st_size, one.file.stat().st_mtime_ns]
-             for one in checkpoint.tensors.values()}
+    sizes = {
+        one.file.name: [one.file.stat().st_size, one.file.stat().st_mtime_ns] for one in checkpoint.tensors.values()
+    }
     state, path = {"form": form, "files": sizes}, partial / _STATE
     if not path.exists() or json.loads(path.read_text()) != state:
         shutil.rmtree(partial)
@@ -195,8 +208,9 @@ class _Recorder(TensorCheck):
         self.matrices: set[str] = set()
         self.stacks: dict[str, Stack] = {}
 
-    def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *,
-               finer: bool = False) -> Linear:
+    def linear(
+        self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *, finer: bool = False
+    ) -> Linear:
         self.matrices |= {self.checkpoint.prefix + part[0] for part in parts}
         return super().linear(parts, columns, bias, finer=finer)
 
@@ -204,9 +218,17 @@ class _Recorder(TensorCheck):
         self.matrices |= {self.checkpoint.prefix + name for group in names for name in group}
         return super().experts(names, rows, columns)
 
-    def all_experts(self, names: Sequence[str], count: int, rows: int, columns: int, *,
-                    transposed: bool = False, order: Order | None = None,
-                    apart: Sequence[str] = ()) -> ExpertWeights:
+    def all_experts(
+        self,
+        names: Sequence[str],
+        count: int,
+        rows: int,
+        columns: int,
+        *,
+        transposed: bool = False,
+        order: Order | None = None,
+        apart: Sequence[str] = (),
+    ) -> ExpertWeights:
         if apart:
             prefix = self.checkpoint.prefix
             self.stacks[prefix + names[0]] = Stack(tuple(prefix + one for one in apart), transposed, order)
@@ -219,20 +241,35 @@ def matrices_of(checkpoint: CheckpointFiles) -> Asked:
     with torch.inference_mode():
         build(architecture_in(checkpoint), recorder)
         recorder.raise_problems()
-    return Asked({name for name in recorder.matrices if not any(f".{part}." in name for part in _LEFT)},
-                 recorder.stacks, dtype)
+    return Asked(
+        {name for name in recorder.matrices if not any(f".{part}." in name for part in _LEFT)}, recorder.stacks, dtype
+    )
 
 
 def _settings(form: CopyForm, ignored: list[str]) -> dict[str, Any]:
-    weights: dict[str, Any] = {"num_bits": 4 if form == "int4" else 8, "type": "int", "symmetric": True,
-                               "dynamic": False, "strategy": "channel" if form == "w8a8" else "group",
-                               "group_size": None if form == "w8a8" else GROUPS[4 if form == "int4" else 8]}
+    weights: dict[str, Any] = {
+        "num_bits": 4 if form == "int4" else 8,
+        "type": "int",
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "channel" if form == "w8a8" else "group",
+        "group_size": None if form == "w8a8" else GROUPS[4 if form == "int4" else 8],
+    }
     inputs = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
-    group = {"targets": ["Linear"], "weights": weights,
-             "input_activations": inputs if form == "w8a8" else None, "output_activations": None}
-    return {"quant_method": "compressed-tensors", "format": FORMATS[form],
-            "quantization_status": "compressed", "config_groups": {"group_0": group}, "ignore": ignored,
-            "kv_cache_scheme": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": inputs if form == "w8a8" else None,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": FORMATS[form],
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ignored,
+        "kv_cache_scheme": None,
+    }
 
 
 def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]:
@@ -241,16 +278,22 @@ def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]
     if stack is None:
         layout = _layout(stored.name, stored.shape, form, asked.dtype)
         rounds = stored.name in asked.matrices and stored.dtype in _FLOATS
-        return [_Copied(stored.name, stored.dtype, stored.shape, stored.stored_bytes,
-                        layout if rounds else None)]
+        return [_Copied(stored.name, stored.dtype, stored.shape, stored.stored_bytes, layout if rounds else None)]
     count, rows, columns = stored.shape
     rows, columns = (columns, rows) if stack.transposed else (rows, columns)
     shape = rows // len(stack.parts), columns
     size = stored.stored_bytes // count // len(stack.parts)
     names = [part.format(expert) for expert in range(count) for part in stack.parts]
-    return [_Copied(name, stored.dtype, shape, size,
-                    _layout(name, shape, form, asked.dtype) if stored.dtype in _FLOATS else None)
-            for name in names]
+    return [
+        _Copied(
+            name,
+            stored.dtype,
+            shape,
+            size,
+            _layout(name, shape, form, asked.dtype) if stored.dtype in _FLOATS else None,
+        )
+        for name in names
+    ]
 
 
 def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtype) -> Layout | None:
@@ -263,12 +306,14 @@ def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtyp
     bits = 4 if form == "int4" else 8
     if columns % GROUPS[bits]:
         return None
-    return {f"{name}_packed": (torch.int32, (rows, columns * bits // 32)),
-            f"{name}_scale": (dtype, (rows, columns // GROUPS[bits])), f"{name}_shape": (torch.int64, (2,))}
+    return {
+        f"{name}_packed": (torch.int32, (rows, columns * bits // 32)),
+        f"{name}_scale": (dtype, (rows, columns // GROUPS[bits])),
+        f"{name}_shape": (torch.int64, (2,)),
+    }
 
 
-def _rounded(weight: torch.Tensor, form: CopyForm, dtype: torch.dtype,
-             ) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _rounded(weight: torch.Tensor, form: CopyForm, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
     """(tensors in the order of ``_layout``, the values that they mean)."""
     rows, columns = weight.shape
     wide = weight.float()
@@ -291,8 +336,9 @@ def _steps(wide: torch.Tensor, scales: torch.Tensor, least: int, most: int) -> t
     return torch.where(scales == 0, 0.0, wide / scales).round().clamp(least, most)
 
 
-def _write_file(tensors: list[StoredTensor], target: Path, asked: Asked, form: CopyForm,
-                on_matrix: Callable[[MatrixError], None]) -> list[MatrixError]:
+def _write_file(
+    tensors: list[StoredTensor], target: Path, asked: Asked, form: CopyForm, on_matrix: Callable[[MatrixError], None]
+) -> list[MatrixError]:
     copies = {one.name: _copied(one, asked, form) for one in tensors}
     files, errors = MappedFiles(), []
     unfinished = target.with_suffix(".writing")
@@ -303,8 +349,7 @@ def _write_file(tensors: list[StoredTensor], target: Path, asked: Asked, form: C
             if stored.name not in asked.stacks and copies[stored.name][0].layout is None:
                 file.write(files.view(stored).data)
                 continue
-            parts = zip(copies[stored.name], _values(stored, asked.stacks.get(stored.name), files),
-                        strict=True)
+            parts = zip(copies[stored.name], _values(stored, asked.stacks.get(stored.name), files), strict=True)
             for one, weight in parts:
                 error = _write(file, one, weight, form, asked.dtype)
                 if error is not None:
@@ -321,9 +366,14 @@ def _header(copies: Iterable[_Copied]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for one in copies:
-        parts = [(one.name, one.dtype, one.shape, one.stored_bytes)] if one.layout is None else [
-            (name, _NAMES[kind], shape, kind.itemsize * math.prod(shape))
-            for name, (kind, shape) in one.layout.items()]
+        parts = (
+            [(one.name, one.dtype, one.shape, one.stored_bytes)]
+            if one.layout is None
+            else [
+                (name, _NAMES[kind], shape, kind.itemsize * math.prod(shape))
+                for name, (kind, shape) in one.layout.items()
+            ]
+        )
         for name, dtype, shape, size in parts:
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, begin + size]}
             begin += size
@@ -336,17 +386,21 @@ def _values(stored: StoredTensor, stack: Stack | None, files: MappedFiles) -> It
     experts = 1 if stack is None else stored.shape[0]
     own = stored.stored_bytes // max(experts, 1)
     for expert in range(experts):
-        of_expert = replace(stored, shape=stored.shape if stack is None else stored.shape[1:],
-                            begin=stored.begin + expert * own, stored_bytes=own)
+        of_expert = replace(
+            stored,
+            shape=stored.shape if stack is None else stored.shape[1:],
+            begin=stored.begin + expert * own,
+            stored_bytes=own,
+        )
         weight = files.read(of_expert)
         if not is_finite(weight, stored.dtype):
-            raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values",
-                                  param="SOURCE")
+            raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values", param="SOURCE")
         yield from (weight,) if stack is None else stack.matrices_of(weight)
 
 
-def _write(file: BinaryIO, one: _Copied, weight: torch.Tensor, form: CopyForm, dtype: torch.dtype,
-           ) -> MatrixError | None:
+def _write(
+    file: BinaryIO, one: _Copied, weight: torch.Tensor, form: CopyForm, dtype: torch.dtype
+) -> MatrixError | None:
     parts, values = [weight], None
     if one.layout is not None:
         parts, values = _rounded(weight, form, dtype)
@@ -356,8 +410,12 @@ def _write(file: BinaryIO, one: _Copied, weight: torch.Tensor, form: CopyForm, d
         return None
     wide = weight.float()
     norm = float(wide.norm())
-    return MatrixError(one.name, float((values - wide).norm()) / norm if norm else 0.0, one.stored_bytes,
-                       sum(part.numel() * part.itemsize for part in parts))
+    return MatrixError(
+        one.name,
+        float((values - wide).norm()) / norm if norm else 0.0,
+        one.stored_bytes,
+        sum(part.numel() * part.itemsize for part in parts),
+    )
 
 
 def write_json(path: Path, data: object) -> None:

@@ -35,13 +35,7 @@ from weft.models.weights import OnProgress, Part, TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.tensor.gpu.host_memory import ring_for
 from weft.tensor.weights import large_pages
-from weft.tensor.weights.tiles import (
-    MatrixRows,
-    TwelveBitWeight,
-    gains_by_twelve_bits,
-    rows_from,
-    to_twelve_bit,
-)
+from weft.tensor.weights.tiles import MatrixRows, TwelveBitWeight, gains_by_twelve_bits, rows_from, to_twelve_bit
 
 _PROBLEMS_SHOWN = 8
 _UNNAMED_FORM = " (quantised tensors need a quantization_config in config.json)"
@@ -52,8 +46,13 @@ class TensorCheck(TensorSource):
     the build, which is the order that the reader fetches them in. ``read_bytes``: what the reader will
     read."""
 
-    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype,
-                 runtime: RuntimeForm | None = None, share: RankShare | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: CheckpointFiles,
+        dtype: torch.dtype,
+        runtime: RuntimeForm | None = None,
+        share: RankShare | None = None,
+    ) -> None:
         super().__init__(checkpoint, dtype, runtime, share)
         self.problems: list[str] = []
         self.order: list[str] = []
@@ -70,14 +69,19 @@ class TensorCheck(TensorSource):
         if stored is None:
             self.problems.append(f"{self.checkpoint.source}: tensor {name} of shape {list(shape)} is missing")
         elif stored.dtype not in dtypes:
-            self.problems.append(f"{stored.file}: tensor {name} is stored as {stored.dtype}; weft reads "
-                                 f"{', '.join(dtypes)} here{_UNNAMED_FORM if dtypes == FLOATS else ''}")
+            self.problems.append(
+                f"{stored.file}: tensor {name} is stored as {stored.dtype}; weft reads "
+                f"{', '.join(dtypes)} here{_UNNAMED_FORM if dtypes == FLOATS else ''}"
+            )
         elif shard is not None and (not shard.fits(stored.shape) or shard.of_rank(stored.shape) != shape):
-            self.problems.append(f"{stored.file}: tensor {name} has shape {list(stored.shape)}; config.json "
-                                 f"makes the part of a rank {list(shape)}")
+            self.problems.append(
+                f"{stored.file}: tensor {name} has shape {list(stored.shape)}; config.json "
+                f"makes the part of a rank {list(shape)}"
+            )
         elif shard is None and stored.shape != shape:
-            self.problems.append(f"{stored.file}: tensor {name} has shape {list(stored.shape)}; "
-                                 f"config.json makes it {list(shape)}")
+            self.problems.append(
+                f"{stored.file}: tensor {name} has shape {list(stored.shape)}; config.json makes it {list(shape)}"
+            )
         else:
             self.read_bytes += stored.stored_bytes if shard is None else shard.read_bytes(stored.stored_bytes)
             self.order.append(name)
@@ -102,9 +106,15 @@ class TensorReader(TensorSource):
     ``nonfinite``: the tensors with NaN or infinite values, which are refused unless ``allow_nonfinite``.
     ``cache``: of packed weights."""
 
-    def __init__(self, check: TensorCheck, *, on_progress: OnProgress | None = None,
-                 device: torch.device | None = None, allow_nonfinite: bool = False,
-                 cache: WeightsCache | None = None) -> None:
+    def __init__(
+        self,
+        check: TensorCheck,
+        *,
+        on_progress: OnProgress | None = None,
+        device: torch.device | None = None,
+        allow_nonfinite: bool = False,
+        cache: WeightsCache | None = None,
+    ) -> None:
         super().__init__(check.checkpoint, check.dtype, check.runtime, check.share)
         self.declared = check.declared
         self._device = device or torch.device("cpu")
@@ -125,8 +135,9 @@ class TensorReader(TensorSource):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._threads.shutdown(cancel_futures=True)
         self._fetched.clear()
         if self._ring is not None:
@@ -153,8 +164,7 @@ class TensorReader(TensorSource):
 
     def _packed(self, parts: Sequence[Part], columns: int) -> TwelveBitWeight | None:
         full = [self.checkpoint.prefix + part[0] for part in parts]
-        if any(self.form.holds(name) or not self._serves_by_rows(self.checkpoint.tensors[name])
-               for name in full):
+        if any(self.form.holds(name) or not self._serves_by_rows(self.checkpoint.tensors[name]) for name in full):
             return None
         if not gains_by_twelve_bits(self._device, self.dtype, sum(part[1] for part in parts), columns):
             return None
@@ -204,16 +214,22 @@ class TensorReader(TensorSource):
     def _packs(self, stored: StoredTensor) -> bool:
         """Whether a tensor is packed out of the map, if it is asked for as a matrix or as all experts."""
         own = self._own_shape(stored)
-        return (self._serves_by_rows(stored)
-                and gains_by_twelve_bits(self._device, self.dtype, math.prod(own[:-1]), own[-1]))
+        return self._serves_by_rows(stored) and gains_by_twelve_bits(
+            self._device, self.dtype, math.prod(own[:-1]), own[-1]
+        )
 
     def _serves_by_rows(self, stored: StoredTensor) -> bool:
         """Whether rows of bfloat16 may be read where they lie in the file, for 12 bits."""
         shard, own = self.shard_of(stored.name), self._own_shape(stored)
-        in_one = shard is None or (not shard.absent and len(own) == 2
-                                   and (shard.dim == 0 or len(shard.spans) == 1))
-        return (in_one and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
-                and stored.dtype == "BF16" and len(own) in (2, 3) and stored.begin % 2 == 0)
+        in_one = shard is None or (not shard.absent and len(own) == 2 and (shard.dim == 0 or len(shard.spans) == 1))
+        return (
+            in_one
+            and self.runtime.keeps_twelve_bits
+            and self.dtype == torch.bfloat16
+            and stored.dtype == "BF16"
+            and len(own) in (2, 3)
+            and stored.begin % 2 == 0
+        )
 
     def _own_shape(self, stored: StoredTensor) -> tuple[int, ...]:
         shard = self.shard_of(stored.name)
@@ -227,8 +243,9 @@ class TensorReader(TensorSource):
         if shard is None:
             return rows_from(view, at, rows, columns, stride_bytes)
         if shard.dim == 0:
-            each = [rows_from(view, at + begin * stride_bytes, count, columns, stride_bytes)
-                    for begin, count in shard.spans]
+            each = [
+                rows_from(view, at + begin * stride_bytes, count, columns, stride_bytes) for begin, count in shard.spans
+            ]
             return MatrixRows(view, torch.cat([part.addresses for part in each]), columns)
         [(begin, count)] = shard.spans
         return rows_from(view, at + 2 * begin, rows, count, stride_bytes)
@@ -251,8 +268,11 @@ class TensorReader(TensorSource):
         # On the thread that read it, while the bytes are in its cache.
         if not is_finite(tensor, stored.dtype):
             if not self._allow_nonfinite:
-                raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
-                                      "debug.allow_nonfinite serves it nevertheless", param="model")
+                raise CheckpointError(
+                    f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
+                    "debug.allow_nonfinite serves it nevertheless",
+                    param="model",
+                )
             self.nonfinite.append(stored.name)
         return tensor
 

@@ -34,8 +34,7 @@ class RotaryTable:
     """cos and sin for the layers of one model, on ``device`` (the CPU by default). ``sections``: see
     ``families.vision.turn_axes``."""
 
-    def __init__(self, rope: Rope, device: torch.device | None = None,
-                 sections: tuple[int, ...] = ()) -> None:
+    def __init__(self, rope: Rope, device: torch.device | None = None, sections: tuple[int, ...] = ()) -> None:
         # Worked out on the CPU wherever they go: everywhere the same bits.
         self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
         self._axis_of_F = torch.tensor(turn_axes(sections, len(self.frequencies)), device=device)
@@ -47,8 +46,12 @@ class RotaryTable:
         """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
         give finite values. Valid until the next call. [3, T]: time, row and column."""
         # For one row per sequence the operators cost the host more than their arithmetic.
-        if (self._gathered is not None and positions_T.ndim == 1 and positions_T.shape[0] <= DECODES_MAX
-                and native.in_use()):
+        if (
+            self._gathered is not None
+            and positions_T.ndim == 1
+            and positions_T.shape[0] <= DECODES_MAX
+            and native.in_use()
+        ):
             gathered = self._gathered.at(positions_T)
             if gathered is not None:
                 return gathered
@@ -83,7 +86,7 @@ class _Gathered:
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """None where a position is beyond the table."""
-        if positions_T is not self._asked:   # a step of the same decodes asks with the same tensor
+        if positions_T is not self._asked:  # a step of the same decodes asks with the same tensor
             self._make_room(positions_T)
         cos, sin = self._rooms
         try:
@@ -131,7 +134,8 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
     """Long wavelengths are interpolated, short ones kept, those between blended by wavelength."""
     wavelengths = 2 * math.pi / plain
     share = (rope.original_positions / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor)
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     share = share.clamp(0.0, 1.0)
     return (1 - share) * plain / rope.factor + share * plain
 
@@ -139,9 +143,9 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
 def _yarn(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
     """Dims that turn more than beta_fast times over the original context stay; dims that turn less than
     beta_slow times are interpolated; a linear ramp covers the dims between."""
+
     def dim_of(turns: float) -> float:
-        return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (
-            2 * math.log(rope.theta))
+        return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
     if rope.truncate:

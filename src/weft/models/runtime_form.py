@@ -33,14 +33,7 @@ from weft.tensor import native
 from weft.tensor.fused_block import PlainWeight
 from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
-from weft.tensor.weights.tiles import (
-    InTiles,
-    can_be_tiled,
-    coded_tiles,
-    has_float_table,
-    in_best_tiles,
-    tiled,
-)
+from weft.tensor.weights.tiles import InTiles, can_be_tiled, coded_tiles, has_float_table, in_best_tiles, tiled
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 
@@ -114,9 +107,11 @@ class RuntimeForm:
         """What the user ought to know of this machine and the form, a sentence."""
         if self.quantize != "w8a8" or (native.in_use() and native.extension().has_byte_products()):
             return None
-        return ("--quantize w8a8: bytes are not multiplied here (that takes the C++ kernels on a CPU with "
-                "AVX512-VNNI), so its sums are made of floats: the same products, but "
-                "--quantize int8 is faster")
+        return (
+            "--quantize w8a8: bytes are not multiplied here (that takes the C++ kernels on a CPU with "
+            "AVX512-VNNI), so its sums are made of floats: the same products, but "
+            "--quantize int8 is faster"
+        )
 
     def rounded(self, weight: torch.Tensor, bits: int | None = None) -> QuantizedWeight:
         """``weight`` [..., out, in] in ``bits``, those of ``--quantize`` where none are given."""

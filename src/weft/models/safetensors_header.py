@@ -19,8 +19,21 @@ from weft.files import INDEX_BYTES_MAX, inside, parse_json, read_json
 
 _LENGTH_BYTES = 8
 _HEADER_BYTES_MAX = 100_000_000
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
-                "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "BOOL": 1}
+_DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "BOOL": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +75,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         _not_safetensors(path, f"its header cannot be read ({error.message})")
     try:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        tensors = {name: _tensor(path, name, entry, _LENGTH_BYTES + length, size - _LENGTH_BYTES - length)
-                   for name, entry in entries.items()}
+        tensors = {
+            name: _tensor(path, name, entry, _LENGTH_BYTES + length, size - _LENGTH_BYTES - length)
+            for name, entry in entries.items()
+        }
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         _not_safetensors(path, f"its header cannot be read ({error})")
     _refuse_overlap(path, tensors)
@@ -108,12 +123,15 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], data_begin: int, data_
     if not 0 <= begin <= end:
         raise CheckpointError(f"{path}: {name} has offsets {begin} to {end}", param="model")
     if end > data_bytes:
-        raise CheckpointError(f"{path}: the file is truncated: {name} ends at byte {end} of the data and "
-                              f"the file holds {data_bytes}", param="model")
+        raise CheckpointError(
+            f"{path}: the file is truncated: {name} ends at byte {end} of the data and the file holds {data_bytes}",
+            param="model",
+        )
     item = _DTYPE_BYTES.get(entry["dtype"])
     if item is not None and math.prod(shape) * item != end - begin:
-        raise CheckpointError(f"{path}: {name} is {entry['dtype']} {list(shape)} but {end - begin} bytes "
-                              f"are stored", param="model")
+        raise CheckpointError(
+            f"{path}: {name} is {entry['dtype']} {list(shape)} but {end - begin} bytes are stored", param="model"
+        )
     return StoredTensor(path, name, str(entry["dtype"]), shape, end - begin, data_begin + begin)
 
 

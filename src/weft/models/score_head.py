@@ -27,8 +27,11 @@ LABELS_MAX = 4096
 def is_headless(checkpoint: CheckpointFiles) -> bool:
     """Whether config.json names an architecture without a head for next tokens, and the files have none."""
     names = [str(name) for name in checkpoint.config.get("architectures") or ()]
-    return (bool(names) and not any(name.endswith(_HEADED) for name in names)
-            and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors))
+    return (
+        bool(names)
+        and not any(name.endswith(_HEADED) for name in names)
+        and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
+    )
 
 
 def architecture_in(checkpoint: CheckpointFiles) -> Architecture:
@@ -38,18 +41,21 @@ def architecture_in(checkpoint: CheckpointFiles) -> Architecture:
     return replace(architecture, tied_embeddings=True) if is_headless(checkpoint) else architecture
 
 
-def read_score_head(checkpoint: CheckpointFiles, hidden: int,
-                    device: torch.device | None) -> torch.Tensor | None:
+def read_score_head(checkpoint: CheckpointFiles, hidden: int, device: torch.device | None) -> torch.Tensor | None:
     """float32 [labels, hidden], None where the checkpoint has none. Raises CheckpointError."""
     stored = checkpoint.tensors.get(SCORE_HEAD)
     if stored is None:
         return None
     if len(stored.shape) != 2 or stored.shape[1] != hidden or not 1 <= stored.shape[0] <= LABELS_MAX:
-        raise CheckpointError(f"{stored.file}: tensor {SCORE_HEAD} has shape {list(stored.shape)}; it must "
-                              f"be [labels, {hidden}]", param="model")
+        raise CheckpointError(
+            f"{stored.file}: tensor {SCORE_HEAD} has shape {list(stored.shape)}; it must be [labels, {hidden}]",
+            param="model",
+        )
     if stored.dtype not in ("F32", "F16", "BF16"):
-        raise CheckpointError(f"{stored.file}: tensor {SCORE_HEAD} is stored as {stored.dtype}; weft reads "
-                              "F32, F16 and BF16 here", param="model")
+        raise CheckpointError(
+            f"{stored.file}: tensor {SCORE_HEAD} is stored as {stored.dtype}; weft reads F32, F16 and BF16 here",
+            param="model",
+        )
     with closing(MappedFiles()) as files:
         values = files.read(stored)
         if not is_finite(values, stored.dtype):

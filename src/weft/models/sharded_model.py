@@ -43,10 +43,14 @@ class RankGroup:
     def share(self, whole: Architecture) -> RankShare:
         """Raises ConfigError for an architecture that does not divide."""
         if self.place.of_tokens(whole.vocab_size).count < 1:
-            raise ConfigError(f"--tp is {self.place.size}, and the vocabulary of {whole.vocab_size} tokens "
-                              f"leaves rank {self.place.rank} none", param="--tp")
-        return RankShare(self.place, self.collectives,
-                         rank_architecture(whole, self.place.size, ep=self.place.by_expert))
+            raise ConfigError(
+                f"--tp is {self.place.size}, and the vocabulary of {whole.vocab_size} tokens "
+                f"leaves rank {self.place.rank} none",
+                param="--tp",
+            )
+        return RankShare(
+            self.place, self.collectives, rank_architecture(whole, self.place.size, ep=self.place.by_expert)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +84,29 @@ class RankShare:
                 count = block.shape.count
                 block.own = self.experts(count)
                 block.choices = torch.zeros(count, dtype=torch.int64, device=block.router_weight.device)
-        def whole(block: Any) -> bool:   # its parts are summed inside
-            return block is None or isinstance(
-                block, ExpertsApart | ContinuedExperts | SharingExperts | TimeMixBlock | ChannelMixBlock
-                | RelativeAttentionBlock)
 
-        return [replace(layer, **{
-            part: block if whole(block) else self.summed(block)
-            for part in ("mixer", "feed_forward") for block in [getattr(layer, part)]}) for layer in layers]
+        def whole(block: Any) -> bool:  # its parts are summed inside
+            return block is None or isinstance(
+                block,
+                ExpertsApart
+                | ContinuedExperts
+                | SharingExperts
+                | TimeMixBlock
+                | ChannelMixBlock
+                | RelativeAttentionBlock,
+            )
+
+        return [
+            replace(
+                layer,
+                **{
+                    part: block if whole(block) else self.summed(block)
+                    for part in ("mixer", "feed_forward")
+                    for block in [getattr(layer, part)]
+                },
+            )
+            for layer in layers
+        ]
 
     def head_scales(self, scales: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """``scales`` by layer, [K and V, kv_heads] of the whole model -> of this rank's heads."""
@@ -106,8 +125,13 @@ class RankShare:
         q_width, k_width = own.heads * own.head_dim, own.kv_heads * own.head_dim
         k_begin = q_width * (2 if own.gated else 1)
         every = slice(0, self.place.size)
-        return NormedInside(qkv, ((0, q_width, SharedNorm(q_norm, self.collectives, every)),
-                                  (k_begin, k_begin + k_width, SharedNorm(k_norm, self.collectives, every))))
+        return NormedInside(
+            qkv,
+            (
+                (0, q_width, SharedNorm(q_norm, self.collectives, every)),
+                (k_begin, k_begin + k_width, SharedNorm(k_norm, self.collectives, every)),
+            ),
+        )
 
     def norm_of_group(self, groups: int, norm: Norm) -> SharedNorm:
         """``norm`` over a group of ``groups`` in all, of whose channels each of several ranks has a part."""
@@ -231,11 +255,25 @@ class RankVocabulary:
 class RankedModel(CausalModel):
     """One rank's part of a model. Every rank calls ``forward`` and ``logits`` for the same rows."""
 
-    def __init__(self, architecture: Architecture, share: RankShare, *, embedding: Table,
-                 layers: list[DecoderLayer], final_norm: Norm | None, head: Linear,
-                 collapse: Collapse | None = None) -> None:
-        super().__init__(architecture, embedding=embedding, layers=share.joined(layers),
-                         final_norm=final_norm, head=head, collapse=collapse)
+    def __init__(
+        self,
+        architecture: Architecture,
+        share: RankShare,
+        *,
+        embedding: Table,
+        layers: list[DecoderLayer],
+        final_norm: Norm | None,
+        head: Linear,
+        collapse: Collapse | None = None,
+    ) -> None:
+        super().__init__(
+            architecture,
+            embedding=embedding,
+            layers=share.joined(layers),
+            final_norm=final_norm,
+            head=head,
+            collapse=collapse,
+        )
         self._share = share
         self._part = share.vocabulary(architecture.vocab_size)
         if self._head_end is not None:
@@ -259,8 +297,7 @@ class RankedModel(CausalModel):
     def expert_choices(self) -> list[int]:
         """By the number of the expert, over all layers that count; empty where none does."""
         blocks = [layer.feed_forward.block for layer in self.layers if isinstance(layer.feed_forward, Summed)]
-        counts = [block.choices for block in blocks
-                  if isinstance(block, ExpertsBlock) and block.choices is not None]
+        counts = [block.choices for block in blocks if isinstance(block, ExpertsBlock) and block.choices is not None]
         longest = max((len(count) for count in counts), default=0)
         total = torch.zeros(longest, dtype=torch.int64)
         for count in counts:
@@ -274,5 +311,5 @@ class RankedModel(CausalModel):
         width = -(-each.total // self._share.place.size)
         padded = torch.nn.functional.pad(own_XV, (0, width - own_XV.shape[1]))
         parts = self._share.collectives.gather(padded.contiguous())
-        logits_XV = torch.cat(parts, dim=1)[:, :each.total]
+        logits_XV = torch.cat(parts, dim=1)[:, : each.total]
         return logits_XV.contiguous() if out_XV is None else out_XV.copy_(logits_XV)

@@ -42,7 +42,7 @@ class Shard:
         if self.absent:
             return stored
         whole = self.shape or stored
-        return (*whole[:self.dim], self.count, *whole[self.dim + 1:])
+        return (*whole[: self.dim], self.count, *whole[self.dim + 1 :])
 
     def fits(self, stored: tuple[int, ...]) -> bool:
         """Whether a tensor ``stored`` in this shape can be divided so."""
@@ -73,8 +73,9 @@ def shard_of(tensor: Tensor, place: RankPlace) -> Shard | None:
     return Shard(dim, _spans(parts), sum(part.total for part in parts))
 
 
-def shard_of_piece(tensor: Tensor, place: RankPlace, name: str, piece: MatrixPiece,
-                   shape: tuple[int, ...]) -> Shard | None:
+def shard_of_piece(
+    tensor: Tensor, place: RankPlace, name: str, piece: MatrixPiece, shape: tuple[int, ...]
+) -> Shard | None:
     """Of ``name``, stored in ``shape``, a piece of the quantised matrix ``tensor``. Raises CheckpointError
     where a span begins or ends inside of an entry."""
     whole, divided = shard_of(tensor, place), tensor.spans(place)
@@ -83,10 +84,10 @@ def shard_of_piece(tensor: Tensor, place: RankPlace, name: str, piece: MatrixPie
     axis = len(tensor.dims) - whole.dim
     if piece.run:
         return _shard_of_runs(tensor, place, piece, whole)
-    if axis == 3:   # a stack of experts, each with its own pieces
+    if axis == 3:  # a stack of experts, each with its own pieces
         return whole if len(shape) > 2 else None
     along = piece.rows if axis == 2 else piece.columns
-    if len(shape) == 1:     # an entry for each row, or one for all
+    if len(shape) == 1:  # an entry for each row, or one for all
         return whole if axis == 2 and whole.fits(shape) and shape != (1,) else None
     if along is None or not shape or shape[along[0] % len(shape)] == 1:
         return None
@@ -98,7 +99,9 @@ def shard_of_piece(tensor: Tensor, place: RankPlace, name: str, piece: MatrixPie
             lines = "rows" if axis == 2 else "columns"
             raise CheckpointError(
                 f"--tp is {place.size}, and {name} has one entry for {each} {lines} of its matrix: "
-                f"rank {place.rank} would hold {count} from {begin} on, a part of one", param="--tp")
+                f"rank {place.rank} would hold {count} from {begin} on, a part of one",
+                param="--tp",
+            )
         spans.append((begin // each, -(-count // each)))
     return Shard(dim, tuple(spans), -(-whole.total // each))
 
@@ -113,7 +116,8 @@ def _shard_of_runs(tensor: Tensor, place: RankPlace, piece: MatrixPiece, whole: 
         raise CheckpointError(
             f"--tp is {place.size}, and {piece.matrix} is in blocks of {piece.block} numbers that run over "
             f"its {'rows' if by_rows else 'columns'}: rank {place.rank} would hold a part of one",
-            param="--tp")
+            param="--tp",
+        )
     spans = tuple((begin * line // piece.run, count * line // piece.run) for begin, count in whole.spans)
     total = whole.total * line // piece.run
     return Shard(0, spans, total, shape=(total,)) if by_rows else Shard(1, spans, total, shape=(other, total))

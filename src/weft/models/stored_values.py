@@ -25,9 +25,18 @@ from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.safetensors_header import StoredTensor
 from weft.models.sharding import Shard
 
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-                "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
-                "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.float8_e8m0fnu}
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 
 _FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
 """Format -> (mask, value) of the codes that are no number."""
@@ -56,7 +65,7 @@ class MappedFiles:
         shape = shard.of_rank(stored.shape)
         if shard.absent:
             return torch.zeros(shape, dtype=dtype)
-        lines = self.view(stored).reshape(math.prod(shape[:shard.dim]), shard.total, -1)
+        lines = self.view(stored).reshape(math.prod(shape[: shard.dim]), shard.total, -1)
         own = np.concatenate([lines[:, begin : begin + count] for begin, count in shard.spans], axis=1)
         return torch.from_numpy(own.reshape(-1)).view(dtype).view(shape)
 
@@ -96,11 +105,17 @@ def check_copies(checkpoint: CheckpointFiles, copies: Sequence[tuple[str, str]])
     for original, copy in copies:
         first, second = checkpoint.tensors.get(original), checkpoint.tensors[copy]
         same = first is not None and (first.dtype, first.shape) == (second.dtype, second.shape)
-        if first is None or not same or not (
-                first.stored_bytes == 0 or np.array_equal(files.view(first), files.view(second))):
+        if (
+            first is None
+            or not same
+            or not (first.stored_bytes == 0 or np.array_equal(files.view(first), files.view(second)))
+        ):
             differ.append(f"{copy} and {original}")
     files.close()
     if differ:
         more = f" and {len(differ) - _NAMES_SHOWN} more pairs" if len(differ) > _NAMES_SHOWN else ""
-        raise CheckpointError(f"{checkpoint.source}: layers share one block, but its stored copies differ: "
-                              f"{', '.join(differ[:_NAMES_SHOWN])}{more}", param="model")
+        raise CheckpointError(
+            f"{checkpoint.source}: layers share one block, but its stored copies differ: "
+            f"{', '.join(differ[:_NAMES_SHOWN])}{more}",
+            param="model",
+        )

@@ -27,16 +27,21 @@ class TableReader:
         self.table = table
         self.name = name
 
-    def linear(self, role: str, *, orders: Mapping[str, Order] | None = None,
-               bias: torch.Tensor | None = None, finer: bool = False) -> Linear:
+    def linear(
+        self,
+        role: str,
+        *,
+        orders: Mapping[str, Order] | None = None,
+        bias: torch.Tensor | None = None,
+        finer: bool = False,
+    ) -> Linear:
         """The tensors of ``role`` as one product. ``orders``: by the name of a tensor. ``bias``: in place of
         the stored one. ``finer``: at least 8 bits, if matrices are rounded."""
         orders, parts = orders or {}, []
         for tensor in self.table[role]:
             full, (rows, columns) = self.declared(tensor)
             parts.append((full, rows, orders[tensor.name]) if tensor.name in orders else (full, rows))
-        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias,
-                                  finer=finer)
+        return self.source.linear(parts, columns, self.get(f"{role}.bias") if bias is None else bias, finer=finer)
 
     def plain(self, role: str, dtype: torch.dtype | None = None) -> Linear:
         """A product with a matrix that is never quantised: a router, a gate."""
@@ -91,8 +96,12 @@ class TableReader:
         conv = source.rows(list(zip(names, counts, strict=True)), *whole.shape(source.place)[1:]).squeeze(1)
         if source.share is None:
             return conv
-        return torch.cat([part[span.begin : span.begin + span.count]
-                          for part, span in zip(torch.split(conv, widths), spans, strict=True)])
+        return torch.cat(
+            [
+                part[span.begin : span.begin + span.count]
+                for part, span in zip(torch.split(conv, widths), spans, strict=True)
+            ]
+        )
 
     def decay(self) -> torch.Tensor:
         """-exp(A_log)."""

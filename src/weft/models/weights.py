@@ -66,8 +66,13 @@ class TensorSource(ABC):
     for are the rank's own.
     """
 
-    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype,
-                 runtime: RuntimeForm | None = None, share: RankShare | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: CheckpointFiles,
+        dtype: torch.dtype,
+        runtime: RuntimeForm | None = None,
+        share: RankShare | None = None,
+    ) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.share = share
@@ -95,8 +100,9 @@ class TensorSource(ABC):
         self.targets: dict[str, Target] = {}
         """By the name of a stored matrix, without its ending: what an adapter of it changes."""
 
-    def note(self, name: str, product: object, rows: int, columns: int, *, tensor: Tensor | None = None,
-             **settings: Any) -> None:
+    def note(
+        self, name: str, product: object, rows: int, columns: int, *, tensor: Tensor | None = None, **settings: Any
+    ) -> None:
         """The matrix under ``name`` is [rows, columns] of ``product``. ``settings``: of the ``Target``.
         ``tensor``: what it is in all, where it was not declared under that name."""
         shard = None
@@ -178,8 +184,9 @@ class TensorSource(ABC):
         shard = self.shard_of(name)
         return None if shard is None else shard.places(self.checkpoint.tensors[name].shape)
 
-    def linear(self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *,
-               finer: bool = False) -> Linear:
+    def linear(
+        self, parts: Sequence[Part], columns: int, bias: torch.Tensor | None = None, *, finer: bool = False
+    ) -> Linear:
         """Projections of the same input as one product: matrices [rows_i, columns] one below the other.
 
         Neighbours that are stored in the same form and order of columns become one matrix; where these
@@ -195,7 +202,7 @@ class TensorSource(ABC):
                 first = 0
                 for part in run:
                     if len(part) == 3:
-                        dense[first:first + part[1]] = part[2](dense[first:first + part[1]])
+                        dense[first : first + part[1]] = part[2](dense[first : first + part[1]])
                     first += part[1]
                 weights.append(self.runtime.of_values(dense, finer=finer))
             else:
@@ -203,8 +210,7 @@ class TensorSource(ABC):
                 weights += [self.runtime.of_codes(_joined(same)) for same in _in_one_order(codes)]
         product, first = self._linear(weights, bias), 0
         for part in parts:
-            self.note(part[0], product, part[1], columns, first=first,
-                      order=part[2] if len(part) == 3 else None)
+            self.note(part[0], product, part[1], columns, first=first, order=part[2] if len(part) == 3 else None)
             first += part[1]
         return product
 
@@ -271,7 +277,7 @@ class TensorSource(ABC):
         """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below
         the other. In tiles each expert is by itself; else experts stored one by one become one tensor."""
         kinds = {self._grouping(name, columns) for group in names for name in group}
-        if self.runtime.on_gpu_kernels:     # which know no order of each expert's own
+        if self.runtime.on_gpu_kernels:  # which know no order of each expert's own
             kinds = {None if kind is not None and kind.ordered else kind for kind in kinds}
         if kinds == {None} and self.runtime.quantize == "none":
             return self._float_experts(names, rows, columns)
@@ -296,12 +302,21 @@ class TensorSource(ABC):
         tiles = [one for one in experts if isinstance(one, InTiles)]
         if len(tiles) == len(experts) and len({isinstance(one, CodedTiles) for one in tiles}) == 1:
             return self._counted_experts(tiles)
-        return self._counted(torch.stack([one if isinstance(one, torch.Tensor) else one.dense()
-                                          for one in experts]).to(self.dtype))
+        return self._counted(
+            torch.stack([one if isinstance(one, torch.Tensor) else one.dense() for one in experts]).to(self.dtype)
+        )
 
-    def all_experts(self, names: Sequence[str], count: int, rows: int, columns: int, *,
-                    transposed: bool = False, order: Order | None = None,
-                    apart: Sequence[str] = ()) -> ExpertWeights:
+    def all_experts(
+        self,
+        names: Sequence[str],
+        count: int,
+        rows: int,
+        columns: int,
+        *,
+        transposed: bool = False,
+        order: Order | None = None,
+        apart: Sequence[str] = (),
+    ) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns], or [count, columns, rows] if it is
         ``transposed``. ``order`` puts its rows in another order: a function of [count, rows, anything].
         Of several tensors the rows of an expert lie one below the other. ``apart``: the names that the
@@ -348,7 +363,7 @@ class TensorSource(ABC):
         out = self._empty((sum(count for _, count in parts), *columns), None)
         first = 0
         for name, count in parts:
-            self._fill(out[first:first + count], self.checkpoint.prefix + name)
+            self._fill(out[first : first + count], self.checkpoint.prefix + name)
             first += count
         return out
 
@@ -399,8 +414,7 @@ class TensorSource(ABC):
         for group in names:
             parts = [(name, rows) for name in group]
             packed = self._packed(parts, columns)
-            each.append(self.runtime.of_expert(self._rows(parts, (columns,)), count) if packed is None
-                        else packed)
+            each.append(self.runtime.of_expert(self._rows(parts, (columns,)), count) if packed is None else packed)
         return self._counted_experts(each)
 
     def _counted_experts(self, experts: Sequence[InTiles]) -> ExpertTiles:
@@ -412,7 +426,7 @@ class TensorSource(ABC):
         out = self._empty((len(names), len(names[0]) * rows, columns), None)
         for index, group in enumerate(names):
             for part, name in enumerate(group):
-                self._fill(out[index, part * rows:(part + 1) * rows], self.checkpoint.prefix + name)
+                self._fill(out[index, part * rows : (part + 1) * rows], self.checkpoint.prefix + name)
         return out
 
     def _linear(self, weights: Sequence[PlainWeight], bias: torch.Tensor | None) -> Linear:

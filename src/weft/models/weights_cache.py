@@ -56,8 +56,7 @@ class WeightsCache:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"--weights-cache is {directory}: {error.strerror}",
-                              param="--weights-cache") from None
+            raise ConfigError(f"--weights-cache is {directory}: {error.strerror}", param="--weights-cache") from None
         self._weights: dict[str, TwelveBitWeight] = {}
         self._entries: dict[str, Any] = {}
         self._file: BinaryIO | None = None
@@ -79,8 +78,9 @@ class WeightsCache:
                 self._give_up(error)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """The file takes its name, if the weights were read without an error."""
         self._weights.clear()
         if self._file is None:
@@ -112,8 +112,7 @@ class WeightsCache:
             for field in _DTYPES:
                 tensor = getattr(weight, field)
                 self._file.write(b"\0" * (-self._file.tell() % _ALIGNMENT))
-                entry[field] = {"begin": self._file.tell(), "shape": list(tensor.shape),
-                                "sums": _sums(tensor)}
+                entry[field] = {"begin": self._file.tell(), "shape": list(tensor.shape), "sums": _sums(tensor)}
                 self._file.write(memoryview(tensor.numpy()).cast("B"))
             self._entries[name] = entry
         except OSError as error:
@@ -135,10 +134,10 @@ def _mapped(path: Path, key: str) -> dict[str, TwelveBitWeight]:
         if size < _TAIL_BYTES:
             raise ValueError(f"it has {size} bytes")
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if memory[size - len(_MAGIC):] != _MAGIC:
+    if memory[size - len(_MAGIC) :] != _MAGIC:
         raise ValueError("it is no cache of weights, or was cut off")
-    length = int.from_bytes(memory[size - _TAIL_BYTES:size - len(_MAGIC)], "little")
-    header = json.loads(memory[max(0, size - _TAIL_BYTES - length):size - _TAIL_BYTES])
+    length = int.from_bytes(memory[size - _TAIL_BYTES : size - len(_MAGIC)], "little")
+    header = json.loads(memory[max(0, size - _TAIL_BYTES - length) : size - _TAIL_BYTES])
     if header["key"] != key:
         raise ValueError("it belongs to other weights")
     weights = {}

@@ -34,69 +34,161 @@ class Geometry:
 def _qwen(layers: int, hidden: int, heads: int, kv_heads: int, v_heads: int, **more: Any) -> dict[str, Any]:
     """Qwen3.5 and Qwen3-Next: every fourth layer attention, the others gated delta nets."""
     moe = "num_experts" in more
-    return {"model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text", "torch_dtype": "bfloat16",
-            "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "head_dim": 256, "full_attention_interval": 4,
-            "linear_num_key_heads": 16, "linear_num_value_heads": v_heads, "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "vocab_size": 248320,
-            "max_position_embeddings": 262144, "tie_word_embeddings": False} | more
+    return {
+        "model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": v_heads,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": False,
+    } | more
 
 
 def _moe(count: int, per_token: int, width: int) -> dict[str, Any]:
-    return {"num_experts": count, "num_experts_per_tok": per_token, "moe_intermediate_size": width,
-            "shared_expert_intermediate_size": width}
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": per_token,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": width,
+    }
 
 
-def _granite(layers: int, hidden: int, heads: int, kv_heads: int, mamba_heads: int, shared: int,
-             **more: Any) -> dict[str, Any]:
+def _granite(
+    layers: int, hidden: int, heads: int, kv_heads: int, mamba_heads: int, shared: int, **more: Any
+) -> dict[str, Any]:
     """Granite 4.0 H. Which four layers are attention changes no size."""
     attention_at = more.pop("attention_at", (5, 15, 25, 35))
-    return {"model_type": "granitemoehybrid", "torch_dtype": "bfloat16", "num_hidden_layers": layers,
-            "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "layer_types": ["attention" if i in attention_at else "mamba" for i in range(layers)],
-            "mamba_n_heads": mamba_heads, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1,
-            "mamba_expand": 2, "mamba_d_conv": 4, "shared_intermediate_size": shared,
-            "num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "nope",
-            "vocab_size": 100352, "max_position_embeddings": 131072, "tie_word_embeddings": True} | more
+    return {
+        "model_type": "granitemoehybrid",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "layer_types": ["attention" if i in attention_at else "mamba" for i in range(layers)],
+        "mamba_n_heads": mamba_heads,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_expand": 2,
+        "mamba_d_conv": 4,
+        "shared_intermediate_size": shared,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "position_embedding_type": "nope",
+        "vocab_size": 100352,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    } | more
 
 
 def _lfm2(hidden: int, heads: int, width: int) -> dict[str, Any]:
-    return {"model_type": "lfm2", "torch_dtype": "bfloat16", "num_hidden_layers": 16, "hidden_size": hidden,
-            "num_attention_heads": heads, "num_key_value_heads": 8, "block_ff_dim": width,
-            "block_multiple_of": 256, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "conv_L_cache": 3,
-            "vocab_size": 65536, "max_position_embeddings": 128000}
+    return {
+        "model_type": "lfm2",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": 16,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "block_ff_dim": width,
+        "block_multiple_of": 256,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "conv_L_cache": 3,
+        "vocab_size": 65536,
+        "max_position_embeddings": 128000,
+    }
 
 
-def _nemotron(pattern: str, hidden: int, width: int, heads: int, mamba_head_dim: int,
-              max_positions: int) -> dict[str, Any]:
+def _nemotron(
+    pattern: str, hidden: int, width: int, heads: int, mamba_head_dim: int, max_positions: int
+) -> dict[str, Any]:
     """Nemotron-H: a letter per layer; M Mamba-2, * attention, - feed-forward."""
-    return {"model_type": "nemotron_h", "torch_dtype": "bfloat16", "hybrid_override_pattern": pattern,
-            "num_hidden_layers": len(pattern), "hidden_size": hidden, "intermediate_size": width,
-            "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,
-            "mamba_num_heads": 128, "mamba_head_dim": mamba_head_dim, "ssm_state_size": 128, "n_groups": 8,
-            "conv_kernel": 4, "expand": 2, "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu",
-            "vocab_size": 131072, "max_position_embeddings": max_positions, "tie_word_embeddings": False}
+    return {
+        "model_type": "nemotron_h",
+        "torch_dtype": "bfloat16",
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": mamba_head_dim,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "expand": 2,
+        "mlp_hidden_act": "relu2",
+        "mamba_hidden_act": "silu",
+        "vocab_size": 131072,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
+    }
 
 
 def _jamba(hidden: int, width: int, layers: int, heads: int) -> dict[str, Any]:
-    return {"model_type": "jamba", "torch_dtype": "bfloat16", "num_hidden_layers": layers,
-            "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads,
-            "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4,
-            "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 16, "num_experts_per_tok": 2,
-            "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": hidden // 16,
-            "mamba_conv_bias": True, "mamba_proj_bias": False, "vocab_size": 65536,
-            "max_position_embeddings": 262144, "tie_word_embeddings": False}
+    return {
+        "model_type": "jamba",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_dt_rank": hidden // 16,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
+        "vocab_size": 65536,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": False,
+    }
 
 
-def _falcon_h1(layers: int, hidden: int, width: int, heads: int, mamba_heads: int, mamba_head_dim: int,
-               vocab: int) -> dict[str, Any]:
-    return {"model_type": "falcon_h1", "torch_dtype": "bfloat16", "num_hidden_layers": layers,
-            "hidden_size": hidden, "intermediate_size": width, "num_attention_heads": heads,
-            "num_key_value_heads": 2, "head_dim": 128, "mamba_d_ssm": mamba_heads * mamba_head_dim,
-            "mamba_n_heads": mamba_heads, "mamba_d_head": mamba_head_dim, "mamba_d_state": 256,
-            "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
-            "mamba_rms_norm": False, "vocab_size": vocab, "max_position_embeddings": 262144,
-            "tie_word_embeddings": False}
+def _falcon_h1(
+    layers: int, hidden: int, width: int, heads: int, mamba_heads: int, mamba_head_dim: int, vocab: int
+) -> dict[str, Any]:
+    return {
+        "model_type": "falcon_h1",
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "mamba_d_ssm": mamba_heads * mamba_head_dim,
+        "mamba_n_heads": mamba_heads,
+        "mamba_d_head": mamba_head_dim,
+        "mamba_d_state": 256,
+        "mamba_n_groups": 1,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_rms_norm": False,
+        "vocab_size": vocab,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": False,
+    }
 
 
 _NEMOTRON_52 = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
@@ -156,5 +248,5 @@ _SUFFIXES = re.compile(r"(-(instruct|thinking|base|chat|8k))+$")
 
 
 def _key(name: str) -> str:
-    """"Qwen/Qwen3-Next-80B-A3B-Instruct" -> "qwen3-next-80b-a3b"."""
+    """ "Qwen/Qwen3-Next-80B-A3B-Instruct" -> "qwen3-next-80b-a3b"."""
     return _SUFFIXES.sub("", name.split("/")[-1].lower())

@@ -150,8 +150,7 @@ class StaticPools:
             return self.arena_bytes // (self._states(load) * self.state_bytes)
         for_states = int(self.arena_bytes * STATE_RATIO / (1 + STATE_RATIO))
         for_kv = self.arena_bytes - for_states
-        return min(for_states // (self._states(load) * self.state_bytes),
-                   for_kv // (load.tokens * self.kv_token_bytes))
+        return min(for_states // (self._states(load) * self.state_bytes), for_kv // (load.tokens * self.kv_token_bytes))
 
 
 Layout = Frames | PaddedPages | StaticPools
@@ -168,17 +167,21 @@ def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:
     packed = len(spec.attention_layers)
     if packed > 1 and spec.recurrent_layers:
         layouts.append(padded_pages(spec, plan.kv_dtype, plan.arena_bytes, packed=packed))
-    layouts.append(StaticPools("static pools", plan.arena_bytes, spec.state_bytes_per_sequence(spec.dtype),
-                               spec.kv_bytes_per_token(plan.kv_dtype)))
+    layouts.append(
+        StaticPools(
+            "static pools",
+            plan.arena_bytes,
+            spec.state_bytes_per_sequence(spec.dtype),
+            spec.kv_bytes_per_token(plan.kv_dtype),
+        )
+    )
     return layouts
 
 
-def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
-                 packed: int = 1) -> PaddedPages:
+def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *, packed: int = 1) -> PaddedPages:
     """One pool of pages of one size, with ``packed`` attention layers in a page."""
     paged, stateful = [layer for layer in spec.layers if layer.kv_heads], _stateful(spec)
-    state_bytes = max((sum(part.part_bytes(spec.dtype) for part in layer.state) for layer in stateful),
-                      default=0)
+    state_bytes = max((sum(part.part_bytes(spec.dtype) for part in layer.state) for layer in stateful), default=0)
     token_bytes = packed * max((layer.kv_bytes_per_token(kv_dtype) for layer in paged), default=0)
     block = 0
     if token_bytes:
@@ -192,11 +195,15 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
         group = max(kinds.values())
     groups = {kind: ceil_div(count, group) for kind, count in kinds.items()}
     return PaddedPages(
-        name="padded pages" if packed == 1 else f"{packed} layers a page", arena_bytes=arena_bytes,
-        page_bytes=block * token_bytes if block else state_bytes, block_tokens=block, group_layers=group,
-        attention_groups=groups.get("attention", 0), state_groups=groups.get("state", 0),
-        window_groups=tuple(window for window in windows if block
-                            for _ in range(groups[f"window {window}"])))
+        name="padded pages" if packed == 1 else f"{packed} layers a page",
+        arena_bytes=arena_bytes,
+        page_bytes=block * token_bytes if block else state_bytes,
+        block_tokens=block,
+        group_layers=group,
+        attention_groups=groups.get("attention", 0),
+        state_groups=groups.get("state", 0),
+        window_groups=tuple(window for window in windows if block for _ in range(groups[f"window {window}"])),
+    )
 
 
 def draft_log_bytes(spec: ModelSpec) -> int:
@@ -211,31 +218,31 @@ def draft_log_bytes(spec: ModelSpec) -> int:
 def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     parts = {part.name: part.shape for part in layer.state}
     windows = sum(shape[0] for name, shape in parts.items() if name.startswith("conv."))
-    if windows:   # n-grams, shifts, convolutions: the inputs of their convolutions beside what the layer logs
+    if windows:  # n-grams, shifts, convolutions: the inputs of their convolutions beside what the layer logs
         own = replace(layer, state=tuple(part for part in layer.state if not part.name.startswith("conv.")))
         return windows * item + (_layer_log_bytes(own, item) if own.state else 0)
     recurrent = parts.get("recurrent")
-    if layer.kind == "lightning":   # q, k, v and a step for each head
+    if layer.kind == "lightning":  # q, k, v and a step for each head
         heads, width, _ = parts["recurrent"]
         return (3 * heads * width + heads) * item
-    if layer.kind == "matrix_lstm":   # float32: values, keys, queries and a step; both gates of the largest
+    if layer.kind == "matrix_lstm":  # float32: values, keys, queries and a step; both gates of the largest
         heads, lines, width = parts["recurrent"]
         return heads * (lines + 2 * width + 3) * 4
-    if layer.kind == "dynamic_delta":   # q, k, v; decays and betas
+    if layer.kind == "dynamic_delta":  # q, k, v; decays and betas
         heads, keys, values = parts["recurrent"]
         return heads * ((2 * keys + values) * item + 2 * 4)
-    if layer.kind == "wkv7":   # r, k, v, kk, b; decays
+    if layer.kind == "wkv7":  # r, k, v, kk, b; decays
         heads, width, _ = parts["recurrent"]
         return heads * width * (5 * item + 4)
     channels = parts["conv"][0]
     if recurrent is None:
-        return 2 * channels * item   # the gate of the input, and the input
-    if layer.kind == "rg_lru":   # the recurrence's inputs are float32: x, the step, B and C
+        return 2 * channels * item  # the gate of the input, and the input
+    if layer.kind == "rg_lru":  # the recurrence's inputs are float32: x, the step, B and C
         return channels * item + (2 * channels + 2) * 4
     if len(recurrent) == 2:
-        return (3 * channels + 2 * recurrent[1]) * item   # x twice, dt, B and C
+        return (3 * channels + 2 * recurrent[1]) * item  # x twice, dt, B and C
     heads = recurrent[0]
-    if layer.kind == "kimi_delta":   # q, k, v twice; decays and betas
+    if layer.kind == "kimi_delta":  # q, k, v twice; decays and betas
         return 2 * channels * item + (heads * recurrent[2] + heads) * 4
     numbers = 2 if layer.kind == "gated_delta" else 1
     return (channels + numbers * heads) * item
@@ -243,6 +250,7 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
 
 def _stateful(spec: ModelSpec) -> list[LayerSpec]:
     """Layers with a recurrence, by that alone: a window of keys and values is pages everywhere but here."""
-    layers = (replace(layer, state=tuple(part for part in layer.state if part.name != "window"))
-              for layer in spec.layers)
+    layers = (
+        replace(layer, state=tuple(part for part in layer.state if part.name != "window")) for layer in spec.layers
+    )
     return [layer for layer in layers if layer.state]

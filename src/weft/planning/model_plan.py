@@ -22,14 +22,7 @@ from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Architecture
 from weft.families.sharding import possible_tps, rank_architecture
-from weft.memory.frames.plan import (
-    WORKSPACE_SHARE,
-    ArenaPlan,
-    fit_sizes,
-    memory_for,
-    plan_arena,
-    with_compressed_kv,
-)
+from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena, with_compressed_kv
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.weights import Weights, count_weights, form_of, with_share_of_codes
 from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes
@@ -160,27 +153,31 @@ def make_plan(name: str, config: Mapping[str, Any], asked: PlanOptions) -> Model
     spec, weights = _of_rank(config, whole, asked, asked.tp)
     available = _available_bytes(asked, weights)
     arena = plan_arena(spec, max(0, available), kv_dtype=asked.kv_dtype)
-    if arena.frame_count < arena.frames_min:    # sizes to talk about; nothing fits
+    if arena.frame_count < arena.frames_min:  # sizes to talk about; nothing fits
         arena = replace(plan_arena(spec, _AMPLE_BYTES, kv_dtype=asked.kv_dtype), frame_count=0)
     frames = Frames(arena, draft_log_bytes(spec))
-    fits = tuple(Fit(tokens, frames.request_bytes(Load(tokens)), frames.sequences(Load(tokens)))
-                 for tokens in lengths)
+    fits = tuple(Fit(tokens, frames.request_bytes(Load(tokens)), frames.sequences(Load(tokens))) for tokens in lengths)
     return ModelPlan(
-        name=name, asked=asked, architecture=whole, spec=spec, weights=weights,
-        state_dtype=spec.state_dtype, arena=arena,
+        name=name,
+        asked=asked,
+        architecture=whole,
+        spec=spec,
+        weights=weights,
+        state_dtype=spec.state_dtype,
+        arena=arena,
         workspace_bytes=max(0, (asked.memory_bytes or 0) - weights.rank_bytes - available),
-        fits=fits, need_bytes=_need_bytes(asked, spec, weights, lengths[0]),
+        fits=fits,
+        need_bytes=_need_bytes(asked, spec, weights, lengths[0]),
         tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, asked, lengths[0]),
-        layouts=tuple(all_layouts(spec, arena)))
+        layouts=tuple(all_layouts(spec, arena)),
+    )
 
 
-def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
-             tp: int) -> tuple[ModelSpec, Weights]:
+def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions, tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp, ep=asked.ep)
     mtp = asked.mtp and rank.mtp is not None
     spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
-    form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit,
-                   coded_tiles=asked.coded_tiles)
+    form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit, coded_tiles=asked.coded_tiles)
     if asked.quantize is None:
         form = with_share_of_codes(form, config, whole, twelve_bit=asked.twelve_bit)
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)
@@ -202,8 +199,7 @@ def _need_bytes(asked: PlanOptions, spec: ModelSpec, weights: Weights, tokens: i
     return weights.rank_bytes + int(arena / (1 - WORKSPACE_SHARE)) + 1
 
 
-def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions,
-                  tokens: int) -> int | None:
+def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: PlanOptions, tokens: int) -> int | None:
     have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
     assert have is not None
     for tp in possible_tps(whole, ep=asked.ep):
@@ -216,8 +212,10 @@ def _lengths(asked: PlanOptions, longest: int) -> tuple[int, ...]:
     """As asked for; or the usual ones below the model's longest, and that."""
     too_long = [tokens for tokens in asked.lengths if tokens > longest]
     if too_long:
-        raise ConfigError(f"--max-model-len {too_long[0]} is longer than the {longest} positions of this "
-                          "model", param="--max-model-len")
+        raise ConfigError(
+            f"--max-model-len {too_long[0]} is longer than the {longest} positions of this model",
+            param="--max-model-len",
+        )
     chosen: Sequence[int] = asked.lengths or [*(tokens for tokens in LENGTHS if tokens < longest), longest]
     return tuple(sorted(set(chosen)))
 
@@ -232,30 +230,52 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
     """What ``json.dumps`` takes. With ``compare``, a list of layouts, weft's first."""
     arena, weights = plan.arena, plan.weights
     data: dict[str, Any] = {
-        "model": plan.name, "family": plan.spec.family, "layers": len(plan.spec.layers),
+        "model": plan.name,
+        "family": plan.spec.family,
+        "layers": len(plan.spec.layers),
         "attention_layers": len(plan.spec.attention_layers),
         "recurrent_layers": len(plan.spec.recurrent_layers),
-        "max_positions": plan.spec.max_positions, "tp": plan.asked.tp, "ep": plan.asked.ep,
+        "max_positions": plan.spec.max_positions,
+        "tp": plan.asked.tp,
+        "ep": plan.asked.ep,
         "why_no_gpu": plan.architecture.why_no_gpu,
-        "dtype": plan.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": plan.state_dtype,
-        "memory_bytes": plan.asked.memory_bytes, "workspace_bytes": plan.workspace_bytes,
-        "weights": {"parameters": weights.parameters, "bytes": weights.rank_bytes, "form": weights.form,
-                    "parts": dict(weights.parts)},
+        "dtype": plan.spec.dtype,
+        "kv_dtype": arena.kv_dtype,
+        "state_dtype": plan.state_dtype,
+        "memory_bytes": plan.asked.memory_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "weights": {
+            "parameters": weights.parameters,
+            "bytes": weights.rank_bytes,
+            "form": weights.form,
+            "parts": dict(weights.parts),
+        },
         "kv_bytes_per_token": plan.kv_token_bytes,
         "compressed_kv_bytes_per_token": plan.compressed_kv_token_bytes,
         "compressed_kv_bytes_per_token_int4": plan.compressed4_kv_token_bytes,
         "state_bytes_per_sequence": plan.state_bytes,
         "handoff_bytes_s": plan.handoff_bytes_s,
-        "arena": {"bytes": arena.arena_bytes, "frame_bytes": arena.frame_bytes,
-                  "frames": arena.frame_count, "page_bytes": arena.page_bytes,
-                  "pages_per_frame": arena.pages_per_frame, "slot_bytes": arena.slot_stride_bytes,
-                  "slots_per_frame": arena.slots_per_frame},
-        "snapshot": {"bytes": arena.slot_stride_bytes, "tokens": plan.snapshot_tokens,
-                       "compressed_bytes": plan.compressed_bytes},
-        "longest_tokens": plan.longest_tokens, "enough": plan.enough, "need_bytes": plan.need_bytes,
+        "arena": {
+            "bytes": arena.arena_bytes,
+            "frame_bytes": arena.frame_bytes,
+            "frames": arena.frame_count,
+            "page_bytes": arena.page_bytes,
+            "pages_per_frame": arena.pages_per_frame,
+            "slot_bytes": arena.slot_stride_bytes,
+            "slots_per_frame": arena.slots_per_frame,
+        },
+        "snapshot": {
+            "bytes": arena.slot_stride_bytes,
+            "tokens": plan.snapshot_tokens,
+            "compressed_bytes": plan.compressed_bytes,
+        },
+        "longest_tokens": plan.longest_tokens,
+        "enough": plan.enough,
+        "need_bytes": plan.need_bytes,
         "tp_that_fits": plan.tp_that_fits,
-        "lengths": [{"tokens": fit.tokens, "request_bytes": fit.request_bytes, "sequences": fit.sequences}
-                    for fit in plan.fits],
+        "lengths": [
+            {"tokens": fit.tokens, "request_bytes": fit.request_bytes, "sequences": fit.sequences} for fit in plan.fits
+        ],
     }
     if compare:
         data["layouts"] = [_layout_data(plan, layout) for layout in plan.layouts]
@@ -272,10 +292,14 @@ def loads(plan: ModelPlan) -> list[Load]:
 def _layout_data(plan: ModelPlan, layout: Layout) -> dict[str, Any]:
     def at(load: Load, tokens: int) -> dict[str, Any]:
         full = Load(tokens, load.drafts, load.cached)
-        return {"tokens": tokens, "request_bytes": layout.request_bytes(full),
-                "sequences": layout.sequences(full)}
+        return {"tokens": tokens, "request_bytes": layout.request_bytes(full), "sequences": layout.sequences(full)}
 
     lengths = [SHORT_TOKENS, *(fit.tokens for fit in plan.fits)]
-    return {"layout": layout.name, "block_tokens": layout.block_tokens,
-            "loads": [{"drafts": load.drafts, "cached": load.cached,
-                       "lengths": [at(load, tokens) for tokens in lengths]} for load in loads(plan)]}
+    return {
+        "layout": layout.name,
+        "block_tokens": layout.block_tokens,
+        "loads": [
+            {"drafts": load.drafts, "cached": load.cached, "lengths": [at(load, tokens) for tokens in lengths]}
+            for load in loads(plan)
+        ],
+    }

@@ -46,12 +46,19 @@ def shares(weights: Mapping[str, int], arenas: Mapping[str, int], budget: int) -
     As many models as possible, from the smallest on, are to fit together with these arenas. They divide what
     their weights leave into equal arenas. A larger model gets such an arena too, as far as there is room."""
     by_size = sorted(weights, key=lambda name: weights[name])
-    together = max((count for count in range(1, len(by_size) + 1)
-                    if _arena(by_size[:count], weights, budget)
-                    >= max(arenas[name] for name in by_size[:count])), default=1)
+    together = max(
+        (
+            count
+            for count in range(1, len(by_size) + 1)
+            if _arena(by_size[:count], weights, budget) >= max(arenas[name] for name in by_size[:count])
+        ),
+        default=1,
+    )
     arena = _arena(by_size[:together], weights, budget)
-    return {name: max(size, min(budget, size + max(arena, arenas[name] if name in by_size[together:] else 0)))
-            for name, size in weights.items()}
+    return {
+        name: max(size, min(budget, size + max(arena, arenas[name] if name in by_size[together:] else 0)))
+        for name, size in weights.items()
+    }
 
 
 def _arena(together: Sequence[str], weights: Mapping[str, int], budget: int) -> int:
@@ -116,11 +123,9 @@ class Residency:
     """Models that are asked for and not loaded, by their first request that waits."""
 
     @classmethod
-    def of(cls, shares: Mapping[str, int], budget: int, *, waiting_max: int,
-           keep_alive_s: float | None) -> Residency:
+    def of(cls, shares: Mapping[str, int], budget: int, *, waiting_max: int, keep_alive_s: float | None) -> Residency:
         assert all(share <= budget for share in shares.values()), "shares() never gives more"
-        return cls(budget, waiting_max,
-                   {name: Resident(name, share, keep_alive_s) for name, share in shares.items()})
+        return cls(budget, waiting_max, {name: Resident(name, share, keep_alive_s) for name, share in shares.items()})
 
     @property
     def held(self) -> int:
@@ -223,9 +228,14 @@ class Residency:
     def actions(self, now_s: float) -> Sequence[Action]:
         """What is to be done now; the states are as if it had begun. ``loaded``, ``failed`` and ``unloaded``
         say how it ended, and then there may be more to do."""
-        actions = [self._unload(model) for model in self.models.values()
-                   if model.expires_s is not None and now_s >= model.expires_s and self._is_idle(model, now_s)
-                   and not model.waiting]
+        actions = [
+            self._unload(model)
+            for model in self.models.values()
+            if model.expires_s is not None
+            and now_s >= model.expires_s
+            and self._is_idle(model, now_s)
+            and not model.waiting
+        ]
         head = self.models[self._queue[0]] if self._queue else None
         victims: set[str] = set()
         if head is not None and head.state == "absent":
@@ -248,8 +258,10 @@ class Residency:
 
     def _make_room(self, head: Resident, lacking: int, now_s: float, actions: list[Action]) -> set[str]:
         """Appends unloads where idle models are enough. Returns the models that are to drain."""
-        loaded = sorted((model for model in self.models.values() if model.state == "loaded"),
-                        key=lambda model: (not model.drains, model.used_s))
+        loaded = sorted(
+            (model for model in self.models.values() if model.state == "loaded"),
+            key=lambda model: (not model.drains, model.used_s),
+        )
         idle = _enough([model for model in loaded if self._is_idle(model, now_s)], lacking)
         if idle is not None:
             actions += [self._unload(model) for model in idle]
@@ -258,7 +270,7 @@ class Residency:
             return set()
         ripe = [model for model in loaded if now_s >= model.loaded_s + PATIENCE_S]
         idle_first = sorted(ripe, key=lambda model: not self._is_idle(model, now_s) and not model.drains)
-        draining = _enough(idle_first, lacking) or []   # None: one that loads, or has just been, has the rest
+        draining = _enough(idle_first, lacking) or []  # None: one that loads, or has just been, has the rest
         for model in draining:
             model.drains = True
         return {model.name for model in draining}
@@ -320,7 +332,7 @@ def _enough(models: Sequence[Resident], lacking: int) -> list[Resident] | None:
         lacking -= model.share
     if lacking > 0:
         return None
-    for model in list(chosen):   # a small one before a large one may not be needed
+    for model in list(chosen):  # a small one before a large one may not be needed
         if lacking + model.share <= 0:
             chosen.remove(model)
             lacking += model.share

@@ -41,11 +41,16 @@ class ModelNeed:
 def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: bool = False) -> PlanOptions:
     """Of a model whose memory is not known yet."""
     return PlanOptions(
-        arena_bytes=AMPLE_BYTES, dtype=KV_DTYPES.get(config.dtype),  # type: ignore[arg-type]
-        kv_dtype=KV_DTYPES.get(config.kv_dtype), state_dtype=KV_DTYPES.get(config.state_dtype),
-        quantize=None if config.quantize == "none" else config.quantize, mtp=config.speculate != "off",
-        twelve_bit=twelve_bit, coded_tiles=coded_tiles,
-        lengths=() if config.max_model_len is None else (config.max_model_len,))
+        arena_bytes=AMPLE_BYTES,
+        dtype=KV_DTYPES.get(config.dtype),  # type: ignore[arg-type]
+        kv_dtype=KV_DTYPES.get(config.kv_dtype),
+        state_dtype=KV_DTYPES.get(config.state_dtype),
+        quantize=None if config.quantize == "none" else config.quantize,
+        mtp=config.speculate != "off",
+        twelve_bit=twelve_bit,
+        coded_tiles=coded_tiles,
+        lengths=() if config.max_model_len is None else (config.max_model_len,),
+    )
 
 
 def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNeed:
@@ -56,15 +61,26 @@ def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNe
         arena = comfort.request_bytes + plan.arena.frame_bytes
     else:
         arena = plan.fits[-1].request_bytes + plan.arena.frame_bytes
-    return ModelNeed(name, plan.weights.rank_bytes, arena, plan.spec.family, plan.spec.dtype,
-                     plan.spec.vocab_size, plan.spec.max_positions)
+    return ModelNeed(
+        name,
+        plan.weights.rank_bytes,
+        arena,
+        plan.spec.family,
+        plan.spec.dtype,
+        plan.spec.vocab_size,
+        plan.spec.max_positions,
+    )
 
 
 def share_out(needs: Sequence[ModelNeed], memory: int) -> dict[str, int]:
     """Raises ConfigError for a model whose weights alone are more than ``memory``."""
     for need in needs:
         if need.weights_bytes >= memory:
-            raise ConfigError(f"the weights of {need.name} take some {format_bytes(need.weights_bytes)}, and "
-                              f"--memory of all models together is {format_bytes(memory)}", param="--memory")
-    return shares({need.name: need.weights_bytes for need in needs},
-                  {need.name: need.arena_bytes for need in needs}, memory)
+            raise ConfigError(
+                f"the weights of {need.name} take some {format_bytes(need.weights_bytes)}, and "
+                f"--memory of all models together is {format_bytes(memory)}",
+                param="--memory",
+            )
+    return shares(
+        {need.name: need.weights_bytes for need in needs}, {need.name: need.arena_bytes for need in needs}, memory
+    )

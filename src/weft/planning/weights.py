@@ -67,17 +67,28 @@ ODD_SHARE = 1e-4
 TWELVE_BIT = WeightForm("bfloat16 in 12 bits", 16, twelve_bit=True)
 
 FORMS: dict[str, WeightForm] = {
-    "fp8": WeightForm("fp8", 8, 128 * 128, 32),     # of files: e4m3, a float32 scale for 128 x 128
-    "int8": WeightForm("int8", 8, 128, 16),         # a 16-bit scale for each 128
-    "w8a8": WeightForm("w8a8", 8, 128, 16),         # the codes of int8
-    "int4": WeightForm("int4", 4, 128, 16 + 4),     # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
+    "fp8": WeightForm("fp8", 8, 128 * 128, 32),  # of files: e4m3, a float32 scale for 128 x 128
+    "int8": WeightForm("int8", 8, 128, 16),  # a 16-bit scale for each 128
+    "w8a8": WeightForm("w8a8", 8, 128, 16),  # the codes of int8
+    "int4": WeightForm("int4", 4, 128, 16 + 4),  # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
 }
 """What ``--quantize`` of a plan may name."""
 
 GGUF_BITS: dict[str, float] = {
-    "Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 6.5, "Q5_1": 7, "IQ4_NL": 4.5,
-    "IQ4_XS": 4.3125, "MXFP4": 4.25, "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625, "Q3_K": 4.5625,
-    "Q2_K": 5.125}
+    "Q8_0": 8.5,
+    "Q4_0": 4.5,
+    "Q4_1": 5,
+    "Q5_0": 6.5,
+    "Q5_1": 7,
+    "IQ4_NL": 4.5,
+    "IQ4_XS": 4.3125,
+    "MXFP4": 4.25,
+    "Q4_K": 4.625,
+    "Q5_K": 6.625,
+    "Q6_K": 6.5625,
+    "Q3_K": 4.5625,
+    "Q2_K": 5.125,
+}
 """Of an element of a GGUF file, in memory of a CPU; others are widened. A test compares them with tiles."""
 
 
@@ -91,8 +102,7 @@ class Weights:
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
-def count_weights(whole: Architecture, rank: Architecture, tp: int, form: WeightForm, *,
-                  mtp: bool = False) -> Weights:
+def count_weights(whole: Architecture, rank: Architecture, tp: int, form: WeightForm, *, mtp: bool = False) -> Weights:
     """Weights of ``whole``, of which ``rank`` is one device's share among ``tp``. ``mtp``: with the head for
     multi-token prediction, which is no part of ``parameters``."""
     parts: dict[str, int] = {}
@@ -103,12 +113,22 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
         head = part == "head" or (part == "embedding" and rank.tied_embeddings)
         kind: Form = "matrix" if head and form.twelve_bit else stored
         parts[part] = parts.get(part, 0) + _bytes(kind, elements, rank, form)
-    return Weights(parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
-                   rank_bytes=sum(parts.values()), form=form.name, parts=parts)
+    return Weights(
+        parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
+        rank_bytes=sum(parts.values()),
+        form=form.name,
+        parts=parts,
+    )
 
 
-def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
-            twelve_bit: bool = False, coded_tiles: bool = False) -> WeightForm:
+def form_of(
+    config: Mapping[str, Any],
+    dtype: DTypeName,
+    asked: str | None,
+    *,
+    twelve_bit: bool = False,
+    coded_tiles: bool = False,
+) -> WeightForm:
     """How the matrices are kept in memory: as ``asked`` (a name of FORMS), as config.json says, or in
     ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits. ``coded_tiles``: one
     that keeps fp8, nf4 and fp4 of models in bfloat16.
@@ -126,7 +146,7 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
     method = str(settings.get("quant_method", "unknown"))
     stored, group = _stored_form(method, settings)
-    if twelve_bit and stored in ("nvfp4", "mxfp4"):             # of CPUs
+    if twelve_bit and stored in ("nvfp4", "mxfp4"):  # of CPUs
         return WeightForm(f"{stored} as int4 codes", 4, group, 8)
     if twelve_bit and stored == "int4 with float zeros":
         return WeightForm(f"{method} 4-bit", 4, group, 32)
@@ -139,16 +159,18 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         return WeightForm(f"{stored}, widened to {dtype}", 8 * ITEM_BYTES[dtype])
     if coded_tiles and stored == "mxfp8":
         return WeightForm(stored, 8, group, 8)
-    if stored in _FP8:      # in memory a scale is of 16 rows where these share one
+    if stored in _FP8:  # in memory a scale is of 16 rows where these share one
         return WeightForm(stored, 8, 16 * group if method == "fp8" else group, 32)
     if stored in ("int4", "int8"):
         bits = int(stored[-1])
         return WeightForm(f"{method} {bits}-bit", bits, group, 16 if bits == 8 else 20)
     if stored == "mxfp4":
-        return WeightForm("mxfp4 as int8 codes", 8, 32, 16)     # of GPUs
-    raise CheckpointError(f"config.json: quantization_config is of method {method!r}, whose sizes are not "
-                          f"known here: say how weights are stored with --quantize fp8, int8 or int4",
-                          param="--quantize")
+        return WeightForm("mxfp4 as int8 codes", 8, 32, 16)  # of GPUs
+    raise CheckpointError(
+        f"config.json: quantization_config is of method {method!r}, whose sizes are not "
+        f"known here: say how weights are stored with --quantize fp8, int8 or int4",
+        param="--quantize",
+    )
 
 
 _FP8 = ("fp8", "mxfp8")
@@ -156,10 +178,21 @@ _FP8 = ("fp8", "mxfp8")
 _WIDENED = ("nvfp4", "nf4 or fp4", "int4 with float zeros")
 _ROW = 4096
 """Columns, where a scale is of a whole row."""
-_ALGORITHMS = {"MXFP8": "mxfp8", "MXFP4": "mxfp4", "W4A8_MXFP4_FP8": "mxfp4", "FP8": "fp8",
-               "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8", "NVFP4": "nvfp4",
-               "W4A16_NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "nvfp4",
-               "MIXED_PRECISION": "nvfp4", "fp8_e4m3": "fp8", "fp4": "mxfp4", "mxfp4": "mxfp4"}
+_ALGORITHMS = {
+    "MXFP8": "mxfp8",
+    "MXFP4": "mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4",
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8",
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "W4A8_NVFP4_FP8": "nvfp4",
+    "MIXED_PRECISION": "nvfp4",
+    "fp8_e4m3": "fp8",
+    "fp4": "mxfp4",
+    "mxfp4": "mxfp4",
+}
 """modelopt's and quark's names. A mixed checkpoint is counted as its widest."""
 
 
@@ -183,13 +216,12 @@ def _stored_form(method: str, settings: Mapping[str, Any]) -> tuple[str, int]:
         columns = re.search(r"'group_size': (\d+)", kind)
         if "int4" in kind and not any(other in kind for other in ("float8weight", "int8", "intx")):
             return "int4 with float zeros", int(columns[1]) if columns else 128
-        return ("fp8" if "float8weight" in kind else "int8" if "int8" in kind or "intx" in kind
-                else ""), _ROW
+        return ("fp8" if "float8weight" in kind else "int8" if "int8" in kind or "intx" in kind else ""), _ROW
     scheme: Any = {"num_bits": settings.get("bits"), "group_size": settings.get("group_size")}
     if method == "compressed-tensors":
         groups = settings.get("config_groups") or {}
         scheme = next((group.get("weights") for group in groups.values()), None) or {}
-    bits, size = scheme.get("num_bits"), scheme.get("group_size") or 0    # -1 or none: a scale for each row
+    bits, size = scheme.get("num_bits"), scheme.get("group_size") or 0  # -1 or none: a scale for each row
     group = size if size > 0 else _ROW
     if scheme.get("type") == "float":
         mx = size == 32
@@ -229,18 +261,20 @@ def coded(stored: Iterable[tuple[str, str, Sequence[int]]], layers: int) -> Code
     return Coded(bits, scales)
 
 
-def with_share_of_codes(form: WeightForm, config: Mapping[str, Any], whole: Architecture, *,
-                      twelve_bit: bool) -> WeightForm:
+def with_share_of_codes(
+    form: WeightForm, config: Mapping[str, Any], whole: Architecture, *, twelve_bit: bool
+) -> WeightForm:
     """``form`` of the matrices that are codes in the files; others are in the dtype of ``whole``."""
     settings = config.get("quantization_config")
     in_files = settings.get(CODED) if isinstance(settings, Mapping) else None
     if not isinstance(in_files, Coded) or not in_files.bits or form.bits >= 8 * ITEM_BYTES[whole.dtype]:
         return form
     matrices = sum(elements for _, stored, elements in _pieces(whole, 1) if stored == "matrix")
-    plain = TWELVE_BIT if twelve_bit and whole.dtype == "bfloat16" else WeightForm(
-        whole.dtype, 8 * ITEM_BYTES[whole.dtype])
+    plain = (
+        TWELVE_BIT if twelve_bit and whole.dtype == "bfloat16" else WeightForm(whole.dtype, 8 * ITEM_BYTES[whole.dtype])
+    )
     numbers = in_files.bits // (4 if form.name.startswith("mxfp4") else form.bits)
-    if in_files.scales and form.group != _ROW:     # layers may have other bits than most
+    if in_files.scales and form.group != _ROW:  # layers may have other bits than most
         numbers = in_files.scales * form.group
         of_group = form.group * in_files.bits / numbers + form.scale_bits
         form = replace(form, bits=0, scale_bits=round(of_group))
@@ -249,6 +283,7 @@ def with_share_of_codes(form: WeightForm, config: Mapping[str, Any], whole: Arch
 
 def _of_gguf(elements: Mapping[str, Mapping[str, int]], dtype: DTypeName) -> WeightForm:
     """The mean of a file's forms, as a CPU keeps them."""
+
     def mean(of: str) -> WeightForm:
         counts = elements.get(of) or {"plain": 1}
         bits = sum(count * GGUF_BITS.get(kind, 8 * ITEM_BYTES[dtype]) for kind, count in counts.items())
@@ -286,8 +321,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     if architecture.layer_scalars:
         yield from _record_pieces("behind layers", [behind_layer(width, hidden)] * layers, tp)
     if width:
-        yield from _record_pieces("second embedding", [
-            per_layer(width, layers, architecture.vocab_size, hidden)], tp)
+        yield from _record_pieces("second embedding", [per_layer(width, layers, architecture.vocab_size, hidden)], tp)
     shared_seen: set[int] = set()
     for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
         for record in (mixer, feed):
@@ -301,10 +335,11 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             shared_seen.add(mixer.block)
             yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
             yield "attention", "plain", 3 * hidden
-    if architecture.vision is not None:     # whole, on the first rank
+    if architecture.vision is not None:  # whole, on the first rank
         tower = architecture.vision
-        yield from _record_pieces("vision", [vision_ends(tower), vision_projector(tower, hidden),
-                                             *vision_layers(tower)], 1)
+        yield from _record_pieces(
+            "vision", [vision_ends(tower), vision_projector(tower, hidden), *vision_layers(tower)], 1
+        )
 
 
 def _norm_elements(architecture: Architecture, tp: int) -> int:
@@ -341,7 +376,12 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
 
 
 _NGRAMS = "n-gram tables"
-_PART: dict[type, str] = {Attention: "attention", ConvolvedAttention: "attention",
-                          LatentAttention: "attention", RelativeAttention: "attention",
-                          Dense: "feed-forward", Experts: "experts"}
+_PART: dict[type, str] = {
+    Attention: "attention",
+    ConvolvedAttention: "attention",
+    LatentAttention: "attention",
+    RelativeAttention: "attention",
+    Dense: "feed-forward",
+    Experts: "experts",
+}
 """All others are recurrent."""

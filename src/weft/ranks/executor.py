@@ -71,8 +71,7 @@ class RankedExecutor:
     """``own``: of rank 0. ``peers``: laid out in the same arena; ``borrowed``: their processes stay.
     ``collectives``: those that the steps of rank 0 go through."""
 
-    def __init__(self, own: TorchExecutor, peers: Peers, collectives: Collectives, *,
-                 borrowed: bool = False) -> None:
+    def __init__(self, own: TorchExecutor, peers: Peers, collectives: Collectives, *, borrowed: bool = False) -> None:
         self.own = own
         self.peers = peers
         self.collectives = collectives
@@ -153,7 +152,7 @@ class RankedExecutor:
 
     def _part(self) -> None:
         if self._borrowed:
-            with contextlib.suppress(WeftError):   # a rank is lost: the others are of no use
+            with contextlib.suppress(WeftError):  # a rank is lost: the others are of no use
                 self.peers.free()
                 return
         self.peers.close()

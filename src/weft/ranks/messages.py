@@ -155,5 +155,6 @@ def for_other_ranks(plan: StepPlan) -> StepPlan:
     if any(admission.grammar is not None for admission in admissions):
         admissions = tuple(replace(admission, grammar=None) for admission in admissions)
     reserved = plan.reservation
-    return replace(plan, admissions=admissions,
-                   reservation=replace(_NO_RESERVATION, pages=reserved.pages, frames=reserved.frames))
+    return replace(
+        plan, admissions=admissions, reservation=replace(_NO_RESERVATION, pages=reserved.pages, frames=reserved.frames)
+    )

@@ -55,23 +55,30 @@ class Peer:
             # Its socket is all that keeps a rank alive: none outlives rank 0. A session of its own keeps the
             # terminal's signals away.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", RANK_PROCESS, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+                [sys.executable, "-m", RANK_PROCESS, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
         self._socket = own
         self.connection: Connection[Any, Any] = Connection(os.dup(own.fileno()))
 
     def limit_sends(self, seconds: float) -> None:
         """A send that the rank does not take for so long raises BlockingIOError."""
         whole = int(seconds)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO,
-                                struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+        self._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        )
 
     def answer(self, kind: type[Answer], timeout_s: float) -> Answer:
         """The next message. Raises what the rank failed with, RankLostError where it died or is silent."""
         try:
             if not self.connection.poll(timeout_s):
-                raise RankLostError(f"rank {self.rank} has not answered for {timeout_s:g} s "
-                                    "(limits.rank_timeout)", param="limits.rank_timeout")
+                raise RankLostError(
+                    f"rank {self.rank} has not answered for {timeout_s:g} s (limits.rank_timeout)",
+                    param="limits.rank_timeout",
+                )
             message = self.connection.recv()
         except (EOFError, OSError) as error:
             raise RankLostError(f"rank {self.rank} {self.ending()}") from error
@@ -119,8 +126,9 @@ class Peers:
         folder = Path(self._folder.name)
         directories = [directory] * self.size if isinstance(directory, Path) else directory
         for peer in self.ranks:
-            self._send(peer, messages.RankLaunch(peer.rank, self.size, config, directories[peer.rank], folder,
-                                        shares_choice))
+            self._send(
+                peer, messages.RankLaunch(peer.rank, self.size, config, directories[peer.rank], folder, shares_choice)
+            )
         for peer in self.ranks:
             peer.answer(messages.RankPresent, START_TIMEOUT_S)
         return folder
@@ -132,8 +140,7 @@ class Peers:
         for peer, answer in zip(self.ranks, answers, strict=True):
             differ = [name for name in identity if answer.identity.get(name) != identity[name]]
             if differ:
-                said = "; ".join(f"{name} {answer.identity.get(name)}, rank 0 has {identity[name]}"
-                                 for name in differ)
+                said = "; ".join(f"{name} {answer.identity.get(name)}, rank 0 has {identity[name]}" for name in differ)
                 raise ConfigError(f"rank {peer.rank} differs from rank 0 in {said}", param="--tp")
         return answers
 
@@ -187,8 +194,9 @@ class Peers:
                     return reason
             time.sleep(_LOOK_S / 20)
         if "imed out" in str(error):
-            return RankLostError(f"a rank has not answered for {self.timeout_s:g} s (limits.rank_timeout)",
-                                 param="limits.rank_timeout")
+            return RankLostError(
+                f"a rank has not answered for {self.timeout_s:g} s (limits.rank_timeout)", param="limits.rank_timeout"
+            )
         return RankLostError(f"the ranks lost each other: {error}")
 
     def _reason(self, peer: Peer) -> WeftError | None:
@@ -207,8 +215,10 @@ class Peers:
         try:
             peer.connection.send(message)
         except BlockingIOError as error:
-            raise RankLostError(f"rank {peer.rank} has not taken a plan for {self.timeout_s:g} s "
-                                "(limits.rank_timeout)", param="limits.rank_timeout") from error
+            raise RankLostError(
+                f"rank {peer.rank} has not taken a plan for {self.timeout_s:g} s (limits.rank_timeout)",
+                param="limits.rank_timeout",
+            ) from error
         except OSError as error:
             raise self.failure(error) from error
 

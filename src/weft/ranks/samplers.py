@@ -26,8 +26,7 @@ _FAILED = "the sequence failed on rank 0"
 class LeadingSampler(Sampler):
     """Of rank 0, where choices are sent."""
 
-    def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int,
-                 device: torch.device) -> None:
+    def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int, device: torch.device) -> None:
         super().__init__(rows_max, vocab_size, device)
         self._collectives = collectives
 
@@ -35,8 +34,7 @@ class LeadingSampler(Sampler):
         """Ranks sample windows in the same rounds, whatever a row asks for."""
         return False
 
-    def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
-               positions: npt.NDArray[np.int64]) -> Sampled:
+    def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Sampled:
         sampled = super().sample(logits_XV, rows, positions)
         failed_X = torch.zeros(len(rows), dtype=torch.int64)
         failed_X[list(sampled.failures)] = 1
@@ -44,8 +42,13 @@ class LeadingSampler(Sampler):
         self._collectives.from_first(failed_X.to(logits_XV.device))
         return sampled
 
-    def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-               host_XV: npt.NDArray[np.float32] | None = None) -> TokenChoice:
+    def launch(
+        self,
+        logits_XV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        host_XV: npt.NDArray[np.float32] | None = None,
+    ) -> TokenChoice:
         choice = super().launch(logits_XV, rows, positions, host_XV)
         self._collectives.from_first(as_tensor(choice.chosen_X).to(torch.int64).clone())
         return choice
@@ -54,13 +57,20 @@ class LeadingSampler(Sampler):
 class FollowingSampler(Sampler):
     """Of every other rank. ``collectives`` None: choices are not sent, and tokens mean nothing here."""
 
-    def __init__(self, collectives: Collectives | None, rows_max: int, vocab_size: int,
-                 device: torch.device) -> None:
+    def __init__(self, collectives: Collectives | None, rows_max: int, vocab_size: int, device: torch.device) -> None:
         super().__init__(rows_max, vocab_size, device)
         self._collectives = collectives
 
-    def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
-              seed: int, stop_ids: tuple[int, ...], grammar: CompiledGrammar | None = None) -> None:
+    def admit(
+        self,
+        row: int,
+        tokens: npt.NDArray[np.int32],
+        prompt_tokens: int,
+        sampling: SamplingParams,
+        seed: int,
+        stop_ids: tuple[int, ...],
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
         """Nothing of a row counts here."""
 
     def clear(self, row: int) -> None:
@@ -69,15 +79,19 @@ class FollowingSampler(Sampler):
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
         return False
 
-    def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
-               positions: npt.NDArray[np.int64]) -> Sampled:
+    def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Sampled:
         chosen_X = self._from_first(len(rows), logits_XV.device)
         failed_X = self._from_first(len(rows), logits_XV.device)
         failures = {int(i): _FAILED for i in failed_X.nonzero().flatten()}
         return Sampled(chosen_X.cpu().numpy().astype(np.int32), {}, failures)
 
-    def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-               host_XV: npt.NDArray[np.float32] | None = None) -> TokenChoice:
+    def launch(
+        self,
+        logits_XV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        host_XV: npt.NDArray[np.float32] | None = None,
+    ) -> TokenChoice:
         self._staged = None
         chosen_X: Any = self._from_first(len(rows), logits_XV.device)
         if chosen_X.device.type == "cpu":

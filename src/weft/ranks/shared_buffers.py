@@ -61,11 +61,24 @@ class SharedBuffers(TransferBuffers):
     ``share`` and ``tell`` reach the other ranks. Neither raises here: a rank that is lost ends the next
     step. ``room``: of GPUs; a buffer that it has no gap for is memory of its own."""
 
-    def __init__(self, page_bytes: int, slot_bytes: int, *, limit_bytes: int, ranks: int, share: Share,
-                 tell: Callable[[RankBufferFreed], None], room: Pieces | None = None) -> None:
-        super().__init__(ranks * page_bytes, ranks * slot_bytes, limit_bytes=limit_bytes,
-                         allocate=self._allocate_shared,
-                         release=(lambda flat: None) if room is None else room.give)
+    def __init__(
+        self,
+        page_bytes: int,
+        slot_bytes: int,
+        *,
+        limit_bytes: int,
+        ranks: int,
+        share: Share,
+        tell: Callable[[RankBufferFreed], None],
+        room: Pieces | None = None,
+    ) -> None:
+        super().__init__(
+            ranks * page_bytes,
+            ranks * slot_bytes,
+            limit_bytes=limit_bytes,
+            allocate=self._allocate_shared,
+            release=(lambda flat: None) if room is None else room.give,
+        )
         self._room = room
         self._own_page_bytes, self._own_slot_bytes = page_bytes, slot_bytes
         self._share, self._tell = share, tell
@@ -81,7 +94,7 @@ class SharedBuffers(TransferBuffers):
         return buffer
 
     def free(self, buffer: BufferId) -> None:
-        with contextlib.suppress(WeftError):   # first: what the other ranks have of it ends before the fence
+        with contextlib.suppress(WeftError):  # first: what the other ranks have of it ends before the fence
             self._tell(RankBufferFreed(buffer))
         super().free(buffer)
 
@@ -134,9 +147,8 @@ class ReceivedBuffers:
             flat = np.frombuffer(received(connection, size_bytes), np.uint8)[:size_bytes]
         else:
             assert self.memory is not None, "a piece of memory that was not shared"
-            flat = self.memory.tensor.numpy()[message.begin:message.begin + size_bytes]
-        whole = TransferBuffer(flat[:kv_bytes].reshape(message.pages, self._ranks * self._page_bytes),
-                               flat[kv_bytes:])
+            flat = self.memory.tensor.numpy()[message.begin : message.begin + size_bytes]
+        whole = TransferBuffer(flat[:kv_bytes].reshape(message.pages, self._ranks * self._page_bytes), flat[kv_bytes:])
         self._parts[message.buffer] = part_of(whole, self._rank, self._page_bytes, self._slot_bytes)
 
     def forget(self, message: RankBufferFreed) -> None:
@@ -151,8 +163,10 @@ class ReceivedBuffers:
 
 def part_of(whole: TransferBuffer, rank: int, page_bytes: int, slot_bytes: int) -> TransferBuffer:
     """Views of one rank's columns and state."""
-    return TransferBuffer(whole.pages_PB[:, rank * page_bytes:(rank + 1) * page_bytes],
-                          whole.state_B[rank * slot_bytes:(rank + 1) * slot_bytes])
+    return TransferBuffer(
+        whole.pages_PB[:, rank * page_bytes : (rank + 1) * page_bytes],
+        whole.state_B[rank * slot_bytes : (rank + 1) * slot_bytes],
+    )
 
 
 def new_memory(size_bytes: int) -> int:

@@ -46,15 +46,16 @@ class PrefixHash(Router):
         from weft.prefix_digests import prefix_digests  # numpy; the other routers need none
 
         length = min(len(request.tokens), self._prefix_tokens)
-        digests = prefix_digests(request.tokens[:max(length, PAGE_TOKENS)], request.salt)
+        digests = prefix_digests(request.tokens[: max(length, PAGE_TOKENS)], request.salt)
         if not digests.size:  # shorter than a page: there is nothing to share
             return Route(least_loaded(candidates).replica)
         prefix = int(digests[-1])
         sequences = sum(load.sequences for load in candidates) + request.sequences
         limit = LOAD_SHARE_MAX * sequences / len(candidates)
         open_loads = [load for load in candidates if load.sequences + request.sequences <= limit]
-        return Route(max(open_loads or [least_loaded(candidates)],
-                          key=lambda load: _weight(prefix, load.replica)).replica)
+        return Route(
+            max(open_loads or [least_loaded(candidates)], key=lambda load: _weight(prefix, load.replica)).replica
+        )
 
 
 def _weight(prefix: int, replica: int) -> int:
@@ -67,8 +68,7 @@ def _weight(prefix: int, replica: int) -> int:
 DEFAULT_ROUTER = "seconds"
 
 
-def _by_seconds(clock: Callable[[], float], wants: Wants = "states", *,
-                always_splits: bool = False) -> Router:
+def _by_seconds(clock: Callable[[], float], wants: Wants = "states", *, always_splits: bool = False) -> Router:
     from weft.router.seconds import Seconds  # numpy, which a server of one replica has no use for
 
     return Seconds(clock, wants, always_splits=always_splits)
@@ -89,6 +89,5 @@ def make_router(name: str, clock: Callable[[], float]) -> Router:
     """Raises ConfigError that lists the names."""
     maker = _MAKERS.get(name)
     if maker is None:
-        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}",
-                          param="debug.router")
+        raise ConfigError(f"debug.router {name!r} is no router: there are {', '.join(ROUTERS)}", param="debug.router")
     return maker(clock)

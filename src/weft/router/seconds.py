@@ -154,8 +154,7 @@ HANDOFF_AGAIN_S = 30.0
 class Seconds:
     """A ``Router``. ``clock`` gives seconds and never goes back."""
 
-    def __init__(self, clock: Callable[[], float], wants: Wants = "states", *,
-                 always_splits: bool = False) -> None:
+    def __init__(self, clock: Callable[[], float], wants: Wants = "states", *, always_splits: bool = False) -> None:
         self._always_splits = always_splits
         self._clock = clock
         self._wants: Wants = wants
@@ -178,21 +177,32 @@ class Seconds:
         prompt = token_array(request.tokens)
         page_digests = prefix_digests(prompt, request.salt)
         matches = self._table.matches(page_digests, prompt)
-        digests: list[int] = page_digests[_CHUNK_PAGES - 1::_CHUNK_PAGES].tolist()
+        digests: list[int] = page_digests[_CHUNK_PAGES - 1 :: _CHUNK_PAGES].tolist()
         guess, prompts = _mean_costs(candidates), _prompt_costs(candidates)
-        places = [self._place(load, length, digests, matches.get(load.replica, _NO_MATCH), guess, prompts,
-                              now_s) for load in candidates]
+        places = [
+            self._place(load, length, digests, matches.get(load.replica, _NO_MATCH), guess, prompts, now_s)
+            for load in candidates
+        ]
         best = self._soonest([place for place in places if place.load.role != "prefill"] or places, now_s)
         boundaries = self._boundaries.of(digests)
         split = self._split(places, length, now_s) if request.may_split else None
         if split is not None and (split[0] < best.seconds or self._always_splits):
             _, first, then = split
-            return Route(first.load.replica, first.position, boundaries, digests, first.work_s,
-                         then.load.replica, then.match)
+            return Route(
+                first.load.replica, first.position, boundaries, digests, first.work_s, then.load.replica, then.match
+            )
         return Route(best.load.replica, best.position, boundaries, digests, best.work_s)
 
-    def _place(self, load: ReplicaLoad, length: int, digests: Sequence[int], match: CacheMatch,
-               guess: StepCost, prompts: StepCost | None, now_s: float) -> _Place:
+    def _place(
+        self,
+        load: ReplicaLoad,
+        length: int,
+        digests: Sequence[int],
+        match: CacheMatch,
+        guess: StepCost,
+        prompts: StepCost | None,
+        now_s: float,
+    ) -> _Place:
         known = self._known(load.replica)
         known.role = load.role
         position, restore_s = match.position, match.restore_s
@@ -212,28 +222,42 @@ class Seconds:
         best = places[0]
         for place in places[1:]:
             if place.seconds < best.seconds or (
-                    place.seconds == best.seconds and self._is_idler(place.load, best.load, now_s)):
+                place.seconds == best.seconds and self._is_idler(place.load, best.load, now_s)
+            ):
                 best = place
         return best
 
-    def _split(self, places: Sequence[_Place], length: int,
-               now_s: float) -> tuple[float, _Place, _Place] | None:
+    def _split(self, places: Sequence[_Place], length: int, now_s: float) -> tuple[float, _Place, _Place] | None:
         """Seconds until an answer goes on at another replica than that of its prompt, and both. None without
         partners."""
-        firsts = nsmallest(PARTNERS_MAX, (place for place in places if place.load.role != "decode"
-                                          and place.load.link is not None), key=lambda place: place.seconds)
-        thens = nsmallest(PARTNERS_MAX, (place for place in places if place.load.role != "prefill"
-                                         and place.load.link is not None), key=lambda place: place.ahead_s)
+        firsts = nsmallest(
+            PARTNERS_MAX,
+            (place for place in places if place.load.role != "decode" and place.load.link is not None),
+            key=lambda place: place.seconds,
+        )
+        thens = nsmallest(
+            PARTNERS_MAX,
+            (place for place in places if place.load.role != "prefill" and place.load.link is not None),
+            key=lambda place: place.ahead_s,
+        )
         best: tuple[float, _Place, _Place] | None = None
         for first, then in product(firsts, thens):
             link, pair = first.load.link, (first.load.replica, then.load.replica)
             room = then.load.link
-            if (then is first or first.load.role == then.load.role or link is None or room is None
-                    or not room.has_room(then.match, length) or self._broken.get(pair, 0.0) > now_s):
+            if (
+                then is first
+                or first.load.role == then.load.role
+                or link is None
+                or room is None
+                or not room.has_room(then.match, length)
+                or self._broken.get(pair, 0.0) > now_s
+            ):
                 continue
-            seconds = (first.seconds + then.ahead_s
-                       + link.wait_s(then.match, first.position, length, first.work_s,
-                                     is_guess=first.load.costs is None))
+            seconds = (
+                first.seconds
+                + then.ahead_s
+                + link.wait_s(then.match, first.position, length, first.work_s, is_guess=first.load.costs is None)
+            )
             if best is None or seconds < best[0]:
                 best = seconds, first, then
         return best
@@ -246,8 +270,9 @@ class Seconds:
     def placed(self, request: RoutedRequest, route: Route) -> None:
         now_s = self._clock()
         digests = route.digests
-        self._flights[request.request_id] = _Flight(route.replica, route.predicted_tokens, now_s,
-                                                   len(request.tokens), moved=route.moved)
+        self._flights[request.request_id] = _Flight(
+            route.replica, route.predicted_tokens, now_s, len(request.tokens), moved=route.moved
+        )
         known = self._known(route.replica)
         known.worked(route.work_s, now_s)
         queue = known.queue
@@ -307,9 +332,11 @@ class Seconds:
 
     def _is_idler(self, load: ReplicaLoad, other: ReplicaLoad, now_s: float) -> bool:
         """Whether ``load`` wins a tie."""
-        first, second = [(one.sequences, one.known_tokens, known.lately_s(now_s), one.replica)
-                         for one in (load, other)
-                         for known in (self._replicas.get(one.replica) or _Known(),)]
+        first, second = [
+            (one.sequences, one.known_tokens, known.lately_s(now_s), one.replica)
+            for one in (load, other)
+            for known in (self._replicas.get(one.replica) or _Known(),)
+        ]
         return first < second
 
     def _known(self, replica: int) -> _Known:

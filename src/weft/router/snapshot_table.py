@@ -195,9 +195,12 @@ class SnapshotTable:
     def _drop(self, replica: int, feed: _Feed) -> None:
         if not feed.snapshots:
             return  # the walk is over what all replicas have
-        for digest in [digest for digest, holders in self._holders.items()
-                       if holders[0].replica == replica
-                       or (len(holders) > 1 and any(holder.replica == replica for holder in holders))]:
+        for digest in [
+            digest
+            for digest, holders in self._holders.items()
+            if holders[0].replica == replica
+            or (len(holders) > 1 and any(holder.replica == replica for holder in holders))
+        ]:
             others = [holder for holder in self._holders[digest] if holder.replica != replica]
             if others:
                 self._holders[digest] = others
@@ -245,4 +248,4 @@ def _agrees(holder: _Holder, at: int, prompt: Int32s) -> bool:
     if not holder.tail:
         return True
     first = (at + 1) * PAGE_TOKENS
-    return tuple(prompt[first:first + len(holder.tail)].tolist()) == holder.tail
+    return tuple(prompt[first : first + len(holder.tail)].tolist()) == holder.tail

@@ -27,14 +27,26 @@ _LENGTH_BYTES = 8
 LaunchType = TypeVar("LaunchType", bound=msgspec.Struct)
 
 
-async def start_child(module: str, launch: msgspec.Struct, *arguments: str, descriptors: Sequence[int] = (),
-                      environment: Mapping[str, str], own_session: bool = True,
-                      ) -> asyncio.subprocess.Process:
+async def start_child(
+    module: str,
+    launch: msgspec.Struct,
+    *arguments: str,
+    descriptors: Sequence[int] = (),
+    environment: Mapping[str, str],
+    own_session: bool = True,
+) -> asyncio.subprocess.Process:
     """``descriptors``: of files that it inherits; ``environment``: besides that of this process. Without
     ``own_session`` it stays in this one's session, and calls ``own_group``. Raises OSError."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, stdin=asyncio.subprocess.PIPE,
-        start_new_session=own_session, env={**os.environ, **environment}, pass_fds=tuple(descriptors))
+        sys.executable,
+        "-m",
+        module,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=own_session,
+        env={**os.environ, **environment},
+        pass_fds=tuple(descriptors),
+    )
     assert process.stdin is not None
     body = msgspec.msgpack.encode(launch)
     process.stdin.write(len(body).to_bytes(_LENGTH_BYTES, "little") + body)

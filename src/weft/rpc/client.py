@@ -120,8 +120,15 @@ class ProcessLink(Protocol):
     @property
     def running(self) -> bool: ...
 
-    async def start(self, *, factory: str, config: EngineConfig, record: messages.RecordingTarget | None,
-                    beat_s: float, place: HostShare) -> None: ...
+    async def start(
+        self,
+        *,
+        factory: str,
+        config: EngineConfig,
+        record: messages.RecordingTarget | None,
+        beat_s: float,
+        place: HostShare,
+    ) -> None: ...
 
     async def send(self, command: messages.Command) -> None: ...
 
@@ -153,25 +160,43 @@ class EngineLink:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, *, factory: str, config: EngineConfig, record: messages.RecordingTarget | None,
-                    beat_s: float, place: HostShare = ANYWHERE) -> None:
+    async def start(
+        self,
+        *,
+        factory: str,
+        config: EngineConfig,
+        record: messages.RecordingTarget | None,
+        beat_s: float,
+        place: HostShare = ANYWHERE,
+    ) -> None:
         self._folder = private_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands = context.socket(zmq.PUSH)
         events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
         launch = messages.Launch(
-            factory=factory, config=dataclasses.asdict(config), folder=self._folder, record=record,
-            beat_s=beat_s, cores=place.cores, ram_share=place.ram_share, memory_turn=place.memory_turn,
-            memory_bytes=place.memory_bytes, background=place.background, peers=place.peers)
+            factory=factory,
+            config=dataclasses.asdict(config),
+            folder=self._folder,
+            record=record,
+            beat_s=beat_s,
+            cores=place.cores,
+            ram_share=place.ram_share,
+            memory_turn=place.memory_turn,
+            memory_bytes=place.memory_bytes,
+            background=place.background,
+            peers=place.peers,
+        )
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
         try:
             self._process = await start_child(
-                "weft.rpc.engine_process", launch,
+                "weft.rpc.engine_process",
+                launch,
                 descriptors=() if place.memory_turn is None else (place.memory_turn,),
                 environment={"OMP_WAIT_POLICY": "passive", **place.environment},
-                own_session=not place.background)
+                own_session=not place.background,
+            )
         except BaseException:
             self._events.close()  # nothing closes a link that has not started
             raise
@@ -238,15 +263,22 @@ class EngineClient:
     ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
     never)."""
 
-    def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE, place: HostShare = ANYWHERE,
-                 record: messages.RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
-                 link: ProcessLink | None = None,
-                 on_progress: Callable[[str], None] = lambda text: None,
-                 on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
-                 on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
-                 on_snapshots: Callable[[SnapshotReport], None] = lambda report: None,
-                 on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None,
-                 on_handoff: Callable[[str, str], None] = lambda request_id, reason: None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        factory: str = ASSEMBLE,
+        place: HostShare = ANYWHERE,
+        record: messages.RecordingTarget | None = None,
+        stall_after_s: float = STALL_AFTER_S,
+        link: ProcessLink | None = None,
+        on_progress: Callable[[str], None] = lambda text: None,
+        on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
+        on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
+        on_snapshots: Callable[[SnapshotReport], None] = lambda report: None,
+        on_failure: Callable[[str, WeftError], None] = lambda request_id, error: None,
+        on_handoff: Callable[[str, str], None] = lambda request_id, reason: None,
+    ) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
         self.death: WeftError | None = None
@@ -271,8 +303,9 @@ class EngineClient:
 
     async def start(self) -> None:
         """Starts the process; ``ready`` waits for it."""
-        await self.link.start(factory=self._factory, config=self._config, record=self._record,
-                               beat_s=self.heart.beat_s, place=self._place)
+        await self.link.start(
+            factory=self._factory, config=self._config, record=self._record, beat_s=self.heart.beat_s, place=self._place
+        )
         self._tasks = [asyncio.create_task(self._read_reports()), asyncio.create_task(self._wait_for_end())]
 
     async def ready(self) -> ModelInfo:
@@ -341,8 +374,7 @@ class EngineClient:
         """By the engine's last report."""
         return AWAKE if self.stats is None else self.stats.sleep
 
-    async def sleep(self, level: int, mode: messages.SleepMode | None,
-                    timeout_s: float) -> messages.SleepOutcome:
+    async def sleep(self, level: int, mode: messages.SleepMode | None, timeout_s: float) -> messages.SleepOutcome:
         """Returns when the engine sleeps. Raises the engine's refusal (the status of a BusyError is 409), or
         EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Sleep(number, level, mode, timeout_s))

@@ -109,20 +109,21 @@ class SleepQueue:
     def check_open(self) -> None:
         """Raises AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
         if self._waiting is not None:
-            raise AsleepError("the engine goes to sleep once what runs has ended, and takes no new requests",
-                              code="asleep")
+            raise AsleepError(
+                "the engine goes to sleep once what runs has ended, and takes no new requests", code="asleep"
+            )
 
     def take(self, command: Sleep | Wake) -> list[Reply]:
         try:
             if isinstance(command, Wake):
                 check_parts(command.tags)
-                refused = self._refuse_waiting(BusyError("a call to wake up came before what ran had ended",
-                                                         code="busy"))
+                refused = self._refuse_waiting(
+                    BusyError("a call to wake up came before what ran had ended", code="busy")
+                )
                 return [*refused, self._wake(command)]
             check_level(command.level)
             if self._waiting is not None:
-                raise BusyError("another call waits for what runs to end, so that the engine can sleep",
-                                code="busy")
+                raise BusyError("another call waits for what runs to end, so that the engine can sleep", code="busy")
             if command.mode == "wait" and self._core.live_count:
                 self._waiting = command, self._clock() + command.timeout_s
                 return []
@@ -175,8 +176,9 @@ class EngineLoop:
     """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets; ``step_clock``
     says when the running step began."""
 
-    def __init__(self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes],
-                 recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes], recorder: Recorder | None = None
+    ) -> None:
         self.step_clock = StepClock()
         self._core = core
         self._recorder = recorder
@@ -275,8 +277,7 @@ class EngineLoop:
         for request, refusal in self._grammar_queue.ready():
             self._submit(self._submit_numbers.pop(request.request_id), request, refusal)
         for numbers, requests, wrong in self._adapter_queue.answers():
-            self._replies += [Reply.of(number) if wrong is None else Reply.refused(number, wrong)
-                              for number in numbers]
+            self._replies += [Reply.of(number) if wrong is None else Reply.refused(number, wrong) for number in numbers]
             for request in requests:
                 self._submit(self._submit_numbers.pop(request.request_id), request, wrong)
         while True:
@@ -351,8 +352,9 @@ class EngineLoop:
             if refusal is not None:
                 raise refusal
             self._sleep_queue.check_open()
-            if ((request.adapter is not None and self._adapter_queue.take(request))
-                    or (request.sampling.grammar is not None and self._grammar_queue.take(request))):
+            if (request.adapter is not None and self._adapter_queue.take(request)) or (
+                request.sampling.grammar is not None and self._grammar_queue.take(request)
+            ):
                 self._submit_numbers[request.request_id] = number
                 return
             self._core.submit(self._in_chunks(request))
@@ -381,7 +383,7 @@ class EngineLoop:
             return
         from weft.pictures import request_keys
 
-        keys = np.asarray(request_keys(request), np.int32)   # those of pictures are negative
+        keys = np.asarray(request_keys(request), np.int32)  # those of pictures are negative
         self._peers.order(request.request_id, handoff.peer, request.salt, keys, handoff.start)
         if self._core.store is not None:
             self._core.store.seek(request.request_id, computed=False)
@@ -400,8 +402,17 @@ class EngineLoop:
             self._stats_due_s = now_s + _STATS_EVERY_S
         snapshots = self._snapshots()
         if events or stats is not None or snapshots is not None or self._handoffs:
-            send(self._events, StepReport(replies=self._replies, events=events, step_tokens=self._step_tokens,
-                                          stats=stats, snapshots=snapshots, handoffs=self._handoffs))
+            send(
+                self._events,
+                StepReport(
+                    replies=self._replies,
+                    events=events,
+                    step_tokens=self._step_tokens,
+                    stats=stats,
+                    snapshots=snapshots,
+                    handoffs=self._handoffs,
+                ),
+            )
             self._replies, self._step_tokens, self._handoffs = [], [], {}
 
     def _follow_orders(self, events: list[TokenEvent]) -> None:
@@ -430,9 +441,15 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
     from weft.rpc.recorder import Recorder
 
     target = launch.record
-    return Recorder(Path(target.file), assembled.core, model=assembled.info.name, clock=time.monotonic,
-                    snapshots=str(launch.config.get("snapshots", "auto")),
-                    limit_bytes=target.limit_bytes, has_tokens=target.has_tokens)
+    return Recorder(
+        Path(target.file),
+        assembled.core,
+        model=assembled.info.name,
+        clock=time.monotonic,
+        snapshots=str(launch.config.get("snapshots", "auto")),
+        limit_bytes=target.limit_bytes,
+        has_tokens=target.has_tokens,
+    )
 
 
 def send(socket: zmq.Socket[bytes], report: Report) -> None:
@@ -441,18 +458,21 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
     """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
-    def assemble() -> Any:   # imports too: they take seconds of a core
+
+    def assemble() -> Any:  # imports too: they take seconds of a core
         assembled = pkgutil.resolve_name(launch.factory)(
-            EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
+            EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text)))
+        )
         with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
             assembled.core.grammars.warm()
         return assembled
+
     if not launch.background:
         return assemble()
     own_group()
     assembled = in_background(assemble)
     if (native := sys.modules.get("weft.tensor.native")) is not None:
-        native.set_threads(1)   # the kernels' threads start anew: those of the load would give way for ever
+        native.set_threads(1)  # the kernels' threads start anew: those of the load would give way for ever
         native.set_threads(assembled.info.threads)
     return assembled
 

@@ -57,8 +57,9 @@ class StepClock:
         return 0.0 if began_s is None else self._clock() - began_s
 
 
-def start_beating(context: zmq.Context[zmq.Socket[bytes]], address: str, step_clock: StepClock,
-                  every_s: float) -> Callable[[], None]:
+def start_beating(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, step_clock: StepClock, every_s: float
+) -> Callable[[], None]:
     """Starts the beat thread, with a socket of its own (a socket belongs to one thread). Call the result to
     end it."""
     stopped = threading.Event()
@@ -104,12 +105,16 @@ class HeartMonitor:
         if not self._stall_after_s:
             return None
         if self._silent_s > self._stall_after_s:
-            return (f"the engine process has been silent for {self._silent_s:.1f} s; the bound is "
-                    f"{self._stall_after_s:g} s (limits.stall_after)")
+            return (
+                f"the engine process has been silent for {self._silent_s:.1f} s; the bound is "
+                f"{self._stall_after_s:g} s (limits.stall_after)"
+            )
         step_s, bound_s = self._step_s + self._silent_s, STEP_FACTOR * self._stall_after_s
         if self._step_s and step_s > bound_s:
-            return (f"the engine has been in one step for {step_s:.0f} s; the bound is {bound_s:g} s "
-                    f"({STEP_FACTOR} times limits.stall_after)")
+            return (
+                f"the engine has been in one step for {step_s:.0f} s; the bound is {bound_s:g} s "
+                f"({STEP_FACTOR} times limits.stall_after)"
+            )
         return None
 
     async def stalled(self) -> str:

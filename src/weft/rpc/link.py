@@ -132,11 +132,17 @@ def decode(raw: bytes) -> LinkMessage:
 def set_options(socket: zmq.Socket[bytes]) -> None:
     """ZeroMQ's heartbeat closes connections over a cut network. It proves that a kernel lives; whether the
     process does is what ``LinkBeat`` is for."""
-    for option, value in ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, -1), (zmq.IPV6, 1),
-                          (zmq.SNDHWM, _QUEUED_MAX), (zmq.RCVHWM, _QUEUED_MAX),
-                          (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX), (zmq.HEARTBEAT_IVL, int(BEAT_S * 1000)),
-                          (zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000)),
-                          (zmq.HANDSHAKE_IVL, int(SILENT_S * 1000))):
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.RECONNECT_IVL, -1),
+        (zmq.IPV6, 1),
+        (zmq.SNDHWM, _QUEUED_MAX),
+        (zmq.RCVHWM, _QUEUED_MAX),
+        (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
+        (zmq.HEARTBEAT_IVL, int(BEAT_S * 1000)),
+        (zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000)),
+        (zmq.HANDSHAKE_IVL, int(SILENT_S * 1000)),
+    ):
         socket.setsockopt(option, value)
 
 
@@ -195,15 +201,24 @@ def read_token(file: str) -> str:
         with path.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise ConfigError(f"--token {path}: other users can read or change it (mode "
-                                  f"{stat.S_IMODE(mode):04o}); run: chmod 600 {path}", param="--token")
+                raise ConfigError(
+                    f"--token {path}: other users can read or change it (mode "
+                    f"{stat.S_IMODE(mode):04o}); run: chmod 600 {path}",
+                    param="--token",
+                )
             token = opened.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
-        raise ConfigError(f"--token {path}: {error.strerror}; the file is created by `weft serve "
-                          "--listen-engines` and copied from there", param="--token") from None
+        raise ConfigError(
+            f"--token {path}: {error.strerror}; the file is created by `weft serve "
+            "--listen-engines` and copied from there",
+            param="--token",
+        ) from None
     if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or "\ufffd" in token:
-        raise ConfigError(f"--token {path}: it has {len(token)} characters; a token is one line of at least "
-                          f"{TOKEN_CHARS_MIN} printable ASCII characters", param="--token")
+        raise ConfigError(
+            f"--token {path}: it has {len(token)} characters; a token is one line of at least "
+            f"{TOKEN_CHARS_MIN} printable ASCII characters",
+            param="--token",
+        )
     return token
 
 
@@ -217,8 +232,7 @@ def read_or_create_token(file: str) -> tuple[str, bool]:
         except FileExistsError:
             raise
         except OSError as error:
-            raise ConfigError(f"--token {path}: it cannot be created: {error.strerror}",
-                              param="--token") from None
+            raise ConfigError(f"--token {path}: it cannot be created: {error.strerror}", param="--token") from None
         token = new_token()
         with open(opened, "w", encoding="ascii") as created:
             created.write(token + "\n")
@@ -232,8 +246,7 @@ def _key_pair(token: str, role: bytes) -> KeyPair:
     return KeyPair(zmq.curve_public(secret), secret)
 
 
-REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-            | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 _FAREWELL_MS = 500
 
 
@@ -327,8 +340,9 @@ class Uplink:
         while True:
             event = zmq.Event(parse_monitor_message(await self._monitor.receive())["event"])
             if event & REFUSED:
-                raise ConfigError(f"{self._where} refuses the token: copy the file of its --token to this "
-                                  "machine", param="--token")
+                raise ConfigError(
+                    f"{self._where} refuses the token: copy the file of its --token to this machine", param="--token"
+                )
             if event & zmq.Event.CLOSED:
                 raise LinkLostError(f"nothing listens at {self._where}")
             if event & zmq.Event.DISCONNECTED:

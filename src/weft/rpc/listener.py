@@ -57,8 +57,15 @@ class AgentConnection:
     def running(self) -> bool:
         return not self._end.done()
 
-    async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
-                    beat_s: float, place: HostShare = ANYWHERE) -> None:
+    async def start(
+        self,
+        *,
+        factory: str,
+        config: EngineConfig,
+        record: RecordingTarget | None,
+        beat_s: float,
+        place: HostShare = ANYWHERE,
+    ) -> None:
         """A recording is the affair of the server's own machine, and ``place`` that of the joined one."""
         self.started = True
         self.say(link.StartEngine(factory, dataclasses.asdict(config), beat_s))
@@ -150,9 +157,14 @@ class LinkListener:
     """``on_hello`` takes a new connection and gives the number of its replica, or None to drop it;
     ``on_leaving``: its agent wishes to leave."""
 
-    def __init__(self, address: str, keys: link.LinkKeys, *,
-                 on_hello: Callable[[link.Hello, AgentConnection], int | None],
-                 on_leaving: Callable[[AgentConnection], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        keys: link.LinkKeys,
+        *,
+        on_hello: Callable[[link.Hello, AgentConnection], int | None],
+        on_leaving: Callable[[AgentConnection], None],
+    ) -> None:
         self._address = address
         self._keys = keys
         self._on_hello = on_hello
@@ -173,13 +185,13 @@ class LinkListener:
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = self._keys.server.public, self._keys.server.secret
         try:
-            socket.bind(self._address.removesuffix(":0") + ":*" if self._address.endswith(":0")
-                        else self._address)
+            socket.bind(self._address.removesuffix(":0") + ":*" if self._address.endswith(":0") else self._address)
         except zmq.ZMQError as error:
             self._authenticator.stop()
             context.destroy(linger=0)
-            raise ConfigError(f"--listen-engines {self._address.removeprefix('tcp://')}: {error.strerror}",
-                              param="--listen-engines") from None
+            raise ConfigError(
+                f"--listen-engines {self._address.removeprefix('tcp://')}: {error.strerror}", param="--listen-engines"
+            ) from None
         endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(endpoint.rpartition(":")[2])
         self._socket = LoopSocket(socket)
@@ -263,6 +275,8 @@ class LinkListener:
 def refusal_of(hello: link.Hello) -> str | None:
     own = metadata.version("weft")
     if hello.link_version != link.LINK_VERSION or hello.weft_version != own:
-        return (f"{hello.host} runs weft {hello.weft_version} (link {hello.link_version}), and this server "
-                f"runs weft {own} (link {link.LINK_VERSION}); all machines of a fleet need one version")
+        return (
+            f"{hello.host} runs weft {hello.weft_version} (link {hello.link_version}), and this server "
+            f"runs weft {own} (link {link.LINK_VERSION}); all machines of a fleet need one version"
+        )
     return None

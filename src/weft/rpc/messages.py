@@ -162,8 +162,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = (Submit | Flush | GetCacheShape | Sleep | Wake | LoadAdapter | UnloadAdapter | Reset | Follow
-           | Cancel | Stop)
+Command = Submit | Flush | GetCacheShape | Sleep | Wake | LoadAdapter | UnloadAdapter | Reset | Follow | Cancel | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,8 +176,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: WeftError) -> Refusal:
-        return cls(message=error.message, status=error.status, kind=error.kind, param=error.param,
-                   code=error.code)
+        return cls(message=error.message, status=error.status, kind=error.kind, param=error.param, code=error.code)
 
     def as_error(self) -> UserError:
         """A UserError that HTTP and the terminal report as the original would have been."""

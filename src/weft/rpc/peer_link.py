@@ -90,8 +90,9 @@ class PeerLink:
     refused; called by the thread of the link. ``keys``: None where no other machine is reached. Raises
     zmq.ZMQError for a port that is taken."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: str, accept: Accept,
-                 keys: PeerKeys | None = None) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: str, accept: Accept, keys: PeerKeys | None = None
+    ) -> None:
         self._context = context
         self._accept = accept
         self._keys = None if keys is None else LinkKeys.of(keys.token)
@@ -157,8 +158,12 @@ class PeerLink:
         goes_on = True
         while goes_on:
             poller = zmq.Poller()
-            for source in (self._wake_out, *listeners, *(peer.socket for peer in self._peers.values()),
-                           *(peer.monitor for peer in self._peers.values())):
+            for source in (
+                self._wake_out,
+                *listeners,
+                *(peer.socket for peer in self._peers.values()),
+                *(peer.monitor for peer in self._peers.values()),
+            ):
                 poller.register(source, zmq.POLLIN)
             ready = dict(poller.poll(int(_AGAIN_S * 1000) if self._roomless else _LOOK_MS))
             if self._wake_out in ready:
@@ -262,8 +267,11 @@ class PeerLink:
         try:
             if os.fstat(descriptor).st_size < max(1, memory.nbytes):
                 return "records that do not fit together"
-            with (mmap.mmap(descriptor, max(1, memory.nbytes), prot=mmap.PROT_READ) as mapped,
-                  memoryview(mapped) as whole, whole[:memory.nbytes] as content):
+            with (
+                mmap.mmap(descriptor, max(1, memory.nbytes), prot=mmap.PROT_READ) as mapped,
+                memoryview(mapped) as whole,
+                whole[: memory.nbytes] as content,
+            ):
                 return self._accept(parcel, content)
         finally:
             os.close(descriptor)

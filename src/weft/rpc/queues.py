@@ -57,9 +57,12 @@ class AdapterQueue:
             return False
         waiting = sum(len(reading.requests) for reading in self._readings.values())
         if waiting >= self._limit:
-            raise QueueFullError(f"{waiting} requests wait for their adapters to be loaded; the limit is "
-                                 f"{self._limit} (limits.max_queued_requests). Try again later",
-                                 param="limits.max_queued_requests", code="queue_full")
+            raise QueueFullError(
+                f"{waiting} requests wait for their adapters to be loaded; the limit is "
+                f"{self._limit} (limits.max_queued_requests). Try again later",
+                param="limits.max_queued_requests",
+                code="queue_full",
+            )
         self._begun(request.adapter).requests.append(request)
         return True
 
@@ -75,7 +78,7 @@ class AdapterQueue:
                 continue
             try:
                 if not self._pool.keep(reading.read.result()):
-                    continue   # running adapters leave no room yet
+                    continue  # running adapters leave no room yet
             except WeftError as error:
                 del self._readings[digest]
                 yield reading.numbers, reading.requests, error
@@ -101,7 +104,8 @@ class AdapterQueue:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
             reading = self._readings[adapter.digest] = _AdapterRead(
-                adapter, self._thread.submit(self._pool.read, adapter))
+                adapter, self._thread.submit(self._pool.read, adapter)
+            )
         return reading
 
 
@@ -126,9 +130,12 @@ class GrammarQueue:
         if grammar is None or self._grammars.find(grammar) is not None:
             return False
         if len(self._waiting) >= self._limit:
-            raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
-                                 f"limit is {self._limit} (limits.max_queued_requests). Try again later",
-                                 param="limits.max_queued_requests", code="queue_full")
+            raise QueueFullError(
+                f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
+                f"limit is {self._limit} (limits.max_queued_requests). Try again later",
+                param="limits.max_queued_requests",
+                code="queue_full",
+            )
         if grammar not in self._compiling:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="grammars")

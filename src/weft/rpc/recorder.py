@@ -54,8 +54,17 @@ class Recorder:
     """``clock`` is the engine's. Raises ConfigError (``--record``) where the file exists or cannot be
     made."""
 
-    def __init__(self, file: Path, core: EngineCore, *, model: str, snapshots: str, limit_bytes: int,
-                 clock: Callable[[], float], has_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path,
+        core: EngineCore,
+        *,
+        model: str,
+        snapshots: str,
+        limit_bytes: int,
+        clock: Callable[[], float],
+        has_tokens: bool = False,
+    ) -> None:
         self._clock = clock
         self._has_tokens = has_tokens
         self._start_s = clock()
@@ -68,8 +77,7 @@ class Recorder:
         self._lines: queue.Queue[Callable[[], dict[str, Any]] | None] = queue.Queue(_QUEUE_MAX)
         self._fingerprints = Fingerprints(secrets.token_bytes(32))
         self._writer = _Writer(file, limit_bytes)
-        self._writer.write(header_line(
-            model=model, arena=core.memory.plan, sizes=core.sizes, snapshots=snapshots))
+        self._writer.write(header_line(model=model, arena=core.memory.plan, sizes=core.sizes, snapshots=snapshots))
         core.on_step.append(self.stepped)
         self._thread = threading.Thread(target=self._write_lines, name="recorder", daemon=True)
         self._thread.start()
@@ -81,8 +89,7 @@ class Recorder:
         resumption = request.resumption
         answers = dict.fromkeys(range(request.sampling.n), ()) if resumption is None else resumption.answers
         for index, tokens in answers.items():
-            self._open[request.request_id, index] = _Open(request, self._number, now - self._start_s,
-                                                          tokens=[*tokens])
+            self._open[request.request_id, index] = _Open(request, self._number, now - self._start_s, tokens=[*tokens])
             self._number += 1
 
     def cancelled(self, request_id: str, index: int | None) -> None:
@@ -158,14 +165,24 @@ class _Ended:
         computed = len(tokens) - bool(one.tokens)  # the last token is chosen and never computed
         fingerprint = self.fingerprints.of(tokens, request.salt, computed=computed)
         return sequence_line(
-            fingerprint, at_s=one.at_s, number=one.number, input_length=len(request.prompt_tokens),
-            output_length=len(one.tokens), cached=one.cached, salt=self.fingerprints.salt(request.salt),
-            priority=request.priority, boundaries=list(request.boundaries), marks=list(request.marks),
+            fingerprint,
+            at_s=one.at_s,
+            number=one.number,
+            input_length=len(request.prompt_tokens),
+            output_length=len(one.tokens),
+            cached=one.cached,
+            salt=self.fingerprints.salt(request.salt),
+            priority=request.priority,
+            boundaries=list(request.boundaries),
+            marks=list(request.marks),
             # A mean takes no hit either.
-            prompt_logprobs=(request.sampling.prompt_logprobs is not None
-                             or (request.pooling is not None and request.pooling.kind == "mean")),
+            prompt_logprobs=(
+                request.sampling.prompt_logprobs is not None
+                or (request.pooling is not None and request.pooling.kind == "mean")
+            ),
             cancelled_at_s=None if one.tokens else one.cancelled_at_s,
-            tokens=token_text(tokens) if self.has_tokens else "")
+            tokens=token_text(tokens) if self.has_tokens else "",
+        )
 
 
 class _Writer:
@@ -177,11 +194,13 @@ class _Writer:
         self._size = 0
         self._has_failed = False
         try:
-            self._file: FileIO | None = FileIO(
-                path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
+            self._file: FileIO | None = FileIO(path, "xb", opener=lambda path, flags: os.open(path, flags, 0o600))
         except FileExistsError:
-            raise ConfigError(f"--record {path}: the file is there already, and a recording begins a "
-                              "new one: name another, or remove it", param="--record") from None
+            raise ConfigError(
+                f"--record {path}: the file is there already, and a recording begins a "
+                "new one: name another, or remove it",
+                param="--record",
+            ) from None
         except OSError as error:
             raise ConfigError(f"--record {path}: {error.strerror}", param="--record") from None
 
@@ -194,18 +213,20 @@ class _Writer:
         assert self._file is not None
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if len(text) > self._left:
-            _log.warning("--record: %s is full and ends here; limits.record_limit sets how large it may grow",
-                         self._path)
+            _log.warning(
+                "--record: %s is full and ends here; limits.record_limit sets how large it may grow", self._path
+            )
             self.close()
             return False
         try:
             unwritten = memoryview(text)
             while unwritten:
-                unwritten = unwritten[self._file.write(unwritten):]
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError as error:
             if not self._has_failed:
-                _log.warning("--record: %s cannot be written: %s; lines are dropped while this lasts",
-                             self._path, error.strerror)
+                _log.warning(
+                    "--record: %s cannot be written: %s; lines are dropped while this lasts", self._path, error.strerror
+                )
             self._has_failed = True
             with contextlib.suppress(OSError):
                 self._file.truncate(self._size)

@@ -139,9 +139,17 @@ class DeviceArena:
     def layer_caches(self, layer_count: int) -> list[LayerCache]:
         plan = self.plan
         return build_layer_caches(
-            self.buffer, layer_count=layer_count, page_bytes=plan.page_bytes, page_count=plan.page_count,
-            slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count, kv_dtype=plan.kv_dtype,
-            kv_layout=plan.kv_layout, kv_fields=plan.kv_fields, state_fields=plan.state_fields)
+            self.buffer,
+            layer_count=layer_count,
+            page_bytes=plan.page_bytes,
+            page_count=plan.page_count,
+            slot_stride_bytes=plan.slot_stride_bytes,
+            slot_count=plan.slot_count,
+            kv_dtype=plan.kv_dtype,
+            kv_layout=plan.kv_layout,
+            kv_fields=plan.kv_fields,
+            state_fields=plan.state_fields,
+        )
 
     def perform(self, kind: WorkKind, ids: Items) -> None:
         """One kind of a step's arena work; ``ids`` has the form that ``WorkKind`` says."""
@@ -179,8 +187,9 @@ class DeviceArena:
                 written.append(frame)
         if written:
             self._fill(written if self._host is not None else frames, self.plan.frame_bytes, 0)
-# On a CPU zeros over zeros would bring every page of the frame at once, in the middle of a step. On a GPU the
-# ids are on the device already: all frames are zeroed, if one was used.
+
+    # On a CPU zeros over zeros would bring every page of the frame at once, in the middle of a step. On a GPU the
+    # ids are on the device already: all frames are zeroed, if one was used.
 
     def fill(self, items: Items, stride_bytes: int, byte: int) -> None:
         """Frames, pages or slots, by their size. A fill writes where no plan has been: no frame counts as
@@ -226,8 +235,9 @@ class DeviceArena:
 
         if self._compressed_kv_table is None:
             self._compressed_kv_table = kv_kernels.BlockTable(self.plan, self.buffer.device)
-        kv_kernels.compress(self.buffer, self.plan, self._compressed_kv_table, records_K4, room=self._room,
-                            restore=restore)
+        kv_kernels.compress(
+            self.buffer, self.plan, self._compressed_kv_table, records_K4, room=self._room, restore=restore
+        )
 
     def _compress(self, states: Items, *, restore: bool) -> None:
         host = _on_host(states)
@@ -257,12 +267,14 @@ class DeviceArena:
         if gpu.fits(words):
             from weft.runner import arena_kernels
 
-            arena_kernels.copy(words, from_K, to_K, stride_bytes // WORD_BYTES,
-                               room=self._room if np.isin(to, from_).any() else None)
+            arena_kernels.copy(
+                words, from_K, to_K, stride_bytes // WORD_BYTES, room=self._room if np.isin(to, from_).any() else None
+            )
             return
         by_item = words.view(items, stride_bytes // WORD_BYTES)
         by_item.index_copy_(0, to_K, by_item.index_select(0, from_K))
-# All sources are read before any is written: a batch may move a into b and b into c.
+
+    # All sources are read before any is written: a batch may move a into b and b into c.
 
     def _fill(self, items: Items, stride_bytes: int, byte: int) -> None:
         filled = _on_host(items).tolist()
@@ -273,8 +285,7 @@ class DeviceArena:
         if gpu.fits(self.buffer):
             from weft.runner import arena_kernels
 
-            arena_kernels.fill(self.buffer.view(torch.int64), self._on_device(items),
-                               stride_bytes // WORD_BYTES, byte)
+            arena_kernels.fill(self.buffer.view(torch.int64), self._on_device(items), stride_bytes // WORD_BYTES, byte)
             return
         target = self.buffer if self._host is None else self._host
         for item in filled:

@@ -53,8 +53,17 @@ def _fill_kernel(words, items, value, item_words, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize_on_alignment=["source_items", "target_items"])
-def _copy_kernel(sources, source_items, targets, target_items, item_words, words,
-                 FROM_SCRATCH: tl.constexpr, TO_SCRATCH: tl.constexpr, BLOCK: tl.constexpr):
+def _copy_kernel(
+    sources,
+    source_items,
+    targets,
+    target_items,
+    item_words,
+    words,
+    FROM_SCRATCH: tl.constexpr,
+    TO_SCRATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     number = tl.program_id(0)
     source = number.to(tl.int64) if FROM_SCRATCH else tl.load(source_items + number).to(tl.int64)
     target = number.to(tl.int64) if TO_SCRATCH else tl.load(target_items + number).to(tl.int64)
@@ -87,9 +96,20 @@ def _compressed_address(pages, offset, page_bytes, inside):
 
 
 @triton.jit
-def _compress_kernel(arena, states, states_stride, pieces, page_bytes, slot_bytes, STATE: tl.constexpr,
-                 UNIT: tl.constexpr, UNIT_BYTES: tl.constexpr, RESTORE: tl.constexpr, ROWS: tl.constexpr,
-                 COLUMNS: tl.constexpr):
+def _compress_kernel(
+    arena,
+    states,
+    states_stride,
+    pieces,
+    page_bytes,
+    slot_bytes,
+    STATE: tl.constexpr,
+    UNIT: tl.constexpr,
+    UNIT_BYTES: tl.constexpr,
+    RESTORE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     state = states + tl.program_id(1).to(tl.int64) * states_stride
     slot = tl.load(state).to(tl.int64)
     pages = state + 1
@@ -138,8 +158,9 @@ def fill(words: torch.Tensor, items: torch.Tensor, item_words: int, byte: int) -
     launch(_fill_kernel, grid)(words, items, value, item_words, BLOCK=BLOCK_WORDS)
 
 
-def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item_words: int, *,
-         room: torch.Tensor | None) -> None:
+def copy(
+    words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item_words: int, *, room: torch.Tensor | None
+) -> None:
     """Item ``sources[k]`` to item ``targets[k]``, all read before one is written. ``room``: int64, for what
     is held meanwhile; a larger one is made where it has not ``UNIT_WORDS`` for each item. None: no target is
     also a source."""
@@ -156,11 +177,20 @@ def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item
         _copied(room, sources, some, targets, item_words, piece, FROM_SCRATCH=True)
 
 
-def _copied(of: torch.Tensor, sources: torch.Tensor, to: torch.Tensor, targets: torch.Tensor, item_words: int,
-            words: int, *, FROM_SCRATCH: bool = False, TO_SCRATCH: bool = False) -> None:
+def _copied(
+    of: torch.Tensor,
+    sources: torch.Tensor,
+    to: torch.Tensor,
+    targets: torch.Tensor,
+    item_words: int,
+    words: int,
+    *,
+    FROM_SCRATCH: bool = False,
+    TO_SCRATCH: bool = False,
+) -> None:
     launch(_copy_kernel, (sources.numel(), triton.cdiv(words, BLOCK_WORDS)))(
-        of, sources, to, targets, item_words, words, FROM_SCRATCH=FROM_SCRATCH, TO_SCRATCH=TO_SCRATCH,
-        BLOCK=BLOCK_WORDS)
+        of, sources, to, targets, item_words, words, FROM_SCRATCH=FROM_SCRATCH, TO_SCRATCH=TO_SCRATCH, BLOCK=BLOCK_WORDS
+    )
 
 
 class CompressionTable:
@@ -169,16 +199,18 @@ class CompressionTable:
     columns."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
-        coded = [compressed for compressed in plan.compressed_fields
-                 if compressed.scale_offset_bytes is not None]
+        coded = [compressed for compressed in plan.compressed_fields if compressed.scale_offset_bytes is not None]
         dtypes = {compressed.field.dtype for compressed in coded}
         assert len(dtypes) <= 1, "accumulators of one model have one dtype"
         self.state_dtype = dtypes.pop() if dtypes else "float32"
         widest = max((compressed.field.shape[-1] for compressed in coded), default=1)
         self.columns = max(16, triton.next_power_of_2(widest))
         self.rows = max(1, PIECE_NUMBERS // self.columns)
-        plain = [_field_bytes(compressed.field.shape, compressed.field.dtype)
-                 for compressed in plan.compressed_fields if compressed.scale_offset_bytes is None]
+        plain = [
+            _field_bytes(compressed.field.shape, compressed.field.dtype)
+            for compressed in plan.compressed_fields
+            if compressed.scale_offset_bytes is None
+        ]
         self.unit_bytes = 4 if all(size % 4 == 0 for size in plain) else 1
         self.pieces = torch.from_numpy(self._cut(plan)).to(device)
 
@@ -200,9 +232,18 @@ class CompressionTable:
                 slot_step, compressed_step = width * _ITEM_BYTES[field.dtype], width
                 scale_at = scales_at + first * 4
                 count = np.minimum(self.rows, rows - first)
-            pieces.append(np.stack([field.offset_bytes + first * slot_step,
-                                   compressed.offset_bytes + first * compressed_step, scale_at, count,
-                                   np.full(len(first), width)], axis=1))
+            pieces.append(
+                np.stack(
+                    [
+                        field.offset_bytes + first * slot_step,
+                        compressed.offset_bytes + first * compressed_step,
+                        scale_at,
+                        count,
+                        np.full(len(first), width),
+                    ],
+                    axis=1,
+                )
+            )
         return np.concatenate(pieces).astype(np.int64)
 
 
@@ -213,12 +254,23 @@ def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(shape)) * _ITEM_BYTES[dtype]
 
 
-def compress(arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, states: torch.Tensor, *,
-         restore: bool) -> None:
+def compress(
+    arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, states: torch.Tensor, *, restore: bool
+) -> None:
     """``states`` (int64 [k, 1 + pages]): slots, and the pages of their compressed form. ``arena``: uint8,
     all of it."""
     grid = (table.pieces.shape[0], states.shape[0])
     launch(_compress_kernel, grid)(
-        arena, states, states.stride(0), table.pieces, plan.page_bytes, plan.slot_stride_bytes,
-        STATE=_TL_TYPES[table.state_dtype], UNIT=tl.int32 if table.unit_bytes == 4 else tl.int8,
-        UNIT_BYTES=table.unit_bytes, RESTORE=restore, ROWS=table.rows, COLUMNS=table.columns)
+        arena,
+        states,
+        states.stride(0),
+        table.pieces,
+        plan.page_bytes,
+        plan.slot_stride_bytes,
+        STATE=_TL_TYPES[table.state_dtype],
+        UNIT=tl.int32 if table.unit_bytes == 4 else tl.int8,
+        UNIT_BYTES=table.unit_bytes,
+        RESTORE=restore,
+        ROWS=table.rows,
+        COLUMNS=table.columns,
+    )

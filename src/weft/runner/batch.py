@@ -99,7 +99,8 @@ class StepBatch:
         inputs, index_X = self.inputs, self.sample_index_X
         # Asking a tensor for its rows costs 10 to 40 us after kernels that empty the caches.
         if isinstance(inputs, StepInputs) and (
-                inputs.asked is not None or (index_X is None and not inputs.runs.padded)):
+            inputs.asked is not None or (index_X is None and not inputs.runs.padded)
+        ):
             return hidden
         if index_X is not None:
             return hidden[index_X]
@@ -277,14 +278,28 @@ class BatchBuilder:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
                 return _Padding(width - decodes, graphed=True)
-        elif self.mixed_shapes and text_only and (
-                plan.verify_runs.stop == plan.run_count if plan.verify_count else plan.mtp_drafts is None):
+        elif (
+            self.mixed_shapes
+            and text_only
+            and (plan.verify_runs.stop == plan.run_count if plan.verify_count else plan.mtp_drafts is None)
+        ):
             prompts = plan.lengths[decodes:].tolist()
-            shape = next((shape for shape in self.mixed_shapes if shape.holds(
-                decodes, prompts, len(plan.taps), verify_runs=plan.verify_count > 0)), None)
+            shape = next(
+                (
+                    shape
+                    for shape in self.mixed_shapes
+                    if shape.holds(decodes, prompts, len(plan.taps), verify_runs=plan.verify_count > 0)
+                ),
+                None,
+            )
             if shape is not None:
-                return _Padding(shape.decodes - decodes, True, shape, shape.prompts + 1 - len(prompts),
-                                shape.tokens - shape.decodes - sum(prompts))
+                return _Padding(
+                    shape.decodes - decodes,
+                    True,
+                    shape,
+                    shape.prompts + 1 - len(prompts),
+                    shape.tokens - shape.decodes - sum(prompts),
+                )
         return _Padding(max(0, self._pad_decode_to - decodes))
 
     def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _StagedRuns | None:
@@ -307,8 +322,9 @@ class BatchBuilder:
         places = np.arange(token_count) if behind_runs else self._places[:token_count]
         offsets = places if decodes_alone else lengths.cumsum() - lengths
         shape = padding.shape
-        flat = self.rows.staging.take(2 * stride_of(token_count) + 4 * stride_of(run_count) if shape is None
-                                      else shape.block_numbers)
+        flat = self.rows.staging.take(
+            2 * stride_of(token_count) + 4 * stride_of(run_count) if shape is None else shape.block_numbers
+        )
         (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
         starts[:] = _with_pads(plan.starts, decodes, pads, PAD, behind_runs)
         slots[:] = _with_pads(plan.slots, decodes, pads, PAD, behind_runs)
@@ -322,42 +338,62 @@ class BatchBuilder:
             np.add(np.repeat(starts - offsets, lengths), places, out=positions)
             positions[token_count - padding.tokens :] = PAD
         fresh = _with_pads(plan.fresh, decodes, pads, False, behind_runs).tolist()
-        taps = tuple(TapPoint(tap.run + (pads if tap.run >= decodes else 0),
-                              tap.position - int(plan.starts[tap.run]), tap.slot) for tap in plan.taps)
+        taps = tuple(
+            TapPoint(tap.run + (pads if tap.run >= decodes else 0), tap.position - int(plan.starts[tap.run]), tap.slot)
+            for tap in plan.taps
+        )
         runs_table = None
         if shape is not None or (not padding.graphed and gpu.fits(self.rows.table)):
             packed, chunk_count = device_runs.pack_lists(
-                offsets.tolist(), starts.tolist(), lengths.tolist(), fresh, decodes + pads, taps,
-                0 if shape is None else shape.chunks)
+                offsets.tolist(),
+                starts.tolist(),
+                lengths.tolist(),
+                fresh,
+                decodes + pads,
+                taps,
+                0 if shape is None else shape.chunks,
+            )
             if shape is None:
                 runs_table = self.rows.staging.add(packed), chunk_count
             else:
                 fill_tables(flat.host, packed)
-        sampling, sample_runs, positions = self._stage_sampling(plan, sampler, pads, offsets, lengths,
-                                                                contexts)
+        sampling, sample_runs, positions = self._stage_sampling(plan, sampler, pads, offsets, lengths, contexts)
         adapters = self._step_adapters(plan, pads, lengths, sample_runs)
         return _StagedRuns(
-            plan, padding, offsets, lengths, fresh, taps, flat,
-            unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
-            sample_positions=positions, runs_table=runs_table,
+            plan,
+            padding,
+            offsets,
+            lengths,
+            fresh,
+            taps,
+            flat,
+            unknown=bool((tokens[:decodes] == PAD).any()),
+            sampling=sampling,
+            sample_runs=sample_runs,
+            sample_positions=positions,
+            runs_table=runs_table,
             # prefills stand behind the decodes
             embedded=None if embedded is None else (self.rows.staging.add(embedded[0] + pads), embedded[1]),
             turns=turns,
-            following=tuple(self.rows.staging.add(self._following(plan, run))
-                            for run in plan.prompt_logprob_runs),
+            following=tuple(self.rows.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs),
             adapters=adapters,
-            adapter_rows=self._stage_adapters(adapters, token_count if padding.graphed else 0))
+            adapter_rows=self._stage_adapters(adapters, token_count if padding.graphed else 0),
+        )
 
     def _stage_adapters(self, adapters: StepAdapters | None, graphed: int) -> dict[int, Staged]:
         """By count of rows; ``graphed`` rows are those of a graph."""
         if adapters is None or self.active is None:
             return {}
-        return {count: self.rows.staging.add(groups.in_blocks(
-            self.active.lines, most_blocks(count) if count == graphed else None))
-            for count, groups in adapters.by_count.items()}
+        return {
+            count: self.rows.staging.add(
+                groups.in_blocks(self.active.lines, most_blocks(count) if count == graphed else None)
+            )
+            for count, groups in adapters.by_count.items()
+        }
 
-    def _stage_sampling(self, plan: StepPlan, sampler: Sampler, pads: int, offsets: Int64s, lengths: Int64s,
-                        contexts: Int64s) -> tuple[Staged, Int64s, Int64s]:
+    def _stage_sampling(
+        self, plan: StepPlan, sampler: Sampler, pads: int, offsets: Int64s, lengths: Int64s, contexts: Int64s
+    ) -> tuple[Staged, Int64s, Int64s]:
         """``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``."""
         sample_runs, behind = _sampled(plan)
         in_batch = sample_runs + np.where(sample_runs >= plan.decode_count, pads, 0)
@@ -365,7 +401,7 @@ class BatchBuilder:
         sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - behind
         sampling.host[1] = plan.rows[sample_runs]
         positions = contexts[in_batch] - behind
-        if not plan.verify_count:   # verify runs choose their tokens one by one
+        if not plan.verify_count:  # verify runs choose their tokens one by one
             sampler.stage(self.rows.staging, sampling.host[1], positions)
         return sampling, sample_runs, positions
 
@@ -374,26 +410,27 @@ class BatchBuilder:
         memory."""
         if self._steady is not None:
             assert self._steady.step == plan.step, "the plan was not applied"
-            return StepBatch(self._steady.inputs(), self._steady.runs, self._steady.rows,
-                             self._steady.contexts, None, None)
+            return StepBatch(
+                self._steady.inputs(), self._steady.runs, self._steady.rows, self._steady.contexts, None, None
+            )
         steady = self._steady_block
         if steady is not None and steady.step == plan.step:
             return StepBatch(steady.block(), steady.runs, steady.rows, steady.contexts, None, steady.rows_R())
         staged = self._staged
         assert staged is not None, "there is nothing to compute"
         assert staged.plan.step == plan.step, "the plan was not applied"
-        first = len(staged.sample_runs) == plan.decode_count == plan.run_count   # pads stand behind them
+        first = len(staged.sample_runs) == plan.decode_count == plan.run_count  # pads stand behind them
         return StepBatch(
             inputs=self._block(staged) if staged.padding.graphed else self._inputs(staged),
-            head_inputs=(self._inputs(staged) if staged.padding.graphed and plan.mtp_drafts is not None
-                         else None),
+            head_inputs=(self._inputs(staged) if staged.padding.graphed and plan.mtp_drafts is not None else None),
             sample_runs=staged.sample_runs,
             sample_rows=plan.rows[staged.sample_runs].astype(np.int64),
             sample_positions=staged.sample_positions,
             sample_index_X=None if first else staged.sampling.device[0],
             sample_rows_X=staged.sampling.device[1],
             prompt_spans=tuple(self._prompt_spans(staged)),
-            pooled_spans=tuple(self._pooled_spans(staged)))
+            pooled_spans=tuple(self._pooled_spans(staged)),
+        )
 
     def _block(self, staged: _StagedRuns) -> DecodeBlock | MixedBlock:
         if staged.padding.shape is not None:
@@ -406,18 +443,29 @@ class BatchBuilder:
         run_count, token_count = len(staged.lengths), staged.token_count
         fields = [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = (
-            field[:count] for field, count in zip(
-                torch.split(staged.flat.device[: sum(fields)], fields),
-                [token_count] * 2 + [run_count] * 4, strict=True))
+            field[:count]
+            for field, count in zip(
+                torch.split(staged.flat.device[: sum(fields)], fields), [token_count] * 2 + [run_count] * 4, strict=True
+            )
+        )
         _, (starts, slots, contexts, _) = _fields(staged.flat.host, token_count, run_count)
         pages_used = max(1, ceil_div(int(contexts.max(initial=0)), PAGE_TOKENS))
         runs = Runs(
-            offsets=staged.offsets.tolist(), starts=starts.tolist(), lengths=staged.lengths.tolist(),
-            slots=slots.tolist(), fresh=staged.fresh, decode_count=staged.plan.decode_count + staged.pads,
-            starts_R=starts_R, slots_R=slots_R, context_R=context_R,
-            page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R), taps=staged.taps,
-            verify_count=staged.plan.verify_count, log=_log(staged),
-            padded=staged.pads > 0 or gpu.fits(self.rows.table))
+            offsets=staged.offsets.tolist(),
+            starts=starts.tolist(),
+            lengths=staged.lengths.tolist(),
+            slots=slots.tolist(),
+            fresh=staged.fresh,
+            decode_count=staged.plan.decode_count + staged.pads,
+            starts_R=starts_R,
+            slots_R=slots_R,
+            context_R=context_R,
+            page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R),
+            taps=staged.taps,
+            verify_count=staged.plan.verify_count,
+            log=_log(staged),
+            padded=staged.pads > 0 or gpu.fits(self.rows.table),
+        )
         if staged.runs_table is not None:
             flat, chunk_count = staged.runs_table
             device_runs.remember(runs, flat.device, chunk_count)
@@ -425,12 +473,17 @@ class BatchBuilder:
             decodes = staged.plan.decode_count
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
-        return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count),
-                          _with_device_rows(staged), _embedded(staged),
-                          None if staged.turns is None else staged.turns.device)
+        return StepInputs(
+            tokens_T,
+            positions_T,
+            runs,
+            self._asked(staged, token_count),
+            _with_device_rows(staged),
+            _embedded(staged),
+            None if staged.turns is None else staged.turns.device,
+        )
 
-    def _step_adapters(self, plan: StepPlan, pads: int, lengths: Int64s,
-                       sample_runs: Int64s) -> StepAdapters | None:
+    def _step_adapters(self, plan: StepPlan, pads: int, lengths: Int64s, sample_runs: Int64s) -> StepAdapters | None:
         digests, decodes = self.adapters_of(plan), plan.decode_count
         if not any(digests):
             return None
@@ -442,9 +495,13 @@ class BatchBuilder:
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
         """The rows whose output is needed; None if it is needed for all, as for prompt logprobs, pooled
         prompts, verify runs and the model's own head."""
-        if (len(staged.sample_runs) == token_count or staged.plan.verify_count
-                or staged.plan.prompt_logprob_runs or staged.plan.pooled_runs
-                or staged.plan.mtp_drafts is not None):
+        if (
+            len(staged.sample_runs) == token_count
+            or staged.plan.verify_count
+            or staged.plan.prompt_logprob_runs
+            or staged.plan.pooled_runs
+            or staged.plan.mtp_drafts is not None
+        ):
             return None
         decodes = staged.plan.decode_count
         runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
@@ -462,13 +519,15 @@ class BatchBuilder:
             spans.append(PromptSpan(run, first, following.device, self._prompts[int(plan.rows[run])][1]))
         return spans
 
-
     def _pooled_spans(self, staged: _StagedRuns) -> list[PooledSpan]:
         plan, spans = staged.plan, []
         for run in plan.pooled_runs:
-            first = int(staged.offsets[run + staged.pads])   # prefills stand behind the decodes
-            spans.append(PooledSpan(run, first, first + int(plan.lengths[run]), int(plan.starts[run]),
-                                    self._pooled[int(plan.rows[run])]))
+            first = int(staged.offsets[run + staged.pads])  # prefills stand behind the decodes
+            spans.append(
+                PooledSpan(
+                    run, first, first + int(plan.lengths[run]), int(plan.starts[run]), self._pooled[int(plan.rows[run])]
+                )
+            )
         return spans
 
 
@@ -509,12 +568,15 @@ def _log(staged: _StagedRuns) -> ReplayLog | None:
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:
     """tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
     tokens, runs = stride_of(token_count), stride_of(run_count)
-    return (flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
-            flat[2 * tokens : 2 * tokens + 4 * runs].reshape(4, runs)[:, :run_count])
+    return (
+        flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
+        flat[2 * tokens : 2 * tokens + 4 * runs].reshape(4, runs)[:, :run_count],
+    )
 
 
-def _with_pads(values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool, behind: int = 0,
-               last: int | None = None) -> npt.NDArray[Item]:
+def _with_pads(
+    values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool, behind: int = 0, last: int | None = None
+) -> npt.NDArray[Item]:
     """``values`` with ``pads`` entries of ``value`` behind the first ``decodes``, and ``behind`` entries of
     ``last``, or of ``value`` again, at the end."""
     padded = np.insert(values, decodes, [value] * pads) if pads else values

@@ -59,11 +59,12 @@ def restore_states(buffer: torch.Tensor, plan: ArenaPlan, state_restores: torch.
             state.index_copy_(0, slots_K, wide_K)
 
 
-def _state_groups(buffer: torch.Tensor, plan: ArenaPlan,
-            rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _state_groups(
+    buffer: torch.Tensor, plan: ArenaPlan, rows: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Slots int64 [g], pages int64 [g, p] and staging memory uint8 [g x compressed bytes], g few at once."""
     for first in range(0, len(rows), STATES_AT_ONCE):
-        group = rows[first:first + STATES_AT_ONCE]
+        group = rows[first : first + STATES_AT_ONCE]
         staging = torch.empty(len(group) * plan.compressed_bytes, dtype=torch.uint8, device=buffer.device)
         yield group[:, 0], group[:, 1:], staging
 
@@ -74,15 +75,35 @@ def _fields(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
     for compressed in plan.compressed_fields:
         field = compressed.field
         dtype = DTYPES[field.dtype]
-        state = state_view(buffer, slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count,
-                           offset_bytes=field.offset_bytes, shape=field.shape, dtype=dtype)
+        state = state_view(
+            buffer,
+            slot_stride_bytes=plan.slot_stride_bytes,
+            slot_count=plan.slot_count,
+            offset_bytes=field.offset_bytes,
+            shape=field.shape,
+            dtype=dtype,
+        )
         coded = compressed.scale_offset_bytes is not None
-        staged = strided_view(staging, count=count, stride_bytes=plan.compressed_bytes,
-                              offset_bytes=compressed.offset_bytes, shape=field.shape,
-                              dtype=torch.int8 if coded else dtype)
-        scales = None if compressed.scale_offset_bytes is None else strided_view(
-            staging, count=count, stride_bytes=plan.compressed_bytes,
-            offset_bytes=compressed.scale_offset_bytes, shape=field.shape[:-1], dtype=torch.float32)
+        staged = strided_view(
+            staging,
+            count=count,
+            stride_bytes=plan.compressed_bytes,
+            offset_bytes=compressed.offset_bytes,
+            shape=field.shape,
+            dtype=torch.int8 if coded else dtype,
+        )
+        scales = (
+            None
+            if compressed.scale_offset_bytes is None
+            else strided_view(
+                staging,
+                count=count,
+                stride_bytes=plan.compressed_bytes,
+                offset_bytes=compressed.scale_offset_bytes,
+                shape=field.shape[:-1],
+                dtype=torch.float32,
+            )
+        )
         yield state, staged, scales
 
 
@@ -141,10 +162,11 @@ def restore_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> 
             block.decode(rows[:, 0])
 
 
-def _page_groups(buffer: torch.Tensor, plan: ArenaPlan,
-            records: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _page_groups(
+    buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for first in range(0, len(records), PAGES_AT_ONCE):
-        rows = records[first:first + PAGES_AT_ONCE]
+        rows = records[first : first + PAGES_AT_ONCE]
         yield rows, torch.zeros(len(rows) * plan.compressed_kv_bytes, dtype=torch.uint8, device=buffer.device)
 
 
@@ -154,21 +176,38 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
     nibbles = plan.compressed_kv_dtype == "int4"
     for compressed in plan.compressed_kv_fields:
         field = compressed.field
-        views = kv_views(buffer, page_bytes=plan.page_bytes, page_count=plan.page_count,
-                         k_offset_bytes=field.k_offset_bytes, v_offset_bytes=field.v_offset_bytes,
-                         kv_heads=field.kv_heads, head_dim=field.head_dim, dtype=DTYPES[plan.kv_dtype],
-                         layout=plan.kv_layout)
+        views = kv_views(
+            buffer,
+            page_bytes=plan.page_bytes,
+            page_count=plan.page_count,
+            k_offset_bytes=field.k_offset_bytes,
+            v_offset_bytes=field.v_offset_bytes,
+            kv_heads=field.kv_heads,
+            head_dim=field.head_dim,
+            dtype=DTYPES[plan.kv_dtype],
+            layout=plan.kv_layout,
+        )
         heads, at, scales_at = field.kv_heads, compressed.offset_bytes, compressed.scale_offset_bytes
         for block, is_k in zip(views, (True, False), strict=True):
             if block is None:
                 continue
             rows, width = (field.head_dim, PAGE_TOKENS) if is_k and nibbles else (PAGE_TOKENS, field.head_dim)
-            codes = strided_view(staging, count=count, stride_bytes=record_bytes, offset_bytes=at,
-                                 shape=(heads, rows, width // 2) if nibbles else block.shape[1:],
-                                 dtype=torch.uint8 if nibbles else torch.int8)
-            scales = strided_view(staging, count=count, stride_bytes=record_bytes, offset_bytes=scales_at,
-                                  shape=(heads, rows, 2) if nibbles else (heads, rows),
-                                  dtype=torch.bfloat16 if nibbles else torch.float32)
+            codes = strided_view(
+                staging,
+                count=count,
+                stride_bytes=record_bytes,
+                offset_bytes=at,
+                shape=(heads, rows, width // 2) if nibbles else block.shape[1:],
+                dtype=torch.uint8 if nibbles else torch.int8,
+            )
+            scales = strided_view(
+                staging,
+                count=count,
+                stride_bytes=record_bytes,
+                offset_bytes=scales_at,
+                shape=(heads, rows, 2) if nibbles else (heads, rows),
+                dtype=torch.bfloat16 if nibbles else torch.float32,
+            )
             yield Block(block, codes, scales, is_k)
             at += codes[0].numel()
             scales_at += heads * rows * COMPRESSED_SCALE_BYTES

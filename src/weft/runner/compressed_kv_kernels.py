@@ -37,8 +37,18 @@ _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float
 
 
 @triton.jit(do_not_specialize_on_alignment=["records"])
-def _code_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
-                 TOKENS: tl.constexpr, CHANNELS: tl.constexpr, RESTORE: tl.constexpr):
+def _code_kernel(
+    arena,
+    records,
+    scratch,
+    blocks,
+    page_bytes,
+    record_bytes,
+    NUMBER: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    RESTORE: tl.constexpr,
+):
     """``blocks`` int64 [b, 4]: offset in the page, of codes, of scales in the record, channels."""
     number = tl.program_id(1).to(tl.int64)
     page = tl.load(records + number * 4).to(tl.int64)
@@ -73,9 +83,20 @@ def _in_bfloat16(wide):
 
 
 @triton.jit(do_not_specialize_on_alignment=["records"])
-def _nibble_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
-                   TOKENS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, AS_K: tl.constexpr,
-                   RESTORE: tl.constexpr):
+def _nibble_kernel(
+    arena,
+    records,
+    scratch,
+    blocks,
+    page_bytes,
+    record_bytes,
+    NUMBER: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    AS_K: tl.constexpr,
+    RESTORE: tl.constexpr,
+):
     """``blocks`` as for ``_code_kernel``, all of K or all of V. A tile has the ROWS of a head by the PAIRS of
     numbers that share a byte, first and second."""
     number = tl.program_id(1).to(tl.int64)
@@ -134,8 +155,7 @@ def _nibble_of(above_RP, step_RP):
 
 
 @triton.jit(do_not_specialize_on_alignment=["records"])
-def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.constexpr,
-                  BLOCK: tl.constexpr):
+def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.constexpr, BLOCK: tl.constexpr):
     number = tl.program_id(1).to(tl.int64)
     record = records + number * 4
     first, last = tl.load(record + 1).to(tl.int64), tl.load(record + 2).to(tl.int64)
@@ -170,52 +190,65 @@ class BlockTable:
                     assert offset is not None
                     scales_at = field.kv_heads * scales[0] * block + head * scales[block]
                     codes_at = (block * field.kv_heads + head) * size // (2 if nibbles else 1)
-                    rows.append((offset + head * size * ITEM_BYTES[plan.kv_dtype],
-                                 compressed.offset_bytes + codes_at,
-                                 compressed.scale_offset_bytes + scales_at * COMPRESSED_SCALE_BYTES,
-                                 field.head_dim))
+                    rows.append(
+                        (
+                            offset + head * size * ITEM_BYTES[plan.kv_dtype],
+                            compressed.offset_bytes + codes_at,
+                            compressed.scale_offset_bytes + scales_at * COMPRESSED_SCALE_BYTES,
+                            field.head_dim,
+                        )
+                    )
             if block == 0:
                 self.k_rows = len(rows)
         self.channels = triton.next_power_of_2(max(row[3] for row in rows))
         self.rows = torch.tensor(rows, dtype=torch.int64, device=device)
 
 
-def compress(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *,
-             room: torch.Tensor, restore: bool) -> None:
+def compress(
+    arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *, room: torch.Tensor, restore: bool
+) -> None:
     """``records`` int64 [k, 4], as for ``compressed``. ``arena``: uint8, all of it. ``room``: int64, for
     records on their way; a larger one is made where it has not space for one."""
     words, record_bytes = arena.view(torch.int64), plan.compressed_kv_bytes
     record_words = record_bytes // WORD_BYTES
     if room.numel() < record_words:
-        room = torch.empty(min(len(records), PAGES_AT_ONCE) * record_words, dtype=torch.int64,
-                           device=arena.device)
+        room = torch.empty(min(len(records), PAGES_AT_ONCE) * record_words, dtype=torch.int64, device=arena.device)
     at_once = min(room.numel() // record_words, PAGES_AT_ONCE)
     for first in range(0, len(records), at_once):
-        rows = records[first:first + at_once]
-        scratch = room[:len(rows) * record_words]
+        rows = records[first : first + at_once]
+        scratch = room[: len(rows) * record_words]
         if not restore:
             _code(arena, plan, table, rows, scratch, restore=False)
         launch(_place_kernel, (triton.cdiv(record_bytes // WORD_BYTES, BLOCK_WORDS), len(rows)))(
-            words, rows, scratch, plan.page_bytes // WORD_BYTES, record_bytes // WORD_BYTES, GATHER=restore,
-            BLOCK=BLOCK_WORDS)
+            words,
+            rows,
+            scratch,
+            plan.page_bytes // WORD_BYTES,
+            record_bytes // WORD_BYTES,
+            GATHER=restore,
+            BLOCK=BLOCK_WORDS,
+        )
         if restore:
             _code(arena, plan, table, rows, scratch, restore=True)
 
 
-def _code(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.Tensor, scratch: torch.Tensor,
-          *, restore: bool) -> None:
+def _code(
+    arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.Tensor, scratch: torch.Tensor, *, restore: bool
+) -> None:
     """Between the pages of ``rows`` and the records in ``scratch``."""
     staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.compressed_kv_bytes)
     kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "TOKENS": PAGE_TOKENS, "RESTORE": restore}
     if plan.compressed_kv_dtype == "int8":
         launch(_code_kernel, (len(table.rows), len(rows)))(
-            arena, rows, staged, table.rows, *form, CHANNELS=table.channels, **kinds)
+            arena, rows, staged, table.rows, *form, CHANNELS=table.channels, **kinds
+        )
         return
-    for blocks, as_k in ((table.rows[:table.k_rows], True), (table.rows[table.k_rows:], False)):
+    for blocks, as_k in ((table.rows[: table.k_rows], True), (table.rows[table.k_rows :], False)):
         if len(blocks):
             tile = nibble_tile(table.channels, as_k=as_k)
             launch(_nibble_kernel, (len(blocks), len(rows)))(
-                arena, rows, staged, blocks, *form, AS_K=as_k, **tile, **kinds)
+                arena, rows, staged, blocks, *form, AS_K=as_k, **tile, **kinds
+            )
 
 
 def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:

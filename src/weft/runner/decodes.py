@@ -49,11 +49,12 @@ class SteadyDecodes:
         self._slots = plan.slots.tolist()
         self._tokens, self._starts, self.contexts = np.empty((3, count), np.int64)
         self._tokens_T, self._starts_R, self._context_R, self._slots_R = map(
-            torch.from_numpy, (self._tokens, self._starts, self.contexts, plan.slots.astype(np.int64)))
+            torch.from_numpy, (self._tokens, self._starts, self.contexts, plan.slots.astype(np.int64))
+        )
         self._table = np.concatenate((table[self.rows], table[:1]))
         self._table_RP = torch.from_numpy(self._table[:count])
         self._pages, self._page_table_RP = 0, self._table_RP
-        self._run_of_row = np.full(len(table), count)   # the last line of the table is of rows with no run
+        self._run_of_row = np.full(len(table), count)  # the last line of the table is of rows with no run
         self._run_of_row[self.rows] = self.runs
         self.step = -1
         """Of the plan that the inputs are of."""
@@ -98,10 +99,19 @@ class SteadyDecodes:
         pages = ceil_div(max(self._host_starts) + 1, PAGE_TOKENS)
         if pages != self._pages:
             self._pages, self._page_table_RP = pages, self._table_RP[:, :pages]
-        runs = Runs(self._offsets, list(self._host_starts), self._lengths, self._slots, self._fresh,
-                    len(self._offsets), self._starts_R, self._slots_R, self._context_R, self._page_table_RP)
-        return StepInputs(self._tokens_T, self._starts_R, runs, adapters=self.adapters,
-                          turns=self._turns_T)
+        runs = Runs(
+            self._offsets,
+            list(self._host_starts),
+            self._lengths,
+            self._slots,
+            self._fresh,
+            len(self._offsets),
+            self._starts_R,
+            self._slots_R,
+            self._context_R,
+            self._page_table_RP,
+        )
+        return StepInputs(self._tokens_T, self._starts_R, runs, adapters=self.adapters, turns=self._turns_T)
 
 
 class SteadyBlock:
@@ -126,7 +136,8 @@ class SteadyBlock:
     def goes_on(self, plan: StepPlan) -> bool:
         """Whether ``plan`` is a step of the same decodes, in the same graph."""
         return plan.mtp_drafts is None and all(
-            one is other for one, other in zip(self._same, _what_stays(plan), strict=True))
+            one is other for one, other in zip(self._same, _what_stays(plan), strict=True)
+        )
 
     def stage(self, plan: StepPlan, staging: Staging) -> None:
         self.step = plan.step
@@ -138,8 +149,9 @@ class SteadyBlock:
     def block(self) -> DecodeBlock:
         """Once it is sent."""
         assert self._staged is not None, "nothing is staged"
-        return DecodeBlock(self._width, self._staged.device, self._fields[2, : self._width],
-                           self._fields[3, : self._width])
+        return DecodeBlock(
+            self._width, self._staged.device, self._fields[2, : self._width], self._fields[3, : self._width]
+        )
 
     def rows_R(self) -> torch.Tensor:
         """``rows`` on the device."""

@@ -42,7 +42,7 @@ class BannedSequences:
         self._lengths = sorted({len(head) for head in self._last_by_head})
         self._tail_max = max(self._lengths, default=0)
         # The prompt does not count: an answer may complete a sequence that begins in the prompt.
-        self._tail = list(generated)[-self._tail_max:] if self._tail_max else []
+        self._tail = list(generated)[-self._tail_max :] if self._tail_max else []
 
     @property
     def needs_previous_token(self) -> bool:
@@ -53,14 +53,14 @@ class BannedSequences:
         """``token`` was generated."""
         if self._tail_max:
             self._tail.append(token)
-            del self._tail[:-self._tail_max]
+            del self._tail[: -self._tail_max]
 
     def refused_ids(self) -> npt.NDArray[np.int64]:
         """The tokens that would complete a sequence."""
         refused: list[int] = []
         for length in self._lengths:
             if length <= len(self._tail):
-                head = tuple(self._tail[len(self._tail) - length:])
+                head = tuple(self._tail[len(self._tail) - length :])
                 refused += self._last_by_head.get(head, ())
         return np.array(refused, np.int64)
 
@@ -110,11 +110,16 @@ class TokenHistory:
 class RowEdits:
     """The edits of one row for as long as a sequence holds it."""
 
-    __slots__ = ("allowed_ids", "banned", "bias_ids", "bias_values", "history", "min_position", "sampling",
-                 "stop_ids")
+    __slots__ = ("allowed_ids", "banned", "bias_ids", "bias_values", "history", "min_position", "sampling", "stop_ids")
 
-    def __init__(self, sampling: SamplingParams, tokens: npt.NDArray[np.int32], prompt_tokens: int,
-                 stop_ids: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        tokens: npt.NDArray[np.int32],
+        prompt_tokens: int,
+        stop_ids: tuple[int, ...],
+        vocab_size: int,
+    ) -> None:
         self.sampling = sampling
         self.history = TokenHistory(tokens, prompt_tokens) if sampling.penalised else None
         self.bias_ids: Int64s = np.fromiter(sampling.logit_bias.keys(), np.int64)
@@ -130,8 +135,13 @@ class RowEdits:
     @property
     def any(self) -> bool:
         asks_min = self.sampling.min_tokens > 0 and self.stop_ids.size > 0
-        return (self.history is not None or self.bias_ids.size > 0 or asks_min or self.banned is not None
-                or self.allowed_ids.size > 0)
+        return (
+            self.history is not None
+            or self.bias_ids.size > 0
+            or asks_min
+            or self.banned is not None
+            or self.allowed_ids.size > 0
+        )
 
     @property
     def learners(self) -> list[TokenHistory | BannedSequences]:
@@ -199,8 +209,16 @@ def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_
     if limited:
         allowed_index = staging.add(np.concatenate([row * vocab_size + e.allowed_ids for row, e in limited]))
         limited_rows = staging.add(np.array([row for row, _ in limited], np.int64))
-    return StagedEdits(staging.add(np.concatenate(masked)) if masked else None, bias_index, bias,
-                       penalty_index, penalties, _indices(staging, banned), allowed_index, limited_rows)
+    return StagedEdits(
+        staging.add(np.concatenate(masked)) if masked else None,
+        bias_index,
+        bias,
+        penalty_index,
+        penalties,
+        _indices(staging, banned),
+        allowed_index,
+        limited_rows,
+    )
 
 
 def _indices(staging: Staging, parts: list[Int64s]) -> Staged | None:

@@ -141,9 +141,14 @@ class Filters:
         return self.numbers_5N[4]
 
 
-def fill_numbers(out_5N: npt.NDArray[np.float64], temperature: npt.NDArray[np.float64],
-                 top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64],
-                 min_p: npt.NDArray[np.float64], uniforms: npt.NDArray[np.float64]) -> None:
+def fill_numbers(
+    out_5N: npt.NDArray[np.float64],
+    temperature: npt.NDArray[np.float64],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float64],
+    uniforms: npt.NDArray[np.float64],
+) -> None:
     """All numbers of some rows, so that one copy brings them to the device. ``temperature`` is above 0 (0 for
     rows that a kernel is to take for greedy), ``uniforms`` are in [0, 1)."""
     with np.errstate(divide="ignore"):
@@ -194,7 +199,8 @@ def _choose_block(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
         if narrow.size:
             narrow_N = torch.from_numpy(narrow).to(device)
             chosen_N[narrow_N], threshold_N[narrow_N], outside = _choose_among_candidates(
-                logits_NV[narrow_N], filters.take(narrow))
+                logits_NV[narrow_N], filters.take(narrow)
+            )
             wide[narrow[outside]] = True
     if wide.any():
         rows = np.flatnonzero(wide)
@@ -211,8 +217,9 @@ def _scaled(logits_NW: torch.Tensor, filters: Filters, best_N1: torch.Tensor | N
     return (logits_NW - best_N1).div_(filters.temperature_N[:, None])
 
 
-def _choose_among_candidates(logits_NV: torch.Tensor, filters: Filters,
-                             ) -> tuple[torch.Tensor, torch.Tensor, npt.NDArray[np.int64]]:
+def _choose_among_candidates(
+    logits_NV: torch.Tensor, filters: Filters
+) -> tuple[torch.Tensor, torch.Tensor, npt.NDArray[np.int64]]:
     """(token [N], threshold [N], ``outside``): the rows whose candidates did not hold all that the threshold
     keeps; there the token is void and the threshold is the one of the whole row. Whether there are any is
     what the host waits for."""
@@ -251,8 +258,7 @@ def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> t
     return mass_N
 
 
-def _threshold(values_NW: torch.Tensor, filters: Filters,
-               mass_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _threshold(values_NW: torch.Tensor, filters: Filters, mass_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the value below which a token is filtered, float32 [N]; whether the best W suffice, bool [N]).
 
     ``values_NW``: the best W of each row, descending; ``mass_N``: sum of exp over the whole row, read

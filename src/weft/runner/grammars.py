@@ -59,8 +59,7 @@ class Masks:
             logits_XV.masked_fill_(refused_NV, -math.inf)
             return
         index_N = self.index.device
-        logits_XV.index_copy_(0, index_N, logits_XV.index_select(0, index_N).masked_fill_(
-            refused_NV, -math.inf))
+        logits_XV.index_copy_(0, index_N, logits_XV.index_select(0, index_N).masked_fill_(refused_NV, -math.inf))
 
 
 class Constrained:
@@ -163,8 +162,10 @@ class GrammarRows:
 
 def _refused(words_NW: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """bool [N, vocab_size]; a token that the tokenizer does not know is refused."""
-    bits_8 = torch.bitwise_left_shift(torch.ones(8, dtype=torch.uint8, device=words_NW.device),
-                                      torch.arange(8, dtype=torch.uint8, device=words_NW.device))
+    bits_8 = torch.bitwise_left_shift(
+        torch.ones(8, dtype=torch.uint8, device=words_NW.device),
+        torch.arange(8, dtype=torch.uint8, device=words_NW.device),
+    )
     bytes_NB = words_NW.view(torch.uint8)
     refused_NV = (bytes_NB[:, :, None] & bits_8).eq_(0).view(torch.bool).flatten(1)
     missing = vocab_size - refused_NV.shape[1]

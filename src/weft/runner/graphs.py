@@ -92,7 +92,7 @@ class CudaCapture:
         try:
             with torch.cuda.stream(stream):
                 run()
-        finally:   # of a step that is refused too: the next one writes what its kernels still read
+        finally:  # of a step that is refused too: the next one writes what its kernels still read
             current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -200,8 +200,9 @@ class Recordings(Generic[Key]):
         names_of: dict[str, list[str]] = {}
         for key, reason in reversed(self.refused.items()):
             names_of.setdefault(reason, []).append(name(key))
-        lines = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}: {reason}"
-                 for reason, names in names_of.items()]
+        lines = [
+            f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}: {reason}" for reason, names in names_of.items()
+        ]
         return "; ".join(lines) or None
 
 
@@ -210,21 +211,27 @@ class DecodeGraphs:
     last token of each row, int64 [rows + 1]. ``widths``: ascending. ``deltas``: what each row adds to its
     position before it turns, int64 [rows + 1], None where that is nothing."""
 
-    def __init__(self, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
-                 capture: Capture, deltas: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        table: torch.Tensor,
+        chosen: torch.Tensor,
+        widths: Sequence[int],
+        capture: Capture,
+        deltas: torch.Tensor | None = None,
+    ) -> None:
         self.widths = tuple(widths)
         self._table = table
         self._chosen = chosen
         self._deltas = deltas
         self._reads_host = capture.reads_host
-        self._static = torch.zeros(BLOCK_FIELDS * stride_of(max(widths, default=0)), dtype=torch.int64,
-                                   device=table.device)
+        self._static = torch.zeros(
+            BLOCK_FIELDS * stride_of(max(widths, default=0)), dtype=torch.int64, device=table.device
+        )
         self._starts: dict[int, Sequence[int]] = {}
         self._slots: dict[int, Sequence[int]] = {}
         self._recordings: Recordings[int] = Recordings(capture)
         self._adapted: Recordings[int] = Recordings(capture)
-        self._adapter_rows = self._static.new_full(
-            (most_blocks(max(widths, default=0)) * (BLOCK_ROWS + 1),), PAD)
+        self._adapter_rows = self._static.new_full((most_blocks(max(widths, default=0)) * (BLOCK_ROWS + 1),), PAD)
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
@@ -248,7 +255,7 @@ class DecodeGraphs:
 
         recordings.record(self.widths, step_of)
         if self._table.is_cuda:
-            torch.cuda.empty_cache()   # the runs before the recordings left blocks that no step will use
+            torch.cuda.empty_cache()  # the runs before the recordings left blocks that no step will use
 
     def forget(self) -> None:
         """Drop the graphs and free their memory; ``record`` may follow."""
@@ -305,35 +312,43 @@ class DecodeGraphs:
 
     def _pad_block(self, width: int) -> torch.Tensor:
         block = np.full((BLOCK_FIELDS, stride_of(width)), PAD, np.int64)
-        block[0] = 0                            # tokens
-        block[4] = 0                            # contexts
-        block[5] = self._table.shape[0] - 1     # rows
+        block[0] = 0  # tokens
+        block[4] = 0  # contexts
+        block[5] = self._table.shape[0] - 1  # rows
         return torch.from_numpy(block.ravel()).to(self._table.device)
 
     def _runs_table(self, width: int) -> tuple[torch.Tensor, ...]:
         """The table of runs for the Triton kernels, the same at every step of this width; () without them."""
         if not gpu.fits(self._table):
             return ()
-        flat, _ = device_runs.pack_lists(list(range(width)), [PAD] * width, [1] * width, [False] * width,
-                                         width, ())
+        flat, _ = device_runs.pack_lists(list(range(width)), [PAD] * width, [1] * width, [False] * width, width, ())
         return (torch.from_numpy(flat).to(self._table.device),)
 
-    def _run_of(self, width: int, forward: Forward, caches: list[LayerCache],
-                tensors: tuple[torch.Tensor, ...], adapted: bool) -> Callable[[], torch.Tensor]:
+    def _run_of(
+        self, width: int, forward: Forward, caches: list[LayerCache], tensors: tuple[torch.Tensor, ...], adapted: bool
+    ) -> Callable[[], torch.Tensor]:
         adapters = StepAdapters({width: RowGroups(device=self._rows_of(width))}) if adapted else None
         block = self._static[: BLOCK_FIELDS * stride_of(width)].view(BLOCK_FIELDS, -1)
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = block[:, :width]
         memo: dict[str, Any] = {}
-        for runs_table in tensors:   # decodes have no chunks
+        for runs_table in tensors:  # decodes have no chunks
             memo["device_runs"] = device_runs.unpack(runs_table, width, width, 0)
 
         def run() -> torch.Tensor:
             runs = Runs(
-                offsets=list(range(width)), starts=self._starts[width],  # type: ignore[arg-type]
-                lengths=[1] * width, slots=self._slots[width],  # type: ignore[arg-type]
-                fresh=[False] * width, decode_count=width, starts_R=starts_R, slots_R=slots_R,
-                context_R=context_R, page_table_RP=self._table.index_select(0, rows_R), padded=True,
-                memo=dict(memo))
+                offsets=list(range(width)),
+                starts=self._starts[width],  # type: ignore[arg-type]
+                lengths=[1] * width,
+                slots=self._slots[width],  # type: ignore[arg-type]
+                fresh=[False] * width,
+                decode_count=width,
+                starts_R=starts_R,
+                slots_R=slots_R,
+                context_R=context_R,
+                page_table_RP=self._table.index_select(0, rows_R),
+                padded=True,
+                memo=dict(memo),
+            )
             fed_T = known_tokens(tokens_T, rows_R, self._chosen)
             turns = None if self._deltas is None else positions_T + self._deltas.index_select(0, rows_R)
             return forward(StepInputs(fed_T, positions_T, runs, adapters=adapters, turns=turns), caches)
@@ -374,8 +389,17 @@ def pad_rows(width: int, pages: int, device: torch.device) -> StepInputs:
     pads = [PAD] * width
     pads_R = torch.full((width,), PAD, dtype=torch.int64, device=device)
     nothing_R = torch.zeros_like(pads_R)
-    runs = Runs(offsets=list(range(width)), starts=pads, lengths=[1] * width, slots=pads,
-                fresh=[False] * width, decode_count=width, starts_R=pads_R, slots_R=pads_R,
-                context_R=nothing_R,
-                page_table_RP=torch.full((width, pages), PAD, dtype=torch.int32, device=device), padded=True)
+    runs = Runs(
+        offsets=list(range(width)),
+        starts=pads,
+        lengths=[1] * width,
+        slots=pads,
+        fresh=[False] * width,
+        decode_count=width,
+        starts_R=pads_R,
+        slots_R=pads_R,
+        context_R=nothing_R,
+        page_table_RP=torch.full((width, pages), PAD, dtype=torch.int32, device=device),
+        padded=True,
+    )
     return StepInputs(nothing_R, pads_R, runs)

@@ -32,8 +32,16 @@ class HeadGraphs:
     """``table``, ``chosen``, ``widths``, ``deltas``: as for ``DecodeGraphs``. ``dtype``: of hidden
     states."""
 
-    def __init__(self, head: MtpHead, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
-                 capture: Capture, deltas: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        head: MtpHead,
+        table: torch.Tensor,
+        chosen: torch.Tensor,
+        widths: Sequence[int],
+        capture: Capture,
+        deltas: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
         most = max(widths, default=0)
         self._head = head
         self._pad_row = table.shape[0] - 1
@@ -62,7 +70,7 @@ class HeadGraphs:
     def block(self, width: int, starts: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.int64]:
         """Of one draft: each row's position, PAD for a run that drafts no further."""
         block = np.full((BLOCK_FIELDS, stride_of(width)), PAD, np.int64)
-        block[0] = block[4] = 0                # tokens, contexts
+        block[0] = block[4] = 0  # tokens, contexts
         block[5] = self._pad_row
         at = np.array(starts, np.int64)
         live = np.flatnonzero(at != PAD)
@@ -71,8 +79,14 @@ class HeadGraphs:
         block[5, live] = np.array(rows, np.int64)[live]
         return block.ravel()
 
-    def drafts(self, width: int, hidden_XD: torch.Tensor, tokens_X: torch.Tensor,
-               blocks: Sequence[torch.Tensor], starts: Sequence[list[int]]) -> torch.Tensor:
+    def drafts(
+        self,
+        width: int,
+        hidden_XD: torch.Tensor,
+        tokens_X: torch.Tensor,
+        blocks: Sequence[torch.Tensor],
+        starts: Sequence[list[int]],
+    ) -> torch.Tensor:
         """float64 [drafts, width, 2]: tokens and chances. ``blocks``: of each draft, on the device;
         ``starts``: their positions on the host."""
         self._hidden_WD[: len(hidden_XD)].copy_(hidden_XD)

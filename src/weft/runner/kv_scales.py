@@ -47,8 +47,9 @@ Scales = dict[int, torch.Tensor]
 """Layer -> float32 [K and V, kv_heads], powers of two; one row where a layer has no values of its own."""
 
 
-def head_scales(model: Model, from_checkpoint: Mapping[int, torch.Tensor],
-                device: torch.device | None = None) -> Scales:
+def head_scales(
+    model: Model, from_checkpoint: Mapping[int, torch.Tensor], device: torch.device | None = None
+) -> Scales:
     """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers;
     ``device``: where the model is, the CPU by default. The scales are on the CPU."""
     layers = [i for i, layer in enumerate(model.spec.layers) if layer.cached_heads]
@@ -74,17 +75,26 @@ def _measured(model: Model, device: torch.device | None) -> Scales:
     return {i: _largest(cache).cpu() for i, cache in enumerate(caches) if spec.layers[i].cached_heads}
 
 
-def one_prompt(count: int, vocab_size: int, device: torch.device | None = None, *,
-               first_page: int = 0) -> StepInputs:
+def one_prompt(count: int, vocab_size: int, device: torch.device | None = None, *, first_page: int = 0) -> StepInputs:
     """The inputs of a step that computes ``count`` tokens of one new sequence, in pages from ``first_page``
     on and in slot 0: tokens from all over the vocabulary."""
     tokens_T = torch.arange(count, dtype=torch.int64, device=device) * _stride(vocab_size) % vocab_size
     pages = range(first_page, first_page + pages_for(count))
     page_table_RP = torch.tensor([list(pages)], dtype=torch.int32, device=device)
     nothing = torch.zeros(1, dtype=torch.int64, device=device)
-    runs = Runs(offsets=[0], starts=[0], lengths=[count], slots=[0], fresh=[True], decode_count=0,
-                starts_R=nothing, slots_R=nothing, context_R=nothing + count, page_table_RP=page_table_RP,
-                padded=True)
+    runs = Runs(
+        offsets=[0],
+        starts=[0],
+        lengths=[count],
+        slots=[0],
+        fresh=[True],
+        decode_count=0,
+        starts_R=nothing,
+        slots_R=nothing,
+        context_R=nothing + count,
+        page_table_RP=page_table_RP,
+        padded=True,
+    )
     return StepInputs(tokens_T, torch.arange(count, device=device), runs)
 
 

@@ -48,10 +48,16 @@ class LaunchedStep:
     ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them, then one for each of
     ``pooled_runs``."""
 
-    def __init__(self, began_s: float, run_count: int, pending: PendingReadback,
-                 choice: TokenChoice | None = None,
-                 sample_runs: npt.NDArray[np.int64] | None = None,
-                 prompts: tuple[ScoredPrompt, ...] = (), pooled_runs: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        began_s: float,
+        run_count: int,
+        pending: PendingReadback,
+        choice: TokenChoice | None = None,
+        sample_runs: npt.NDArray[np.int64] | None = None,
+        prompts: tuple[ScoredPrompt, ...] = (),
+        pooled_runs: tuple[int, ...] = (),
+    ) -> None:
         self._began_s = began_s
         self._run_count = run_count
         self._pending = pending
@@ -79,7 +85,7 @@ class LaunchedStep:
         with self._lock:
             if self._result is None:
                 self._result = self._open()
-                self._choice = None   # tensors of the device are held no longer than that
+                self._choice = None  # tensors of the device are held no longer than that
             return self._result
 
     def _open(self) -> StepResult:
@@ -108,8 +114,7 @@ class LaunchedStep:
         pooled = dict(zip(self._pooled_runs, pieces[offset:], strict=True))
         if tokens is None:
             tokens = np.full(self._run_count, PAD, np.int32)
-        return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures,
-                          pooled=pooled)
+        return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures, pooled=pooled)
 
 
 class Launched(Protocol):

@@ -91,10 +91,8 @@ class MixedShape:
         table = device_runs.table_numbers(self.runs, self.chunks)
         return 2 * stride_of(self.tokens) + 4 * stride_of(self.runs) + table // 2
 
-    def holds(self, decodes: int, prompt_lengths: Sequence[int], taps: int, *,
-              verify_runs: bool = False) -> bool:
-        if verify_runs != bool(self.verify_tokens) or (
-                verify_runs and max(prompt_lengths) > self.verify_tokens):
+    def holds(self, decodes: int, prompt_lengths: Sequence[int], taps: int, *, verify_runs: bool = False) -> bool:
+        if verify_runs != bool(self.verify_tokens) or (verify_runs and max(prompt_lengths) > self.verify_tokens):
             return False
         rest = self.tokens - self.decodes - sum(prompt_lengths)
         if rest < 0 or decodes > self.decodes or len(prompt_lengths) > self.prompts:
@@ -119,11 +117,22 @@ def recorded_shapes(rows_max: int, step_tokens_max: int, *, verify_runs: bool) -
 
 def verify_shapes(rows_max: int) -> tuple[MixedShape, ...]:
     """Ascending: steps with verify runs, and behind each the replay of its states."""
-    return tuple(sorted(
-        MixedShape(count * (1 + length), count, count,
-                   2 * count + ceil_div(count * length, CHUNK_TOKENS) + 1, length, forward)
-        for count in {min(count, rows_max) for count in VERIFY_COUNTS} for length in VERIFY_LENGTHS
-        if count * length <= VERIFY_TOKENS_MAX for forward in (False, True)))
+    return tuple(
+        sorted(
+            MixedShape(
+                count * (1 + length),
+                count,
+                count,
+                2 * count + ceil_div(count * length, CHUNK_TOKENS) + 1,
+                length,
+                forward,
+            )
+            for count in {min(count, rows_max) for count in VERIFY_COUNTS}
+            for length in VERIFY_LENGTHS
+            if count * length <= VERIFY_TOKENS_MAX
+            for forward in (False, True)
+        )
+    )
 
 
 def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
@@ -135,8 +144,12 @@ def mixed_shapes(rows_max: int, step_tokens_max: int) -> tuple[MixedShape, ...]:
     if len(sizes) < len(TOKENS):
         sizes.append(-(-step_tokens_max // 16) * 16)
     prompts = min(PROMPTS, rows_max)
-    return tuple(MixedShape(tokens, decodes, prompts, ceil_div(tokens, CHUNK_TOKENS) + CUTS * prompts + 1)
-                 for tokens in sizes for decodes in widths if 2 * decodes <= tokens)
+    return tuple(
+        MixedShape(tokens, decodes, prompts, ceil_div(tokens, CHUNK_TOKENS) + CUTS * prompts + 1)
+        for tokens in sizes
+        for decodes in widths
+        if 2 * decodes <= tokens
+    )
 
 
 def fill_tables(block: Int64s, packed: npt.NDArray[np.int32]) -> None:
@@ -147,8 +160,9 @@ def fill_tables(block: Int64s, packed: npt.NDArray[np.int32]) -> None:
 class MixedGraphs:
     """``table``, ``chosen``: as for ``DecodeGraphs``; ``shapes``: ascending."""
 
-    def __init__(self, table: torch.Tensor, chosen: torch.Tensor, shapes: Sequence[MixedShape],
-                 capture: Capture) -> None:
+    def __init__(
+        self, table: torch.Tensor, chosen: torch.Tensor, shapes: Sequence[MixedShape], capture: Capture
+    ) -> None:
         assert not capture.reads_host, "the lists of a step with prompts change with every step"
         self.shapes = tuple(shapes)
         self._table = table
@@ -157,8 +171,9 @@ class MixedGraphs:
         self._static = torch.zeros(numbers, dtype=torch.int64, device=table.device)
         self._log: ReplayLog | None = None
         """Of the verify runs that were recorded last."""
-        self._replays = Staging(table.device, 8 * max((shape.block_numbers for shape in shapes
-                                                       if not shape.forward), default=0))
+        self._replays = Staging(
+            table.device, 8 * max((shape.block_numbers for shape in shapes if not shape.forward), default=0)
+        )
         self._recordings: Recordings[MixedShape] = Recordings(capture)
 
     @torch.inference_mode()
@@ -181,8 +196,11 @@ class MixedGraphs:
     def recorded_shapes(self) -> tuple[MixedShape, ...]:
         """Ascending; those with verify runs whose replay is recorded too."""
         keys = self._recordings.keys
-        return tuple(shape for shape in keys if shape.forward
-                     and (not shape.verify_tokens or replace(shape, forward=False) in keys))
+        return tuple(
+            shape
+            for shape in keys
+            if shape.forward and (not shape.verify_tokens or replace(shape, forward=False) in keys)
+        )
 
     @property
     def recorded_s(self) -> float:
@@ -190,17 +208,27 @@ class MixedGraphs:
 
     def refused_in_words(self) -> str | None:
         return self._recordings.refused_in_words(
-            "step", lambda shape: f"of {shape.tokens} tokens with {shape.decodes} decodes"
-            + (f", verify runs of {shape.verify_tokens}" if shape.verify_tokens else "")
-            + ("" if shape.forward else ", its states"))
+            "step",
+            lambda shape: (
+                f"of {shape.tokens} tokens with {shape.decodes} decodes"
+                + (f", verify runs of {shape.verify_tokens}" if shape.verify_tokens else "")
+                + ("" if shape.forward else ", its states")
+            ),
+        )
 
     def replay(self, block: MixedBlock) -> torch.Tensor:
         """hidden [tokens, D] after the final norm, valid until the next replay of any graph."""
         self._block(block.shape).copy_(block.flat)
         return self._recordings.replay(block.shape)
 
-    def replay_states(self, shape: MixedShape, starts: Sequence[int], lengths: Sequence[int],
-                      right: Sequence[int], slots: Sequence[int]) -> None:
+    def replay_states(
+        self,
+        shape: MixedShape,
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        right: Sequence[int],
+        slots: Sequence[int],
+    ) -> None:
         """The states of the verify runs of the last replayed step, which had ``lengths`` tokens: after
         ``right`` of them each."""
         again = replace(shape, forward=False)
@@ -229,17 +257,17 @@ class MixedGraphs:
         block = np.full(shape.block_numbers, PAD, np.int64)
         block[:tokens] = 0
         by_run = block[2 * tokens : 2 * tokens + 4 * runs].reshape(4, runs)
-        by_run[2] = 0                               # contexts
-        by_run[3] = self._table.shape[0] - 1        # rows
+        by_run[2] = 0  # contexts
+        by_run[3] = self._table.shape[0] - 1  # rows
         lengths = [1] * shape.decodes + [0] * shape.prompts + [shape.tokens - shape.decodes]
         offsets = np.cumsum([0, *lengths[:-1]]).tolist()
-        packed, _ = device_runs.pack_lists(offsets, [PAD] * shape.runs, lengths, [True] * shape.runs,
-                                           shape.decodes, (), shape.chunks)
+        packed, _ = device_runs.pack_lists(
+            offsets, [PAD] * shape.runs, lengths, [True] * shape.runs, shape.decodes, (), shape.chunks
+        )
         fill_tables(block, packed)
         return block
 
-    def _run_of(self, shape: MixedShape, forward: Forward,
-                caches: list[LayerCache]) -> Callable[[], torch.Tensor]:
+    def _run_of(self, shape: MixedShape, forward: Forward, caches: list[LayerCache]) -> Callable[[], torch.Tensor]:
         block, decodes, count = self._block(shape), shape.decodes, shape.runs
         tokens, runs = stride_of(shape.tokens), stride_of(count)
         tokens_T, positions_T = block[: 2 * tokens].view(2, tokens)[:, : shape.tokens]
@@ -248,20 +276,30 @@ class MixedGraphs:
         memo: dict[str, Any] = {}
         if gpu.fits(self._table):
             memo["device_runs"] = device_runs.unpack(
-                block[2 * tokens + 4 * runs :].view(torch.int32), count, decodes, shape.chunks)
+                block[2 * tokens + 4 * runs :].view(torch.int32), count, decodes, shape.chunks
+            )
 
         def unreadable(name: str, known: Sequence[int] = ()) -> Any:
             return UnreadableList(name, count, known)
 
         def run() -> torch.Tensor:
             runs = Runs(
-                offsets=unreadable("offsets", range(decodes + 1)), starts=unreadable("starts"),
-                lengths=unreadable("lengths", [1] * decodes), slots=unreadable("slots"),
-                fresh=unreadable("fresh"), decode_count=decodes, starts_R=starts_R, slots_R=slots_R,
-                context_R=context_R, page_table_RP=self._table.index_select(0, rows_R),
-                taps=unreadable("taps"), padded=True, memo=dict(memo),
+                offsets=unreadable("offsets", range(decodes + 1)),
+                starts=unreadable("starts"),
+                lengths=unreadable("lengths", [1] * decodes),
+                slots=unreadable("slots"),
+                fresh=unreadable("fresh"),
+                decode_count=decodes,
+                starts_R=starts_R,
+                slots_R=slots_R,
+                context_R=context_R,
+                page_table_RP=self._table.index_select(0, rows_R),
+                taps=unreadable("taps"),
+                padded=True,
+                memo=dict(memo),
                 verify_count=shape.prompts if shape.verify_tokens else 0,
-                log=ReplayLog(decodes, shape.tokens - decodes) if shape.verify_tokens else None)
+                log=ReplayLog(decodes, shape.tokens - decodes) if shape.verify_tokens else None,
+            )
             self._log = runs.log
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self._chosen)
             return forward(StepInputs(torch.cat((fed, tokens_T[decodes:])), positions_T, runs), caches)
@@ -275,7 +313,8 @@ class MixedGraphs:
         memo: dict[str, Any] = {}
         if gpu.fits(self._table):
             memo["device_runs"] = device_runs.unpack(
-                block[3 * stride_of(count) :].view(torch.int32), count, 0, shape.chunks)
+                block[3 * stride_of(count) :].view(torch.int32), count, 0, shape.chunks
+            )
 
         def unreadable(name: str) -> Any:
             return UnreadableList(name, count)
@@ -284,18 +323,28 @@ class MixedGraphs:
             if self._log is None or replace(shape, forward=True) not in self._recordings.keys:
                 raise RuntimeError("the step before it is not recorded")
             again = Runs(
-                offsets=unreadable("offsets"), starts=unreadable("starts"), lengths=unreadable("lengths"),
-                slots=unreadable("slots"), fresh=unreadable("fresh"), decode_count=0, starts_R=starts_R,
-                slots_R=slots_R, context_R=context_R, page_table_RP=self._table[:count], padded=True,
-                memo=dict(memo))
+                offsets=unreadable("offsets"),
+                starts=unreadable("starts"),
+                lengths=unreadable("lengths"),
+                slots=unreadable("slots"),
+                fresh=unreadable("fresh"),
+                decode_count=0,
+                starts_R=starts_R,
+                slots_R=slots_R,
+                context_R=context_R,
+                page_table_RP=self._table[:count],
+                padded=True,
+                memo=dict(memo),
+            )
             self._log.replay(slice(0, self._log.rows), again)
             return starts_R
 
         return run
 
 
-def _replay_block(shape: MixedShape, offsets: list[int], starts: list[int], lengths: list[int],
-                  slots: list[int]) -> Int64s:
+def _replay_block(
+    shape: MixedShape, offsets: list[int], starts: list[int], lengths: list[int], slots: list[int]
+) -> Int64s:
     """Verify runs of ``lengths`` right tokens, which begin at ``offsets`` of the log; PAD behind them."""
     count, pads = shape.prompts + 1, shape.prompts + 1 - len(starts)
     block = np.full(shape.block_numbers, PAD, np.int64)
@@ -304,7 +353,8 @@ def _replay_block(shape: MixedShape, offsets: list[int], starts: list[int], leng
     by_run[1, : len(slots)] = slots
     by_run[2] = 0
     by_run[2, : len(starts)] = np.add(starts, lengths)
-    packed, _ = device_runs.pack_lists(offsets + [0] * pads, starts + [PAD] * pads, lengths + [0] * pads,
-                                       [False] * count, 0, (), shape.chunks)
+    packed, _ = device_runs.pack_lists(
+        offsets + [0] * pads, starts + [PAD] * pads, lengths + [0] * pads, [False] * count, 0, (), shape.chunks
+    )
     fill_tables(block, packed)
     return block

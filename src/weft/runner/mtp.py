@@ -95,9 +95,10 @@ class _Place:
     table: Staged | None
 
     def inputs(self, pages_XP: torch.Tensor) -> StepInputs:
-        inputs = only_decodes(self.starts, self.starts_R.device, pages_XP,
-                              None if self.turns is None else self.turns.device)
-        if self.table is not None:   # decodes have no chunks
+        inputs = only_decodes(
+            self.starts, self.starts_R.device, pages_XP, None if self.turns is None else self.turns.device
+        )
+        if self.table is not None:  # decodes have no chunks
             device_runs.remember(inputs.runs, self.table.device, 0)
         return inputs
 
@@ -108,8 +109,16 @@ class HeadRunner:
     preemption. ``pictures``: those of the rows. ``staging_bytes``: of a usual step. ``graphs``: those that
     compute drafts, once they are recorded."""
 
-    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache, pages_per_frame: int,
-                 pictures: PictureRows | None, staging_bytes: int, graphs: HeadGraphs | None) -> None:
+    def __init__(
+        self,
+        head: MtpHead,
+        table: torch.Tensor,
+        cache: LayerCache,
+        pages_per_frame: int,
+        pictures: PictureRows | None,
+        staging_bytes: int,
+        graphs: HeadGraphs | None,
+    ) -> None:
         self.graphs = graphs
         self._head = head
         self._pictures = pictures
@@ -118,8 +127,13 @@ class HeadRunner:
         """As ``table``, on the host: reading that would wait for the device."""
         self._staging = Staging(table.device, staging_bytes)
         self._caches = [cache]
-        self._zeroed = [view for of in (cache, cache.index) if of is not None
-                        for view in (of.k, of.v, of.token_scales) if view is not None]
+        self._zeroed = [
+            view
+            for of in (cache, cache.index)
+            if of is not None
+            for view in (of.k, of.v, of.token_scales)
+            if view is not None
+        ]
         self._unzeroed = HeadPages(pages_per_frame)
         self.known: dict[int, Int32s] = {}
 
@@ -148,8 +162,9 @@ class HeadRunner:
         for view in self._zeroed:
             (view.view(torch.uint8) if view.itemsize == 1 else view).index_fill_(0, index.device, 0)
 
-    def run(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult,
-            ) -> tuple[dict[int, HeadDraft], float]:
+    def run(
+        self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult
+    ) -> tuple[dict[int, HeadDraft], float]:
         """Drafts by run of ``plan``, and the seconds that they took. ``result``: what the step chose. All
         numbers go to the device in one copy, and all drafts come home in one."""
         began_s = time.perf_counter()
@@ -173,8 +188,11 @@ class HeadRunner:
         if plan.prefills or not plan.mtp_drafts:
             self._head.write(joined_TD, inputs, self._caches[0])
             joined_XD = joined_TD.index_select(0, ends_X.device)
-            hidden_XD = (self._head.draft(joined_XD, places[0].inputs(pages_XP), self._caches)
-                         if plan.mtp_drafts and ends.runs else joined_XD)
+            hidden_XD = (
+                self._head.draft(joined_XD, places[0].inputs(pages_XP), self._caches)
+                if plan.mtp_drafts and ends.runs
+                else joined_XD
+            )
         else:
             hidden_XD = self._head.draft(joined_TD, inputs, self._caches)
             if plan.decode_count != len(hidden_XD):
@@ -182,16 +200,19 @@ class HeadRunner:
         drafts = self._drafts(places, pages_XP, hidden_XD) if plan.mtp_drafts and ends.runs else {}
         return drafts, time.perf_counter() - began_s
 
-    def _replayed(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult,
-                  ends: _Ends, width: int) -> dict[int, HeadDraft]:
+    def _replayed(
+        self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult, ends: _Ends, width: int
+    ) -> dict[int, HeadDraft]:
         """Drafts of graphs of ``width`` rows. Of a step that is not of decodes alone, the keys of all tokens
         are written first: a graph has those of its own rows."""
         assert self.graphs is not None
         rows = plan.rows[ends.runs].tolist()
         starts = [ends.starts]
         for _ in range(1, plan.mtp_drafts or 0):
-            further = [at + 1 if at != PAD and self._reaches(row, at + 1) else PAD
-                       for row, at in zip(rows, starts[-1], strict=True)]
+            further = [
+                at + 1 if at != PAD and self._reaches(row, at + 1) else PAD
+                for row, at in zip(rows, starts[-1], strict=True)
+            ]
             if all(at == PAD for at in further):
                 break
             starts.append(further)
@@ -203,38 +224,42 @@ class HeadRunner:
         self._send(inputs, tables=not decodes_alone)
         if not decodes_alone:
             self._head.write(self._head.joined(hidden_TD, following.device), inputs, self._caches[0])
-        numbers = self.graphs.drafts(width, hidden_TD.index_select(0, ends_X.device),
-                                   following.device.index_select(0, ends_X.device),
-                                   [block.device for block in blocks], starts).tolist()
+        numbers = self.graphs.drafts(
+            width,
+            hidden_TD.index_select(0, ends_X.device),
+            following.device.index_select(0, ends_X.device),
+            [block.device for block in blocks],
+            starts,
+        ).tolist()
         drafts = {}
         for at, run in enumerate(ends.runs):
             own = [numbers[draft][at] for draft, places in enumerate(starts) if places[at] != PAD]
-            drafts[run] = HeadDraft(tuple(int(token) for token, _ in own),
-                                    tuple(chance if chance == chance else 0.0 for _, chance in own))
+            drafts[run] = HeadDraft(
+                tuple(int(token) for token, _ in own), tuple(chance if chance == chance else 0.0 for _, chance in own)
+            )
         return drafts
 
     def _send(self, inputs: StepInputs, *, tables: bool) -> None:
         """What was added, and the tables of the runs of ``inputs`` where kernels read them and nothing has
         them."""
         table, chunk_count = None, 0
-        if tables and gpu.fits(self._table) and not device_runs.is_known(inputs.runs):   # a graph has its own
+        if tables and gpu.fits(self._table) and not device_runs.is_known(inputs.runs):  # a graph has its own
             flat, chunk_count = device_runs.pack(inputs.runs)
             table = self._staging.add(flat)
         self._staging.send()
         if table is not None:
             device_runs.remember(inputs.runs, table.device, chunk_count)
 
-    def _drafts(self, places: list[_Place], pages_XP: torch.Tensor,
-                hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
+    def _drafts(self, places: list[_Place], pages_XP: torch.Tensor, hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
         """A draft for each place. ``hidden_XD``: of the first."""
         best_X, chances_X = self._head.best(hidden_XD)
         columns = [(best_X, chances_X)]
         for place in places[1:]:
             if place.going is not None:
                 best_X, hidden_XD, pages_XP = (
-                    x.index_select(0, place.going.device) for x in (best_X, hidden_XD, pages_XP))
-            hidden_XD = self._head.draft(self._head.joined(hidden_XD, best_X), place.inputs(pages_XP),
-                                         self._caches)
+                    x.index_select(0, place.going.device) for x in (best_X, hidden_XD, pages_XP)
+                )
+            hidden_XD = self._head.draft(self._head.joined(hidden_XD, best_X), place.inputs(pages_XP), self._caches)
             best_X, chances_X = self._head.best(hidden_XD)
             columns.append((best_X, chances_X))
         # float64 holds every token.
@@ -245,7 +270,7 @@ class HeadRunner:
                 drafts[run][0].append(int(next(numbers)))
             for run in place.runs:
                 chance = next(numbers)
-                drafts[run][1].append(chance if chance == chance else 0.0)   # NaN: not a number
+                drafts[run][1].append(chance if chance == chance else 0.0)  # NaN: not a number
         return {run: HeadDraft(tuple(tokens), tuple(chances)) for run, (tokens, chances) in drafts.items()}
 
     def _places(self, plan: StepPlan, ends: _Ends) -> list[_Place]:
@@ -272,10 +297,10 @@ class HeadRunner:
         turns = None if self._pictures is None else self._pictures.turns_at(plan.rows[runs].tolist(), starts)
         table = None
         if gpu.fits(self._table):
-            table = add(device_runs.pack_lists(list(range(count)), starts, [1] * count, [False] * count,
-                                               count, ())[0])
-        return _Place(runs, starts, going, add(np.array(starts, np.int64)),
-                      None if turns is None else add(turns), table)
+            table = add(device_runs.pack_lists(list(range(count)), starts, [1] * count, [False] * count, count, ())[0])
+        return _Place(
+            runs, starts, going, add(np.array(starts, np.int64)), None if turns is None else add(turns), table
+        )
 
     def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
         pads = inputs.runs.decode_count - plan.decode_count

@@ -55,13 +55,19 @@ class PictureRows:
     """See ``weft.engine.pictures.PictureEncoder``, which it is. ``vision`` None: of a rank that gets rows
     from the first (``receive``). ``hidden``: of the text, in ``dtype``. ``rows_max``: of the batch."""
 
-    def __init__(self, vision: VisionEncoder | None, tower: VisionTower, hidden: int, dtype: torch.dtype,
-                 device: torch.device, rows_max: int) -> None:
+    def __init__(
+        self,
+        vision: VisionEncoder | None,
+        tower: VisionTower,
+        hidden: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        rows_max: int,
+    ) -> None:
         self.vision = vision
         self.picture_tokens = tower.picture_tokens
         self.row_bytes = hidden * dtype.itemsize
-        self.deltas_R = (torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
-                         if tower.sections else None)
+        self.deltas_R = torch.zeros(rows_max + 1, dtype=torch.int64, device=device) if tower.sections else None
         """By row of the batch; None for a model whose positions are plain."""
         self._factor = tower.projector.downsample_factor
         self._hidden, self._dtype = hidden, dtype
@@ -82,8 +88,11 @@ class PictureRows:
         except ValueError as error:
             raise RequestError(f"a picture cannot be read: {error}", param="pictures") from None
         if counts != [count for _, count in picture.places]:
-            raise RequestError(f"a picture has {counts} rows in its tiles; the prompt has places for "
-                               f"{[count for _, count in picture.places]}", param="pictures")
+            raise RequestError(
+                f"a picture has {counts} rows in its tiles; the prompt has places for "
+                f"{[count for _, count in picture.places]}",
+                param="pictures",
+            )
 
     def pieces(self, picture: PlacedPicture) -> Iterator[None]:
         assert self.vision is not None, "a picture came while the engine slept"
@@ -141,7 +150,7 @@ class PictureRows:
                     turns = self._turns[admission.row] = Turns(self._spans(admission.pictures))
                     self.deltas_R[admission.row] = turns.delta
         for digest, rows in self._drops_by_step.pop(plan.step, ()):
-            if self._rows.get(digest) is rows:   # else it was encoded again
+            if self._rows.get(digest) is rows:  # else it was encoded again
                 del self._rows[digest]
 
     def of_step(self, plan: StepPlan) -> tuple[Int64s, torch.Tensor] | None:
@@ -155,7 +164,7 @@ class PictureRows:
                     low, high = max(first, start), min(first + len(rows_ND), end)
                     if low < high:
                         indices.append(np.arange(low, high, dtype=np.int64) + (int(offsets[run]) - start))
-                        parts.append(rows_ND[low - first:high - first])
+                        parts.append(rows_ND[low - first : high - first])
         return (np.concatenate(indices), torch.cat(parts)) if indices else None
 
     def turn(self, rows: Sequence[int]) -> bool:
@@ -166,8 +175,7 @@ class PictureRows:
         """By which positions the tokens of ``plan`` turn, without padding: [T], and [3, T] where a picture is
         among them."""
         parts, plain = [], True
-        for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(),
-                                      strict=True):
+        for row, start, length in zip(plan.rows.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True):
             turns = self._turns.get(row, _PLAIN)
             parts.append(turns.at(start, start + length))
             plain = plain and turns.plain(start)
@@ -178,16 +186,24 @@ class PictureRows:
         """By which positions single tokens of ``rows`` turn: [3, X], None where they are the positions."""
         if not self.turn(rows):
             return None
-        return np.concatenate([self._turns.get(row, _PLAIN).at(position, position + 1)
-                               for row, position in zip(rows, positions, strict=True)], 1)
+        return np.concatenate(
+            [
+                self._turns.get(row, _PLAIN).at(position, position + 1)
+                for row, position in zip(rows, positions, strict=True)
+            ],
+            1,
+        )
 
     def deltas(self, rows: Sequence[int]) -> Int64s:
         """What decodes of ``rows`` add to their positions."""
         return np.array([self._turns.get(row, _PLAIN).delta for row in rows], np.int64)
 
     def _spans(self, pictures: tuple[PlacedPicture, ...]) -> list[tuple[int, int, int]]:
-        return [(first, *grid) for picture in pictures
-                for (first, _), grid in zip(picture.places, self._rows[picture.digest].grids, strict=True)]
+        return [
+            (first, *grid)
+            for picture in pictures
+            for (first, _), grid in zip(picture.places, self._rows[picture.digest].grids, strict=True)
+        ]
 
     def _placed(self, pictures: tuple[PlacedPicture, ...]) -> Iterator[tuple[int, torch.Tensor]]:
         for picture in pictures:
@@ -208,5 +224,6 @@ def picture_rows(model: Model, device: torch.device, rows_max: int) -> PictureRo
         return None
     architecture = model.architecture
     assert architecture.vision is not None
-    return PictureRows(model.vision, architecture.vision, architecture.hidden_size,
-                       DTYPES[architecture.dtype], device, rows_max)
+    return PictureRows(
+        model.vision, architecture.vision, architecture.hidden_size, DTYPES[architecture.dtype], device, rows_max
+    )

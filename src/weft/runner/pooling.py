@@ -27,8 +27,10 @@ class Heads(Protocol):
 
 def pool(model: Heads, spans: Iterable[PooledSpan], hidden_TD: torch.Tensor) -> list[torch.Tensor]:
     """For each span float64 [parts, width]. ``hidden_TD``: of the whole step."""
-    return [_sums(span, hidden_TD) if span.pooling.kind == "mean"
-            else _last(model, span, hidden_TD).double() for span in spans]
+    return [
+        _sums(span, hidden_TD) if span.pooling.kind == "mean" else _last(model, span, hidden_TD).double()
+        for span in spans
+    ]
 
 
 def _last(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
@@ -39,7 +41,7 @@ def _last(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tens
         scores_1L: torch.Tensor = row_1D.float() @ score_LD.T
         return scores_1L
     if span.pooling.tokens:
-        logits_1V = model.logits(row_1D)   # a list of indices would be a copy that waits for the device
+        logits_1V = model.logits(row_1D)  # a list of indices would be a copy that waits for the device
         return torch.cat([logits_1V[:, token : token + 1] for token in span.pooling.tokens], dim=1)
     return row_1D
 

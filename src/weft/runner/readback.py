@@ -29,8 +29,13 @@ class PendingReadback:
 
     __slots__ = ("_event", "_pieces", "_shapes", "_words")
 
-    def __init__(self, shapes: Sequence[tuple[tuple[int, ...], bool]], words: Words | None, event: Any,
-                 pieces: list[npt.NDArray[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        shapes: Sequence[tuple[tuple[int, ...], bool]],
+        words: Words | None,
+        event: Any,
+        pieces: list[npt.NDArray[Any]] | None = None,
+    ) -> None:
         """``shapes``: of each piece, and whether it holds floats; ``words``: where they arrive, once
         ``event`` has come (None: at once). ``pieces``: those that are on the host already."""
         self._shapes = shapes
@@ -87,8 +92,7 @@ class Readback:
             before.open()
         shapes = [(tuple(piece.shape), piece.is_floating_point()) for piece in pieces]
         # Words of 64 bits: float64 holds floats exactly.
-        flat = [piece.double().view(torch.int64) if piece.is_floating_point() else piece.long()
-                for piece in pieces]
+        flat = [piece.double().view(torch.int64) if piece.is_floating_point() else piece.long() for piece in pieces]
         count = sum(piece.numel() for piece in flat)
         room = self._room(count)
         if count:

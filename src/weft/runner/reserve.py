@@ -67,8 +67,9 @@ class StepShape:
     decodes: bool = False
 
 
-def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, vocab_size: int,
-                device: torch.device, first_page: int) -> list[StepShape]:
+def step_shapes(
+    *, tokens: int, rows: int, positions: int, table_pages: int, vocab_size: int, device: torch.device, first_page: int
+) -> list[StepShape]:
     """``tokens``, ``rows``: the most of a step; ``positions``: the most of a sequence; ``table_pages``: of
     the rows' table; ``first_page``: pages from there on are free, for ``min(tokens, positions)`` tokens."""
     longest = min(tokens, positions)
@@ -77,26 +78,30 @@ def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, voc
     start = min(HIT_TOKENS, longest // 2)
     runs = max(1, min(rows, tokens))
     length = max(1, min(tokens // runs, longest - start))
-    shapes.append(StepShape("short runs after hits", _runs(
-        [start] * runs, [length] * runs, 0, vocab_size, device, first_page)))
+    shapes.append(
+        StepShape("short runs after hits", _runs([start] * runs, [length] * runs, 0, vocab_size, device, first_page))
+    )
     decodes, prompt = min(MIXED_DECODES, rows), min(MIXED_PROMPT_TOKENS, longest)
-    shapes.append(StepShape("mixed, short contexts", _runs(
-        [1] * decodes + [0], [1] * decodes + [prompt], decodes, vocab_size, device, first_page)))
+    shapes.append(
+        StepShape(
+            "mixed, short contexts",
+            _runs([1] * decodes + [0], [1] * decodes + [prompt], decodes, vocab_size, device, first_page),
+        )
+    )
     count = 1
     while count < longest:
-        shapes.append(StepShape(f"{count} tokens",
-                                one_prompt(count, vocab_size, device, first_page=first_page)))
+        shapes.append(StepShape(f"{count} tokens", one_prompt(count, vocab_size, device, first_page=first_page)))
         count *= 2
     if rows > 1 and start + VERIFY_TOKENS <= longest and tokens >= 2 * VERIFY_TOKENS:
         verify = _runs([start] * 2, [VERIFY_TOKENS] * 2, 0, vocab_size, device, first_page)
-        shapes.append(StepShape("verify runs", replace(
-            verify, runs=replace(verify.runs, verify_count=2))))
+        shapes.append(StepShape("verify runs", replace(verify, runs=replace(verify.runs, verify_count=2))))
     shapes.append(StepShape("decodes", pad_rows(rows, table_pages, device), decodes=True))
     return shapes
 
 
-def _runs(starts: list[int], lengths: list[int], decode_count: int, vocab_size: int, device: torch.device,
-          first_page: int) -> StepInputs:
+def _runs(
+    starts: list[int], lengths: list[int], decode_count: int, vocab_size: int, device: torch.device, first_page: int
+) -> StepInputs:
     # Rows that write the same page race; nothing reads the result.
     """Runs without slots that all lie in the same pages."""
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -105,11 +110,19 @@ def _runs(starts: list[int], lengths: list[int], decode_count: int, vocab_size: 
     pages_P = torch.arange(first_page, first_page + width, dtype=torch.int32, device=device)
     positions = [start + i for start, length in zip(starts, lengths, strict=True) for i in range(length)]
     pads_R = torch.full((len(starts),), PAD, dtype=torch.int64, device=device)
-    runs = Runs(offsets=offsets, starts=starts, lengths=lengths, slots=[PAD] * len(starts),
-                fresh=[start == 0 for start in starts], decode_count=decode_count,
-                starts_R=torch.tensor(starts, device=device), slots_R=pads_R,
-                context_R=torch.tensor(contexts, device=device),
-                page_table_RP=pages_P.expand(len(starts), width).contiguous(), padded=True)
+    runs = Runs(
+        offsets=offsets,
+        starts=starts,
+        lengths=lengths,
+        slots=[PAD] * len(starts),
+        fresh=[start == 0 for start in starts],
+        decode_count=decode_count,
+        starts_R=torch.tensor(starts, device=device),
+        slots_R=pads_R,
+        context_R=torch.tensor(contexts, device=device),
+        page_table_RP=pages_P.expand(len(starts), width).contiguous(),
+        padded=True,
+    )
     tokens_T = torch.arange(len(positions), device=device) % vocab_size
     return StepInputs(tokens_T, torch.tensor(positions, device=device), runs)
 
@@ -171,16 +184,29 @@ class Reserve:
     def in_words(self) -> str:
         transfers = f", {format_bytes(self.transfer_bytes)} for transfers" if self.transfer_bytes else ""
         adapters = f", {format_bytes(self.adapter_bytes)} for adapters" if self.adapter_bytes else ""
-        return (f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
-                f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}{adapters}")
+        return (
+            f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
+            f"{format_bytes(self.graph_bytes)} for CUDA graphs{transfers}{adapters}"
+        )
 
 
 @torch.inference_mode()
-def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
-                    rows: int, model_len: int, device: torch.device, meter: Meter,
-                    capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                    verify_runs: bool = False, adapters: bool = False,
-                    tell: Callable[[str], None] = lambda line: None) -> Reserve:
+def measure_reserve(
+    model: Model,
+    spec: ModelSpec,
+    kv_dtype: CacheDTypeName,
+    *,
+    step_tokens: int,
+    rows: int,
+    model_len: int,
+    device: torch.device,
+    meter: Meter,
+    capture: Capture | None = None,
+    mixed_tokens_max: int = TOKENS_MAX,
+    verify_runs: bool = False,
+    adapters: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Reserve:
     """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
     the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
     graphs; ``mixed_tokens_max``: of a recorded step with prompts; ``verify_runs``: as for the executor;
@@ -197,25 +223,41 @@ def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, 
 
 
 class _Measurement:
-    def __init__(self, model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int,
-                 rows: int, model_len: int, device: torch.device, meter: Meter) -> None:
+    def __init__(
+        self,
+        model: Model,
+        spec: ModelSpec,
+        kv_dtype: CacheDTypeName,
+        step_tokens: int,
+        rows: int,
+        model_len: int,
+        device: torch.device,
+        meter: Meter,
+    ) -> None:
         tokens = min(step_tokens, spec.max_positions)
         self._model, self._meter, self._rows, self._device = model, meter, rows, device
-        plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype,
-                          kv_layout=gpu.page_layout(device))
+        plan = plan_arena(
+            spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype, kv_layout=gpu.page_layout(device)
+        )
         self._step_tokens = step_tokens
         self._arena = DeviceArena(plan, device)
         self._caches = self._arena.layer_caches(len(spec.layers))
-        if kv_dtype == "float8_e4m3":   # kernels compile for caches with scales
+        if kv_dtype == "float8_e4m3":  # kernels compile for caches with scales
             for cache, layer in zip(self._caches, spec.layers, strict=True):
                 if layer.cached_heads:
                     cache.head_scales = torch.ones(
-                        1 + layer.has_values, layer.cached_heads, dtype=DTYPES[spec.dtype], device=device)
+                        1 + layer.has_values, layer.cached_heads, dtype=DTYPES[spec.dtype], device=device
+                    )
         self._table_pages = max(1, plan.pages_for(model_len))
         self._shapes = step_shapes(
-            tokens=step_tokens, rows=rows, positions=spec.max_positions, table_pages=self._table_pages,
-            vocab_size=spec.vocab_size, device=device,
-            first_page=plan.pages_per_frame if plan.slots_per_frame else 0)   # behind the frame of the slot
+            tokens=step_tokens,
+            rows=rows,
+            positions=spec.max_positions,
+            table_pages=self._table_pages,
+            vocab_size=spec.vocab_size,
+            device=device,
+            first_page=plan.pages_per_frame if plan.slots_per_frame else 0,
+        )  # behind the frame of the slot
         self._sampler = Sampler(rows, spec.vocab_size, device)
         self._verify_tables = Staging(device)
         sampling = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, logprobs=LOGPROBS_MAX)
@@ -265,7 +307,7 @@ class _Measurement:
         if verified:
             replay(inputs.runs, range(1, 1 + verified), self._verify_tables)
         sampled = min(self._rows, shape.inputs.runs.run_count)
-        if verified:   # each token of a verify run chooses one, beside those of the other decodes
+        if verified:  # each token of a verify run chooses one, beside those of the other decodes
             sampled = min(self._rows + VERIFY_TOKENS_MAX, self._step_tokens)
         sampled_XD = hidden_TD[torch.arange(sampled, device=self._device) % len(hidden_TD)]
         rows = np.arange(sampled) % self._rows
@@ -279,14 +321,16 @@ class _Measurement:
         """Of one graph for each width, in each of ``decode_sets``, and each shape."""
         table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
         last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
-        total = self._bytes_of(decode_widths(self._rows),
-                               lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets)
+        total = self._bytes_of(
+            decode_widths(self._rows), lambda keys: DecodeGraphs(table, last_tokens, keys, capture), decode_sets
+        )
         if not capture.reads_host:
             total += self._bytes_of(shapes, lambda keys: MixedGraphs(table, last_tokens, keys, capture))
         return total
 
-    def _bytes_of(self, keys: Sequence[Key],
-                  graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], sets: int = 1) -> int:
+    def _bytes_of(
+        self, keys: Sequence[Key], graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs], sets: int = 1
+    ) -> int:
         pools = []
         for recorded in (keys[-1:], keys[-2:]):
             before = self._meter.used_bytes()

@@ -53,8 +53,9 @@ class DeviceRows:
         """Take what ``plan`` changes in rows and arena, once ``staging`` has begun."""
         add = self.staging.add
         self._cleared = add(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None
-        self._table_writes = [add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
-                              if writes.size]
+        self._table_writes = [
+            add(writes, np.int64) for writes in (plan.table_writes, plan.table_patches) if writes.size
+        ]
         self._plan, self._work, self._loads, self._unpacks = plan, [], [], []
         loaded = [page for one in plan.arena_work.page_loads for page in one.pages]
         for kind, ids in plan.arena_work.ordered():
@@ -81,8 +82,9 @@ class DeviceRows:
         work, closed = self._plan.arena_work, self._plan.store.closed
         unpacks: Work = ()
         if closed or work.page_copies or work.slot_copies:
-            unpacks = arena.settle_loads(closed, [one.src for one in work.page_copies],
-                                         [one.src for one in work.slot_copies])
+            unpacks = arena.settle_loads(
+                closed, [one.src for one in work.page_copies], [one.src for one in work.slot_copies]
+            )
         for kind, ids in (*unpacks, *self._work):
             arena.perform(kind, ids)
         if self._loads:
@@ -95,10 +97,9 @@ class DeviceRows:
 
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:
         """The inputs of ``plan`` if it is of decodes alone and they can go on from step to step."""
-        return None   # a step goes over in one copy, or is a graph's
+        return None  # a step goes over in one copy, or is a graph's
 
-    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
-                    choice: TokenChoice) -> None:
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None, choice: TokenChoice) -> None:
         """``choice`` is what ``rows`` decode next; ``rows_X``: the same rows on the device."""
         if rows_X is not None:
             self.chosen.index_copy_(0, rows_X, as_tensor(choice.chosen_X))
@@ -153,8 +154,7 @@ class HostRows:
             self._steady = SteadyDecodes(plan, self._table, self._chosen)
         return self._steady
 
-    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
-                    choice: TokenChoice) -> None:
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None, choice: TokenChoice) -> None:
         chosen_X = choice.chosen_X
         self._chosen[rows] = chosen_X if isinstance(chosen_X, np.ndarray) else chosen_X.numpy()
 

@@ -75,8 +75,7 @@ def token_logprobs(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]
     for i, token in enumerate(tokens):
         # topk leaves ties in no order: the lower id comes first.
         best = sorted(zip(ids[i], values[i], strict=True), key=lambda pair: (-pair[1], pair[0]))
-        entries.append(TokenLogprobs(token=token, logprob=chosen[i], rank=ranks[i], top=best[:
-        top_counts[i]]))
+        entries.append(TokenLogprobs(token=token, logprob=chosen[i], rank=ranks[i], top=best[: top_counts[i]]))
     return entries
 
 
@@ -96,9 +95,11 @@ class Sampled:
     def of(self, at: npt.NDArray[np.int64]) -> Sampled:
         """Of these rows alone."""
         rows = at.tolist()
-        return Sampled(self.tokens[at], {i: self.logprobs[row] for i, row in enumerate(rows)
-                                         if row in self.logprobs},
-                       {i: self.failures[row] for i, row in enumerate(rows) if row in self.failures})
+        return Sampled(
+            self.tokens[at],
+            {i: self.logprobs[row] for i, row in enumerate(rows) if row in self.logprobs},
+            {i: self.failures[row] for i, row in enumerate(rows) if row in self.failures},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,16 @@ class Sampler:
         self._readback = Readback(device, step_words(rows_max))
         self._staged: _Asked | None = None
 
-    def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
-              seed: int, stop_ids: tuple[int, ...], grammar: CompiledGrammar | None = None) -> None:
+    def admit(
+        self,
+        row: int,
+        tokens: npt.NDArray[np.int32],
+        prompt_tokens: int,
+        sampling: SamplingParams,
+        seed: int,
+        stop_ids: tuple[int, ...],
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
         """A sequence takes ``row``. ``tokens``: its prompt, then what it had generated before a preemption;
         ``stop_ids`` are masked while fewer than ``sampling.min_tokens`` are generated."""
         self._greedy[row] = sampling.greedy
@@ -218,13 +227,16 @@ class Sampler:
     def needs_previous_token(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether the choice of one of ``rows`` hangs on what was chosen before: all of that must be told
         before ``begin`` and ``launch``."""
-        return bool(self._grammars.among(rows)) or (bool(self._edits) and any(
-            self._edits[row].needs_previous_token for row in rows.tolist() if row in self._edits))
+        return bool(self._grammars.among(rows)) or (
+            bool(self._edits)
+            and any(self._edits[row].needs_previous_token for row in rows.tolist() if row in self._edits)
+        )
 
     def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether tokens of a row may be chosen before those before them are known, and dropped."""
         return not self._grammars.among(rows) and not any(
-            self._edits[row].learners for row in rows.tolist() if row in self._edits)
+            self._edits[row].learners for row in rows.tolist() if row in self._edits
+        )
 
     def begin(self, rows: npt.NDArray[np.int64]) -> None:
         """``launch`` will be called for these rows: what does not need their logits may start now."""
@@ -247,12 +259,23 @@ class Sampler:
             # Kernels take all rows at once, and know greedy ones by their temperature of 0.
             of, at = (rows, positions) if self._by_kernels else (rows[drawn], positions[drawn])
             numbers = staging.take((5, len(of)), np.float64)
-            fill_numbers(numbers.host, np.where(self._greedy[of], 0.0, self._temperature[of]),
-                         self._top_k[of], self._top_p[of], self._min_p[of], uniforms(self._seed[of], at))
-        self._staged = _Asked(drawn, asking, numbers, staging.add(drawn) if drawn.size else None,
-                              staging.add(asking) if asking.size else None,
-                              top_k=bool(self._top_k[rows].any()),
-                              top_p=bool((self._top_p[rows] < 1.0).any()))
+            fill_numbers(
+                numbers.host,
+                np.where(self._greedy[of], 0.0, self._temperature[of]),
+                self._top_k[of],
+                self._top_p[of],
+                self._min_p[of],
+                uniforms(self._seed[of], at),
+            )
+        self._staged = _Asked(
+            drawn,
+            asking,
+            numbers,
+            staging.add(drawn) if drawn.size else None,
+            staging.add(asking) if asking.size else None,
+            top_k=bool(self._top_k[rows].any()),
+            top_p=bool((self._top_p[rows] < 1.0).any()),
+        )
 
     @property
     def _by_kernels(self) -> bool:
@@ -269,14 +292,18 @@ class Sampler:
         staged, self._staged = self._staged, None
         return staged
 
-    def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
-               positions: npt.NDArray[np.int64]) -> Sampled:
+    def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Sampled:
         """``launch``, and wait for what it makes."""
         choice = self.launch(logits_XV, rows, positions)
         return choice.result(choice.sent(self._readback, []).open())
 
-    def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-               host_XV: npt.NDArray[np.float32] | None = None) -> TokenChoice:
+    def launch(
+        self,
+        logits_XV: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        host_XV: npt.NDArray[np.float32] | None = None,
+    ) -> TokenChoice:
         """The next token of each row. What ``stage`` sent is taken, once; without that it is brought now.
 
         ``logits_XV``: float32, contiguous, changed in place by the edits; ``rows``: the row of each;
@@ -286,8 +313,11 @@ class Sampler:
         raw = None
         if asked.asking_places is not None:
             raw = logits_XV.index_select(0, asked.asking_places.device)
-        edits = [(i, int(positions[i]), self._edits[row]) for i, row in enumerate(rows.tolist())
-                 if row in self._edits] if self._edits else []
+        edits = (
+            [(i, int(positions[i]), self._edits[row]) for i, row in enumerate(rows.tolist()) if row in self._edits]
+            if self._edits
+            else []
+        )
         masks = self._edit(logits_XV, edits, rows)
         chosen_X: torch.Tensor | npt.NDArray[np.int64]
         if not self._remote and asked.numbers is None:
@@ -296,8 +326,12 @@ class Sampler:
             from weft.runner import sampling_kernels
 
             chosen_X = sampling_kernels.choose(
-                logits_XV, None if asked.numbers is None else asked.numbers.device, masked=masks is not None,
-                top_k=asked.top_k, top_p=asked.top_p)
+                logits_XV,
+                None if asked.numbers is None else asked.numbers.device,
+                masked=masks is not None,
+                top_k=asked.top_k,
+                top_p=asked.top_p,
+            )
         else:
             chosen_X = self._choose(logits_XV, rows, asked, masks)
         logprobs, top_counts = [], []
@@ -305,12 +339,18 @@ class Sampler:
             top_counts = self._logprobs[rows[asked.asking]].tolist()
             of_those = as_tensor(chosen_X).index_select(0, asked.asking_places.device)
             logprobs = score(raw, of_those, max(top_counts))
-        return TokenChoice(chosen_X, logprobs, asked.asking, top_counts,
-                      [(i, learner) for i, _, edit in edits for learner in edit.learners],
-                      self._grammars.among(rows))
+        return TokenChoice(
+            chosen_X,
+            logprobs,
+            asked.asking,
+            top_counts,
+            [(i, learner) for i, _, edit in edits for learner in edit.learners],
+            self._grammars.among(rows),
+        )
 
-    def _edit(self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]],
-              rows: npt.NDArray[np.int64]) -> Masks | None:
+    def _edit(
+        self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]], rows: npt.NDArray[np.int64]
+    ) -> Masks | None:
         """Change the logits, by one copy of what that takes. Returns the masks of constrained rows, if
         any."""
         if not edits and not self._grammars.any:
@@ -324,13 +364,14 @@ class Sampler:
         if staged is not None:
             staged.apply(logits_XV)
         if masks is not None:
-            if self._remote:   # what a grammar refuses is less than what a NaN becomes
+            if self._remote:  # what a grammar refuses is less than what a NaN becomes
                 _make_finite(logits_XV)
             masks.apply(logits_XV)
         return masks
 
-    def _choose(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], asked: _Asked,
-                masks: Masks | None) -> torch.Tensor:
+    def _choose(
+        self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], asked: _Asked, masks: Masks | None
+    ) -> torch.Tensor:
         """By torch's operators, and numpy's where it can read what is there."""
         if not self._remote:
             chosen_X = torch.from_numpy(_best_of(logits_XV, logits_XV.numpy(), masks))
@@ -344,8 +385,9 @@ class Sampler:
         filters = Filters(self._top_k[of], self._top_p[of], asked.numbers.device)
         if len(of) == len(rows):
             return choose(logits_XV, filters, remote=self._remote)
-        return chosen_X.index_copy(0, places_N, choose(logits_XV.index_select(0, places_N), filters,
-                                                       remote=self._remote))
+        return chosen_X.index_copy(
+            0, places_N, choose(logits_XV.index_select(0, places_N), filters, remote=self._remote)
+        )
 
 
 def as_tensor(chosen_X: torch.Tensor | npt.NDArray[np.int64]) -> torch.Tensor:
@@ -353,11 +395,10 @@ def as_tensor(chosen_X: torch.Tensor | npt.NDArray[np.int64]) -> torch.Tensor:
     return chosen_X if isinstance(chosen_X, torch.Tensor) else torch.from_numpy(chosen_X)
 
 
-def _best_of(logits_XV: torch.Tensor, host_XV: npt.NDArray[np.float32],
-             masks: Masks | None) -> npt.NDArray[np.int64]:
+def _best_of(logits_XV: torch.Tensor, host_XV: npt.NDArray[np.float32], masks: Masks | None) -> npt.NDArray[np.int64]:
     """The first of each row's highest logits [X], by ``host_XV``, the same memory. Where one is not finite,
     they are made so in place, and what ``masks`` refuse is refused again."""
-    best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)   # of NaN, where there is any
+    best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)  # of NaN, where there is any
     # A sum of a few of Python's floats is finite where they are. More operators of numpy would say no more.
     if not math.isfinite(sum(map(host_XV.item, range(len(best_X)), best_X.tolist()))):
         _make_finite(logits_XV)

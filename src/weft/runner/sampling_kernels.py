@@ -164,8 +164,21 @@ def _add_masses(sums, digit, amount):
 
 
 @triton.jit(do_not_specialize=["rows", "level"])
-def _histogram(logits, numbers, part_best, histograms, V, rows, logits_row, level, MASS: tl.constexpr,
-               TOP_K: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _histogram(
+    logits,
+    numbers,
+    part_best,
+    histograms,
+    V,
+    rows,
+    logits_row,
+    level,
+    MASS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    MASKED: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Adds a part to ``histograms``, int64 [rows, 2 (top-k, top-p), LEVELS, BUCKETS], of top-p if MASS.
     TOP_K: the histograms of top-k are complete."""
     at, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
@@ -197,8 +210,21 @@ def _histogram(logits, numbers, part_best, histograms, V, rows, logits_row, leve
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _part_mass(logits, numbers, part_best, histograms, part_mass, V, rows, logits_row, TOP_K: tl.constexpr,
-               TOP_P: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _part_mass(
+    logits,
+    numbers,
+    part_best,
+    histograms,
+    part_mass,
+    V,
+    rows,
+    logits_row,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MASKED: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """``part_mass`` int64 [rows, parts]; not written for greedy rows."""
     at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(numbers + at).to(tl.float32)
@@ -207,20 +233,35 @@ def _part_mass(logits, numbers, part_best, histograms, part_mass, V, rows, logit
         worse, bits = _worse(logits + at * logits_row, part * BLOCK, best, temperature, V, MASKED, BLOCK)
         most = _most(numbers, histograms, at, rows, V, TOP_K, TOP_P)
         floor = tl.load(numbers + 3 * rows + at).to(tl.float32)
-        tl.store(part_mass + at * tl.num_programs(1) + part,
-                 tl.sum(_mass(worse, bits, part * BLOCK, most, floor, V, BLOCK)))
+        tl.store(
+            part_mass + at * tl.num_programs(1) + part, tl.sum(_mass(worse, bits, part * BLOCK, most, floor, V, BLOCK))
+        )
 
 
 @triton.jit
-def _drawn(row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K: tl.constexpr,
-           TOP_P: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _drawn(
+    row,
+    numbers,
+    histograms,
+    part_mass,
+    at,
+    best,
+    V,
+    rows,
+    PARTS,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MASKED: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The token whose running mass first exceeds u x mass, int32."""
     part = tl.arange(0, PARTS_PADDED)
     masses = tl.load(part_mass + at * PARTS + part, mask=part < PARTS, other=0)
     sums = tl.cumsum(masses, axis=0)
     total = tl.sum(masses)
     target = (tl.load(numbers + 4 * rows + at) * total.to(tl.float64)).to(tl.int64)
-    target = tl.minimum(target, total - 1)   # float64 may round up to the total
+    target = tl.minimum(target, total - 1)  # float64 may round up to the total
     drawn_part = tl.sum((sums <= target).to(tl.int32))
     before = tl.sum(tl.where(part < drawn_part, masses, 0))
     begin = drawn_part * BLOCK
@@ -232,9 +273,24 @@ def _drawn(row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K:
 
 
 @triton.jit(do_not_specialize=["rows", "PARTS"])
-def _pick(logits, numbers, part_best, histograms, part_mass, chosen, V, rows, logits_row, PARTS,
-          DRAWS: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MASKED: tl.constexpr,
-          PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+def _pick(
+    logits,
+    numbers,
+    part_best,
+    histograms,
+    part_mass,
+    chosen,
+    V,
+    rows,
+    logits_row,
+    PARTS,
+    DRAWS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MASKED: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """``chosen`` int64 [rows]."""
     at = tl.program_id(0).to(tl.int64)
     row = logits + at * logits_row
@@ -246,13 +302,15 @@ def _pick(logits, numbers, part_best, histograms, part_mass, chosen, V, rows, lo
     token = tl.min(tl.where(x == best, begin + tl.arange(0, BLOCK), 0x7FFFFFFF))
     if DRAWS:  # noqa: SIM102 (a greedy step has no numbers to load)
         if tl.load(numbers + at) > 0.0:
-            token = _drawn(row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K, TOP_P,
-                           MASKED, PARTS_PADDED, BLOCK)
+            token = _drawn(
+                row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K, TOP_P, MASKED, PARTS_PADDED, BLOCK
+            )
     tl.store(chosen + at, token.to(tl.int64))
 
 
-def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: bool, top_k: bool = True,
-           top_p: bool = True) -> torch.Tensor:
+def choose(
+    logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: bool, top_k: bool = True, top_p: bool = True
+) -> torch.Tensor:
     """int64 [X]. ``numbers_5X``: float64, as ``filters.fill_numbers`` wrote them (temperature, top-k, top-p,
     log of min-p, uniform), with a temperature of 0 for greedy rows; None where all are. ``top_k``, ``top_p``:
     whether a row has that filter."""
@@ -269,7 +327,7 @@ def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: 
     launch(_part_best, (rows, parts))(logits_XV, best_XP, vocab_size, rows, logits_XV.stride(0), **shape)
     draws = numbers_5X is not None
     top_k, top_p = draws and top_k, draws and top_p
-    numbers, histograms, mass_XP = best_XP, best_XP, best_XP   # not read
+    numbers, histograms, mass_XP = best_XP, best_XP, best_XP  # not read
     if numbers_5X is not None:
         numbers = numbers_5X
         mass_XP = torch.empty((rows, parts), dtype=torch.int64, device=device)
@@ -278,14 +336,50 @@ def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: 
         for mass in [False] * top_k + [True] * top_p:
             for level in range(LEVELS.value):
                 launch(_histogram, (rows, parts))(
-                    logits_XV, numbers, best_XP, histograms, vocab_size, rows, logits_XV.stride(0), level,
-                    MASS=mass, TOP_K=top_k, PARTS_PADDED=padded, **shape)
+                    logits_XV,
+                    numbers,
+                    best_XP,
+                    histograms,
+                    vocab_size,
+                    rows,
+                    logits_XV.stride(0),
+                    level,
+                    MASS=mass,
+                    TOP_K=top_k,
+                    PARTS_PADDED=padded,
+                    **shape,
+                )
         launch(_part_mass, (rows, parts))(
-            logits_XV, numbers, best_XP, histograms, mass_XP, vocab_size, rows, logits_XV.stride(0),
-            TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded, **shape)
+            logits_XV,
+            numbers,
+            best_XP,
+            histograms,
+            mass_XP,
+            vocab_size,
+            rows,
+            logits_XV.stride(0),
+            TOP_K=top_k,
+            TOP_P=top_p,
+            PARTS_PADDED=padded,
+            **shape,
+        )
     launch(_pick, (rows,))(
-        logits_XV, numbers, best_XP, histograms, mass_XP, chosen_X, vocab_size, rows, logits_XV.stride(0),
-        parts, DRAWS=draws, TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded, **shape)
+        logits_XV,
+        numbers,
+        best_XP,
+        histograms,
+        mass_XP,
+        chosen_X,
+        vocab_size,
+        rows,
+        logits_XV.stride(0),
+        parts,
+        DRAWS=draws,
+        TOP_K=top_k,
+        TOP_P=top_p,
+        PARTS_PADDED=padded,
+        **shape,
+    )
     return chosen_X
 
 

@@ -36,10 +36,10 @@ _BEFORE_SEND = "a staged piece is read before it was sent"
 def step_bytes(tokens: int, rows: int, pages: int) -> int:
     """Bytes of a step with ``tokens`` tokens in up to ``rows`` rows, one of them new with ``pages`` pages:
     for the batch, the table of runs and the sampler. A power of two."""
-    by_token = 3 * tokens                                    # tokens, positions, those that prompts score
-    by_row = 24 * rows                                       # of runs, sampling and its numbers
+    by_token = 3 * tokens  # tokens, positions, those that prompts score
+    by_row = 24 * rows  # of runs, sampling and its numbers
     table_writes = 3 * (pages + tokens // PAGE_TOKENS + 2 * rows)
-    chunks = 2 * (tokens // CHUNK_TOKENS + 2 * rows) + 2 * rows   # int32s in pairs
+    chunks = 2 * (tokens // CHUNK_TOKENS + 2 * rows) + 2 * rows  # int32s in pairs
     return 1 << (8 * (by_token + by_row + table_writes + chunks) - 1).bit_length()
 
 
@@ -157,8 +157,8 @@ class Staging:
 
     def _make(self, capacity_bytes: int) -> None:
         pinned = self._device.type == "cuda"
-        self._pinned = [torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=pinned)
-                        for _ in range(2 if self._remote else 1)]
+        self._pinned = [
+            torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(2 if self._remote else 1)
+        ]
         self._hosts = [buffer.numpy() for buffer in self._pinned]
-        self._device_bytes = torch.empty(capacity_bytes if self._remote else 0, dtype=torch.uint8,
-                                  device=self._device)
+        self._device_bytes = torch.empty(capacity_bytes if self._remote else 0, dtype=torch.uint8, device=self._device)

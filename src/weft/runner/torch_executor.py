@@ -69,6 +69,7 @@ _log = logging.getLogger("weft")
 Observer = Callable[[StepPlan, torch.Tensor], None]
 BeforeStep = Callable[[StepPlan], None]
 
+
 class MakeSampler(Protocol):
     def __call__(self, rows_max: int, vocab_size: int, device: torch.device) -> Sampler: ...
 
@@ -87,13 +88,24 @@ class TorchExecutor:
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
-                 kv_scales: Mapping[int, torch.Tensor] | None = None,
-                 reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
-                 capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
-                 verify_runs: bool = False, pad_decode_to: int = 0, observer: Observer | None = None,
-                 before_step: BeforeStep | None = None, on_worker: bool = True,
-                 sampler: MakeSampler = Sampler) -> None:
+    def __init__(
+        self,
+        model: Model,
+        arena_plan: ArenaPlan,
+        sizes: Sizes,
+        *,
+        kv_scales: Mapping[int, torch.Tensor] | None = None,
+        reload: Callable[[], LoadedModel] | None = None,
+        device: torch.device | None = None,
+        capture: Capture | None = None,
+        mixed_tokens_max: int = TOKENS_MAX,
+        verify_runs: bool = False,
+        pad_decode_to: int = 0,
+        observer: Observer | None = None,
+        before_step: BeforeStep | None = None,
+        on_worker: bool = True,
+        sampler: MakeSampler = Sampler,
+    ) -> None:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
         self.arena = DeviceArena(arena_plan, device)
@@ -106,17 +118,35 @@ class TorchExecutor:
         self._caches = self._lay_out(device)
         self._head: HeadRunner | None = None
         self._capture, self._on_worker = capture, on_worker
-        rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
-                       step_tokens_max=sizes.step_tokens_max)
+        rows = rows_on(
+            device,
+            rows_max=sizes.rows_max,
+            pages_max=arena_plan.pages_for(sizes.max_model_len),
+            step_tokens_max=sizes.step_tokens_max,
+        )
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
         self.pictures = self.batches.pictures = picture_rows(model, device, sizes.rows_max)
-        self.graphs = None if capture is None else DecodeGraphs(
-            rows.table, rows.chosen, decode_widths(sizes.rows_max), capture,
-            None if self.pictures is None else self.pictures.deltas_R)
-        self.mixed_graphs = None if capture is None or capture.reads_host else MixedGraphs(
-            rows.table, rows.chosen, recorded_shapes(
-                sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
-            capture)
+        self.graphs = (
+            None
+            if capture is None
+            else DecodeGraphs(
+                rows.table,
+                rows.chosen,
+                decode_widths(sizes.rows_max),
+                capture,
+                None if self.pictures is None else self.pictures.deltas_R,
+            )
+        )
+        self.mixed_graphs = (
+            None
+            if capture is None or capture.reads_host
+            else MixedGraphs(
+                rows.table,
+                rows.chosen,
+                recorded_shapes(sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max), verify_runs=verify_runs),
+                capture,
+            )
+        )
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device)
         with current(device):
             self.sampler.warm()
@@ -214,7 +244,7 @@ class TorchExecutor:
         if self._head is not None:
             self._head.admit(plan)
         if self._adapters and self.batches.decode_widths and not self._adapted_recorded:
-            self._record_adapted()   # here, on the thread of the steps: no other is being launched
+            self._record_adapted()  # here, on the thread of the steps: no other is being launched
         self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
@@ -247,14 +277,14 @@ class TorchExecutor:
             self.batches.note_chosen(batch, choice)
         self.batches.store(self.arena)
         pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
-        self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts,
-                                    plan.pooled_runs)
+        self._before = LaunchedStep(
+            began_s, plan.run_count, pending, choice, batch.sample_runs, prompts, plan.pooled_runs
+        )
         if plan.mtp_drafts is not None:
             return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.home()))
         return self._before
 
-    def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor,
-                 result: StepResult) -> StepResult:
+    def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor, result: StepResult) -> StepResult:
         """``result`` with what the model's own head drafts behind it, where there is one."""
         if self._head is None or plan.mtp_drafts is None:
             return result
@@ -269,33 +299,57 @@ class TorchExecutor:
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
             rows, capture = self.batches.rows, self._capture
-            graphs = None if capture is None or self.graphs is None else HeadGraphs(
-                head, rows.table, rows.chosen, self.graphs.widths, capture,
-                None if self.pictures is None else self.pictures.deltas_R, DTYPES[self.model.spec.dtype])
+            graphs = (
+                None
+                if capture is None or self.graphs is None
+                else HeadGraphs(
+                    head,
+                    rows.table,
+                    rows.chosen,
+                    self.graphs.widths,
+                    capture,
+                    None if self.pictures is None else self.pictures.deltas_R,
+                    DTYPES[self.model.spec.dtype],
+                )
+            )
             assert isinstance(self.model, CausalModel)
-            cache, *index = self._caches[len(self.model.architecture.spec().layers):]
+            cache, *index = self._caches[len(self.model.architecture.spec().layers) :]
             cache = replace(cache, index=index[0] if index else None)
-            self._head = HeadRunner(head, rows.table, cache, self.arena.plan.pages_per_frame,
-                                    self.pictures, rows.staging.capacity_bytes, graphs)
+            self._head = HeadRunner(
+                head,
+                rows.table,
+                cache,
+                self.arena.plan.pages_per_frame,
+                self.pictures,
+                rows.staging.capacity_bytes,
+                graphs,
+            )
 
-    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
-                  began_s: float) -> LaunchedStep:
+    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, began_s: float) -> LaunchedStep:
         """The rest of a step with verify runs. It is home at once: their states follow from its
         tokens."""
         room = self._logits_room(len(batch.sample_runs))
         logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
         if self.observer is not None:
             self.observer(plan, logits_XV)
-        chosen = choose(self.sampler, logits_XV,
-                        SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan,
-                        self._verify_tables)
+        chosen = choose(
+            self.sampler,
+            logits_XV,
+            SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions),
+            plan,
+            self._verify_tables,
+        )
         right = [len(tokens) for tokens in chosen.by_run.values()]
         if isinstance(batch.inputs, MixedBlock):
             assert self.mixed_graphs is not None
             verified = slice(plan.verify_runs.start, plan.verify_runs.stop)
-            self.mixed_graphs.replay_states(batch.inputs.shape, plan.starts[verified].tolist(),
-                                            plan.lengths[verified].tolist(), right,
-                                            plan.slots[verified].tolist())
+            self.mixed_graphs.replay_states(
+                batch.inputs.shape,
+                plan.starts[verified].tolist(),
+                plan.lengths[verified].tolist(),
+                right,
+                plan.slots[verified].tolist(),
+            )
         else:
             assert isinstance(batch.inputs, StepInputs)
             replay(batch.inputs.runs, right, self._verify_tables)
@@ -303,11 +357,19 @@ class TorchExecutor:
         prompts, scores = self._score_prompts(plan, batch, hidden)
         scores += pool(self.model, batch.pooled_spans, hidden)
         # Waited for without scores too: the copies of the store are before it, and end with the step.
-        home = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts,
-                            pooled_runs=plan.pooled_runs).home()
-        result = StepResult(chosen.tokens, chosen.logprobs, home.prompt_logprobs,
-                            time.perf_counter() - began_s, chosen.failures, chosen.by_run,
-                            chosen.verified_logprobs, pooled=home.pooled)
+        home = LaunchedStep(
+            began_s, plan.run_count, self._readback.send(scores), prompts=prompts, pooled_runs=plan.pooled_runs
+        ).home()
+        result = StepResult(
+            chosen.tokens,
+            chosen.logprobs,
+            home.prompt_logprobs,
+            time.perf_counter() - began_s,
+            chosen.failures,
+            chosen.by_run,
+            chosen.verified_logprobs,
+            pooled=home.pooled,
+        )
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
@@ -394,8 +456,11 @@ class TorchExecutor:
         """Raises ConfigError for level 2 where there is no checkpoint to read again."""
         device = self.arena.device
         if level == 2 and self._reload is None:
-            raise ConfigError("this engine was made from a model in memory: there is no checkpoint to read "
-                              "it from again, so level 2 cannot be; level 1 can", param="level")
+            raise ConfigError(
+                "this engine was made from a model in memory: there is no checkpoint to read "
+                "it from again, so level 2 cannot be; level 1 can",
+                param="level",
+            )
         self._worker.rest()
         self._before = None
         self._forget_graphs()
@@ -427,7 +492,7 @@ class TorchExecutor:
             elif self._on_host is not None:
                 self._on_host.restore()
                 self._on_host = None
-                for loaded in self._adapters.values():   # their factors have other addresses now
+                for loaded in self._adapters.values():  # their factors have other addresses now
                     self.install_adapter(loaded)
             elif isinstance(self.model, DroppedModel):
                 self._read_again(self.model.spec)
@@ -440,8 +505,7 @@ class TorchExecutor:
             refused = self.record_graphs()
             self.warm()
             if refused is not None:
-                _log.warning("after waking, some steps run without a CUDA graph and are slower: %s",
-                             refused)
+                _log.warning("after waking, some steps run without a CUDA graph and are slower: %s", refused)
 
     def _forget_graphs(self) -> None:
         """They hold addresses in the arena and in the weights."""
@@ -455,9 +519,11 @@ class TorchExecutor:
         assert self._reload is not None
         loaded = self._reload()
         if loaded.spec != spec:
-            raise CheckpointError("the checkpoint has changed while the engine slept: its layers, sizes or "
-                                  "dtype are others now. Put the old one back, or start the engine anew",
-                                  param="model")
+            raise CheckpointError(
+                "the checkpoint has changed while the engine slept: its layers, sizes or "
+                "dtype are others now. Put the old one back, or start the engine anew",
+                param="model",
+            )
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
         if self.pictures is not None:
             self.pictures.vision = loaded.model.vision
@@ -473,8 +539,9 @@ class TorchExecutor:
             self._ring.close()
         self.arena.release()
 
-    def _score_prompts(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor,
-                       ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
+    def _score_prompts(
+        self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor
+    ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
         """What is asked of prompts, and the pieces that bring it home."""
         prompts, pieces = [], []
         digests = self.batches.adapters_of(plan) if batch.prompt_spans else []
@@ -489,7 +556,6 @@ class TorchExecutor:
                 pieces += score(logits_NV, following_N, span.top_count)
             prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
         return tuple(prompts), pieces
-
 
     def _only(self, digest: str, rows: int) -> AbstractContextManager[None]:
         """Meanwhile all rows of the head are of one adapter, or of none."""

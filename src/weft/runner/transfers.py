@@ -62,7 +62,7 @@ class _Places:
         self._plan = plan
         self._arena_B = arena_B
         self._buffers = buffers
-        self.pages_NP = arena_B[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
+        self.pages_NP = arena_B[: plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
 
     def states(self, ids_K2: Ids) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The bytes of each slot and of its buffer."""
@@ -70,8 +70,10 @@ class _Places:
         for slot, buffer in ids_K2.tolist():
             assert 0 <= slot < plan.slot_count, f"slot {slot} is not in the arena"
             begin = slot * plan.slot_stride_bytes
-            yield (self._arena_B[begin:begin + plan.slot_bytes],
-                   torch.from_numpy(self._buffers[BufferId(buffer)].state_B))
+            yield (
+                self._arena_B[begin : begin + plan.slot_bytes],
+                torch.from_numpy(self._buffers[BufferId(buffer)].state_B),
+            )
 
     def pages(self, ids_K3: Ids, most: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Rows of ``ids_K3`` whose pages lie side by side in one buffer, up to ``most`` of them, and those
@@ -86,7 +88,7 @@ class _Places:
             for first in range(begin, end, most):
                 rows = slice(first, min(first + most, end))
                 buffer, place = int(buffers[first]), int(places[first])
-                host_PB = self._buffers[BufferId(buffer)].pages_PB[place:place + rows.stop - first]
+                host_PB = self._buffers[BufferId(buffer)].pages_PB[place : place + rows.stop - first]
                 assert len(host_PB) == rows.stop - first, f"buffer {buffer} ends before those pages"
                 yield rows, torch.from_numpy(host_PB)
 
@@ -110,7 +112,7 @@ class HostTransfers:
         for rows, host_PB in self._places.pages(ids, len(ids)):
             if kind is WorkKind.LOAD_PAGES:
                 pages_NP[ids[rows, 0]] = host_PB.numpy()
-            else:   # in place
+            else:  # in place
                 np.take(pages_NP, ids[rows, 0], axis=0, out=host_PB.numpy(), mode="clip")
 
 
@@ -171,17 +173,19 @@ class _Load:
                 return True
         return False
 
-
     def reads(self, buffer: BufferId) -> bool:
-        return any(kind in (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES) and (ids.host[:, 1] == buffer).any()
-                   for kind, ids in self.ids)
+        return any(
+            kind in (WorkKind.LOAD_PAGES, WorkKind.LOAD_STATES) and (ids.host[:, 1] == buffer).any()
+            for kind, ids in self.ids
+        )
 
 
 class DeviceTransfers:
     """``arena_B``: uint8 [arena_bytes] on the device. The thread of the steps calls all but ``are_done``."""
 
-    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces, *,
-                 rooms_bytes: int = ROOMS_BYTES) -> None:
+    def __init__(
+        self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces, *, rooms_bytes: int = ROOMS_BYTES
+    ) -> None:
         device, self._page_bytes = arena_B.device, plan.page_bytes
         self._places = _Places(plan, arena_B, buffers)
         self._loads = _Lane(device, 1, max(rooms_bytes // 2, plan.page_bytes))
@@ -202,7 +206,7 @@ class DeviceTransfers:
                     continue
                 room_B, most = self._loads.next_room(), self._loads.room_bytes // self._page_bytes
                 for rows, host_PB in self._places.pages(ids.host, most):
-                    pages_PB = room_B[:host_PB.numel()].view(host_PB.shape)
+                    pages_PB = room_B[: host_PB.numel()].view(host_PB.shape)
                     pages_PB.copy_(host_PB, non_blocking=True)
                     self._places.pages_NP.index_copy_(0, ids.device[rows, 0], pages_PB)
         end = self._loads.end()
@@ -217,12 +221,12 @@ class DeviceTransfers:
                 for slot_B, state_B in self._places.states(ids.host):
                     for begin in range(0, len(slot_B), lane.room_bytes):
                         piece = slice(begin, begin + lane.room_bytes)
-                        room_B = lane.next_room()[:len(slot_B[piece])]
+                        room_B = lane.next_room()[: len(slot_B[piece])]
                         room_B.copy_(slot_B[piece])
                         self._cross(step, room_B, state_B[piece])
                 continue
             for rows, host_PB in self._places.pages(ids.host, lane.room_bytes // self._page_bytes):
-                pages_PB = lane.next_room()[:host_PB.numel()].view(host_PB.shape)
+                pages_PB = lane.next_room()[: host_PB.numel()].view(host_PB.shape)
                 torch.index_select(self._places.pages_NP, 0, ids.device[rows, 0], out=pages_PB)
                 self._cross(step, pages_PB, host_PB)
 
@@ -234,8 +238,7 @@ class DeviceTransfers:
     def settle(self, keys: Collection[Any], pages: Ids, slots: Ids) -> Work:
         """The current stream goes on behind the loads that have one of ``keys``, or write one of these pages
         and slots. Returns the restores that it must do first."""
-        due = [load for load in self._under_way if not load.keys.isdisjoint(keys)
-               or load.writes(pages, slots)]
+        due = [load for load in self._under_way if not load.keys.isdisjoint(keys) or load.writes(pages, slots)]
         for load in due:
             self._under_way.remove(load)
             self._loads.let_in(load.end)

@@ -61,18 +61,20 @@ class Verified:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan,
-           staging: Staging) -> Verified:
+def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan, staging: Staging) -> Verified:
     """Tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
     logits."""
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
     chosen: dict[int, list[int]] = {run: [] for run in plan.verify_runs}
-    at = np.flatnonzero(np.diff(of.runs, prepend=-1))   # the first row of each run
+    at = np.flatnonzero(np.diff(of.runs, prepend=-1))  # the first row of each run
     drafts = _drafts(plan)
     apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
     while at.size:
-        sampled = (apart.of(at) if apart is not None else
-                   sampler.sample(_rows_at(logits_XV, at, staging), of.rows[at], of.positions[at]))
+        sampled = (
+            apart.of(at)
+            if apart is not None
+            else sampler.sample(_rows_at(logits_XV, at, staging), of.rows[at], of.positions[at])
+        )
         going_on = []
         for i, (row, token) in enumerate(zip(at.tolist(), sampled.tokens.tolist(), strict=True)):
             run = int(of.runs[row])
@@ -118,8 +120,9 @@ def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
     log, first = runs.log, runs.decode_count
     assert log is not None, "a step without verify runs"
     at = slice(first, first + len(counts))
-    log.replay_filled(LoggedRuns([offset - log.first for offset in runs.offsets[at]], runs.starts[at],
-                                 list(counts), runs.slots[at]))
+    log.replay_filled(
+        LoggedRuns([offset - log.first for offset in runs.offsets[at]], runs.starts[at], list(counts), runs.slots[at])
+    )
     if not log.has_notes:
         return
     order = sorted(range(len(counts)), key=lambda at: counts[at] > 1)
@@ -132,16 +135,26 @@ def replay(runs: Runs, counts: Sequence[int], staging: Staging) -> None:
     flat, chunk_count = device_runs.pack_lists(offsets, starts, lengths, fresh, decodes, ())
     staging.begin()
     by_run = staging.add(np.array([starts, slots, np.add(starts, lengths), verified], np.int64))
-    index = staging.add(np.concatenate([
-        np.arange(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]))
+    index = staging.add(
+        np.concatenate([np.arange(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)])
+    )
     packed = staging.add(flat)
     staging.send()
     starts_R, slots_R, context_R, verified_R = by_run.device
     # What one run has lies together: views do.
     alone, table_RP = len(counts) == 1, runs.page_table_RP
-    again = Runs(offsets=offsets, starts=starts, lengths=lengths, slots=slots, fresh=fresh,
-                 decode_count=decodes, starts_R=starts_R, slots_R=slots_R, context_R=context_R,
-                 page_table_RP=table_RP[at] if alone else table_RP.index_select(0, verified_R))
+    again = Runs(
+        offsets=offsets,
+        starts=starts,
+        lengths=lengths,
+        slots=slots,
+        fresh=fresh,
+        decode_count=decodes,
+        starts_R=starts_R,
+        slots_R=slots_R,
+        context_R=context_R,
+        page_table_RP=table_RP[at] if alone else table_RP.index_select(0, verified_R),
+    )
     if gpu.fits(table_RP):
         device_runs.remember(again, packed.device, chunk_count)
     log.replay(slice(0, counts[0]) if alone else index.device, again)

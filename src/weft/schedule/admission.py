@@ -77,8 +77,15 @@ def headroom_pages(running_count: int, preemption_count: int) -> int:
 class AdmissionPlanner:
     """Reads the queues and rows of the scheduler; writes only into the plan builder."""
 
-    def __init__(self, sizes: Sizes, rows: RowTable, reuse: Reuse, waiting: RankedQueue,
-                 running: RankedQueue, store: StoreTier | None = None) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        rows: RowTable,
+        reuse: Reuse,
+        waiting: RankedQueue,
+        running: RankedQueue,
+        store: StoreTier | None = None,
+    ) -> None:
         self._sizes = sizes
         self._rows = rows
         self._reuse = reuse
@@ -170,10 +177,21 @@ class AdmissionPlanner:
         assert start < known.size
         if not step.transaction.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
             return False
-        step.admissions.append(Admission(
-            row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
-            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar,
-            adapter=seq.adapter, pictures=seq.pictures, pooling=seq.pooling))
+        step.admissions.append(
+            Admission(
+                row=row,
+                seq=seq.id,
+                tokens=known,
+                prompt_tokens=int(seq.prompt.size),
+                sampling=seq.sampling,
+                seed=seq.seed,
+                stop_ids=seq.stop_ids,
+                grammar=seq.grammar,
+                adapter=seq.adapter,
+                pictures=seq.pictures,
+                pooling=seq.pooling,
+            )
+        )
         transaction = step.transaction
         step.write_table(row, 0, [*transaction.shared_pages(seq.id), *transaction.new_pages(seq.id)])
         step.add_prefill(seq, row, start, end, transaction.slot_of(seq.id), known)
@@ -207,8 +225,7 @@ class AdmissionPlanner:
         own, awaited = match.anchor, self._reuse.awaited()
         step.transaction.evict_last([own, *awaited])
         cached = match.cached_tokens
-        pages = (pages_for(seq.known_count) - cached // PAGE_TOKENS + match.restore_pages
-                 + self._headroom(step, seq))
+        pages = pages_for(seq.known_count) - cached // PAGE_TOKENS + match.restore_pages + self._headroom(step, seq)
         tokens = seq.known_count - cached
         more_pages = more = 0
         for other in islice(self._waiting.after(seq), rows_free - 1):

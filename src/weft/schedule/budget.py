@@ -70,8 +70,7 @@ class Budget:
 
     __slots__ = ("_granted", "_left_s", "_limit", "left")
 
-    def __init__(self, step_tokens_max: int, decode_count: int, limit: StepLimit = NO_LIMIT,
-                 context: int = 0) -> None:
+    def __init__(self, step_tokens_max: int, decode_count: int, limit: StepLimit = NO_LIMIT, context: int = 0) -> None:
         self.left = max(step_tokens_max - decode_count, CHUNK_TOKENS)
         self._limit = limit
         self._left_s = limit.prefill_s(decode_count, context)

@@ -57,7 +57,7 @@ class Admission:
 
     ``tokens`` is the prompt and, after a preemption, the tokens generated before it. ``prompt_tokens`` counts
     the prompt's, so that penalties count exactly the *generated* ones. ``seed`` is the sequence's own 64-bit
-    seed (already split for n > 1). """
+    seed (already split for n > 1)."""
 
     row: RowId
     seq: SeqId
@@ -163,8 +163,9 @@ def work_of(plan: StepPlan) -> Work:
     if decodes == plan.run_count:
         return Work(0, 0, decodes, context)
     runs = zip(starts[decodes:].tolist(), lengths[decodes:].tolist(), strict=True)
-    return Work(int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs),
-                decodes, context)
+    return Work(
+        int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs), decodes, context
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,15 @@ class PlanBuilder:
 
     @property
     def runs_or_frees(self) -> bool:
-        return bool(self.decode_rows.size or self.prefill_rows or self.pages_freed or self.rows_cleared
-                    or self.reclaiming or self.store_step or any(self.stores))
+        return bool(
+            self.decode_rows.size
+            or self.prefill_rows
+            or self.pages_freed
+            or self.rows_cleared
+            or self.reclaiming
+            or self.store_step
+            or any(self.stores)
+        )
 
     @property
     def store_step(self) -> StoreStep:
@@ -156,8 +163,16 @@ class PlanBuilder:
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
         if self.decode_rows is decode_batch.rows and not self.prefill_rows and not moved:
-            runs = _Runs(decode_batch.seqs, decode_batch.rows, starts, decode_batch.lengths,
-                         decode_batch.slots, decode_batch.fresh, decode_batch.samples, tokens)
+            runs = _Runs(
+                decode_batch.seqs,
+                decode_batch.rows,
+                starts,
+                decode_batch.lengths,
+                decode_batch.slots,
+                decode_batch.fresh,
+                decode_batch.samples,
+                tokens,
+            )
         else:
             runs = self._runs(starts, tokens, rows)
             for row, patch in rows.of_patches(moved):
@@ -180,11 +195,14 @@ class PlanBuilder:
             table_patches=_patches(reservation.table_patches, rows),
             arena_work=work,
             taps=tuple(self.taps),
-            prompt_logprob_runs=tuple(first_prefill + at for at, seq in enumerate(self.prefill_seqs)
-                                      if seq.prompt_logprobs_due),
-            pooled_runs=tuple(first_prefill + at
-                              for at, (seq, end) in enumerate(zip(self.prefill_seqs, self.prefill_ends,
-                                                                  strict=True)) if seq.pools(end)),
+            prompt_logprob_runs=tuple(
+                first_prefill + at for at, seq in enumerate(self.prefill_seqs) if seq.prompt_logprobs_due
+            ),
+            pooled_runs=tuple(
+                first_prefill + at
+                for at, (seq, end) in enumerate(zip(self.prefill_seqs, self.prefill_ends, strict=True))
+                if seq.pools(end)
+            ),
             reservation=reservation,
             preempted=tuple(seq.id for seq in self.preempted),
             finished=tuple(self.finished),
@@ -204,7 +222,7 @@ class PlanBuilder:
         all_starts = np.concatenate([starts, np.asarray(self.prefill_starts, dtype=np.int32)])
         ends = np.concatenate([decode_ends, np.asarray(self.prefill_ends, dtype=np.int32)])
         samples = np.ones(ends.size, dtype=np.bool_)
-        samples[decodes.size:] = self.prefill_samples
+        samples[decodes.size :] = self.prefill_samples
         return _Runs(
             seqs=(*rows.seq_ids[decodes].tolist(), *(seq.id for seq in self.prefill_seqs)),
             rows=np.concatenate([decodes, np.asarray(self.prefill_rows, dtype=np.int32)]),
@@ -213,7 +231,8 @@ class PlanBuilder:
             slots=np.concatenate([rows.slots[decodes], np.asarray(self.prefill_slots, dtype=np.int32)]),
             fresh=all_starts == 0,
             samples=samples,
-            tokens=np.concatenate([tokens, *self.prefill_tokens]))
+            tokens=np.concatenate([tokens, *self.prefill_tokens]),
+        )
 
     def _table_writes(self) -> Int32s:
         if not self.write_rows:
@@ -228,17 +247,21 @@ def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
     slot_moves = {copy.src: copy.dst for copy in moves.slots}
     pages, states = stores
     overwritten = {page for one in work.kv_compressions for page in one.pages}.union(
-        *(one.compressed for one in work.kv_restores))
+        *(one.compressed for one in work.kv_restores)
+    )
     if any(not overwritten.isdisjoint(one.pages) for one in pages):
         return work
     return replace(
         work,
-        page_stores=tuple(replace(one, pages=tuple(page_moves.get(page, page) for page in one.pages))
-                          for one in pages),
-        state_stores=tuple(replace(one, slot=slot_moves.get(one.slot, one.slot)) for one in states))
+        page_stores=tuple(replace(one, pages=tuple(page_moves.get(page, page) for page in one.pages)) for one in pages),
+        state_stores=tuple(replace(one, slot=slot_moves.get(one.slot, one.slot)) for one in states),
+    )
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:
-    written = [(row, patch.first_index + at, page)
-               for row, patch in rows.of_patches(patches) for at, page in enumerate(patch.pages)]
+    written = [
+        (row, patch.first_index + at, page)
+        for row, patch in rows.of_patches(patches)
+        for at, page in enumerate(patch.pages)
+    ]
     return np.asarray(written, dtype=np.int32).T if written else no_writes()

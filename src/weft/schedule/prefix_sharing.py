@@ -67,8 +67,15 @@ def common_tokens(left: Int32s, right: Int32s) -> int:
     return first if length and differ[first] else length
 
 
-def wait_for(known: Int32s, cached: int, rank: Rank, producers: Iterable[PrefixProducer], *,
-             stateful: bool, grid: int = CHUNK_TOKENS) -> PrefixWait | None:
+def wait_for(
+    known: Int32s,
+    cached: int,
+    rank: Rank,
+    producers: Iterable[PrefixProducer],
+    *,
+    stateful: bool,
+    grid: int = CHUNK_TOKENS,
+) -> PrefixWait | None:
     """The wait that saves most for a request with ``known`` tokens, ``cached`` of them in the cache; the
     first of equal ones. ``stateful`` False: the model resumes at any page, and every computed page is
     published. ``grid``: states are saved at its multiples."""
@@ -86,8 +93,9 @@ def wait_for(known: Int32s, cached: int, rank: Rank, producers: Iterable[PrefixP
     return best
 
 
-def position_in_flight(known: Int32s, cached: int, producers: Iterable[PrefixProducer], *, stateful: bool,
-                       grid: int = CHUNK_TOKENS) -> int:
+def position_in_flight(
+    known: Int32s, cached: int, producers: Iterable[PrefixProducer], *, stateful: bool, grid: int = CHUNK_TOKENS
+) -> int:
     """The furthest position of ``known`` whose state (or KV) a wait for one of ``producers`` would bring,
     worth the wait or not; 0 if it is not past ``cached``."""
     furthest = 0
@@ -102,12 +110,10 @@ def position_in_flight(known: Int32s, cached: int, producers: Iterable[PrefixPro
 def _may_share(producer: PrefixProducer, known: Int32s, position: int) -> bool:
     """False if one look shows that no more than ``position`` tokens are shared, the last of ``known`` aside.
     Most prompts with an equal front differ soon behind what is cached."""
-    return (min(producer.known.size, known.size - 1) > position
-            and bool(producer.known[position] == known[position]))
+    return min(producer.known.size, known.size - 1) > position and bool(producer.known[position] == known[position])
 
 
-def _points(producer: PrefixProducer, shared: int, *, stateful: bool,
-            grid: int) -> Iterator[tuple[int, int, int]]:
+def _points(producer: PrefixProducer, shared: int, *, stateful: bool, grid: int) -> Iterator[tuple[int, int, int]]:
     """Positions up to ``shared`` that ``producer`` brings or can bring, the tokens it computes until then,
     and the tap to ask it for."""
     for position in producer.arriving:
@@ -160,8 +166,9 @@ class PrefixProducers:
         producers = self._of_same_prefix(seq, known, match.cached_tokens)
         in_flight = 0
         if producers:
-            in_flight = position_in_flight(known, match.cached_tokens, producers, stateful=self._stateful,
-                                           grid=self._grid)
+            in_flight = position_in_flight(
+                known, match.cached_tokens, producers, stateful=self._stateful, grid=self._grid
+            )
         if in_flight <= match.cached_tokens:
             return match
         return replace(match, lost=match.lost.but("not_ready", in_flight - match.cached_tokens))

@@ -32,15 +32,7 @@ import numpy as np
 
 from weft.costs.restore import RestorePrices
 from weft.memory.arena_work import SnapshotLoad
-from weft.memory.prefix_store import (
-    KvRows,
-    StagingBuffers,
-    Store,
-    StoredPrefix,
-    StoreEvent,
-    Ticket,
-    TransferBuffers,
-)
+from weft.memory.prefix_store import KvRows, StagingBuffers, Store, StoredPrefix, StoreEvent, Ticket, TransferBuffers
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import Sequence
@@ -130,8 +122,9 @@ class _Answer(NamedTuple):
 class Restores:
     """``exact``: inexact prefixes are not used. ``clock`` returns seconds and never goes back."""
 
-    def __init__(self, store: Store, buffers: TransferBuffers, prices: RestorePrices,
-                 clock: Callable[[], float], *, exact: bool) -> None:
+    def __init__(
+        self, store: Store, buffers: TransferBuffers, prices: RestorePrices, clock: Callable[[], float], *, exact: bool
+    ) -> None:
         self.counts = RestoreCounts()
         self.fetches: dict[FetchKey, Restore] = {}
         self._store = store
@@ -157,8 +150,10 @@ class Restores:
     @property
     def next_deadline_s(self) -> float:
         """When the first fetch that is under way is late; infinity without one."""
-        return min((nextafter(fetch.deadline_s, inf) for fetch in self.fetches.values()
-                    if fetch.state is FetchState.READING), default=inf)
+        return min(
+            (nextafter(fetch.deadline_s, inf) for fetch in self.fetches.values() if fetch.state is FetchState.READING),
+            default=inf,
+        )
 
     # ------------------------------------------------------------------ in a plan: reads only
 
@@ -175,8 +170,7 @@ class Restores:
         """The fetch that ``seq`` waits for."""
         return next((fetch for fetch in self.fetches.values() if seq in fetch.seqs), None)
 
-    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish],
-             others: int) -> StoreLook:
+    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish], others: int) -> StoreLook:
         """``wishes``: those of this plan so far. One plan begins one fetch. ``others``: requests that run or
         wait beside ``seq``."""
         waited_for = self.fetch_of(seq.id)
@@ -204,16 +198,21 @@ class Restores:
         wish = self._wish(seq, answer.prefix, answer, (), others)
         return wish if isinstance(wish, FetchWish) else None
 
-    def _wish(self, seq: Sequence, prefix: StoredPrefix, answer: _Answer, wishes: Iterable[FetchWish],
-              others: int) -> FetchWish | StoreLoss:
+    def _wish(
+        self, seq: Sequence, prefix: StoredPrefix, answer: _Answer, wishes: Iterable[FetchWish], others: int
+    ) -> FetchWish | StoreLoss:
         """A fetch that begins or is joined, or why there is none."""
         cached_tokens = answer.cached_tokens
         key = FetchKey(seq.salt, prefix.snapshot)
         fetch = self.fetches.get(key)
         if fetch is None and not prefix.near:
             queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
-            if self._prices.saved_s(cached_tokens, prefix.position, answer.read_bytes, others=others,
-                                    queued_bytes=queued) <= 0:
+            if (
+                self._prices.saved_s(
+                    cached_tokens, prefix.position, answer.read_bytes, others=others, queued_bytes=queued
+                )
+                <= 0
+            ):
                 return "stored"
         wish = FetchWish(seq.id, key, prefix, _page_floor(cached_tokens), others)
         if fetch is not None:
@@ -232,7 +231,7 @@ class Restores:
         answer, changes = self._answers.get(seq.id), self._store.changes
         if answer is None or answer[:2] != (cached_tokens, changes):
             prefix = None
-            reusable = seq.reusable(known)[:known.size - 1]
+            reusable = seq.reusable(known)[: known.size - 1]
             if reusable.size:
                 prefix = self._store.match(seq.salt or None, reusable, cached_tokens)
             if prefix is not None and self._exact and not prefix.exact:
@@ -260,19 +259,23 @@ class Restores:
         prefix, now_s = wish.prefix, self._clock()
         buffer = self._buffers.add(rows.total)
         staging = self._buffers[buffer]
-        state_B = staging.pages_PB[rows.kv_count:].reshape(-1) if rows.state_count else staging.state_B
-        into = StagingBuffers(staging.pages_PB[:rows.kv_count].reshape(-1).data, state_B.data,
-                              self._buffers.page_bytes)
+        state_B = staging.pages_PB[rows.kv_count :].reshape(-1) if rows.state_count else staging.state_B
+        into = StagingBuffers(
+            staging.pages_PB[: rows.kv_count].reshape(-1).data, state_B.data, self._buffers.page_bytes
+        )
         ticket = self._store.fetch(prefix, wish.start, into)
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
         # What is in memory already is copied for sure, however busy the machine is.
-        wait_s = inf if prefix.near else max(
-            WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
-        load = SnapshotLoad(buffer, wish.start, prefix.position, prefix.exact, rows.kv,
-                              rows.kv_count if rows.state_count else PAD)
-        return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s,
-                       prefix.bytes_from(wish.start))
+        wait_s = (
+            inf if prefix.near else max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
+        )
+        load = SnapshotLoad(
+            buffer, wish.start, prefix.position, prefix.exact, rows.kv, rows.kv_count if rows.state_count else PAD
+        )
+        return Restore(
+            wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s, prefix.bytes_from(wish.start)
+        )
 
     def loading(self, key: FetchKey, step: int) -> None:
         """Step ``step`` loads the fetch ``key``."""

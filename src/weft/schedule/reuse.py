@@ -96,7 +96,7 @@ class Reuse:
         donates = self._donates(preempted=preempted)
         keep = None
         if donates or self._memory.lease(seq.id).snapshots:
-            keep = seq.keys()[:int(self._rows.computed[self._rows.row_of(seq)])]
+            keep = seq.keys()[: int(self._rows.computed[self._rows.row_of(seq)])]
             if not donates:
                 step.transaction.publish(seq.id, keep)
         step.transaction.close(seq.id, keep=keep if donates else None)
@@ -154,8 +154,11 @@ class Reuse:
             match = matches.get(seq.id)
             row = step.prefill_rows[prefill]
             wanted = self._rows.wanted[row] if match is None else self._wishes(seq, match)
-            positions = taps_in_run([*step.requested_taps.get(seq.id, ()), *wanted],
-                                    step.prefill_starts[prefill], step.prefill_ends[prefill])
+            positions = taps_in_run(
+                [*step.requested_taps.get(seq.id, ()), *wanted],
+                step.prefill_starts[prefill],
+                step.prefill_ends[prefill],
+            )
             for position in positions:
                 slot = step.transaction.save(seq.id, position)
                 if slot is None:
@@ -168,9 +171,14 @@ class Reuse:
         for prefill, seq in enumerate(step.prefill_seqs):
             run = int(step.decode_rows.size) + prefill
             tapped = [tap.position for tap in step.taps if tap.run == run]
-            for position in spare_in_run(tapped, step.prefill_starts[prefill], step.prefill_ends[prefill],
-                                         known_tokens=seq.known_count,
-                                         insurance_first=self._insurance_first, grid=self._grid):
+            for position in spare_in_run(
+                tapped,
+                step.prefill_starts[prefill],
+                step.prefill_ends[prefill],
+                known_tokens=seq.known_count,
+                insurance_first=self._insurance_first,
+                grid=self._grid,
+            ):
                 slot = step.transaction.save(seq.id, position, spare=self._spare)
                 if slot is None:
                     return
@@ -205,15 +213,20 @@ class Reuse:
     def _wishes(self, seq: Sequence, match: Match) -> list[int]:
         if not self._stateful:
             return []
-        return wanted_positions(self._policy, known_tokens=seq.known_count, start=match.cached_tokens,
-                                boundaries=seq.boundaries, marks=seq.marks,
-                                kv_tokens=max(match.kv_tokens, match.recall.seen_tokens),
-                                insurance_first=self._insurance_first, grid=self._grid)
+        return wanted_positions(
+            self._policy,
+            known_tokens=seq.known_count,
+            start=match.cached_tokens,
+            boundaries=seq.boundaries,
+            marks=seq.marks,
+            kv_tokens=max(match.kv_tokens, match.recall.seen_tokens),
+            insurance_first=self._insurance_first,
+            grid=self._grid,
+        )
 
     # ------------------------------------------------------------------ in-flight prefixes
 
-    def producers(self, step: PlanBuilder, running: Iterable[Sequence],
-                  closing: Iterable[Sequence]) -> PrefixProducers:
+    def producers(self, step: PlanBuilder, running: Iterable[Sequence], closing: Iterable[Sequence]) -> PrefixProducers:
         """Sequences that compute, or have just computed, a prefix that others need: prefills among
         ``running``, sequences with something to publish, and those that end."""
         producers = PrefixProducers(enabled=self.enabled, stateful=self._stateful, grid=self._grid)
@@ -234,8 +247,7 @@ class Reuse:
             arriving = [held.position for held in self._memory.lease(seq.id).snapshots]
             arriving += [computed] if self._donates(preempted=False) else []
             if arriving:
-                producers.add(PrefixProducer(seq.id, seq.salt, None, seq.keys()[:computed], computed,
-                                             tuple(arriving)))
+                producers.add(PrefixProducer(seq.id, seq.salt, None, seq.keys()[:computed], computed, tuple(arriving)))
         return producers
 
     def _producer(self, seq: Sequence, row: RowId, known: Int32s, *, publishes: bool) -> PrefixProducer:

@@ -78,7 +78,7 @@ class RowTable:
         """``rows`` (which may repeat, in ascending order of ``indexes`` then) get pages of these numbers; a
         row has all before."""
         held = indexes + 1
-        self.pages_held[rows] = held   # where a row repeats, the last one counts
+        self.pages_held[rows] = held  # where a row repeats, the last one counts
         self.capacity[rows] = held * PAGE_TOKENS
 
     def release(self, seq: Sequence) -> RowId:

@@ -57,8 +57,14 @@ from weft.units import PAD, RowId, SeqId, SlotId
 class Scheduler:
     """``store``: prefixes beyond memory; ``drafter``: where verify runs get their drafts. None: without."""
 
-    def __init__(self, memory: Memory, sizes: Sizes, policy: SnapshotPolicy = AUTO,
-                 store: StoreTier | None = None, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        sizes: Sizes,
+        policy: SnapshotPolicy = AUTO,
+        store: StoreTier | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.memory = memory
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
@@ -72,8 +78,11 @@ class Scheduler:
         """Time of a step with decodes; the engine replaces it between steps (``--max-step-ms``)."""
         self.store = store
         self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
-        self._verify_planner = None if drafter is None else VerifyPlanner(
-            drafter, self.rows, self.reuse, step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
+        self._verify_planner = (
+            None
+            if drafter is None
+            else VerifyPlanner(drafter, self.rows, self.reuse, step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
+        )
         self.drafter = drafter
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
@@ -83,14 +92,16 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(len(self.waiting) or len(self.running) or self._closing
-                    or (self.store is not None and self.store.has_step))
+        return bool(
+            len(self.waiting) or len(self.running) or self._closing or (self.store is not None and self.store.has_step)
+        )
 
     @property
     def may_stop_plans(self) -> bool:
         """Whether what waits may wait for the store, or for its pictures, and for nothing else."""
-        return ((self.store is not None and self.store.may_stop_plans)
-                or (not len(self.running) and all(seq.pictures_due for seq in self.waiting)))
+        return (self.store is not None and self.store.may_stop_plans) or (
+            not len(self.running) and all(seq.pictures_due for seq in self.waiting)
+        )
 
     @property
     def has_closing(self) -> bool:
@@ -150,8 +161,8 @@ class Scheduler:
         if not step.runs_or_frees and not step.publishing and self.may_stop_plans:
             return None
         assert step.runs_or_frees or step.publishing, (
-            f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
-            f"usage {self.memory.usage()}")
+            f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, usage {self.memory.usage()}"
+        )
         return step.seal(self._step, self.rows)
 
     def _plan_closing(self, step: PlanBuilder) -> None:
@@ -189,9 +200,9 @@ class Scheduler:
         crossing_rows = rows[crossing]
         # Once one row is short, all rows behind it are: the rest must not go to a lower rank.
         pages = step.transaction.extend_by_page(self.rows.seq_ids[crossing_rows].tolist())
-        served = crossing_rows[:len(pages)]
+        served = crossing_rows[: len(pages)]
         step.write_entries(served.tolist(), self.rows.pages_held[served].tolist(), pages)
-        short = set(crossing_rows[len(pages):].tolist())
+        short = set(crossing_rows[len(pages) :].tolist())
         if short:
             self._plan_shortage(step, short)
 
@@ -203,13 +214,16 @@ class Scheduler:
             return
         order = list(self.running)
         order_rows = [self.rows.row_of(seq) for seq in order]
-        victims = victim_count([int(self.rows.pages_held[row]) for row in order_rows],
-                               [row in short for row in order_rows], step.pages_freed)
+        victims = victim_count(
+            [int(self.rows.pages_held[row]) for row in order_rows],
+            [row in short for row in order_rows],
+            step.pages_freed,
+        )
         if victims:
             step.preempted = order[-victims:]
             for seq in step.preempted:
                 self._take_out(step, seq, preempted=True)
-        out = short.union(order_rows[len(order) - victims:])
+        out = short.union(order_rows[len(order) - victims :])
         step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
@@ -257,7 +271,7 @@ class Scheduler:
                     self.reuse.awaits(seq)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
-        for seq in list(self.running)[-len(preempted):]:
+        for seq in list(self.running)[-len(preempted) :]:
             assert seq.id in preempted
             self.preemption_count += 1
             seq.preemption_count += 1
@@ -287,12 +301,14 @@ class Scheduler:
             self.recomputed_tokens += recomputed
             seq.recomputed_tokens += recomputed
             seq.computed_before = 0
-            self.rows.assign(admission.row, seq, known=admission.tokens, computed=start,
-                             slot=SlotId(int(plan.slots[run])))
+            self.rows.assign(
+                admission.row, seq, known=admission.tokens, computed=start, slot=SlotId(int(plan.slots[run]))
+            )
         self._decode_batch = None
 
-    def advance(self, plan: StepPlan, tokens: Int32s | int,
-                verified: Mapping[int, tuple[int, ...]] | None = None) -> None:
+    def advance(
+        self, plan: StepPlan, tokens: Int32s | int, verified: Mapping[int, tuple[int, ...]] | None = None
+    ) -> None:
         """The step is computed, or will be before any later one. Positions move on, and the next decodes feed
         ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known.
         ``verified``: by run, what each verify run chose; it moves by that much. Sequences that ended in the

@@ -9,7 +9,7 @@
 A sequence knows its tokens and its rank. The row table has what a running one holds on the device and how far
 it is computed. ``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and
 is preempted last. Lower ``priority`` comes first, then the order of arrival, then the index within the
-request. The rank never changes, so a preempted sequence returns to its own place in the queue. """
+request. The rank never changes, so a preempted sequence returns to its own place in the queue."""
 
 from __future__ import annotations
 
@@ -39,17 +39,53 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("_prompt_keys", "accepted_drafts", "adapter", "boundaries", "computed_before",
-                 "computed_max", "generated", "grammar", "id", "marks", "pictures", "pictures_due",
-                 "pooling", "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
-                 "recomputed_tokens", "rejected_drafts", "salt", "sampling", "seed", "state", "stop_ids")
+    __slots__ = (
+        "_prompt_keys",
+        "accepted_drafts",
+        "adapter",
+        "boundaries",
+        "computed_before",
+        "computed_max",
+        "generated",
+        "grammar",
+        "id",
+        "marks",
+        "pictures",
+        "pictures_due",
+        "pooling",
+        "prediction",
+        "preemption_count",
+        "prompt",
+        "prompt_logprobs_due",
+        "rank",
+        "recomputed_tokens",
+        "rejected_drafts",
+        "salt",
+        "sampling",
+        "seed",
+        "state",
+        "stop_ids",
+    )
 
-    def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
-                 stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
-                 boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-                 grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED,
-                 prediction: tuple[int, ...] | None = None, adapter: str = "",
-                 pictures: tuple[PlacedPicture, ...] = (), pooling: Pooling | None = None) -> None:
+    def __init__(
+        self,
+        seq: SeqId,
+        *,
+        prompt: Int32s,
+        sampling: SamplingParams,
+        seed: int,
+        stop_ids: tuple[int, ...],
+        rank: Rank,
+        salt: str = "",
+        boundaries: tuple[int, ...] = (),
+        marks: tuple[int, ...] = (),
+        grammar: CompiledGrammar | None = None,
+        new_tokens_max: int = UNBOUNDED,
+        prediction: tuple[int, ...] | None = None,
+        adapter: str = "",
+        pictures: tuple[PlacedPicture, ...] = (),
+        pooling: Pooling | None = None,
+    ) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -102,7 +138,7 @@ class Sequence:
         if self.prompt_logprobs_due:
             return known[:0]
         if self.pooling is not None and self.pooling.kind == "mean":
-            return known[:self.pooling.skip]
+            return known[: self.pooling.skip]
         return known
 
     def pools(self, end: int) -> bool:
@@ -131,18 +167,21 @@ class Sequence:
         sequences, in the cache and everywhere."""
         if not self.pictures:
             return known
-        return np.concatenate([self._prompt_keys, known[self.prompt.size:]])
+        return np.concatenate([self._prompt_keys, known[self.prompt.size :]])
 
     def keys(self) -> Int32s:
         return self.keyed(self.known())
 
     def __repr__(self) -> str:
-        return (f"Sequence({self.id}, {self.state.value}, rank={self.rank}, prompt={self.prompt.size}, "
-                f"generated={len(self.generated)})")
+        return (
+            f"Sequence({self.id}, {self.state.value}, rank={self.rank}, prompt={self.prompt.size}, "
+            f"generated={len(self.generated)})"
+        )
 
 
 class RankedQueue:
     """Ordered by ``Sequence.rank``; ranks are unique. Iteration is best first."""
+
     # A sorted list: to move a thousand pointers costs less than one step's bookkeeping in a heap. A heap
     # cannot remove from its middle, and a queue of tombstones has no bound (law L11).
 

@@ -88,14 +88,26 @@ class SnapshotPolicy:
 
 NONE = SnapshotPolicy()
 PROMPT = SnapshotPolicy(prompt_end=True, request_end=True, preemption=True, marks=True)
-AUTO = replace(PROMPT, prompt_end=False, near_end=True, boundaries=True, forks=True, insurance=True,
-               spare=True, decode=True)
+AUTO = replace(
+    PROMPT, prompt_end=False, near_end=True, boundaries=True, forks=True, insurance=True, spare=True, decode=True
+)
 
 _PRESETS = {"auto": AUTO, "prompt": PROMPT, "none": NONE}
-_SWITCHES = ("prompt-end", "near-end", "boundaries", "marks", "forks", "insurance", "spare", "request-end",
-             "preemption")
-_FORMS = ("auto, prompt, every:N, none, or a list such as auto,-forks or boundaries,decode:4096 of the "
-          f"sources {', '.join(_SWITCHES)}, every:N, decode, decode:N")
+_SWITCHES = (
+    "prompt-end",
+    "near-end",
+    "boundaries",
+    "marks",
+    "forks",
+    "insurance",
+    "spare",
+    "request-end",
+    "preemption",
+)
+_FORMS = (
+    "auto, prompt, every:N, none, or a list such as auto,-forks or boundaries,decode:4096 of the "
+    f"sources {', '.join(_SWITCHES)}, every:N, decode, decode:N"
+)
 
 
 def parse_snapshots(text: str) -> SnapshotPolicy:
@@ -144,14 +156,18 @@ def _distance(item: str, text: str) -> int:
     tokens = int(digits)
     if tokens == 0 or tokens % CHUNK_TOKENS:
         nearest = max(1, (tokens + CHUNK_TOKENS // 2) // CHUNK_TOKENS) * CHUNK_TOKENS
-        raise ConfigError(f"{_FLAG} is {text!r}; the N of {kind}:N must be a multiple of {CHUNK_TOKENS}, the "
-                          f"grid of the recurrent kernels, such as {kind}:{nearest}", param=_FLAG)
+        raise ConfigError(
+            f"{_FLAG} is {text!r}; the N of {kind}:N must be a multiple of {CHUNK_TOKENS}, the "
+            f"grid of the recurrent kernels, such as {kind}:{nearest}",
+            param=_FLAG,
+        )
     return tokens
 
 
 def _wrong(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{_FLAG} is {text!r}, and {why}; it must be {_FORMS}. N is a multiple of "
-                       f"{CHUNK_TOKENS}", param=_FLAG)
+    return ConfigError(
+        f"{_FLAG} is {text!r}, and {why}; it must be {_FORMS}. N is a multiple of {CHUNK_TOKENS}", param=_FLAG
+    )
 
 
 INSURANCE_TOKENS_MIN = 512
@@ -223,9 +239,17 @@ def _answer_tokens(computed: Int32s, targets: Int32s) -> Int32s:
     return computed - (targets - targets % CHUNK_TOKENS)
 
 
-def wanted_positions(policy: SnapshotPolicy, *, known_tokens: int, start: int,
-                     boundaries: Iterable[int] = (), marks: Iterable[int] = (), kv_tokens: int = 0,
-                     insurance_first: int = INSURANCE_TOKENS_MIN, grid: int = CHUNK_TOKENS) -> list[int]:
+def wanted_positions(
+    policy: SnapshotPolicy,
+    *,
+    known_tokens: int,
+    start: int,
+    boundaries: Iterable[int] = (),
+    marks: Iterable[int] = (),
+    kv_tokens: int = 0,
+    insurance_first: int = INSURANCE_TOKENS_MIN,
+    grid: int = CHUNK_TOKENS,
+) -> list[int]:
     """Positions after ``start``, multiples of ``grid``, at which a sequence of ``known_tokens`` should leave
     its state, the most useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was
     seen before; ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond
@@ -271,8 +295,9 @@ def taps_in_run(wanted: Iterable[int], start: int, end: int) -> list[int]:
     return [position for position in dict.fromkeys(wanted) if start < position <= end][:TAPS_PER_RUN_MAX]
 
 
-def spare_in_run(tapped: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int,
-                 grid: int = CHUNK_TOKENS) -> list[int]:
+def spare_in_run(
+    tapped: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int, grid: int = CHUNK_TOKENS
+) -> list[int]:
     """Places at growing distances that the run [start, end) of a prompt passes or reaches, from the front:
     none within an eighth of one of ``tapped``. With ``tapped`` at most TAPS_PER_RUN_MAX."""
     spare: list[int] = []

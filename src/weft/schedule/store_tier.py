@@ -35,10 +35,21 @@ class StoreTier:
     the store at most. ``compressed``: compressed parts are written as they are. ``stored_share``: bytes on
     the disk for a byte of a put."""
 
-    def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
-                 clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0,
-                 step_bytes: int = STEP_BYTES, compressed: bool = True,
-                 stored_share: Callable[[], float] = lambda: 1.0, orders: Orders | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        memory: Memory,
+        buffers: TransferBuffers,
+        prices: RestorePrices,
+        clock: Callable[[], float],
+        *,
+        exact: bool,
+        write_bytes_s: float = 0.0,
+        step_bytes: int = STEP_BYTES,
+        compressed: bool = True,
+        stored_share: Callable[[], float] = lambda: 1.0,
+        orders: Orders | None = None,
+    ) -> None:
         self.store = store
         self._memory, self._orders = memory, orders
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
@@ -46,9 +57,18 @@ class StoreTier:
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)
-        self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s,
-                                  step_bytes=step_bytes, compressed=compressed, stored_share=stored_share,
-                                  orders=orders)
+        self.writes = StoreWrites(
+            store,
+            memory,
+            buffers,
+            prices,
+            clock,
+            write_bytes_s=write_bytes_s,
+            step_bytes=step_bytes,
+            compressed=compressed,
+            stored_share=stored_share,
+            orders=orders,
+        )
 
     @property
     def has_step(self) -> bool:
@@ -77,7 +97,7 @@ class StoreTier:
         if prompt is None or self._orders is None:
             return
         salt, tokens = prompt
-        match = self._memory.match(np.append(tokens, np.int32(PAD)), salt=salt)   # the last one never matches
+        match = self._memory.match(np.append(tokens, np.int32(PAD)), salt=salt)  # the last one never matches
         if computed:
             self._orders.computed(request_id, match.cached_tokens)
         if match.anchor != NO_NODE:
@@ -92,8 +112,7 @@ class StoreTier:
 
     def close_loads(self, step: PlanBuilder) -> None:
         """The leases of loads that have ended close: what they hold enters the tree."""
-        loaded = {key: fetch for key, fetch in self.restores.fetches.items()
-                   if fetch.state is FetchState.LOADED}
+        loaded = {key: fetch for key, fetch in self.restores.fetches.items() if fetch.state is FetchState.LOADED}
         for fetch in loaded.values():
             step.transaction.close(fetch.lease, keep=fetch.tokens)
         step.closed_loads = tuple(loaded)
@@ -108,8 +127,7 @@ class StoreTier:
             self.restores.loading(key, plan.step)
         for wish in plan.store.wishes:
             self.restores.begin(wish)
-        self.writes.committed(plan.arena_work, plan.step,
-                              [opening.match.anchor for opening in plan.reservation.opened])
+        self.writes.committed(plan.arena_work, plan.step, [opening.match.anchor for opening in plan.reservation.opened])
         return served
 
     def finished(self, plan: StepPlan) -> None:
@@ -122,6 +140,10 @@ class StoreTier:
         self.store.close()
 
     def stats(self) -> TierStats:
-        return TierStats(self.restores.counts, self.writes.counts, self.store.stats(),
-                         sum(len(fetch.seqs) for fetch in self.restores.fetches.values()),
-                         self.buffers.used_bytes)
+        return TierStats(
+            self.restores.counts,
+            self.writes.counts,
+            self.store.stats(),
+            sum(len(fetch.seqs) for fetch in self.restores.fetches.values()),
+            self.buffers.used_bytes,
+        )

@@ -101,10 +101,20 @@ class StoreWrites:
     """``write_bytes_s``: 0 for no limit. ``compressed``: snapshots with compressed parts are written
     too. ``stored_share``: bytes on the disk for a byte of a put."""
 
-    def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
-                 clock: Callable[[], float], *, write_bytes_s: float, step_bytes: int = STEP_BYTES,
-                 compressed: bool = True, stored_share: Callable[[], float] = lambda: 1.0,
-                 orders: Orders | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        memory: Memory,
+        buffers: TransferBuffers,
+        prices: RestorePrices,
+        clock: Callable[[], float],
+        *,
+        write_bytes_s: float,
+        step_bytes: int = STEP_BYTES,
+        compressed: bool = True,
+        stored_share: Callable[[], float] = lambda: 1.0,
+        orders: Orders | None = None,
+    ) -> None:
         self.counts = WriteCounts()
         self.draining = False
         """The engine ends: write whatever is worth it now, without a pace."""
@@ -173,7 +183,7 @@ class StoreWrites:
             if left < state_bytes and not is_first:
                 break
             most = max(int(is_first), (left - state_bytes) // max(1, self._buffers.page_bytes))
-            copied = form.pages[job.copied:job.copied + most]
+            copied = form.pages[job.copied : job.copied + most]
             if copied:
                 pages.append(PageTransfer(job.buffer, job.copied, copied))
             if state_bytes:
@@ -311,13 +321,12 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return _Begin.DONE
-        ordered = (self._orders is not None
-                   and self._orders.wants(form.salt or None, form.tokens))
+        ordered = self._orders is not None and self._orders.wants(form.salt or None, form.tokens)
         uses = self._expected_uses(form)
-        read_bytes = (ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes
-                      + (0 if offer.above else self._buffers.slot_bytes))
-        if not ordered and self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes,
-                                                         uses) <= 0:
+        read_bytes = ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes + (
+            0 if offer.above else self._buffers.slot_bytes
+        )
+        if not ordered and self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses) <= 0:
             self.counts.skipped += 1
             self._skip(node)
             return _Begin.DONE
@@ -328,15 +337,18 @@ class StoreWrites:
         self._jobs.append(_Job(form, buffer, saved_s, last_step=-1 if has_work else 0, is_ordered=ordered))
         if self._write_bytes_s and not ordered:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
-            self._paced_until_s = (max(self._paced_until_s, self._clock() - PACE_SLACK_S)
-                                   + size_bytes * self._stored_share() / self._write_bytes_s)
+            self._paced_until_s = (
+                max(self._paced_until_s, self._clock() - PACE_SLACK_S)
+                + size_bytes * self._stored_share() / self._write_bytes_s
+            )
         return _Begin.DONE
 
     def _is_share(self, size_bytes: int) -> bool:
         """Whether buffers that wait to be written leave half of the limit to restores, or this one is
         alone."""
-        held_bytes = sum(self._buffers[buffer].nbytes
-                         for buffer in (*self._puts.values(), *(job.buffer for job in self._jobs)))
+        held_bytes = sum(
+            self._buffers[buffer].nbytes for buffer in (*self._puts.values(), *(job.buffer for job in self._jobs))
+        )
         return not held_bytes or held_bytes + size_bytes <= self._buffers.limit_bytes // 2
 
     def _expected_uses(self, form: SnapshotContents) -> float:
@@ -355,10 +367,17 @@ class StoreWrites:
         buffer, contents = self._buffers[job.buffer], job.contents
         state, form = buffer.state_B, EXACT_FORM
         if contents.slot == COMPRESSED:
-            state, form = buffer.pages_PB[job.kv_rows:].reshape(-1), INT8_STATE
-        ticket = self._store.put(contents.salt or None, contents.tokens, contents.position,
-                                 self._pieces(job), state.data, exact=contents.exact, seconds=job.saved_s,
-                                 state_form=form)
+            state, form = buffer.pages_PB[job.kv_rows :].reshape(-1), INT8_STATE
+        ticket = self._store.put(
+            contents.salt or None,
+            contents.tokens,
+            contents.position,
+            self._pieces(job),
+            state.data,
+            exact=contents.exact,
+            seconds=job.saved_s,
+            state_form=form,
+        )
         if ticket is None:
             self._buffers.free(job.buffer)
             self.counts.dropped += 1
@@ -371,7 +390,7 @@ class StoreWrites:
         """The KV of each part, cut where records end."""
         pieces, row = [], 0
         for part in job.contents.parts:
-            flat_B = self._buffers[job.buffer].pages_PB[row:row + part.row_count].reshape(-1)
+            flat_B = self._buffers[job.buffer].pages_PB[row : row + part.row_count].reshape(-1)
             record_page_bytes = self._compressed_kv_bytes if part.compressed else self._buffers.page_bytes
             form = self._kv_form if part.compressed else EXACT_FORM
             row, start = row + part.row_count, part.start
@@ -379,7 +398,7 @@ class StoreWrites:
                 end = min(part.end, start - start % RECORD_TOKENS_MAX + RECORD_TOKENS_MAX)
                 first, last = (start - part.start) // PAGE_TOKENS, pages_for(end) - part.start // PAGE_TOKENS
                 begin = part.skip_bytes + first * record_page_bytes
-                payload = flat_B[begin:part.skip_bytes + last * record_page_bytes]
+                payload = flat_B[begin : part.skip_bytes + last * record_page_bytes]
                 pieces.append(KvPiece(start, end, payload.data if self._has_pages else memoryview(b""), form))
                 start = end
         return pieces
@@ -388,5 +407,7 @@ class StoreWrites:
 def _is_apart(jobs: Iterable[_Job], contents: SnapshotContents, start: int) -> bool:
     """Whether none of ``jobs`` has KV of ``contents`` behind ``start``: it would be stored twice."""
     end = start + PAGE_TOKENS
-    return not any(job.contents.salt == contents.salt
-                   and np.array_equal(job.contents.tokens[:end], contents.tokens[:end]) for job in jobs)
+    return not any(
+        job.contents.salt == contents.salt and np.array_equal(job.contents.tokens[:end], contents.tokens[:end])
+        for job in jobs
+    )

@@ -58,7 +58,7 @@ class VerifyPlanner:
         runs: dict[int, tuple[int, ...]] = {}
         tokens_left, rows_left = room, VERIFY_TOKENS_MAX
         for row in rows:
-            draft = self._without_ends(row, drafts.get(self._rows.seq_ids.item(row), ())[:limits[row]])
+            draft = self._without_ends(row, drafts.get(self._rows.seq_ids.item(row), ())[: limits[row]])
             count = self._with_pages(step, row, min(len(draft), tokens_left, rows_left - 1))
             if count > 0:
                 runs[row] = (self._seq(row).generated[-1], *draft[:count])
@@ -99,11 +99,10 @@ class VerifyPlanner:
         gained = len(transaction.new_pages(seq))
         held = rows.pages_held.item(row) + gained
         if not rows.pages_held.item(row):
-            return count   # a model without pages
+            return count  # a model without pages
         if first + 1 + count > held * PAGE_TOKENS:
             if transaction.extend(seq, first + 1 + count, headroom_pages=len(step.decode_batch.rows)):
                 step.write_table(RowId(row), held, transaction.new_pages(seq)[gained:])
             else:
                 count = held * PAGE_TOKENS - first - 1
         return count
-

@@ -28,8 +28,9 @@ class AdapterNames:
         """Of ``--lora``. Raises ConfigError for a name that the model has."""
         for adapter in adapters:
             if adapter.name in model_names:
-                raise ConfigError(f"--lora {adapter.name} has a name of the model itself; choose another",
-                                  param="--lora")
+                raise ConfigError(
+                    f"--lora {adapter.name} has a name of the model itself; choose another", param="--lora"
+                )
             self._by_name[adapter.name] = adapter
 
     def find(self, name: str) -> Adapter | None:

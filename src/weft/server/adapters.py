@@ -71,17 +71,19 @@ class AdapterHandlers:
             raise RequestError(error.message, param="lora_name") from None
         several = self._service.several
         if name in (self._service.known_model(None).names if several is None else several.models):
-            raise RequestError(f"lora_name {name} is a name of the model itself; choose another",
-                               param="lora_name")
+            raise RequestError(f"lora_name {name} is a name of the model itself; choose another", param="lora_name")
         if name in self._service.names.all():
-            raise RequestError(f"lora_name {name} is a created name (/api/create); choose another, or delete "
-                               "it", param="lora_name")
-        async with self._turn:   # two loads of one name must not cross
+            raise RequestError(
+                f"lora_name {name} is a created name (/api/create); choose another, or delete it", param="lora_name"
+            )
+        async with self._turn:  # two loads of one name must not cross
             adapter = await asyncio.to_thread(self._read, name, body.lora_path)
             known = names.find(name)
             if known is not None and known.digest != adapter.digest and body.load_inplace is False:
-                raise RequestError(f"the adapter {name} is there already, with other files; load_inplace "
-                                   "true replaces it", param="lora_name")
+                raise RequestError(
+                    f"the adapter {name} is there already, with other files; load_inplace true replaces it",
+                    param="lora_name",
+                )
             await engines.load_adapter(adapter)
             names.bind(adapter)
         if known is not None and known.digest not in names.digests():
@@ -102,16 +104,22 @@ class AdapterHandlers:
         """Those of the model that the adapter belongs to; of several it is loaded, and stays meanwhile.
         Raises EngineUnavailableError, RequestError."""
         if self._service.workers is not None:
-            raise RequestError("adapters are loaded at the start (--lora) where --http-workers is above 1: a "
-                               "change of names would reach one of the processes alone", param="lora_name")
+            raise RequestError(
+                "adapters are loaded at the start (--lora) where --http-workers is above 1: a "
+                "change of names would reach one of the processes alone",
+                param="lora_name",
+            )
         self._service.check_open()
         if self._service.several is None:
             yield self._service.engine.engines
             return
         base = self._service.several.base_of(name)
         if base is None:
-            raise RequestError(f"lora_name is {name[:200]!r}; with several models it is MODEL/NAME, and the "
-                               f"models are {', '.join(self._service.several.models)}", param="lora_name")
+            raise RequestError(
+                f"lora_name is {name[:200]!r}; with several models it is MODEL/NAME, and the "
+                f"models are {', '.join(self._service.several.models)}",
+                param="lora_name",
+            )
         use = await base.enter()
         try:
             yield use.fleet.engines
@@ -123,4 +131,3 @@ class AdapterHandlers:
         from weft.models.hub import resolve_adapter
 
         return read_adapter(name, resolve_adapter(path))
-

@@ -52,17 +52,7 @@ from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RER
 from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ListedModel, ServedModel, Service
-from weft.server.sse import (
-    JSON_LINES,
-    ClientGoneError,
-    Handler,
-    Job,
-    Way,
-    answer_job,
-    json_response,
-    read_raw,
-    salt_of,
-)
+from weft.server.sse import JSON_LINES, ClientGoneError, Handler, Job, Way, answer_job, json_response, read_raw, salt_of
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
 from weft.text.chat_request import PictureSpan, picture_spans
@@ -74,30 +64,54 @@ _CLIENT_CLOSED_REQUEST = 499
 def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
     """``forward``: of an HTTP worker, to the process with the engines, which answers what no worker does."""
     config = service.config
-    keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
-                tenant_by_key=config.tenant_by_key, counts=service.counts)
+    keys = Keys(
+        config.client_keys(),
+        config.operator_key,
+        quotas=config.quotas(),
+        tenant_by_key=config.tenant_by_key,
+        counts=service.counts,
+    )
     batches = None
     if service.files is not None:
-        batches = BatchRunner(service, service.files, lines_max=config.max_batch_lines,
-                              age_s=config.file_limits().age_s, keys=keys.has_clients,
-                              tenant_of=keys.tenant_of)
+        batches = BatchRunner(
+            service,
+            service.files,
+            lines_max=config.max_batch_lines,
+            age_s=config.file_limits().age_s,
+            keys=keys.has_clients,
+            tenant_of=keys.tenant_of,
+        )
         service.background.append(batches)
     own = _Handlers(service)
-    groups = (own, AdapterHandlers(service), ResponseHandlers(service, forward),
-              replicas.ReplicaHandlers(service), BatchHandlers(service.files, batches),
-              OllamaModelHandlers(service))
-    handlers = own.by_way() | {row.operation: getattr(group, row.operation) for group in groups
-                               for row in ENDPOINTS if hasattr(group, row.operation)}
+    groups = (
+        own,
+        AdapterHandlers(service),
+        ResponseHandlers(service, forward),
+        replicas.ReplicaHandlers(service),
+        BatchHandlers(service.files, batches),
+        OllamaModelHandlers(service),
+    )
+    handlers = own.by_way() | {
+        row.operation: getattr(group, row.operation)
+        for group in groups
+        for row in ENDPOINTS
+        if hasattr(group, row.operation)
+    }
     if forward is not None:
         handlers |= dict.fromkeys(forwarded_operations(), forward)
     routes = [*endpoint_routes(handlers), *page_routes()]
-    app = Starlette(routes=routes, exception_handlers={
-        WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
-        Exception: on_bug})
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            WeftError: on_weft_error,
+            HTTPException: on_http_error,
+            ClientGoneError: _on_client_gone,
+            Exception: on_bug,
+        },
+    )
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
-    return Gate(app, keys=keys, origins=config.origins(), tracer=service.tracer,
-                strict_fields=config.strict_fields)
+    return Gate(app, keys=keys, origins=config.origins(), tracer=service.tracer, strict_fields=config.strict_fields)
 
 
 def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:
@@ -118,9 +132,14 @@ def _by_method(handlers: Mapping[str, Handler]) -> Handler:
     return answer
 
 
-_WAYS = {"chat": CHAT, "completions": COMPLETIONS, "messages": MESSAGES, "embeddings": EMBEDDINGS,
-         **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
-         **dict.fromkeys(("score", "plain_score"), SCORE)}
+_WAYS = {
+    "chat": CHAT,
+    "completions": COMPLETIONS,
+    "messages": MESSAGES,
+    "embeddings": EMBEDDINGS,
+    **dict.fromkeys(("rerank", "plain_rerank", "cohere_rerank"), RERANK),
+    **dict.fromkeys(("score", "plain_score"), SCORE),
+}
 _OLLAMA_ANSWERS = {"ollama_chat": OLLAMA_CHAT, "ollama_generate": OLLAMA_GENERATE}
 _OLLAMA_EMBEDDINGS = {"ollama_embed": OLLAMA_EMBED, "ollama_embeddings": OLLAMA_EMBEDDINGS}
 """By the operation of ``openapi.endpoints``."""
@@ -135,10 +154,15 @@ class _Handlers:
 
     def by_way(self) -> dict[str, Handler]:
         """Of the operations that have a ``Way``."""
-        return {operation: functools.partial(generate, way=way)
-                for generate, ways in ((self._generate, _WAYS), (self._generate_ollama, _OLLAMA_ANSWERS),
-                                       (self._embed_ollama, _OLLAMA_EMBEDDINGS))
-                for operation, way in ways.items()}
+        return {
+            operation: functools.partial(generate, way=way)
+            for generate, ways in (
+                (self._generate, _WAYS),
+                (self._generate_ollama, _OLLAMA_ANSWERS),
+                (self._embed_ollama, _OLLAMA_EMBEDDINGS),
+            )
+            for operation, way in ways.items()
+        }
 
     async def _embed_ollama(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way, undeclared=True)
@@ -153,16 +177,25 @@ class _Handlers:
 
     async def _generate(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way)
-        return await answer_job(request, await way.prepare(self._service, body), stream=bool(body.stream),
-                                keep_alive_s=self._service.config.sse_keep_alive)
+        return await answer_job(
+            request,
+            await way.prepare(self._service, body),
+            stream=bool(body.stream),
+            keep_alive_s=self._service.config.sse_keep_alive,
+        )
 
     async def _generate_ollama(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way, undeclared=True)
         if loaded := await loaded_answer(self._service, body):
             return json_response(loaded)
         # Its lines have no place for a comment that keeps a connection alive.
-        return await answer_job(request, await self._ollama_job(way, body), keep_alive_s=0.0,
-                                stream=body.stream is not False, media_type=JSON_LINES)
+        return await answer_job(
+            request,
+            await self._ollama_job(way, body),
+            keep_alive_s=0.0,
+            stream=body.stream is not False,
+            media_type=JSON_LINES,
+        )
 
     async def _body(self, request: Request, way: Way, *, undeclared: bool = False) -> Any:
         self._service.check_open()
@@ -179,8 +212,7 @@ class _Handlers:
 
     async def ollama_show(self, request: Request) -> Response:
         body = await read_body(await read_raw(request, undeclared=True), OllamaShowBody)
-        return json_response(show_answer(await self._service.text_side(
-            served_name(body.model or body.name or ""))))
+        return json_response(show_answer(await self._service.text_side(served_name(body.model or body.name or ""))))
 
     async def ollama_version(self, request: Request) -> Response:
         return json_response({"version": PROTOCOL_VERSION})
@@ -199,7 +231,7 @@ class _Handlers:
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         listed = {one.name: one for one in self._service.listed()}
-        if name not in listed:   # "default", or unknown
+        if name not in listed:  # "default", or unknown
             name = self._service.own_name(name)
         return json_response(_model_card(listed[name]))
 
@@ -215,8 +247,10 @@ class _Handlers:
         else:
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             spans = []
-        return Response(await tokenize_answer(model, tokens, with_texts=bool(body.return_token_strs),
-                                              spans=spans), media_type="application/json")
+        return Response(
+            await tokenize_answer(model, tokens, with_texts=bool(body.return_token_strs), spans=spans),
+            media_type="application/json",
+        )
 
     async def detokenize(self, request: Request) -> Response:
         self._service.check_open()
@@ -247,8 +281,7 @@ class _Handlers:
         running, waiting = (sum(counts) for counts in zip((0, 0), *lengths, strict=True))
         if self._service.several is not None:
             waiting += self._service.several.residency.waiting
-        return json_response({"server_load": self._service.active, "running": running,
-                              "waiting": waiting})
+        return json_response({"server_load": self._service.active, "running": running, "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
@@ -259,16 +292,20 @@ class _Handlers:
 
     async def _cache_of(self, name: str, fleet: Fleet) -> dict[str, Any]:
         looks = self._looks.get(name)
-        if looks is None or looks.fleet is not fleet:   # it was unloaded and loaded since
+        if looks is None or looks.fleet is not fleet:  # it was unloaded and loaded since
             looks = self._looks[name] = Looks(fleet)
         shapes = await looks.shapes()
         stats = dict(fleet.engines.stats())
         text_of = functools.partial(self._text_of, name) if self._service.config.show_text else None
-        return cache_reports([(number, stats[number], shape) for number, shape in shapes if number in stats],
-                             several=fleet.has_several, router=fleet.router.counts(), text_of=text_of)
+        return cache_reports(
+            [(number, stats[number], shape) for number, shape in shapes if number in stats],
+            several=fleet.has_several,
+            router=fleet.router.counts(),
+            text_of=text_of,
+        )
 
     def _text_of(self, name: str, tokens: Sequence[int]) -> str:
-        ids = [token for token in tokens if token >= 0]   # the others are rows of pictures
+        ids = [token for token in tokens if token >= 0]  # the others are rows of pictures
         return self._service.known_model(name).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
@@ -295,16 +332,16 @@ class _Handlers:
 
     async def metrics(self, request: Request) -> Response:
         workers = self._service.workers
-        text = self._service.metrics.text(self._service.fleet_reports(),
-                                          None if workers is None else workers.folder)
+        text = self._service.metrics.text(self._service.fleet_reports(), None if workers is None else workers.folder)
         return Response(text, media_type=CONTENT_TYPE)
 
 
 PIECE_TOKENS = 4096
 
 
-async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: bool,
-                          spans: Sequence[PictureSpan] = ()) -> bytes:
+async def tokenize_answer(
+    model: ServedModel, tokens: list[int], *, with_texts: bool, spans: Sequence[PictureSpan] = ()
+) -> bytes:
     """As JSON, PIECE_TOKENS at a time: the encoder would hold the event loop for as long as its list is.
     ``spans`` is there where a picture is."""
 
@@ -313,15 +350,22 @@ async def tokenize_answer(model: ServedModel, tokens: list[int], *, with_texts: 
 
     texts = await _listed(tokens, texts_of) if with_texts else b"null"
     sizes = len(tokens), model.info.sizes.max_model_len
-    return b"".join((b'{"count":%d,"max_model_len":%d,"tokens":' % sizes,
-                     await _listed(tokens, list), b',"token_strs":', texts,
-                     b',"spans":' + msgspec.json.encode(spans) if spans else b"", b"}"))
+    return b"".join(
+        (
+            b'{"count":%d,"max_model_len":%d,"tokens":' % sizes,
+            await _listed(tokens, list),
+            b',"token_strs":',
+            texts,
+            b',"spans":' + msgspec.json.encode(spans) if spans else b"",
+            b"}",
+        )
+    )
 
 
 async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequence[object]]) -> bytes:
     parts = []
     for at in range(0, len(tokens), PIECE_TOKENS):
-        parts.append(msgspec.json.encode(values_of(tokens[at:at + PIECE_TOKENS]))[1:-1])
+        parts.append(msgspec.json.encode(values_of(tokens[at : at + PIECE_TOKENS]))[1:-1])
         await asyncio.sleep(0)
     return b"[" + b",".join(parts) + b"]"
 
@@ -330,22 +374,37 @@ def _model_card(listed: ListedModel) -> dict[str, Any]:
     """``state`` is there with several models alone."""
     state = {} if listed.state is None else {"state": listed.state}
     root = listed.name if listed.adapter is not None else listed.info.name
-    return {"id": listed.name, "object": "model", "created": listed.created_s, "owned_by": "weft",
-            "root": root, "parent": listed.parent, "max_model_len": listed.info.sizes.max_model_len,
-            "vocab_size": listed.info.vocab_size, **state}
+    return {
+        "id": listed.name,
+        "object": "model",
+        "created": listed.created_s,
+        "owned_by": "weft",
+        "root": root,
+        "parent": listed.parent,
+        "max_model_len": listed.info.sizes.max_model_len,
+        "vocab_size": listed.info.vocab_size,
+        **state,
+    }
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
-_SERVED = re.compile("|".join(re.sub(r"\\{.*?\\}", "[^/]+", re.escape(path))
-                              for path in {row.path for row in ENDPOINTS}))
-_NOT_OF_OLLAMA = (": of Ollama's API this server has neither /api/push nor /api/blobs; its models are chosen "
-                  "at the start")
-_GENERATE = ", ".join(dict.fromkeys(row.path for row in ENDPOINTS if row.method == "POST"
-                                    and row.path in ("/v1/chat/completions", "/v1/completions",
-                                                     "/v1/responses", "/v1/messages")))
+_SERVED = re.compile(
+    "|".join(re.sub(r"\\{.*?\\}", "[^/]+", re.escape(path)) for path in {row.path for row in ENDPOINTS})
+)
+_NOT_OF_OLLAMA = (
+    ": of Ollama's API this server has neither /api/push nor /api/blobs; its models are chosen at the start"
+)
+_GENERATE = ", ".join(
+    dict.fromkeys(
+        row.path
+        for row in ENDPOINTS
+        if row.method == "POST"
+        and row.path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+    )
+)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -353,13 +412,23 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = error.headers or {}
     path = request.url.path
     if error.status_code == 404:
-        why = _NOT_OF_OLLAMA if path.startswith("/api/") else (
-            _slip(path, str(request.base_url)) or did_you_mean(path, {row.path for row in ENDPOINTS}))
-        failure = EdgeError(404, f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
-                                 "and others, which /openapi.json lists", code="unknown_path")
+        why = (
+            _NOT_OF_OLLAMA
+            if path.startswith("/api/")
+            else (_slip(path, str(request.base_url)) or did_you_mean(path, {row.path for row in ENDPOINTS}))
+        )
+        failure = EdgeError(
+            404,
+            f"there is nothing at {path[:200]}{why}. Served are /v1/models, {_GENERATE} "
+            "and others, which /openapi.json lists",
+            code="unknown_path",
+        )
     elif error.status_code == 405:
-        failure = EdgeError(405, f"{request.method} is not served at {path}; use "
-                                 f"{headers.get('Allow', 'another method')}", code="method_not_allowed")
+        failure = EdgeError(
+            405,
+            f"{request.method} is not served at {path}; use {headers.get('Allow', 'another method')}",
+            code="method_not_allowed",
+        )
     else:
         failure = EdgeError(error.status_code, error.detail)
     return error_response(failure, request.scope, headers)

@@ -53,12 +53,16 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     info, line, with_key = model.info, _lines_to(console), bool(config.client_keys())
     line()
     line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
-    line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} "
-         f"thread{'' if info.threads == 1 else 's'}, {info.kernels} kernels; loaded in {info.load_s:.1f} s")
+    line(
+        f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} "
+        f"thread{'' if info.threads == 1 else 's'}, {info.kernels} kernels; loaded in {info.load_s:.1f} s"
+    )
     if config.own_replicas > 1:
         line(f"{config.own_replicas} engine processes (--replicas); of each one:")
-    line(f"up to {info.sizes.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
-         f"{info.sizes.step_tokens_max} tokens per step")
+    line(
+        f"up to {info.sizes.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
+        f"{info.sizes.step_tokens_max} tokens per step"
+    )
     line()
     name_width = max((len(row.name) for row in info.memory), default=0)
     for row in info.memory:
@@ -69,7 +73,7 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line("Try it in a shell:", "bold")
     line(curl_snippet(model, url, with_key=with_key))
     line()
-    if _example(model)[0] != "/v1/rerank":   # OpenAI's client has no rerank
+    if _example(model)[0] != "/v1/rerank":  # OpenAI's client has no rerank
         line("or in Python (pip install openai):", "bold")
         line(openai_snippet(model, url, with_key=with_key))
         line()
@@ -84,10 +88,14 @@ def print_models(console: Console, several: SeveralModels, url: str, config: Ser
     width = max(len(model.name) for model in models)
     for model in models:
         weights, share = model.source.need.weights_bytes, model.resident.share
-        line(f"{model.name:{width}}  {format_bytes(share):>9}  some {format_bytes(weights)} of weights, and "
-             f"{format_bytes(max(0, share - weights))} for KV and states")
-    line(f"{'together':{width}}  {format_bytes(several.memory_bytes):>9}  "
-         f"{in_words(several.residency)}; each is loaded when it is asked for")
+        line(
+            f"{model.name:{width}}  {format_bytes(share):>9}  some {format_bytes(weights)} of weights, and "
+            f"{format_bytes(max(0, share - weights))} for KV and states"
+        )
+    line(
+        f"{'together':{width}}  {format_bytes(several.memory_bytes):>9}  "
+        f"{in_words(several.residency)}; each is loaded when it is asked for"
+    )
     words = "the header is 'Authorization: Bearer $WEFT_API_KEY'" if config.client_keys() else ""
     _print_places(line, url, words)
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
@@ -103,32 +111,36 @@ def in_words(residency: Residency) -> str:
 def curl_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
     path, body = _example(model)
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if with_key else ""
-    return (f"curl {shlex.quote(url + path)} -H 'Content-Type: application/json'{key} \\\n"
-            f"  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}")
+    return (
+        f"curl {shlex.quote(url + path)} -H 'Content-Type: application/json'{key} \\\n"
+        f"  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
+    )
 
 
 def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
     path, body = _example(model)
     key = 'os.environ["WEFT_API_KEY"]' if with_key else '"none"'
     arguments = ", ".join(f"{name}={value!r}" for name, value in body.items())
-    call, shown = {"/v1/chat/completions": ("chat.completions", "choices[0].message.content"),
-                   "/v1/embeddings": ("embeddings", "data[0].embedding")}.get(
-        path, ("completions", "choices[0].text"))
-    return "\n".join((
-        *(("import os",) if with_key else ()),
-        "from openai import OpenAI",
-        f"client = OpenAI(base_url={url + '/v1'!r}, api_key={key})",
-        f"answer = client.{call}.create({arguments})",
-        f"print(answer.{shown})",
-    ))
+    call, shown = {
+        "/v1/chat/completions": ("chat.completions", "choices[0].message.content"),
+        "/v1/embeddings": ("embeddings", "data[0].embedding"),
+    }.get(path, ("completions", "choices[0].text"))
+    return "\n".join(
+        (
+            *(("import os",) if with_key else ()),
+            "from openai import OpenAI",
+            f"client = OpenAI(base_url={url + '/v1'!r}, api_key={key})",
+            f"answer = client.{call}.create({arguments})",
+            f"print(answer.{shown})",
+        )
+    )
 
 
 def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
     """A checkpoint without a chat template serves completions only, one that was saved to embed or to score
     no text at all."""
     if not model.info.generates and model.info.score_labels:
-        return "/v1/rerank", {"model": model.name, "query": "How tall is it?",
-                               "documents": ["8,849 m", "red"]}
+        return "/v1/rerank", {"model": model.name, "query": "How tall is it?", "documents": ["8,849 m", "red"]}
     if not model.info.generates:
         return "/v1/embeddings", {"model": model.name, "input": "Once upon a time"}
     if model.template is None:

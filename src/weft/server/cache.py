@@ -65,23 +65,32 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
     }
 
 
-def cache_reports(engines: Sequence[tuple[int, EngineStats, CacheShape]], *,
-                  several: bool = False, router: Mapping[int, RouterCounts] | None = None,
-                  text_of: TextOf | None = None) -> dict[str, Any]:
+def cache_reports(
+    engines: Sequence[tuple[int, EngineStats, CacheShape]],
+    *,
+    several: bool = False,
+    router: Mapping[int, RouterCounts] | None = None,
+    text_of: TextOf | None = None,
+) -> dict[str, Any]:
     """``cache_report`` of the one replica; of ``several``, their sum, and in ``replicas`` each one that
     answers, were it one alone. ``store``: what the store of a replica holds and did. ``router``: what the
     router knows of each replica. Raises EngineUnavailableError without any: an engine may have ended since it
     was asked."""
-    reports = [(number, cache_report(stats.memory, shape, costs=stats.costs, text_of=text_of))
-               for number, stats, shape in engines]
+    reports = [
+        (number, cache_report(stats.memory, shape, costs=stats.costs, text_of=text_of))
+        for number, stats, shape in engines
+    ]
     if not reports:
         raise EngineUnavailableError("no engine serves at the moment")
     further = [_beside(stats, (router or {}).get(number)) for number, stats, _ in engines]
     if not several:
         return {**reports[0][1], **further[0]}
-    return {**_added([report for _, report in reports]),
-            "replicas": [{"replica": number, **report, **more}
-                         for (number, report), more in zip(reports, further, strict=True)]}
+    return {
+        **_added([report for _, report in reports]),
+        "replicas": [
+            {"replica": number, **report, **more} for (number, report), more in zip(reports, further, strict=True)
+        ],
+    }
 
 
 def _beside(stats: EngineStats, counts: RouterCounts | None) -> dict[str, Any]:
@@ -94,18 +103,21 @@ def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first, count = reports[0], len(reports)
     total: dict[str, Any] = {
         name: sum(report[name] for report in reports) if isinstance(value, int) else value
-        for name, value in first.items()}
+        for name, value in first.items()
+    }
     total["share"] = sum(report["share"] for report in reports) / count
     for name in ("memory_bytes", "counts", "moves"):
         total[name] = {key: sum(report[name].get(key, 0) for report in reports) for key in first[name]}
     trees = [report["tree"] for report in reports]
-    prefixes = sorted((prefix for tree in trees for prefix in tree["prefixes"]),
-                      key=lambda prefix: float(prefix["age_s"]))
+    prefixes = sorted(
+        (prefix for tree in trees for prefix in tree["prefixes"]), key=lambda prefix: float(prefix["age_s"])
+    )
     total["tree"] = {
-        "salts": [], "salt_count": max(tree["salt_count"] for tree in trees),
+        "salts": [],
+        "salt_count": max(tree["salt_count"] for tree in trees),
         "by_depth": _added_classes([tree["by_depth"] for tree in trees]),
         "by_length": _added_classes([tree["by_length"] for tree in trees]),
-        "prefixes": prefixes[:max(len(tree["prefixes"]) for tree in trees)],
+        "prefixes": prefixes[: max(len(tree["prefixes"]) for tree in trees)],
         "cut_off": any(tree["cut_off"] for tree in trees),
     }
     return total
@@ -114,8 +126,10 @@ def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     by_size: dict[int, dict[str, Any]] = {}
     for row in (row for rows in lists for row in rows):
-        known = by_size.setdefault(row["tokens_max"], dict.fromkeys(row, 0) | {
-            "tokens_max": row["tokens_max"], "youngest_s": row["youngest_s"]})
+        known = by_size.setdefault(
+            row["tokens_max"],
+            dict.fromkeys(row, 0) | {"tokens_max": row["tokens_max"], "youngest_s": row["youngest_s"]},
+        )
         for name, value in row.items():
             if name == "youngest_s":
                 known[name] = min(known[name], value)
@@ -126,8 +140,9 @@ def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]
     return [by_size[size] for size in sorted(by_size)]
 
 
-def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | None = None,
-                 text_of: TextOf | None = None) -> dict[str, Any]:
+def cache_report(
+    usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | None = None, text_of: TextOf | None = None
+) -> dict[str, Any]:
     """``states`` are snapshots, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
     ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
@@ -156,8 +171,7 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, costs: StepCost | Non
         "counts": counts,
         "moves": dataclasses.asdict(usage.moves),
         "tree": {
-            "salts": [{"number": one.number, "salted": one.salted, **_sum(one.total)}
-                      for one in shape.salts],
+            "salts": [{"number": one.number, "salted": one.salted, **_sum(one.total)} for one in shape.salts],
             "salt_count": shape.salt_count,
             "by_depth": _classes(shape.depths),
             "by_length": _classes(shape.lengths),
@@ -186,5 +200,4 @@ def _classes(classes: list[SizeClass]) -> list[dict[str, Any]]:
 
 
 def _sum(total: ShapeSum) -> dict[str, Any]:
-    return {**dataclasses.asdict(total), "youngest_s": round(total.youngest_s, 1),
-            "oldest_s": round(total.oldest_s, 1)}
+    return {**dataclasses.asdict(total), "youngest_s": round(total.youngest_s, 1), "oldest_s": round(total.oldest_s, 1)}

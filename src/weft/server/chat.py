@@ -116,8 +116,7 @@ class ChatJob:
         self.generation = turn.generation
         self._id = f"chatcmpl-{body.request_id or token_hex(16)}"
         self._created_s = int(time.time())
-        self._namer = namer(turn.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids),
-                            escape_bytes=False)
+        self._namer = namer(turn.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids), escape_bytes=False)
         self._top = body.top_logprobs or 0
         self._last_usage, self._every_usage = stream_usage(body)
 
@@ -128,22 +127,32 @@ class ChatJob:
             if choices:  # one with many logprobs takes long: others are served between two
                 await asyncio.sleep(0)
             message = self._message(piece)
-            choices.append(ChatChoice(
-                index=piece.index, message=message, logprobs=self._logprobs(piece),
-                finish_reason=self._turn.finish_reason(piece), stop_reason=piece.stop_reason,
-                token_ids=piece.tokens if body.return_token_ids else UNSET))
-        response = ChatCompletion(id=self._id, created=self._created_s, model=self._turn.name,
-                                  choices=choices, usage=self._turn.usage())
+            choices.append(
+                ChatChoice(
+                    index=piece.index,
+                    message=message,
+                    logprobs=self._logprobs(piece),
+                    finish_reason=self._turn.finish_reason(piece),
+                    stop_reason=piece.stop_reason,
+                    token_ids=piece.tokens if body.return_token_ids else UNSET,
+                )
+            )
+        response = ChatCompletion(
+            id=self._id, created=self._created_s, model=self._turn.name, choices=choices, usage=self._turn.usage()
+        )
         if body.return_token_ids:
             response.prompt_token_ids = self._turn.prompt.tokens
         if body.prompt_logprobs is not None:
-            response.prompt_logprobs = prompt_logprobs(generation.choices[0].prompt_logprobs, self._namer,
-                                                       body.prompt_logprobs)
+            response.prompt_logprobs = prompt_logprobs(
+                generation.choices[0].prompt_logprobs, self._namer, body.prompt_logprobs
+            )
         return _encoder.encode(response)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        roles = [DeltaChoice(index=choice.index, delta=ChatAnswer(role="assistant", content=""))
-                 for choice in self.generation.choices]
+        roles = [
+            DeltaChoice(index=choice.index, delta=ChatAnswer(role="assistant", content=""))
+            for choice in self.generation.choices
+        ]
         yield b"".join(self._line([role], first=role.index == 0) for role in roles)
         async for pieces in self.generation.pieces():
             if choices := [choice for piece in pieces for choice in self._choices(piece)]:
@@ -244,23 +253,37 @@ def chat_turn(body: ChatBody) -> ChatTurn:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
-        raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most "
-                           f"{LOGPROBS_MAX}", param="top_logprobs")
+        raise RequestError(
+            f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most {LOGPROBS_MAX}",
+            param="top_logprobs",
+        )
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs with stream is not supported", param="prompt_logprobs",
-                           code="unsupported_parameter")
+        raise RequestError(
+            "prompt_logprobs with stream is not supported", param="prompt_logprobs", code="unsupported_parameter"
+        )
     return ChatTurn(
-        conversation=chat_conversation(body), fields=body, n=body.n,
+        conversation=chat_conversation(body),
+        fields=body,
+        n=body.n,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None, prompt_logprobs=body.prompt_logprobs,
-        add_special_tokens=bool(body.add_special_tokens), show_reasoning=body.include_reasoning is not False,
-        prediction=predicted_text(body.prediction))
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        add_special_tokens=bool(body.add_special_tokens),
+        show_reasoning=body.include_reasoning is not False,
+        prediction=predicted_text(body.prediction),
+    )
 
 
 def chat_conversation(body: ChatBody) -> ConversationFields:
     """The fields of ``body`` that shape the prompt."""
     return ConversationFields(
-        messages=body.messages, tools=body.tools, tool_choice=body.tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls, variables=body.chat_template_kwargs,
-        documents=body.documents, reasoning_effort=body.reasoning_effort,
-        add_generation_prompt=body.add_generation_prompt, continue_final_message=body.continue_final_message)
+        messages=body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        variables=body.chat_template_kwargs,
+        documents=body.documents,
+        reasoning_effort=body.reasoning_effort,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )

@@ -18,13 +18,7 @@ from msgspec import UNSET, UnsetType
 from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Usage, check_context, check_count, check_truncation, truncated
-from weft.server.logprobs import (
-    CompletionLogprobs,
-    PromptLogprobs,
-    completion_logprobs,
-    namer,
-    prompt_logprobs,
-)
+from weft.server.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, namer, prompt_logprobs
 from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
     UNSERVED_IN_COMPLETIONS,
@@ -70,8 +64,7 @@ _encoder = msgspec.json.Encoder()
 class CompletionJob:
     """One request to /v1/completions, prepared: ``generation`` is ready to start."""
 
-    def __init__(self, service: Service, model: ServedModel, body: CompletionBody,
-                 prompts: list[Prompt]) -> None:
+    def __init__(self, service: Service, model: ServedModel, body: CompletionBody, prompts: list[Prompt]) -> None:
         self._body = body
         self._grammar = grammar_of(body)
         self._banned = banned_sequences(body.bad_words, model.tokenizer)
@@ -82,8 +75,14 @@ class CompletionJob:
         self._echo = bool(body.echo)
         as_ids = bool(body.return_tokens_as_token_ids)
         self._namer = namer(model.tokenizer, as_ids=as_ids, escape_bytes=True)
-        self.generation = Generation(service, model, prompts, [self._sampling(prompt) for prompt in prompts],
-                                     priority=body.priority or 0, cache_salt=body.cache_salt or "")
+        self.generation = Generation(
+            service,
+            model,
+            prompts,
+            [self._sampling(prompt) for prompt in prompts],
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
         self.generation.check_logprob_count(streamed=bool(body.stream), field="logprobs")
         self._shown_chars = [0] * len(self.generation.choices)
 
@@ -118,29 +117,34 @@ class CompletionJob:
         max_tokens = body.max_tokens
         if max_tokens is None:
             # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
-            max_tokens = max(min(default_tokens(self._model),
-                                 info.sizes.max_model_len - len(prompt.tokens)), 1)
+            max_tokens = max(min(default_tokens(self._model), info.sizes.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
-        sampling = sampling_params(body, self._model.sampling_defaults, max_tokens=max_tokens,
-                                   grammar=self._grammar, n=body.n, logprobs=body.logprobs,
-                                   prompt_logprobs=body.prompt_logprobs, banned=self._banned)
+        sampling = sampling_params(
+            body,
+            self._model.sampling_defaults,
+            max_tokens=max_tokens,
+            grammar=self._grammar,
+            n=body.n,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+            banned=self._banned,
+        )
         if self._echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
         return sampling
 
-    def _response(self, choices: list[CompletionChoice],
-                  usage: Usage | UnsetType | None) -> CompletionResponse:
-        return CompletionResponse(id=self._id, created=self._created_s, model=self._name, choices=choices,
-                                  usage=usage)
+    def _response(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> CompletionResponse:
+        return CompletionResponse(id=self._id, created=self._created_s, model=self._name, choices=choices, usage=usage)
 
     def _choice(self, piece: Piece, *, first: bool) -> CompletionChoice:
         """``first``: nothing of this choice was sent before, so what belongs to the prompt goes with it."""
         body = self._body
         prompt = self.generation.prompt_of(piece.index)
         source = self.generation.choices[piece.index]
-        shown = CompletionChoice(index=piece.index, text=piece.text, finish_reason=piece.finish_reason,
-                                 stop_reason=piece.stop_reason)
+        shown = CompletionChoice(
+            index=piece.index, text=piece.text, finish_reason=piece.finish_reason, stop_reason=piece.stop_reason
+        )
         with_prompt = first and self._echo
         if with_prompt:
             shown.text = self._prompt_text(prompt) + piece.text
@@ -165,10 +169,22 @@ class CompletionJob:
         tokens, entries = list(piece.tokens), list(piece.logprobs)
         if prompt is not None:
             tokens = [*prompt.tokens, *tokens]
-            return completion_logprobs([*source.prompt_logprobs, *entries], tokens, self._model.tokenizer,
-                                       self._namer, self._body.logprobs, text_offset=0)
-        return completion_logprobs(entries, tokens, self._model.tokenizer, self._namer, self._body.logprobs,
-                                   text_offset=self._shown_chars[piece.index])
+            return completion_logprobs(
+                [*source.prompt_logprobs, *entries],
+                tokens,
+                self._model.tokenizer,
+                self._namer,
+                self._body.logprobs,
+                text_offset=0,
+            )
+        return completion_logprobs(
+            entries,
+            tokens,
+            self._model.tokenizer,
+            self._namer,
+            self._body.logprobs,
+            text_offset=self._shown_chars[piece.index],
+        )
 
 
 def default_tokens(model: ServedModel) -> int:
@@ -181,8 +197,11 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     refuse_stream_fields(body)
     check_truncation(body, is_chat=False)
     if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs with stream is not supported; echo with logprobs streams them",
-                           param="prompt_logprobs", code="unsupported_parameter")
+        raise RequestError(
+            "prompt_logprobs with stream is not supported; echo with logprobs streams them",
+            param="prompt_logprobs",
+            code="unsupported_parameter",
+        )
     model = await service.model_for(body.model)
     prompts = []
     marks = body.cache_boundaries or []
@@ -200,8 +219,9 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
             prompts.append(Prompt(given, marks=marks))
     answer_tokens = default_tokens(model) if body.max_tokens is None else body.max_tokens
     context_tokens = model.info.sizes.max_model_len
-    prompts = [truncated(prompt, body, context_tokens=context_tokens, answer_tokens=answer_tokens)
-               for prompt in prompts]
+    prompts = [
+        truncated(prompt, body, context_tokens=context_tokens, answer_tokens=answer_tokens) for prompt in prompts
+    ]
     for prompt in prompts:
         check_context(model, prompt)
     return CompletionJob(service, model, body, prompts)

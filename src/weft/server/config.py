@@ -43,168 +43,269 @@ _MB = 1_000_000
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     host: str = flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every network this machine is in.")
-    port: int | None = flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
-                                  "that is free.", least=0, most=PORT_MAX)
-    api_key: tuple[str, ...] = flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
-                                        "given several times. Only /health, the page, /docs and "
-                                        "/openapi.json answer without it.")
-    operator_key: tuple[str, ...] = flag((), "Key that opens everything, and alone opens /metrics, "
-                                             "/v1/cache, /sleep and /wake_up; may be given several "
-                                             "times. Without one, every --api-key opens those.")
-    api_key_file: str | None = flag(None, "File with further keys for --api-key, one a line; ps "
-                                          "shows a command line to all users.")
-    tenant_by_key: bool = flag(False, "Give each API key cached prefixes of its own: requests of two keys "
-                                      "never share a cached prefix.")
-    key_requests_per_minute: int = limit(0, "Requests that one API key may send a minute (429); 0: no limit.",
-                                         least=0)
-    key_tokens_per_minute: int = limit(0, "Tokens, of prompts and answers, that one API key may use a minute "
-                                          "(429); 0: no limit.", least=0)
-    key_mb_in_flight: int = limit(0, "MB that the bodies of one API key's unfinished requests may hold "
-                                     "(429); 0: no limit.", least=0)
-    strict_fields: bool = flag(False, "Refuse a request with an unknown field (400). Else it is ignored, and "
-                                      "the header X-Weft-Ignored of the answer names it.", table="server")
-    hide_cached_tokens: bool = flag(False, "Answer with cached_tokens 0: the number tells a client "
-                                           "whether another one sent the same prefix.", table="server")
-    show_text: bool = flag(False, "Show the operator the first words of cached prefixes, on the page and in "
-                                  "/v1/cache; needs --operator-key.", table="server")
-    allowed_host: tuple[str, ...] = flag((), "Host name under which clients reach this server, besides "
-                                             "loopback names and IP addresses; may be given several times.")
-    allowed_origin: tuple[str, ...] = flag((), "Origin of web pages that may use this server, such as "
-                                               "https://app.example.org, or *; may be given several times.")
+    port: int | None = flag(
+        None,
+        "Port to listen on; 0 takes any free one. Default: 8000, or the next one that is free.",
+        least=0,
+        most=PORT_MAX,
+    )
+    api_key: tuple[str, ...] = flag(
+        (),
+        "Key that clients must send as 'Authorization: Bearer KEY'; may be "
+        "given several times. Only /health, the page, /docs and "
+        "/openapi.json answer without it.",
+    )
+    operator_key: tuple[str, ...] = flag(
+        (),
+        "Key that opens everything, and alone opens /metrics, "
+        "/v1/cache, /sleep and /wake_up; may be given several "
+        "times. Without one, every --api-key opens those.",
+    )
+    api_key_file: str | None = flag(
+        None, "File with further keys for --api-key, one a line; ps shows a command line to all users."
+    )
+    tenant_by_key: bool = flag(
+        False, "Give each API key cached prefixes of its own: requests of two keys never share a cached prefix."
+    )
+    key_requests_per_minute: int = limit(0, "Requests that one API key may send a minute (429); 0: no limit.", least=0)
+    key_tokens_per_minute: int = limit(
+        0, "Tokens, of prompts and answers, that one API key may use a minute (429); 0: no limit.", least=0
+    )
+    key_mb_in_flight: int = limit(
+        0, "MB that the bodies of one API key's unfinished requests may hold (429); 0: no limit.", least=0
+    )
+    strict_fields: bool = flag(
+        False,
+        "Refuse a request with an unknown field (400). Else it is ignored, and "
+        "the header X-Weft-Ignored of the answer names it.",
+        table="server",
+    )
+    hide_cached_tokens: bool = flag(
+        False,
+        "Answer with cached_tokens 0: the number tells a client whether another one sent the same prefix.",
+        table="server",
+    )
+    show_text: bool = flag(
+        False,
+        "Show the operator the first words of cached prefixes, on the page and in /v1/cache; needs --operator-key.",
+        table="server",
+    )
+    allowed_host: tuple[str, ...] = flag(
+        (),
+        "Host name under which clients reach this server, besides "
+        "loopback names and IP addresses; may be given several times.",
+    )
+    allowed_origin: tuple[str, ...] = flag(
+        (),
+        "Origin of web pages that may use this server, such as "
+        "https://app.example.org, or *; may be given several times.",
+    )
     media_domains: tuple[str, ...] = flag(
-        (), "Host whose pictures and videos requests may name by https address; *.example.org: those below "
-            "it, *: every public host. May be given several times. Default: they come as data: URLs alone.")
+        (),
+        "Host whose pictures and videos requests may name by https address; *.example.org: those below "
+        "it, *: every public host. May be given several times. Default: they come as data: URLs alone.",
+    )
     served_model_name: tuple[str, ...] = flag(
-        (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
-            "Default: the model's own.")
-    keep_alive: str = limit("5m", "With several models: how long one without requests stays in memory, such "
-                                  "as 90s or 1h; 0: not at all, -1: until the memory is needed. Ollama's "
-                                  "field of that name says it for one request.")
+        (),
+        "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
+        "Default: the model's own.",
+    )
+    keep_alive: str = limit(
+        "5m",
+        "With several models: how long one without requests stays in memory, such "
+        "as 90s or 1h; 0: not at all, -1: until the memory is needed. Ollama's "
+        "field of that name says it for one request.",
+    )
     chat_template: str | None = flag(None, "File with the chat template to use instead of the checkpoint's.")
-    max_tokenize_chars: int = limit(32_000_000, "Characters of long texts that may be tokenized at once "
-                                                "(413, 503).", least=4096)
-    max_answer_logprobs: int = limit(1_000_000, "Logprobs that an answer may have in one piece: n x tokens x "
-                                                "(logprobs + 1) over all prompts (400). Streams count "
-                                                "those of prompts only.", least=1)
+    max_tokenize_chars: int = limit(
+        32_000_000, "Characters of long texts that may be tokenized at once (413, 503).", least=4096
+    )
+    max_answer_logprobs: int = limit(
+        1_000_000,
+        "Logprobs that an answer may have in one piece: n x tokens x "
+        "(logprobs + 1) over all prompts (400). Streams count "
+        "those of prompts only.",
+        least=1,
+    )
     template_seconds: float = limit(5.0, "Seconds that rendering one conversation may take.", above=0)
     template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.", least=1)
-    template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.",
-                                 size=True)
+    template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.", size=True)
     images: int = limit(64, "Pictures and videos of one conversation (400).", least=0)
     image_bytes: str = limit("32MiB", "Bytes of the file of one picture (400).", size=True)
     image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1)
     image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1)
     image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1)
-    image_memory: str = limit("1GiB", "Memory that a process that reads pictures or videos may take.",
-                              size=True)
+    image_memory: str = limit("1GiB", "Memory that a process that reads pictures or videos may take.", size=True)
     video_bytes: str = limit("64MiB", "Bytes of the file of one video (400).", size=True)
     video_frames: int = limit(768, "Frames that are read of one video (400).", least=2)
     video_seconds: float = limit(60.0, "Seconds that reading one video may take (400).", least=0.1)
-    reasoning_parser: str = flag("auto", "Format of the model's reasoning, which answers give apart from "
-                                         "their content; auto goes by the chat template, none leaves it in.")
-    tool_parser: str = flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
-                                    "refuses tools.")
-    metrics_prefix: str = debug("weft", "Prefix of metric names; with 'vllm', published dashboards load as "
-                                        "they are.")
-    drain_timeout: float = limit(30.0, "Seconds that running requests get to finish after the first Ctrl-C.",
-                                 least=0)
+    reasoning_parser: str = flag(
+        "auto",
+        "Format of the model's reasoning, which answers give apart from "
+        "their content; auto goes by the chat template, none leaves it in.",
+    )
+    tool_parser: str = flag(
+        "auto", "Format of the model's tool calls; auto goes by the chat template, none refuses tools."
+    )
+    metrics_prefix: str = debug("weft", "Prefix of metric names; with 'vllm', published dashboards load as they are.")
+    drain_timeout: float = limit(30.0, "Seconds that running requests get to finish after the first Ctrl-C.", least=0)
     max_body_mb: int = limit(64, "Largest request body in MB (413).", least=1)
-    max_json_values: int = limit(1_000_000, "JSON values of one request body of over 1 MiB: elements, fields "
-                                            "and brackets (413).", least=1000)
-    max_buffered_mb: int = limit(256, "MB that the bodies of all unfinished requests may hold together; the "
-                                      "first 64 KB of each are free (503).", least=1)
+    max_json_values: int = limit(
+        1_000_000, "JSON values of one request body of over 1 MiB: elements, fields and brackets (413).", least=1000
+    )
+    max_buffered_mb: int = limit(
+        256,
+        "MB that the bodies of all unfinished requests may hold together; the first 64 KB of each are free (503).",
+        least=1,
+    )
     max_request_line: int = limit(8192, "Bytes of the longest request line (414).", least=64)
     max_header_bytes: int = limit(32768, "Bytes of all headers of a request (431).", least=256)
     max_headers: int = limit(100, "Headers of a request (431).", least=8)
     max_connections: int = limit(4096, "Open connections (503).", least=1)
-    max_connections_per_address: int = limit(1024, "Open connections of one address (429); 0: no limit. "
-                                                   "Behind a proxy all clients have its address.", least=0)
+    max_connections_per_address: int = limit(
+        1024,
+        "Open connections of one address (429); 0: no limit. Behind a proxy all clients have its address.",
+        least=0,
+    )
     header_timeout: float = limit(10.0, "Seconds that the headers of a request may take (408).", least=0.1)
     body_timeout: float = limit(300.0, "Seconds that the body of a request may take (408).", least=0.1)
-    min_body_rate: int = limit(10_000, "Bytes a second that a body must bring, after its first 5 s (408); "
-                                       "0: no limit.", least=0)
-    idle_timeout: float = limit(60.0, "Seconds after which a connection without a request is closed.",
-                                least=0.1)
+    min_body_rate: int = limit(
+        10_000, "Bytes a second that a body must bring, after its first 5 s (408); 0: no limit.", least=0
+    )
+    idle_timeout: float = limit(60.0, "Seconds after which a connection without a request is closed.", least=0.1)
     write_timeout: float = limit(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
-    sse_keep_alive: float = limit(0.0, "Seconds of silence after which a stream gets a comment line; "
-                                       "0: never.", least=0)
-    replicas: str = flag("1", "Engine processes behind this address; cores, free RAM and GPUs are divided "
-                              "among them. --memory and --threads are for each of them. 0: only those of "
-                              "machines that join (--listen-engines). MIN..MAX with --ray.")
-    roles: str | None = flag(None, "What replicas are for: 1p2d is one that computes prompts, and two that "
-                                   "go on with the answers; b: both. A prompt and its answer part where that "
-                                   "is sooner.")
+    sse_keep_alive: float = limit(
+        0.0, "Seconds of silence after which a stream gets a comment line; 0: never.", least=0
+    )
+    replicas: str = flag(
+        "1",
+        "Engine processes behind this address; cores, free RAM and GPUs are divided "
+        "among them. --memory and --threads are for each of them. 0: only those of "
+        "machines that join (--listen-engines). MIN..MAX with --ray.",
+    )
+    roles: str | None = flag(
+        None,
+        "What replicas are for: 1p2d is one that computes prompts, and two that "
+        "go on with the answers; b: both. A prompt and its answer part where that "
+        "is sooner.",
+    )
     router: Literal["seconds", "kv-only", "split", "prefix-hash", "round-robin", "least-loaded"] = debug(
-        "seconds", "How a request gets its replica. seconds: the soonest first token, by the snapshots "
-                   "that each replica has. The others are to compare with.")
-    listen_engines: str | None = flag(None, "HOST:PORT for the engines of other machines (weft join); "
-                                            "encrypted. Needs --token.")
-    token: str | None = flag(None, "File with the token of the fleet (mode 0600); created if there is none. "
-                                   "Machines that join need a copy.")
-    ray: str | None = flag(None, "Address of a Ray cluster that places the replicas; auto: the one of this "
-                                 "machine. Needs the extra weft[ray].")
-    ray_cpus: float = flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0,
-                           table="server")
-    ray_gpus: float | None = flag(None, "GPUs that Ray sets aside for each rank of a replica; default: 1 "
-                                        "with --device cuda, else 0.", least=0, table="server")
-    http_workers: int = flag(1, "HTTP processes that share the port; more than one where a core is no "
-                                "longer enough for JSON and streams.", least=1)
-    restarts: int = limit(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
-                             "them the server ends with code 1 or 3. Ten minutes of service restore all.",
-                          least=0)
-    stall_after: float = limit(10.0, "Seconds of silence after which an engine process counts as stalled and "
-                                     "is replaced; 0: never. A step that computes may take 30 times as long.",
-                               least=0)
-    record: str | None = flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
-                                    "arrival times, lengths and keyed hashes, no text.")
-    record_tokens: bool = flag(False, "Record the tokens of prompts and answers too: text can be read out "
-                                      "of such a file. `weft simulate --speculate` needs them.",
-                               table="server")
+        "seconds",
+        "How a request gets its replica. seconds: the soonest first token, by the snapshots "
+        "that each replica has. The others are to compare with.",
+    )
+    listen_engines: str | None = flag(
+        None, "HOST:PORT for the engines of other machines (weft join); encrypted. Needs --token."
+    )
+    token: str | None = flag(
+        None, "File with the token of the fleet (mode 0600); created if there is none. Machines that join need a copy."
+    )
+    ray: str | None = flag(
+        None,
+        "Address of a Ray cluster that places the replicas; auto: the one of this machine. Needs the extra weft[ray].",
+    )
+    ray_cpus: float = flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0, table="server")
+    ray_gpus: float | None = flag(
+        None,
+        "GPUs that Ray sets aside for each rank of a replica; default: 1 with --device cuda, else 0.",
+        least=0,
+        table="server",
+    )
+    http_workers: int = flag(
+        1,
+        "HTTP processes that share the port; more than one where a core is no longer enough for JSON and streams.",
+        least=1,
+    )
+    restarts: int = limit(
+        5,
+        "Restarts of an engine process that dies or stalls; its requests go on. After "
+        "them the server ends with code 1 or 3. Ten minutes of service restore all.",
+        least=0,
+    )
+    stall_after: float = limit(
+        10.0,
+        "Seconds of silence after which an engine process counts as stalled and "
+        "is replaced; 0: never. A step that computes may take 30 times as long.",
+        least=0,
+    )
+    record: str | None = flag(
+        None,
+        "File for a recording of the traffic, to replay with `weft simulate`: "
+        "arrival times, lengths and keyed hashes, no text.",
+    )
+    record_tokens: bool = flag(
+        False,
+        "Record the tokens of prompts and answers too: text can be read out "
+        "of such a file. `weft simulate --speculate` needs them.",
+        table="server",
+    )
     record_limit: str = limit("1GB", "Size at which the recording ends.")
-    response_store: str | None = flag(None, "File that keeps the answers of /v1/responses, for "
-                                            "previous_response_id; off: none. Default: "
-                                            "weft/responses.sqlite in the user's state directory.",
-                                      table="server")
-    response_store_size: str = limit("1GB", "Size of the kept responses; beyond it the conversation that was "
-                                            "continued the longest ago goes.")
+    response_store: str | None = flag(
+        None,
+        "File that keeps the answers of /v1/responses, for "
+        "previous_response_id; off: none. Default: "
+        "weft/responses.sqlite in the user's state directory.",
+        table="server",
+    )
+    response_store_size: str = limit(
+        "1GB", "Size of the kept responses; beyond it the conversation that was continued the longest ago goes."
+    )
     max_stored_responses: int = limit(100_000, "Responses that are kept.", least=1)
-    response_days: float = limit(30.0, "Days that a response is kept after its conversation was last "
-                                       "continued.", least=0.001)
+    response_days: float = limit(
+        30.0, "Days that a response is kept after its conversation was last continued.", least=0.001
+    )
     max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1)
-    file_store: str | None = flag(None, "Directory that keeps the files and batches of /v1/files and "
-                                        "/v1/batches; off: none. Default: weft/files in the user's state "
-                                        "directory.", table="server")
+    file_store: str | None = flag(
+        None,
+        "Directory that keeps the files and batches of /v1/files and "
+        "/v1/batches; off: none. Default: weft/files in the user's state "
+        "directory.",
+        table="server",
+    )
     file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).")
     max_stored_files: int = limit(1000, "Files that are kept (413).", least=1)
-    name_store: str | None = flag(None, "File that keeps the names of Ollama's /api/create; off: none. "
-                                        "Default: weft/names.json in the user's state directory.",
-                                  table="server")
+    name_store: str | None = flag(
+        None,
+        "File that keeps the names of Ollama's /api/create; off: none. "
+        "Default: weft/names.json in the user's state directory.",
+        table="server",
+    )
     name_store_size: str = limit("4MB", "Size of that file.", size=True)
     max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
     max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1)
-    access_log: Literal["text", "json"] = flag("text", "Form of the line for each request; json: an object "
-                                                       "without query, keys and texts.", table="server")
-    otlp_endpoint: str | None = flag(None, "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
-                                           "http://localhost:4318, which gets a span for each request; "
-                                           "needs the extra weft[otlp].")
+    access_log: Literal["text", "json"] = flag(
+        "text", "Form of the line for each request; json: an object without query, keys and texts.", table="server"
+    )
+    otlp_endpoint: str | None = flag(
+        None,
+        "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
+        "http://localhost:4318, which gets a span for each request; "
+        "needs the extra weft[otlp].",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
-        "info", "What is logged; info has one line per request.")
+        "info", "What is logged; info has one line per request."
+    )
 
     def recording(self) -> RecordingTarget | None:
         """With an absolute path; None for no recording. Raises ConfigError."""
         limit = parse_bytes(self.record_limit, flag="limits.record_limit")
         if self.record is None:
             if self.record_tokens:
-                raise ConfigError("server.record_tokens needs --record FILE: without it nothing is recorded",
-                                  param="server.record_tokens")
+                raise ConfigError(
+                    "server.record_tokens needs --record FILE: without it nothing is recorded",
+                    param="server.record_tokens",
+                )
             return None
         if not self.record.strip():
             raise ConfigError("--record is empty: it takes the name of a file", param="--record")
         file = Path(self.record).expanduser().absolute()
         if file.exists():
-            raise ConfigError(f"--record {file}: the file is there already, and a recording begins a "
-                              "new one: name another, or remove it", param="--record")
+            raise ConfigError(
+                f"--record {file}: the file is there already, and a recording begins a "
+                "new one: name another, or remove it",
+                param="--record",
+            )
         return RecordingTarget(str(file), limit, self.record_tokens)
 
     def template_bytes(self) -> int:
@@ -217,8 +318,13 @@ class ServerConfig:
     def response_limits(self) -> StoreLimits:
         """Raises ConfigError."""
         size = parse_bytes(self.response_store_size, flag="limits.response_store_size")
-        return StoreLimits(count=self.max_stored_responses, bytes=size, age_s=self.response_days * 86_400,
-                           turns=self.max_response_turns, turn_bytes=self.max_body_mb * _MB)
+        return StoreLimits(
+            count=self.max_stored_responses,
+            bytes=size,
+            age_s=self.response_days * 86_400,
+            turns=self.max_response_turns,
+            turn_bytes=self.max_body_mb * _MB,
+        )
 
     def file_directory(self) -> Path | None:
         """Of the store of files; None where it is off. Raises ConfigError."""
@@ -227,8 +333,9 @@ class ServerConfig:
         if self.file_store is None:
             return default_path().with_name("files")
         if not self.file_store.strip():
-            raise ConfigError("server.file_store is empty: it takes the name of a directory, or off",
-                              param="server.file_store")
+            raise ConfigError(
+                "server.file_store is empty: it takes the name of a directory, or off", param="server.file_store"
+            )
         directory = Path(self.file_store).expanduser().absolute()
         if directory.exists() and not directory.is_dir():
             raise ConfigError(f"server.file_store {directory}: it is no directory", param="server.file_store")
@@ -241,8 +348,10 @@ class ServerConfig:
 
     def names(self) -> tuple[Path | None, int]:
         """Of the store of created names: its file, None where it is off, and bytes. Raises ConfigError."""
-        return (_store_file(self.name_store, "server.name_store", lambda: state_directory() / "names.json"),
-                parse_bytes(self.name_store_size, flag="limits.name_store_size"))
+        return (
+            _store_file(self.name_store, "server.name_store", lambda: state_directory() / "names.json"),
+            parse_bytes(self.name_store_size, flag="limits.name_store_size"),
+        )
 
     def presets(self) -> PresetStore | None:
         """None where they are off. Raises ConfigError."""
@@ -259,10 +368,13 @@ class ServerConfig:
         """Raises ConfigError."""
         from weft.images.decoding import ImageLimits  # with Pillow, which few commands need
 
-        return ImageLimits(image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
-                           image_pixels=self.image_pixels, image_side=self.image_side,
-                           video_bytes=parse_bytes(self.video_bytes, flag="limits.video_bytes"),
-                           video_frames=self.video_frames)
+        return ImageLimits(
+            image_bytes=parse_bytes(self.image_bytes, flag="limits.image_bytes"),
+            image_pixels=self.image_pixels,
+            image_side=self.image_side,
+            video_bytes=parse_bytes(self.video_bytes, flag="limits.video_bytes"),
+            video_frames=self.video_frames,
+        )
 
     def picture_hosts(self) -> tuple[str, ...]:
         """Raises ConfigError."""
@@ -279,41 +391,52 @@ class ServerConfig:
         try:
             lines = Path(self.api_key_file).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {self.api_key_file}: {error}",
-                              param="--api-key-file") from None
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {error}", param="--api-key-file") from None
         keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
         if not keys:
             raise ConfigError(f"--api-key-file {self.api_key_file}: it has no key", param="--api-key-file")
         return (*self.api_key, *keys)
 
     def quotas(self) -> Quotas:
-        return Quotas(requests_per_minute=self.key_requests_per_minute,
-                      tokens_per_minute=self.key_tokens_per_minute,
-                      bytes_in_flight=self.key_mb_in_flight * _MB)
+        return Quotas(
+            requests_per_minute=self.key_requests_per_minute,
+            tokens_per_minute=self.key_tokens_per_minute,
+            bytes_in_flight=self.key_mb_in_flight * _MB,
+        )
 
     def origins(self) -> Origins:
         """Raises ConfigError."""
-        return Origins(bound_host=self.host, allowed_hosts=self.allowed_host,
-                       allowed_origins=self.allowed_origin)
+        return Origins(bound_host=self.host, allowed_hosts=self.allowed_host, allowed_origins=self.allowed_origin)
 
     def edge_limits(self) -> EdgeLimits:
         return EdgeLimits(
-            request_line_bytes=self.max_request_line, header_bytes=self.max_header_bytes,
-            header_count=self.max_headers, header_s=self.header_timeout, body_bytes=self.max_body_mb * _MB,
-            body_s=self.body_timeout, body_rate_min=self.min_body_rate, idle_s=self.idle_timeout,
-            write_s=self.write_timeout, connections=self.max_connections,
+            request_line_bytes=self.max_request_line,
+            header_bytes=self.max_header_bytes,
+            header_count=self.max_headers,
+            header_s=self.header_timeout,
+            body_bytes=self.max_body_mb * _MB,
+            body_s=self.body_timeout,
+            body_rate_min=self.min_body_rate,
+            idle_s=self.idle_timeout,
+            write_s=self.write_timeout,
+            connections=self.max_connections,
             connections_per_address=self.max_connections_per_address,
-            buffered_bytes=self.max_buffered_mb * _MB)
+            buffered_bytes=self.max_buffered_mb * _MB,
+        )
 
     def _check_joining(self) -> None:
         if self.listen_engines is not None:
             tcp_address(self.listen_engines, flag="--listen-engines")
             if self.token is None:
-                raise ConfigError(f"--listen-engines {self.listen_engines} needs --token FILE: nothing but "
-                                  "HTTP listens without one", param="--token")
+                raise ConfigError(
+                    f"--listen-engines {self.listen_engines} needs --token FILE: nothing but HTTP listens without one",
+                    param="--token",
+                )
         elif self.token is not None:
-            raise ConfigError("--token is the token of machines that join; it needs --listen-engines "
-                              "HOST:PORT", param="--listen-engines")
+            raise ConfigError(
+                "--token is the token of machines that join; it needs --listen-engines HOST:PORT",
+                param="--listen-engines",
+            )
         least, most = self.replica_range()
         if self.ray is not None:
             if importlib.util.find_spec("ray") is None:
@@ -321,11 +444,14 @@ class ServerConfig:
             if not least:
                 raise ConfigError("--replicas 0: Ray places at least one replica", param="--replicas")
         elif least != most:
-            raise ConfigError(f"--replicas {self.replicas}: a range needs a Ray cluster that places them "
-                              "(--ray)", param="--replicas")
+            raise ConfigError(
+                f"--replicas {self.replicas}: a range needs a Ray cluster that places them (--ray)", param="--replicas"
+            )
         elif not least and self.listen_engines is None:
-            raise ConfigError("--replicas 0 leaves the computing to machines that join; it needs "
-                              "--listen-engines HOST:PORT", param="--replicas")
+            raise ConfigError(
+                "--replicas 0 leaves the computing to machines that join; it needs --listen-engines HOST:PORT",
+                param="--replicas",
+            )
 
     def replica_range(self) -> tuple[int, int]:
         """The least and the most replicas. Raises ConfigError."""
@@ -346,14 +472,18 @@ class ServerConfig:
         roles = parse_roles(self.roles)
         missing = partner_missing(roles)
         if missing and self.listen_engines is None:
-            raise ConfigError(f"--roles {self.roles} has no {missing} replica, so nothing is split; add one, "
-                              "or let machines join (--listen-engines)", param="--roles")
+            raise ConfigError(
+                f"--roles {self.roles} has no {missing} replica, so nothing is split; add one, "
+                "or let machines join (--listen-engines)",
+                param="--roles",
+            )
         if self.ray is not None or self.router not in ("seconds", "kv-only", "split"):
             other = "--ray" if self.ray is not None else f"debug.router {self.router}"
             raise ConfigError(f"--roles {self.roles} does not work with {other}", param="--roles")
         if str(self.replicas) not in ("1", str(len(roles))):
-            raise ConfigError(f"--roles {self.roles} are {len(roles)} replicas, and --replicas is "
-                              f"{self.replicas}", param="--roles")
+            raise ConfigError(
+                f"--roles {self.roles} are {len(roles)} replicas, and --replicas is {self.replicas}", param="--roles"
+            )
         return roles
 
     @property
@@ -369,15 +499,16 @@ class ServerConfig:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
         if any(not key.strip() for key in self.operator_key):
-            raise ConfigError("--operator-key is empty: leave it out to let every --api-key in",
-                              param="--operator-key")
+            raise ConfigError("--operator-key is empty: leave it out to let every --api-key in", param="--operator-key")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self._check_joining()
         self.replica_roles()
         if self.record is not None and not self.own_replicas:
-            raise ConfigError("--record records the replicas of this machine, and there is none (--replicas "
-                              f"{self.replicas})", param="--record")
+            raise ConfigError(
+                f"--record records the replicas of this machine, and there is none (--replicas {self.replicas})",
+                param="--record",
+            )
         self.origins()
         if self.otlp_endpoint is not None:
             check_endpoint(self.otlp_endpoint)
@@ -389,11 +520,16 @@ class ServerConfig:
         self.picture_hosts()
         self.keep_alive_s()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
-            raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
-                              param="--tenant-by-key" if self.tenant_by_key else "--api-key")
+            raise ConfigError(
+                "--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
+                param="--tenant-by-key" if self.tenant_by_key else "--api-key",
+            )
         if self.show_text and not self.operator_key:
-            raise ConfigError("server.show_text shows what clients wrote: it needs an --operator-key, which "
-                              "alone opens /v1/cache then", param="server.show_text")
+            raise ConfigError(
+                "server.show_text shows what clients wrote: it needs an --operator-key, which "
+                "alone opens /v1/cache then",
+                param="server.show_text",
+            )
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
         if self.chat_template is not None:  # now, not when a large model has been read
@@ -403,8 +539,10 @@ class ServerConfig:
             assert text is not None
             check_syntax(*text)
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
-            raise ConfigError(f"debug.metrics_prefix {self.metrics_prefix!r}: use letters, digits and _, and "
-                              "start with a letter", param="debug.metrics_prefix")
+            raise ConfigError(
+                f"debug.metrics_prefix {self.metrics_prefix!r}: use letters, digits and _, and start with a letter",
+                param="debug.metrics_prefix",
+            )
 
 
 def _store_file(given: str | None, flag: str, default: Callable[[], Path]) -> Path | None:

@@ -36,20 +36,31 @@ _BODY_GRACE_S = 5.0
 
 def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) -> EdgeError:
     return EdgeError(
-        408, f"the body has {received_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
-             f"{limits.body_s:g} s (limits.body_timeout) and bring {limits.body_rate_min} bytes a second "
-             "(limits.min_body_rate)", param="limits.body_timeout", code="request_timeout")
+        408,
+        f"the body has {received_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
+        f"{limits.body_s:g} s (limits.body_timeout) and bring {limits.body_rate_min} bytes a second "
+        "(limits.min_body_rate)",
+        param="limits.body_timeout",
+        code="request_timeout",
+    )
 
 
 def body_too_large(limits: EdgeLimits, size_bytes: int) -> EdgeError:
-    return EdgeError(413, f"the body has {size_bytes} bytes or more; the limit is {limits.body_bytes} bytes "
-                          "(limits.max_body_mb)", param="limits.max_body_mb", code="body_too_large")
+    return EdgeError(
+        413,
+        f"the body has {size_bytes} bytes or more; the limit is {limits.body_bytes} bytes (limits.max_body_mb)",
+        param="limits.max_body_mb",
+        code="body_too_large",
+    )
 
 
 def request_line_too_long(limits: EdgeLimits) -> EdgeError:
-    return EdgeError(414, f"the request line has more than {limits.request_line_bytes} bytes "
-                          "(limits.max_request_line)", param="limits.max_request_line",
-                          code="request_line_too_long")
+    return EdgeError(
+        414,
+        f"the request line has more than {limits.request_line_bytes} bytes (limits.max_request_line)",
+        param="limits.max_request_line",
+        code="request_line_too_long",
+    )
 
 
 def too_many_pipelined() -> EdgeError:
@@ -58,9 +69,12 @@ def too_many_pipelined() -> EdgeError:
 
 def headers_too_large(limits: EdgeLimits) -> EdgeError:
     return EdgeError(
-        431, f"the headers have more than {limits.header_bytes} bytes (limits.max_header_bytes) or "
-             f"{limits.header_count} fields (limits.max_headers)", param="limits.max_header_bytes",
-        code="headers_too_large")
+        431,
+        f"the headers have more than {limits.header_bytes} bytes (limits.max_header_bytes) or "
+        f"{limits.header_count} fields (limits.max_headers)",
+        param="limits.max_header_bytes",
+        code="headers_too_large",
+    )
 
 
 def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
@@ -68,11 +82,18 @@ def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
     it. It leaves before the request reaches the application."""
     request_id = token_hex(16)
     body = dialect_body(refusal, path, request_id)
-    headers = {**error_headers(refusal), "content-type": "application/json",
-               "content-length": str(len(body)), "connection": "close",
-               "x-content-type-options": "nosniff", "x-request-id": request_id}
-    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
-             *(f"{name}: {value}" for name, value in headers.items())]
+    headers = {
+        **error_headers(refusal),
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-content-type-options": "nosniff",
+        "x-request-id": request_id,
+    }
+    lines = [
+        f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -85,8 +106,15 @@ class _StopParsingError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any],
-                 _loop: asyncio.AbstractEventLoop | None = None, *, edge: HttpEdge) -> None:
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        edge: HttpEdge,
+    ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.url = b""  # uvicorn sets it with the first request, and a connection may be refused before that
         self._edge = edge
@@ -138,8 +166,9 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._end_input()  # no other protocol is spoken here: the answer is the last one
         except httptools.HttpParserError:
-            self._refuse(self._refusal or EdgeError(
-                400, "the bytes received are not an HTTP/1.1 request", code="invalid_http"))
+            self._refuse(
+                self._refusal or EdgeError(400, "the bytes received are not an HTTP/1.1 request", code="invalid_http")
+            )
         else:
             if self._unparsed_bytes > self._limits.header_bytes:
                 self._refuse(headers_too_large(self._limits))
@@ -158,9 +187,14 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         if self._phase is _Phase.HEAD:
             if elapsed_s > limits.header_s:
-                self._refuse(EdgeError(
-                    408, f"no complete request header came in {limits.header_s:g} s (limits.header_timeout)",
-                    param="limits.header_timeout", code="request_timeout"))
+                self._refuse(
+                    EdgeError(
+                        408,
+                        f"no complete request header came in {limits.header_s:g} s (limits.header_timeout)",
+                        param="limits.header_timeout",
+                        code="request_timeout",
+                    )
+                )
             return
         least_bytes = (elapsed_s - _BODY_GRACE_S) * limits.body_rate_min
         if elapsed_s > limits.body_s or self._body_bytes < least_bytes:
@@ -190,8 +224,11 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._active is not None and not self._active.response_complete \
-                and len(self.pipeline) >= self._limits.pipelined:
+        if (
+            self._active is not None
+            and not self._active.response_complete
+            and len(self.pipeline) >= self._limits.pipelined
+        ):
             self._stop(too_many_pipelined())
         for name, value in self.headers:
             if name == b"content-length" and value.isdigit() and int(value) > self._limits.body_bytes:

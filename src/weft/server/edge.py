@@ -55,8 +55,13 @@ if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
 RETRY_AFTER_S = 1
-_KINDS = {403: "permission_error", 404: "not_found_error", 421: "permission_error", 429: "rate_limit_error",
-          503: "service_unavailable"}
+_KINDS = {
+    403: "permission_error",
+    404: "not_found_error",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "service_unavailable",
+}
 FREE_BYTES = 65536
 """Of each body; not counted against the shared budget."""
 SWEEP_S = 0.5
@@ -72,8 +77,15 @@ LINGER_S = 1.0
 class EdgeError(UserError):
     """A limit of the HTTP edge was passed; ``status`` is the HTTP status and ``param`` the flag."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
-                 retry_after_s: int = RETRY_AFTER_S) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int = RETRY_AFTER_S,
+    ) -> None:
         super().__init__(message, param=param, code=code)
         self.status = status
         self.kind = _KINDS.get(status, self.kind)
@@ -173,8 +185,12 @@ class SharedCounts:
 
     def key(self, number: int) -> KeyCounts:
         at = self._buckets_at + number * _BUCKETS_A_KEY * _CELLS_A_BUCKET
-        return KeyCounts(self._tally(_FIRST_FREE + number), self._cells[at:at + 2],
-                         self._cells[at + 2:at + 4], _Locked(self._file))
+        return KeyCounts(
+            self._tally(_FIRST_FREE + number),
+            self._cells[at : at + 2],
+            self._cells[at + 2 : at + 4],
+            _Locked(self._file),
+        )
 
     def clear(self, process: int) -> None:
         """It has died: what it counted is gone."""
@@ -183,7 +199,7 @@ class SharedCounts:
 
     def _tally(self, number: int) -> Tally:
         at = number * self._processes
-        return Tally(self._cells[at:at + self._processes], self._process)
+        return Tally(self._cells[at : at + self._processes], self._process)
 
 
 class _Locked(contextlib.AbstractContextManager[None]):
@@ -210,8 +226,7 @@ class HttpEdge:
     processes of the server, so that its limits hold for them together. ``is_inner``: its clients are workers,
     which count."""
 
-    def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *,
-                 is_inner: bool = False) -> None:
+    def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *, is_inner: bool = False) -> None:
         self.limits = limits
         own = Tally(), Tally()
         of_clients = own if counts is None else (counts.connections, counts.buffered_bytes)
@@ -254,12 +269,19 @@ class HttpEdge:
         limits = self.limits
         if self._entered.total() > limits.connections:
             return EdgeError(
-                503, f"this server has {limits.connections} open connections (limits.max_connections)",
-                param="limits.max_connections", code="too_many_connections")
+                503,
+                f"this server has {limits.connections} open connections (limits.max_connections)",
+                param="limits.max_connections",
+                code="too_many_connections",
+            )
         if 0 < limits.connections_per_address < of_address:
-            return EdgeError(429, f"your address has {limits.connections_per_address} open connections "
-                                  "(limits.max_connections_per_address)",
-                             param="limits.max_connections_per_address", code="too_many_connections")
+            return EdgeError(
+                429,
+                f"your address has {limits.connections_per_address} open connections "
+                "(limits.max_connections_per_address)",
+                param="limits.max_connections_per_address",
+                code="too_many_connections",
+            )
         return None
 
     def leave(self, connection: Connection) -> None:
@@ -320,9 +342,12 @@ class BodyLease:
         limit = self._edge.limits.buffered_bytes
         if more_bytes and self._edge.buffered_bytes + more_bytes > limit:
             return EdgeError(
-                503, f"the bodies of unfinished requests hold {self._edge.buffered_bytes} bytes; the limit "
-                     f"is {limit} bytes (limits.max_buffered_mb)", param="limits.max_buffered_mb",
-                code="server_buffers_full")
+                503,
+                f"the bodies of unfinished requests hold {self._edge.buffered_bytes} bytes; the limit "
+                f"is {limit} bytes (limits.max_buffered_mb)",
+                param="limits.max_buffered_mb",
+                code="server_buffers_full",
+            )
         self._counted_bytes += more_bytes
         self._edge.buffer(more_bytes)
         return None
@@ -347,16 +372,20 @@ _PREFLIGHT_S = 600
 class Origins:
     """Raises ConfigError for a value that is no host name or no origin."""
 
-    def __init__(self, *, bound_host: str = "127.0.0.1", allowed_hosts: Sequence[str] = (),
-                 allowed_origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, bound_host: str = "127.0.0.1", allowed_hosts: Sequence[str] = (), allowed_origins: Sequence[str] = ()
+    ) -> None:
         for host in allowed_hosts:
             if not host.strip() or "/" in host or _host_name(host) is None:
-                raise ConfigError(f"--allowed-host {host}: it takes a host name, such as weft.example.org",
-                                  param="--allowed-host")
+                raise ConfigError(
+                    f"--allowed-host {host}: it takes a host name, such as weft.example.org", param="--allowed-host"
+                )
         for origin in allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ConfigError(f"--allowed-origin {origin}: it takes an origin, such as "
-                                  "https://app.example.org, or *", param="--allowed-origin")
+                raise ConfigError(
+                    f"--allowed-origin {origin}: it takes an origin, such as https://app.example.org, or *",
+                    param="--allowed-origin",
+                )
         self._hosts = {"localhost", bound_host.lower(), *(_host_name(host) for host in allowed_hosts)}
         self._origins = frozenset(allowed_origins)
 
@@ -366,8 +395,12 @@ class Origins:
             return EdgeError(400, "the request has several Host headers", param="Host", code="invalid_host")
         host = hosts[0] if hosts else ""
         if hosts and not self._is_own_host(host):
-            return EdgeError(421, f"this server is not {host[:200]!r}; --allowed-host adds a name",
-                             param="Host", code="host_not_allowed")
+            return EdgeError(
+                421,
+                f"this server is not {host[:200]!r}; --allowed-host adds a name",
+                param="Host",
+                code="host_not_allowed",
+            )
         if method in _SAFE_METHODS:
             return None
         origin = headers.get("origin")
@@ -377,9 +410,12 @@ class Origins:
             is_foreign = origin.partition("://")[2] != host and not self._is_allowed(origin)
         if is_foreign:
             page = (origin or "another site")[:200]
-            return EdgeError(403, f"a page of {page} may not use this server; --allowed-origin "
-                                  "adds an origin",
-                             param="Origin", code="origin_not_allowed")
+            return EdgeError(
+                403,
+                f"a page of {page} may not use this server; --allowed-origin adds an origin",
+                param="Origin",
+                code="origin_not_allowed",
+            )
         return None
 
     def cors_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -387,8 +423,11 @@ class Origins:
         origin = headers.get("origin")
         if origin is None or not self._is_allowed(origin):
             return []
-        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin"),
-                (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored")]
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"vary", b"Origin"),
+            (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored"),
+        ]
 
     def preflight_headers(self, method: str, headers: Headers) -> dict[str, str] | None:
         """None if the request is no preflight of an allowed origin."""
@@ -397,9 +436,11 @@ class Origins:
         if not self.cors_headers(headers):
             return None
         names = headers.get("access-control-request-headers", "")
-        return {"access-control-allow-methods": "GET, POST, DELETE",
-                "access-control-max-age": str(_PREFLIGHT_S),
-                "access-control-allow-headers": names if _HEADER_NAMES.fullmatch(names) else ""}
+        return {
+            "access-control-allow-methods": "GET, POST, DELETE",
+            "access-control-max-age": str(_PREFLIGHT_S),
+            "access-control-allow-headers": names if _HEADER_NAMES.fullmatch(names) else "",
+        }
 
     def _is_allowed(self, origin: str) -> bool:
         return origin in self._origins or "*" in self._origins

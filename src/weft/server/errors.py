@@ -65,8 +65,7 @@ def dialect_body(error: WeftError, path: str, request_id: str | None) -> bytes:
 def error_response(error: WeftError, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
     """The answer to the request of ``scope``."""
     body = dialect_body(error, scope.get("path", ""), scope.get("state", {}).get("request_id"))
-    return Response(body, error.status, {**error_headers(error), **(headers or {})},
-                    media_type="application/json")
+    return Response(body, error.status, {**error_headers(error), **(headers or {})}, media_type="application/json")
 
 
 async def on_weft_error(request: Request, error: Exception) -> Response:

@@ -29,19 +29,37 @@ from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
 
-_OPEN_PATHS = frozenset({*(row.path for row in ENDPOINTS if row.access == "open"),
-                         *(route.path for route in page_routes())})
-_OPERATOR_PATHS = ("/metrics", "/v1/cache", "/v1/replicas", "/sleep", "/wake_up",
-                   "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-                   "/api/create", "/api/copy", "/api/delete", "/api/pull")
+_OPEN_PATHS = frozenset(
+    {*(row.path for row in ENDPOINTS if row.access == "open"), *(route.path for route in page_routes())}
+)
+_OPERATOR_PATHS = (
+    "/metrics",
+    "/v1/cache",
+    "/v1/replicas",
+    "/sleep",
+    "/wake_up",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/pull",
+)
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins,
-                 tracer: RequestTracer | None = None, strict_fields: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        origins: Origins,
+        tracer: RequestTracer | None = None,
+        strict_fields: bool = False,
+    ) -> None:
         self._app = app
         self._tracer = tracer
         self._strict_fields = strict_fields
@@ -122,11 +140,14 @@ class Gate:
         if not self._keys.has_clients and not for_operators:
             return None
         if not authorization:
-            header = ("'x-api-key: KEY' (api_key= in the anthropic client)" if "/messages" in path
-                      else "'Authorization: Bearer KEY' (api_key= in the openai client)")
-            return AuthenticationError(f"this server wants an API key: send the header {header}",
-                                       code="missing_api_key")
+            header = (
+                "'x-api-key: KEY' (api_key= in the anthropic client)"
+                if "/messages" in path
+                else "'Authorization: Bearer KEY' (api_key= in the openai client)"
+            )
+            return AuthenticationError(
+                f"this server wants an API key: send the header {header}", code="missing_api_key"
+            )
         if tenant is not None:
-            return EdgeError(403, f"{path} is for the operator of this server (--operator-key)",
-                             code="operator_only")
+            return EdgeError(403, f"{path} is for the operator of this server (--operator-key)", code="operator_only")
         return AuthenticationError("this API key is not one of the server's", code="invalid_api_key")

@@ -73,9 +73,18 @@ class Generation:
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
 
-    def __init__(self, service: Service, model: ServedModel, prompts: Sequence[Prompt],
-                 samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str,
-                 decoder: TextDecoder | None = None, prompt_field: str = "prompt") -> None:
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        samplings: Sequence[SamplingParams],
+        *,
+        priority: int,
+        cache_salt: str,
+        decoder: TextDecoder | None = None,
+        prompt_field: str = "prompt",
+    ) -> None:
         self._service = service
         self._model = model
         self.keep_alive_s: KeepAlive = UNSET
@@ -101,11 +110,19 @@ class Generation:
         self._times: list[SequenceTimes] = []
         self._requests: list[Request] = []
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-            request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
-                              sampling=sampling, priority=priority, cache_salt=cache_salt,
-                              boundaries=prompt.boundaries, marks=prompt.marks,
-                              prediction=prompt.prediction, adapter=model.adapter,
-                              pictures=prompt.pictures, pooling=prompt.pooling)
+            request = Request(
+                request_id=f"{engine_id}-{number}",
+                prompt_tokens=prompt.tokens,
+                sampling=sampling,
+                priority=priority,
+                cache_salt=cache_salt,
+                boundaries=prompt.boundaries,
+                marks=prompt.marks,
+                prediction=prompt.prediction,
+                adapter=model.adapter,
+                pictures=prompt.pictures,
+                pooling=prompt.pooling,
+            )
             check_generates(model.info, request)
             request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
             request.check_marks()
@@ -116,12 +133,17 @@ class Generation:
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
-            self._by_prompt.append(self.choices[-sampling.n:])
+            self._by_prompt.append(self.choices[-sampling.n :])
 
     def check_logprob_count(self, *, streamed: bool, field: str) -> None:
         """``field``: the field of the request that asks for alternatives. Raises RequestError."""
-        check_logprob_count(self._requests, context_tokens=self._context_tokens, streamed=streamed,
-                            limit=self._service.config.max_answer_logprobs, field=field)
+        check_logprob_count(
+            self._requests,
+            context_tokens=self._context_tokens,
+            streamed=streamed,
+            limit=self._service.config.max_answer_logprobs,
+            field=field,
+        )
 
     async def start(self) -> None:
         """Raises what the engine rejects it with, or EngineUnavailableError."""
@@ -237,35 +259,51 @@ class Generation:
         of_answer = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
         if not self._service.config.hide_cached_tokens:
             of_prompt = PromptTokensDetails(
-                cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
-                recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices))
+                cached_tokens=self.cached_tokens(),
+                lost_tokens=self.lost_tokens(),
+                recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices),
+            )
             of_answer = CompletionTokensDetails(
                 reasoning_tokens=reasoning_tokens,
                 accepted_prediction_tokens=sum(choice.accepted_drafts for choice in self.choices),
-                rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices))
-        return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
-                     total_tokens=prompt_tokens + generated, prompt_tokens_details=of_prompt,
-                     completion_tokens_details=of_answer)
+                rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices),
+            )
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=generated,
+            total_tokens=prompt_tokens + generated,
+            prompt_tokens_details=of_prompt,
+            completion_tokens_details=of_answer,
+        )
 
     def outcome(self, *, stream: bool) -> GenerationOutcome:
         """For a trace, after ``close``. Its times are of all sequences together: from the first that began to
         the last that ended."""
-        began = [min(times.arrived_s + times.queued_s, times.first_s) for times in self._times
-                 if times.first_s is not None]
+        began = [
+            min(times.arrived_s + times.queued_s, times.first_s) for times in self._times if times.first_s is not None
+        ]
         sampling = self.samplings[0]
         return GenerationOutcome(
-            model=self._model_name, arrived_s=self._arrived_s, began_s=min(began, default=None),
+            model=self._model_name,
+            arrived_s=self._arrived_s,
+            began_s=min(began, default=None),
             first_s=min((times.first_s for times in self._times if times.first_s is not None), default=None),
             last_s=max(times.last_s for times in self._times),
-            parameters={"max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
-                        "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": sampling.seed,
-                        "choice.count": len(self.choices) if len(self.choices) > 1 else None,
-                        "stream": stream or None},
+            parameters={
+                "max_tokens": sampling.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "seed": sampling.seed,
+                "choice.count": len(self.choices) if len(self.choices) > 1 else None,
+                "stream": stream or None,
+            },
             input_tokens=sum(len(prompt.tokens) for prompt in self.prompts),
             cached_tokens=self.cached_tokens(),
             output_tokens=sum(choice.generated_tokens for choice in self.choices),
             finish_reasons=[times.finish_reason or "abort" for times in self._times],
-            error_type=self._error_type)
+            error_type=self._error_type,
+        )
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""
@@ -279,15 +317,21 @@ class Generation:
 def check_generates(info: ModelInfo, request: Request) -> None:
     """Raises RequestError for a request for text of a model that has none."""
     if request.pooling is None and not info.generates:
-        raise RequestError(f"{info.name} embeds or scores text and generates none: use /v1/embeddings or "
-                           "/v1/rerank", param="model", code="unsupported_parameter")
+        raise RequestError(
+            f"{info.name} embeds or scores text and generates none: use /v1/embeddings or /v1/rerank",
+            param="model",
+            code="unsupported_parameter",
+        )
 
 
 def check_count(sequences: int, queue_max: int) -> None:
     """Raises RequestError for what no empty queue could take, as trying again later would not help."""
     if sequences > queue_max:
-        raise RequestError(f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
-                           "(limits.max_queued_requests). Send them in several requests", param="prompt")
+        raise RequestError(
+            f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
+            "(limits.max_queued_requests). Send them in several requests",
+            param="prompt",
+        )
 
 
 def joined(events: list[TokenEvent]) -> TokenEvent:
@@ -299,12 +343,15 @@ def joined(events: list[TokenEvent]) -> TokenEvent:
     logprobs = [entry for event in events for entry in event.logprobs or ()]
     prompt_logprobs = [entry for event in events for entry in event.prompt_logprobs or ()]
     return msgspec.structs.replace(
-        last, tokens=[token for event in events for token in event.tokens], logprobs=logprobs or None,
+        last,
+        tokens=[token for event in events for token in event.tokens],
+        logprobs=logprobs or None,
         prompt_logprobs=prompt_logprobs or None,
         cached_tokens=max(event.cached_tokens for event in events),
         accepted_drafts=max(event.accepted_drafts for event in events),
         rejected_drafts=max(event.rejected_drafts for event in events),
-        lost=next((event.lost for event in reversed(events) if event.lost is not None), None))
+        lost=next((event.lost for event in reversed(events) if event.lost is not None), None),
+    )
 
 
 def merged(pieces: list[Piece]) -> list[Piece]:
@@ -332,18 +379,24 @@ def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) 
         raise ContextLengthError(
             f"the prompt has {len(prompt.tokens)} tokens and {where} {'num_ctx ' if asked is None else ''}"
             f"{limit}; this server drops no part of a prompt: raise num_ctx or leave it out",
-            param="options.num_ctx", code="context_length_exceeded")
+            param="options.num_ctx",
+            code="context_length_exceeded",
+        )
 
 
 def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
     """Raises RequestError that names the field."""
     count = body.truncate_prompt_tokens
     if count is not None and count != TO_THE_CONTEXT and count < 1:
-        raise RequestError(f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for what the "
-                           "context has room for", param="truncate_prompt_tokens")
+        raise RequestError(
+            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for what the context has room for",
+            param="truncate_prompt_tokens",
+        )
     if is_chat and count is not None and body.truncation_side == "right":
-        raise RequestError("truncation_side right belongs to /v1/completions: the answer of a chat begins "
-                           "where the prompt ends", param="truncation_side")
+        raise RequestError(
+            "truncation_side right belongs to /v1/completions: the answer of a chat begins where the prompt ends",
+            param="truncation_side",
+        )
 
 
 def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
@@ -359,14 +412,24 @@ def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answ
     if excess <= 0:
         return prompt
     if prompt.pictures:
-        raise RequestError(f"truncate_prompt_tokens would cut {excess} tokens of a conversation with "
-                           "pictures, which is not supported", param="truncate_prompt_tokens",
-                           code="unsupported_parameter")
+        raise RequestError(
+            f"truncate_prompt_tokens would cut {excess} tokens of a conversation with pictures, which is not supported",
+            param="truncate_prompt_tokens",
+            code="unsupported_parameter",
+        )
     if body.truncation_side == "right":
-        return Prompt(prompt.tokens[:limit], None, [at for at in prompt.boundaries if at <= limit],
-                      [at for at in prompt.marks if at <= limit])
-    return Prompt(prompt.tokens[excess:], None, [at - excess for at in prompt.boundaries if at > excess],
-                  [at - excess for at in prompt.marks if at > excess])
+        return Prompt(
+            prompt.tokens[:limit],
+            None,
+            [at for at in prompt.boundaries if at <= limit],
+            [at for at in prompt.marks if at <= limit],
+        )
+    return Prompt(
+        prompt.tokens[excess:],
+        None,
+        [at - excess for at in prompt.boundaries if at > excess],
+        [at - excess for at in prompt.marks if at > excess],
+    )
 
 
 def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> int:
@@ -384,8 +447,9 @@ def logprob_count(request: Request, context_tokens: int, *, streamed: bool) -> i
     return sampling.n * count
 
 
-def check_logprob_count(requests: Sequence[Request], *, context_tokens: int, limit: int, streamed: bool,
-                        field: str) -> None:
+def check_logprob_count(
+    requests: Sequence[Request], *, context_tokens: int, limit: int, streamed: bool, field: str
+) -> None:
     """``field``: the field of the request that asks for alternatives. Raises RequestError."""
     count = sum(logprob_count(request, context_tokens, streamed=streamed) for request in requests)
     if count <= limit:
@@ -393,14 +457,20 @@ def check_logprob_count(requests: Sequence[Request], *, context_tokens: int, lim
     if all(request.sampling.logprobs is None for request in requests):
         field = "prompt_logprobs"
     if streamed:
-        raise RequestError(f"echo with {field}: the prompts have {count} logprobs, n x prompt tokens x "
-                           f"({field} + 1); the limit is {limit} (limits.max_answer_logprobs)", param=field,
-                           code="too_many_logprobs")
+        raise RequestError(
+            f"echo with {field}: the prompts have {count} logprobs, n x prompt tokens x "
+            f"({field} + 1); the limit is {limit} (limits.max_answer_logprobs)",
+            param=field,
+            code="too_many_logprobs",
+        )
     raise RequestError(
         f"the answer may have {count} logprobs: n x max_tokens x ({field} + 1) for each prompt, and "
         f"n x prompt tokens x (prompt_logprobs + 1); the limit is {limit} (limits.max_answer_logprobs). "
         "Lower n, "
-        f"max_tokens or {field}, or stream the answer", param=field, code="too_many_logprobs")
+        f"max_tokens or {field}, or stream the answer",
+        param=field,
+        code="too_many_logprobs",
+    )
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -429,23 +499,35 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
 class PreparedTurn:
     """A turn whose ``generation`` is ready to start. ``name`` is the model's, as the request called it."""
 
-    def __init__(self, service: Service, model: ServedModel, turn: ChatTurn, prompt: Prompt,
-                 plan: AnswerPlan) -> None:
+    def __init__(self, service: Service, model: ServedModel, turn: ChatTurn, prompt: Prompt, plan: AnswerPlan) -> None:
         fields = turn.fields
         self.model = model
         self.prompt = prompt
         self.name = service.name_of(model, fields.model)
         sampling = sampling_params(
-            fields, model.sampling_defaults, max_tokens=turn.max_tokens, grammar=plan.grammar, n=turn.n,
-            logprobs=turn.logprobs, prompt_logprobs=turn.prompt_logprobs,
-            banned=banned_sequences(fields.bad_words, model.tokenizer))
+            fields,
+            model.sampling_defaults,
+            max_tokens=turn.max_tokens,
+            grammar=plan.grammar,
+            n=turn.n,
+            logprobs=turn.logprobs,
+            prompt_logprobs=turn.prompt_logprobs,
+            banned=banned_sequences(fields.bad_words, model.tokenizer),
+        )
         self.generation = Generation(
-            service, model, [prompt], [sampling], priority=fields.priority or 0,
-            cache_salt=fields.cache_salt or "", decoder=model.tokenizer.showing(plan.shown_ids),
-            prompt_field=turn.prompt_field)
+            service,
+            model,
+            [prompt],
+            [sampling],
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            decoder=model.tokenizer.showing(plan.shown_ids),
+            prompt_field=turn.prompt_field,
+        )
         self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
-        self._readers = [plan.reader(eager=bool(fields.stream), shows_reasoning=turn.show_reasoning)
-                         for _ in self.generation.choices]
+        self._readers = [
+            plan.reader(eager=bool(fields.stream), shows_reasoning=turn.show_reasoning) for _ in self.generation.choices
+        ]
 
     def read(self, piece: Piece) -> list[BlockEvent]:
         """What a piece of an answer brings; each piece is read once, in order."""
@@ -499,6 +581,7 @@ def _behind(before: list[int], model: ServedModel, prompt: Prompt) -> Prompt:
     model.check_ids(before, param="context")
     begin = model.tokenizer.added_id(model.tokenizer.special_tokens.get("bos_token", ""))
     cut = int(begin is not None and prompt.tokens[:1] == [begin])
-    boundaries, marks = ([len(before) + at - cut for at in places if at >= cut]
-                         for places in (prompt.boundaries, prompt.marks))
+    boundaries, marks = (
+        [len(before) + at - cut for at in places if at >= cut] for places in (prompt.boundaries, prompt.marks)
+    )
     return Prompt(before + prompt.tokens[cut:], prompt.text, boundaries, marks)

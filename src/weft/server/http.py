@@ -39,16 +39,24 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
     """``forward`` as in ``build_app``."""
     config = service.config
     protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called as a class is called
-    return _HttpServer(uvicorn.Config(
-        build_app(service, forward), http=protocol, lifespan="off", ws="none", log_config=None,
-        access_log=config.log_level in ("debug", "info"), server_header=False, backlog=BACKLOG,
-        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
-        timeout_graceful_shutdown=1))
+    return _HttpServer(
+        uvicorn.Config(
+            build_app(service, forward),
+            http=protocol,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=config.log_level in ("debug", "info"),
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
+            timeout_graceful_shutdown=1,
+        )
+    )
 
 
 @contextlib.asynccontextmanager
-async def serving(service: Service, listener: socket.socket,
-                  forward: Handler | None = None) -> AsyncGenerator[None]:
+async def serving(service: Service, listener: socket.socket, forward: Handler | None = None) -> AsyncGenerator[None]:
     """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
     ``service`` is closed."""
     raise_file_limit(service.config.max_connections)

@@ -62,8 +62,9 @@ _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequence[str] = (), *,
-          factory: str = ASSEMBLE) -> int:
+def serve(
+    engine_config: EngineConfig, server_config: ServerConfig, models: Sequence[str] = (), *, factory: str = ASSEMBLE
+) -> int:
     """Serves until it is told to stop; returns the exit code. Call it from the main thread. ``models``: as
     they were named, where there are several.
 
@@ -83,25 +84,34 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, models: Sequ
         listener = bind(server_config)
         progress = StartProgress(console)
         link = joining(server_config, console)
-        fleet = Fleet(engine_config, replicas=server_config.own_replicas, restarts=server_config.restarts,
-                      factory=factory, record=server_config.recording(),
-                      stall_after_s=server_config.stall_after, on_progress=progress.show,
-                      router=_router(server_config), roles=server_config.replica_roles(),
-                      peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
-                      listen=None if link is None else (link[0], LinkKeys.of(link[1])))
+        fleet = Fleet(
+            engine_config,
+            replicas=server_config.own_replicas,
+            restarts=server_config.restarts,
+            factory=factory,
+            record=server_config.recording(),
+            stall_after_s=server_config.stall_after,
+            on_progress=progress.show,
+            router=_router(server_config),
+            roles=server_config.replica_roles(),
+            peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
+            listen=None if link is None else (link[0], LinkKeys.of(link[1])),
+        )
         ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp, device=engine_config.device)
     except UserError as error:
         _complain(error)
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        serving_once = Serving(server_config, fleet, partial(new_service, server_config, fleet, listener),
-                               listener, console, progress, ray)
+        serving_once = Serving(
+            server_config, fleet, partial(new_service, server_config, fleet, listener), listener, console, progress, ray
+        )
         with contextlib.closing(Announcement(serving_once.url, engine_config.model)):
             return runner.run(serving_once.run())
 
 
-def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[str], console: Console,
-                   factory: str) -> int:
+def _serve_several(
+    engine: EngineConfig, config: ServerConfig, models: Sequence[str], console: Console, factory: str
+) -> int:
     """Raises ConfigError, CheckpointError."""
     from weft.planning.together import share_out
     from weft.server.service import Service
@@ -113,9 +123,14 @@ def _serve_several(engine: EngineConfig, config: ServerConfig, models: Sequence[
     shares = share_out([source.need for source in sources], memory)
     listener = bind(config)
     several = SeveralModels(
-        sources, config, shares=shares, memory_bytes=memory, factory=factory,
-        background=engine.device == "cpu" or not visible_gpus(),   # a GPU's context is its thread's
-        tell=lambda line: console.print(line, markup=False, highlight=False))
+        sources,
+        config,
+        shares=shares,
+        memory_bytes=memory,
+        factory=factory,
+        background=engine.device == "cpu" or not visible_gpus(),  # a GPU's context is its thread's
+        tell=lambda line: console.print(line, markup=False, highlight=False),
+    )
     service = _with_open_stores(Service(config, None, several=several))
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         serving_all = ServingSeveral(service, several, listener, console)
@@ -147,9 +162,13 @@ def _check_model(config: EngineConfig) -> None:
         from weft.assemble import find_model
         from weft.assemble.ranks import check_divides, check_no_gguf
 
-        check_no_gguf(config, not local and ":" in str(config.model))   # OWNER/NAME:TYPE
-        check_divides(config, find_model(config, lambda text: None)[1] if local else
-                      resolve_model(str(config.model), config.revision, config_only=True))
+        check_no_gguf(config, not local and ":" in str(config.model))  # OWNER/NAME:TYPE
+        check_divides(
+            config,
+            find_model(config, lambda text: None)[1]
+            if local
+            else resolve_model(str(config.model), config.revision, config_only=True),
+        )
 
 
 def _router(config: ServerConfig) -> Router | None:
@@ -166,8 +185,11 @@ def bind(config: ServerConfig) -> socket.socket:
     for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED):
         with contextlib.suppress(PortBusyError):
             return _listen(config.host, port)
-    raise ConfigError(f"ports {DEFAULT_PORT} to {DEFAULT_PORT + PORTS_TRIED - 1} are all in use; name a free "
-                      "one with --port (--port 0 takes any)", param="--port")
+    raise ConfigError(
+        f"ports {DEFAULT_PORT} to {DEFAULT_PORT + PORTS_TRIED - 1} are all in use; name a free "
+        "one with --port (--port 0 takes any)",
+        param="--port",
+    )
 
 
 def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> Service:
@@ -179,8 +201,9 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
     from weft.server.workers.supervisor import Workers
 
     workers = Workers(config, fleet, listener.fileno())
-    inner = dataclasses.replace(config, max_connections_per_address=0, log_level="warning",
-                                otlp_endpoint=None)  # workers log and trace what they answer and forward
+    inner = dataclasses.replace(
+        config, max_connections_per_address=0, log_level="warning", otlp_endpoint=None
+    )  # workers log and trace what they answer and forward
     service = Service(inner, fleet, workers.counts, is_supervisor=True)
     service.workers = workers
     return _with_open_stores(service)
@@ -204,13 +227,15 @@ def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
         return tcp_address(address, flag="--listen-engines"), new_token()
     token, is_new = read_or_create_token(config.token)
     if is_new:
-        console.print(f"created the token {config.token}; machines that join need a copy of it",
-                      markup=False, highlight=False)
+        console.print(
+            f"created the token {config.token}; machines that join need a copy of it", markup=False, highlight=False
+        )
     return tcp_address(address, flag="--listen-engines"), token
 
 
-def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None, *,
-                  ranks: int, device: str) -> RayFleet | None:
+def placed_by_ray(
+    config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None, *, ranks: int, device: str
+) -> RayFleet | None:
     """``ranks``: of a replica. They share one bundle, so Ray finds one node for all of them."""
     if config.ray is None or link is None:
         return None
@@ -219,8 +244,14 @@ def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | No
 
     host = (config.listen_engines or "").rpartition(":")[0]
     gpus = float(device.startswith("cuda")) if config.ray_gpus is None else config.ray_gpus
-    order = PlacerOrder(address=config.ray, server=f"{'' if host in _ALL_HOSTS else host}:0", token=link[1],
-                        own={}, cpus=ranks * config.ray_cpus, gpus=ranks * gpus)
+    order = PlacerOrder(
+        address=config.ray,
+        server=f"{'' if host in _ALL_HOSTS else host}:0",
+        token=link[1],
+        own={},
+        cpus=ranks * config.ray_cpus,
+        gpus=ranks * gpus,
+    )
     return RayFleet(fleet, order, *config.replica_range())
 
 
@@ -232,9 +263,16 @@ class Serving:
     """One run of the server: the engine, HTTP, and what signals do to them. ``new_service`` is called in a
     thread once the engine's process is started."""
 
-    def __init__(self, config: ServerConfig, engine: Fleet | None, new_service: Callable[[], Service],
-                 listener: socket.socket, console: Console, progress: StartProgress,
-                 ray: RayFleet | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: Fleet | None,
+        new_service: Callable[[], Service],
+        listener: socket.socket,
+        console: Console,
+        progress: StartProgress,
+        ray: RayFleet | None = None,
+    ) -> None:
         self._config = config
         self._fleet = engine
         self._new_service = new_service
@@ -268,12 +306,17 @@ class Serving:
             workers.start()
         listener = self._listener if workers is None else listen_at(workers.http_socket)
         async with serving(self._service, listener):
-            until = ("answers 503 until the model is ready" if self._service.several is None
-                     else "models are loaded when they are asked for")
+            until = (
+                "answers 503 until the model is ready"
+                if self._service.several is None
+                else "models are loaded when they are asked for"
+            )
             self._say(f"listening on {self.url}; {until}")
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
-                self._say(f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
-                          f"of the free memory; more than {cores} are no faster")
+                self._say(
+                    f"--replicas {replicas} share {cores} cores: they take turns, and each gets a part "
+                    f"of the free memory; more than {cores} are no faster"
+                )
             try:
                 return await self._until_stopped()
             finally:
@@ -326,8 +369,7 @@ class Serving:
     def _engine_lost(self) -> int:
         assert self._engine.death is not None
         _complain(self._engine.death)
-        self._say(f"no engine is left, and the restarts are used up (limits.restarts "
-                  f"{self._config.restarts})")
+        self._say(f"no engine is left, and the restarts are used up (limits.restarts {self._config.restarts})")
         return EXIT_STALLED if self._engine.stalled else EXIT_ENGINE_DIED
 
     async def _open(self) -> None:
@@ -358,13 +400,16 @@ class Serving:
         service = self._service
         active = service.active
         if active:
-            self._say(f"finishing {active} request{'' if active == 1 else 's'}, at most "
-                      f"{self._config.drain_timeout:g} s; "
-                      "Ctrl-C again stops at once")
+            self._say(
+                f"finishing {active} request{'' if active == 1 else 's'}, at most "
+                f"{self._config.drain_timeout:g} s; "
+                "Ctrl-C again stops at once"
+            )
         finished = asyncio.ensure_future(service.drain())
         try:
-            await _within(_first_of(finished, _first_of(self._second_stop.wait(), self._no_engine())),
-                          self._config.drain_timeout)
+            await _within(
+                _first_of(finished, _first_of(self._second_stop.wait(), self._no_engine())), self._config.drain_timeout
+            )
         finally:
             finished.cancel()
         if self._second_stop.is_set():
@@ -372,8 +417,10 @@ class Serving:
         if self._service.death is not None:
             return self._engine_lost()
         if active := service.active:
-            self._say(f"{active} requests did not finish in {self._config.drain_timeout:g} s "
-                      "(limits.drain_timeout) and are cut")
+            self._say(
+                f"{active} requests did not finish in {self._config.drain_timeout:g} s "
+                "(limits.drain_timeout) and are cut"
+            )
         return EXIT_OK
 
     def _on_signal(self) -> None:
@@ -386,8 +433,7 @@ class Serving:
 class ServingSeveral(Serving):
     """Models are loaded when they are asked for: it serves from the beginning, and no death ends it."""
 
-    def __init__(self, service: Service, several: SeveralModels, listener: socket.socket,
-                 console: Console) -> None:
+    def __init__(self, service: Service, several: SeveralModels, listener: socket.socket, console: Console) -> None:
         super().__init__(service.config, None, lambda: service, listener, console, StartProgress(console))
         self._several = several
 
@@ -416,15 +462,17 @@ def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
     _, directory = find_model(config, lambda text: None, text_only=True)
     own, other = file_digest(tokenizer_path(directory)), info.identity.get("tokenizer")
     if other not in (own, None):
-        raise ConfigError(f"{directory} has another tokenizer ({own}) than the first replica that joined "
-                          f"({other})", param="--model")
+        raise ConfigError(
+            f"{directory} has another tokenizer ({own}) than the first replica that joined ({other})", param="--model"
+        )
     return msgspec.structs.replace(info, directory=str(directory))
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}: {error}", param="--host") from error
     listener = socket.socket(family, kind, protocol)
@@ -435,9 +483,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise PortBusyError(f"port {port} is in use on {host}; name a free one with --port (--port 0 "
-                                "takes any), or leave --port out and the next free one is taken",
-                                param="--port") from None
+            raise PortBusyError(
+                f"port {port} is in use on {host}; name a free one with --port (--port 0 "
+                "takes any), or leave --port out and the next free one is taken",
+                param="--port",
+            ) from None
         flag = "--port" if error.errno == errno.EACCES else "--host"
         raise ConfigError(f"cannot listen on {host} port {port}: {error}", param=flag) from error
     listener.setblocking(False)

@@ -80,23 +80,27 @@ def namer(tokenizer: Tokenizer, *, as_ids: bool, escape_bytes: bool) -> Namer:
     return named
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, name: Namer,
-                  top: int) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, name: Namer, top: int) -> ChatLogprobs:
     @functools.lru_cache(_NAMES_MAX)
     def bytes_of(token: int) -> list[int]:
         return list(tokenizer.token_bytes(token))
 
     content = []
     for entry in entries:
-        most_likely = [TopLogprob(name(token), _finite(value), bytes_of(token))
-                       for token, value in entry.top[:top]]
-        content.append(ChatTokenLogprob(name(entry.token), _finite(entry.logprob), bytes_of(entry.token),
-                                        most_likely))
+        most_likely = [TopLogprob(name(token), _finite(value), bytes_of(token)) for token, value in entry.top[:top]]
+        content.append(ChatTokenLogprob(name(entry.token), _finite(entry.logprob), bytes_of(entry.token), most_likely))
     return ChatLogprobs(content)
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs | None], tokens: Sequence[int], tokenizer: Tokenizer,
-                        name: Namer, top: int, *, text_offset: int) -> CompletionLogprobs:
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs | None],
+    tokens: Sequence[int],
+    tokenizer: Tokenizer,
+    name: Namer,
+    top: int,
+    *,
+    text_offset: int,
+) -> CompletionLogprobs:
     """``entries`` and ``tokens`` go in pairs; None stands for the prompt's first token, which nothing
     predicts. ``text_offset``: characters of the choice's text before the first of them."""
     names, chosen, tops, offsets = [], [], [], []
@@ -115,10 +119,13 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None], name: Namer, top: i
         if entry is None:
             shaped.append(None)
             continue
-        known = {str(token): PromptTokenLogprob(_finite(value), rank, name(token))
-                 for rank, (token, value) in enumerate(entry.top[:top], start=1)}
-        known.setdefault(str(entry.token), PromptTokenLogprob(_finite(entry.logprob), entry.rank + 1,
-                                                              name(entry.token)))
+        known = {
+            str(token): PromptTokenLogprob(_finite(value), rank, name(token))
+            for rank, (token, value) in enumerate(entry.top[:top], start=1)
+        }
+        known.setdefault(
+            str(entry.token), PromptTokenLogprob(_finite(entry.logprob), entry.rank + 1, name(entry.token))
+        )
         shaped.append(known)
     return shaped
 

@@ -48,8 +48,13 @@ class JsonAccessFormatter(logging.Formatter):
         assert isinstance(record.args, tuple)
         client, method, path, _, status = record.args
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
-        line = {"time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "client": client,
-                "method": method, "path": str(path).partition("?")[0], "status": status}
+        line = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "client": client,
+            "method": method,
+            "path": str(path).partition("?")[0],
+            "status": status,
+        }
         if names := ignored_names():
             line["ignored"] = names
         return msgspec.json.encode(line).decode()

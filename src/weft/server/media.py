@@ -52,10 +52,18 @@ _URL_CHARS = 8192
 _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")
-_REFUSED = tuple(map(ipaddress.ip_network, (
-    "2002::/16", "2001::/23",   # 6to4, Teredo and other protocols: an IPv4 address may stand in them
-    "192.0.0.0/24", "192.88.99.0/24",   # of protocols; Python knows the first since 3.11.10
-    "168.63.129.16/32")))   # a cloud's own service at an address that looks public
+_REFUSED = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "2002::/16",
+            "2001::/23",  # 6to4, Teredo and other protocols: an IPv4 address may stand in them
+            "192.0.0.0/24",
+            "192.88.99.0/24",  # of protocols; Python knows the first since 3.11.10
+            "168.63.129.16/32",
+        ),
+    )
+)  # a cloud's own service at an address that looks public
 """Besides what Python knows. Mapped addresses and NAT64 are outside of ``2000::/3``."""
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -69,8 +77,12 @@ def is_public(address: str) -> bool:
         return False
     if number.version == 6 and number not in _GLOBAL_IPV6:
         return False
-    return (number.is_global and not number.is_multicast and not number.is_reserved
-            and not any(number in network for network in _REFUSED))
+    return (
+        number.is_global
+        and not number.is_multicast
+        and not number.is_reserved
+        and not any(number in network for network in _REFUSED)
+    )
 
 
 def read_domains(given: Sequence[str]) -> tuple[str, ...]:
@@ -79,9 +91,11 @@ def read_domains(given: Sequence[str]) -> tuple[str, ...]:
     domains = [name.strip().lower().rstrip(".") for entry in given for name in entry.split(",")]
     for name in domains:
         if name != "*" and not _HOST.fullmatch(name.removeprefix("*.")):
-            raise ConfigError(f"--media-domains {name[:100]!r}: it takes host names (img.example.org), "
-                              "*.example.org for the hosts below one, or * for every public host",
-                              param="--media-domains")
+            raise ConfigError(
+                f"--media-domains {name[:100]!r}: it takes host names (img.example.org), "
+                "*.example.org for the hosts below one, or * for every public host",
+                param="--media-domains",
+            )
     return tuple(dict.fromkeys(domains))
 
 
@@ -100,10 +114,17 @@ class MediaFetcher:
     redirects; ``videos``: both of a video. ``resolve`` (host, port) gives addresses as numbers and raises
     OSError; ``backend`` opens sockets; ``trust``: whose certificates are believed."""
 
-    def __init__(self, domains: Sequence[str], *, bytes_max: int, seconds: float,
-                 videos: tuple[int, float] | None = None, resolve: Resolve | None = None,
-                 backend: httpcore.AsyncNetworkBackend | None = None,
-                 trust: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        domains: Sequence[str],
+        *,
+        bytes_max: int,
+        seconds: float,
+        videos: tuple[int, float] | None = None,
+        resolve: Resolve | None = None,
+        backend: httpcore.AsyncNetworkBackend | None = None,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
         self._domains = frozenset(domains)
         self._limits = {"image": (bytes_max, seconds), "video": videos or (bytes_max, seconds)}
         self._dial = _CheckedDial(resolve or _addresses, backend or httpcore.AnyIOBackend())
@@ -136,8 +157,9 @@ class MediaFetcher:
                         return data
                     url = urljoin(target.geturl(), location)
         except TimeoutError:
-            raise RequestError(f"the file takes more than {fetch.seconds:g} s to fetch "
-                               f"(limits.{fetch.name}_seconds)") from None
+            raise RequestError(
+                f"the file takes more than {fetch.seconds:g} s to fetch (limits.{fetch.name}_seconds)"
+            ) from None
         raise RequestError(f"the file's address redirects more than {REDIRECTS_MAX} times")
 
     def _checked(self, url: str) -> SplitResult:
@@ -148,16 +170,18 @@ class MediaFetcher:
         except ValueError:
             raise RequestError(f"the file is at {url[:100]!r}, which is no address") from None
         if len(url) > _URL_CHARS or not url.isascii() or re.search(r"[\x00-\x20\x7f\\]", url):
-            raise RequestError(f"the file is at {url[:100]!r}; an address has {_URL_CHARS} characters at "
-                               "most, percent-encoded, without blanks and backslashes")
+            raise RequestError(
+                f"the file is at {url[:100]!r}; an address has {_URL_CHARS} characters at "
+                "most, percent-encoded, without blanks and backslashes"
+            )
         if parts.scheme != "https" or port not in (None, _HTTPS) or "@" in parts.netloc:
-            raise RequestError(f"the file is at {url[:100]!r}; files are fetched by https alone, from "
-                               "port 443, without a user's name")
+            raise RequestError(
+                f"the file is at {url[:100]!r}; files are fetched by https alone, from port 443, without a user's name"
+            )
         host = host.rstrip(".")
         below = {"*." + host.split(".", at)[-1] for at in range(1, host.count(".") + 1)}
         if not self._domains & {"*", host, *below}:
-            raise RequestError(f"the file is at the host {host[:100]!r}, which --media-domains does not "
-                               "name")
+            raise RequestError(f"the file is at the host {host[:100]!r}, which --media-domains does not name")
         return parts._replace(netloc=f"[{host}]" if ":" in host else host, fragment="")
 
     async def _get(self, target: SplitResult, fetch: _Fetch) -> tuple[str | None, bytes]:
@@ -165,11 +189,18 @@ class MediaFetcher:
         host = str(target.hostname)
         path = (target.path or "/") + (f"?{target.query}" if target.query else "")
         url = httpcore.URL(scheme=b"https", host=host.encode(), port=_HTTPS, target=path.encode())
-        headers = [("Host", target.netloc), ("User-Agent", "weft"), ("Accept", f"{fetch.name}/*"),
-                   ("Accept-Encoding", "identity"), ("Connection", "close")]
+        headers = [
+            ("Host", target.netloc),
+            ("User-Agent", "weft"),
+            ("Accept", f"{fetch.name}/*"),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
         try:
-            async with (httpcore.AsyncConnectionPool(self._trust, network_backend=self._dial) as pool,
-                        pool.stream("GET", url, headers=headers) as response):
+            async with (
+                httpcore.AsyncConnectionPool(self._trust, network_backend=self._dial) as pool,
+                pool.stream("GET", url, headers=headers) as response,
+            ):
                 said = {name.lower(): value.decode("latin-1") for name, value in response.headers}
                 if response.status in (301, 302, 303, 307, 308) and b"location" in said:
                     return said[b"location"], b""
@@ -191,11 +222,12 @@ class MediaFetcher:
                 if too_many := len(data) > fetch.bytes_max:
                     break
                 if self._held > (most := HELD_FILES * self._limits["image"][0]) and self._held > fetch.held:
-                    raise EngineUnavailableError(f"files that are fetched have {format_bytes(self._held)}; "
-                                                 f"the limit is {format_bytes(most)}. Try again later")
+                    raise EngineUnavailableError(
+                        f"files that are fetched have {format_bytes(self._held)}; "
+                        f"the limit is {format_bytes(most)}. Try again later"
+                    )
         if too_many:
-            raise RequestError(f"the file has more than {format_bytes(fetch.bytes_max)} "
-                               f"(limits.{fetch.name}_bytes)")
+            raise RequestError(f"the file has more than {format_bytes(fetch.bytes_max)} (limits.{fetch.name}_bytes)")
         return bytes(data)
 
 
@@ -207,9 +239,14 @@ class _CheckedDial(httpcore.AsyncNetworkBackend):
         self._backend = backend
         self._threads = ThreadPoolExecutor(FETCHES_MAX, "weft-resolve")
 
-    async def connect_tcp(self, host: str, port: int, timeout: float | None = None,
-                          local_address: str | None = None,
-                          socket_options: Any = None) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Any = None,
+    ) -> httpcore.AsyncNetworkStream:
         loop = asyncio.get_running_loop()
         try:
             addresses = await loop.run_in_executor(self._threads, self._resolve, host, port)
@@ -218,8 +255,9 @@ class _CheckedDial(httpcore.AsyncNetworkBackend):
         if not addresses:
             raise RequestError(f"the file's host {host!r} has no address")
         if not all(map(is_public, addresses)):  # one is enough: an honest host has none
-            raise RequestError(f"the file's host {host!r} has an address that is not public; files are "
-                               "never fetched from there")
+            raise RequestError(
+                f"the file's host {host!r} has an address that is not public; files are never fetched from there"
+            )
         *others, last = addresses[:_ADDRESSES_TRIED]
         for address in others:
             try:

@@ -42,8 +42,16 @@ _FIRST_ENGINE = "0"
 class SequenceTimes:
     """The clock of one sequence; readings of ``time.perf_counter``."""
 
-    __slots__ = ("arrived_s", "cached_tokens", "finish_reason", "first_s", "last_s", "preemptions",
-                 "prompt_tokens", "queued_s")
+    __slots__ = (
+        "arrived_s",
+        "cached_tokens",
+        "finish_reason",
+        "first_s",
+        "last_s",
+        "preemptions",
+        "prompt_tokens",
+        "queued_s",
+    )
 
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
@@ -78,11 +86,14 @@ class Metrics:
         self._prefix = prefix
         self._edge = edge
         self._registry = CollectorRegistry()
-        self._counters = {name: Counter(f"{prefix}:{name}", text, (*_LABELS, label), registry=self._registry)
-                          for name, (text, label) in COUNTERS.items()}
+        self._counters = {
+            name: Counter(f"{prefix}:{name}", text, (*_LABELS, label), registry=self._registry)
+            for name, (text, label) in COUNTERS.items()
+        }
         self._families = {
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
-            for name, (text, buckets) in HISTOGRAMS.items()}
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }
         edge.on_refusal = lambda code: self.count(self._first, "http_refusals", code)
         self._fleets: list[FleetReport] = []
         self._models: dict[str, ModelMetrics] = {}
@@ -99,7 +110,8 @@ class Metrics:
         if known is None:
             known = self._models[model] = ModelMetrics(
                 {key: family.labels(model, _FIRST_ENGINE) for key, family in self._families.items()},
-                functools.partial(self.count, model, "request_success"))
+                functools.partial(self.count, model, "request_success"),
+            )
         return known
 
     def text(self, fleets: list[FleetReport], workers_folder: str | None = None) -> bytes:
@@ -148,13 +160,13 @@ class Metrics:
             yield from rows(REPLICA, engine, number)
             if engine.stats is not None:
                 shared = shares_a_store(engine, fleet.engines)
-                yield from rows([row for row in ENGINE if not (shared and row.combine == "once")],
-                                engine.stats, number)
+                yield from rows([row for row in ENGINE if not (shared and row.combine == "once")], engine.stats, number)
             if engine.number in fleet.router:
                 yield from rows(ROUTER, fleet.router[engine.number], number)
 
-    def _rows(self, rows: Sequence[Row[Source]], source: Source, engine: str,
-              model: str | None = None) -> Iterator[Metric]:
+    def _rows(
+        self, rows: Sequence[Row[Source]], source: Source, engine: str, model: str | None = None
+    ) -> Iterator[Metric]:
         model = self._first if model is None else model
         for row in rows:
             value = row.read(source)
@@ -164,7 +176,7 @@ class Metrics:
             own = [row.label] if row.label else []
             family = kind(f"{self._prefix}:{row.name}", row.help, labels=[*_LABELS, *own])
             for label, number in value.items() if isinstance(value, Mapping) else (("", value),):
-                family.add_metric([model, engine, label][:len(_LABELS) + len(own)], number)
+                family.add_metric([model, engine, label][: len(_LABELS) + len(own)], number)
             yield family
 
 
@@ -323,20 +335,25 @@ def _slot_share(stats: EngineStats) -> float:
 
 def _lost(stats: EngineStats) -> dict[str, int]:
     """Other salts are not looked for without debug.count_salt, and 0 would say that there is none."""
-    return {reason: tokens for reason, tokens in asdict(stats.memory.cache.lost).items()
-            if tokens or LOSS_REASONS[reason].is_common or (reason != "salt" and stats.store is not None)}
+    return {
+        reason: tokens
+        for reason, tokens in asdict(stats.memory.cache.lost).items()
+        if tokens or LOSS_REASONS[reason].is_common or (reason != "salt" and stats.store is not None)
+    }
 
 
 def _evictions(stats: EngineStats) -> dict[str, float]:
     counts = stats.memory.cache
-    return {"state": counts.evicted_states - counts.evicted_tails, "tail": counts.evicted_tails,
-            "page": counts.evicted_pages}
+    return {
+        "state": counts.evicted_states - counts.evicted_tails,
+        "tail": counts.evicted_tails,
+        "page": counts.evicted_pages,
+    }
 
 
 def _writes(stats: EngineStats) -> dict[str, float]:
     writes = _tier(stats).writes
-    return {"written": writes.written, "dropped": writes.dropped, "skipped": writes.skipped,
-            "lost": writes.lost}
+    return {"written": writes.written, "dropped": writes.dropped, "skipped": writes.skipped, "lost": writes.lost}
 
 
 def _uploads(stats: EngineStats) -> dict[str, float]:
@@ -351,22 +368,29 @@ COUNTERS: dict[str, tuple[str, str]] = {
 """What HTTP processes count as it happens: name, help and label."""
 EDGE = (
     Row[HttpEdge]("http_connections", "gauge", "Open connections.", lambda edge: edge.connection_count),
-    Row[HttpEdge]("http_buffered_bytes", "gauge", "Bytes of bodies of unfinished requests.",
-                  lambda edge: edge.client_bytes),
+    Row[HttpEdge](
+        "http_buffered_bytes", "gauge", "Bytes of bodies of unfinished requests.", lambda edge: edge.client_bytes
+    ),
 )
 FLEET = (
-    Row[FleetReport]("request_resumes", "counter", "Requests that another engine process took over.",
-                     lambda fleet: fleet.resumes),
-    Row[FleetReport]("request_handoffs", "counter", "Requests whose answer went on at another engine than "
-                     "that of their prompt.", lambda fleet: fleet.handoffs),
-    Row[FleetReport]("request_deadly", "counter", "Requests refused because engines died of them.",
-                     lambda fleet: fleet.deadly),
+    Row[FleetReport](
+        "request_resumes", "counter", "Requests that another engine process took over.", lambda fleet: fleet.resumes
+    ),
+    Row[FleetReport](
+        "request_handoffs",
+        "counter",
+        "Requests whose answer went on at another engine than that of their prompt.",
+        lambda fleet: fleet.handoffs,
+    ),
+    Row[FleetReport](
+        "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
+    ),
 )
 REPLICA = (
-    Row[EngineReport]("engine_up", "gauge", "1 while the engine process is alive and ready.",
-                      lambda engine: engine.up),
-    Row[EngineReport]("engine_restarts", "counter", "Engine processes started after the first.",
-                      lambda engine: engine.restarts),
+    Row[EngineReport]("engine_up", "gauge", "1 while the engine process is alive and ready.", lambda engine: engine.up),
+    Row[EngineReport](
+        "engine_restarts", "counter", "Engine processes started after the first.", lambda engine: engine.restarts
+    ),
 )
 MODEL = (
     Row[Resident]("model_loaded", "gauge", "With several models: 1 while this one is in memory.",
@@ -502,10 +526,32 @@ ROUTER = (
                       lambda counts: counts.gaps),
 )  # fmt: skip
 
-_TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
-         2560)
-_BETWEEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _SMALL_COUNTS = (1, 2, 5, 10, 20)
@@ -541,8 +587,12 @@ def shares_a_store(engine: EngineReport, engines: list[EngineReport]) -> bool:
     first of those that only read. On two machines, one path names two directories."""
     if engine.stats is None or engine.stats.store is None or engine.stats.store.store.writable:
         return False
-    alike = [other for other in engines if other.stats is not None and other.stats.store is not None
-             and (other.host, other.stats.store.store.path) == (engine.host, engine.stats.store.store.path)]
-    writers = [other for other in alike if other.stats and other.stats.store
-               and other.stats.store.store.writable]
+    alike = [
+        other
+        for other in engines
+        if other.stats is not None
+        and other.stats.store is not None
+        and (other.host, other.stats.store.store.path) == (engine.host, engine.stats.store.store.path)
+    ]
+    writers = [other for other in alike if other.stats and other.stats.store and other.stats.store.store.writable]
     return (writers or alike)[0] is not engine

@@ -45,8 +45,10 @@ CREATE TRIGGER object_removed AFTER DELETE ON objects BEGIN
     UPDATE kinds SET count = count - 1, bytes = bytes - old.size WHERE kind = old.kind;
 END;
 """
-_INSERT = ("INSERT INTO objects (id, kind, owner, parent, root, size, created_s, runner, body) "
-           "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)")
+_INSERT = (
+    "INSERT INTO objects (id, kind, owner, parent, root, size, created_s, runner, body) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _RESTED = """
 SELECT seq, id, created_s FROM objects AS one WHERE kind = ? AND NOT EXISTS
     (SELECT 1 FROM objects WHERE root = one.root AND seq > one.seq) ORDER BY seq LIMIT 1
@@ -92,8 +94,15 @@ class ObjectDatabase:
     """For one thread at a time. ``flag`` names the file in errors; ``migrate`` fills the tables from those of
     an older version. Raises ConfigError for a path that cannot be a store."""
 
-    def __init__(self, path: Path, bounds: Mapping[str, Bounds], clock: Callable[[], float], *, flag: str,
-                 migrate: Callable[[ObjectDatabase, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        bounds: Mapping[str, Bounds],
+        clock: Callable[[], float],
+        *,
+        flag: str,
+        migrate: Callable[[ObjectDatabase, int], None] | None = None,
+    ) -> None:
         self._bounds = dict(bounds)
         self._clock = clock
         self._looked_s = dict.fromkeys(bounds, float("-inf"))
@@ -125,13 +134,15 @@ class ObjectDatabase:
     def insert(self, kind: str, new: NewObject, created_s: float, *, root: str | None = None) -> bool:
         """Inside of a transaction. ``root``: where it is known."""
         if root is None and new.parent is not None:
-            row = self.db.execute("SELECT root FROM objects WHERE id = ? AND owner = ?",
-                                  (new.parent, new.owner)).fetchone()
+            row = self.db.execute(
+                "SELECT root FROM objects WHERE id = ? AND owner = ?", (new.parent, new.owner)
+            ).fetchone()
             if row is None:
                 return False
             root = row[0]
-        self.db.execute(_INSERT, (new.id, kind, new.owner, new.parent, root or new.id, new.size,
-                                  created_s, new.runner, new.body))
+        self.db.execute(
+            _INSERT, (new.id, kind, new.owner, new.parent, root or new.id, new.size, created_s, new.runner, new.body)
+        )
         return True
 
     def finish(self, kind: str, new: NewObject) -> bool:
@@ -141,19 +152,22 @@ class ObjectDatabase:
             changed = self.db.execute(
                 "UPDATE objects SET body = ?, size = ?, created_s = ?, runner = NULL "
                 "WHERE id = ? AND owner = ? AND runner IS NOT NULL",
-                (new.body, new.size, now_s, new.id, new.owner)).rowcount
+                (new.body, new.size, now_s, new.id, new.owner),
+            ).rowcount
             self._evict(kind, now_s)
         return bool(changed)
 
     def update(self, object_id: str, body: bytes) -> bool:
         """Whether it was there."""
-        return bool(self.db.execute("UPDATE objects SET body = ?, size = ? WHERE id = ?",
-                                    (body, _ROW_BYTES + len(body), object_id)).rowcount)
+        return bool(
+            self.db.execute(
+                "UPDATE objects SET body = ?, size = ? WHERE id = ?", (body, _ROW_BYTES + len(body), object_id)
+            ).rowcount
+        )
 
     def runner_of(self, object_id: str, owner: str) -> str | None:
         """None for an object that is finished, or unknown."""
-        row = self.db.execute("SELECT runner FROM objects WHERE id = ? AND owner = ?",
-                              (object_id, owner)).fetchone()
+        row = self.db.execute("SELECT runner FROM objects WHERE id = ? AND owner = ?", (object_id, owner)).fetchone()
         return None if row is None else row[0]
 
     def get(self, kind: str, object_id: str, owner: str) -> bytes | None:
@@ -164,14 +178,14 @@ class ObjectDatabase:
 
     def listed(self, kind: str, owner: str | None = None) -> list[bytes]:
         """The bodies of an owner, or of all: the oldest first."""
-        rows = self.db.execute("SELECT body FROM objects WHERE kind = ? AND (? IS NULL OR owner = ?) "
-                               "ORDER BY seq", (kind, owner, owner))
-        return [body for body, in rows]
+        rows = self.db.execute(
+            "SELECT body FROM objects WHERE kind = ? AND (? IS NULL OR owner = ?) ORDER BY seq", (kind, owner, owner)
+        )
+        return [body for (body,) in rows]
 
     def delete(self, object_id: str, owner: str) -> bool:
         """Whether it was there. Objects that continue it stay, and cannot be continued any more."""
-        return bool(self.db.execute("DELETE FROM objects WHERE id = ? AND owner = ?",
-                                    (object_id, owner)).rowcount)
+        return bool(self.db.execute("DELETE FROM objects WHERE id = ? AND owner = ?", (object_id, owner)).rowcount)
 
     def path(self, object_id: str, owner: str, most: int) -> list[tuple[str, str | None, int]]:
         """Id, parent and size of the objects from the root to this one: ``most`` and one more."""
@@ -222,8 +236,9 @@ class ObjectDatabase:
         if tables and application != _APPLICATION_ID:
             raise ConfigError(f"{named}: it is a database of another program", param=flag)
         if version > VERSION:
-            raise ConfigError(f"{named}: it has version {version}, of a newer weft; this one reads version "
-                              f"{VERSION}", param=flag)
+            raise ConfigError(
+                f"{named}: it has version {version}, of a newer weft; this one reads version {VERSION}", param=flag
+            )
         db.execute("PRAGMA journal_mode = WAL")
         with self.transaction():
             version = db.execute("PRAGMA user_version").fetchone()[0]  # by now

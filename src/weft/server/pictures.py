@@ -36,9 +36,16 @@ class PictureReader:
     """``tokens``: of the model, by kind, as text. ``seconds``, ``memory_bytes``: to read one, by kind.
     ``media`` None: pictures at addresses are refused."""
 
-    def __init__(self, start: PictureStart, *, tokens: Mapping[PictureKind, str],
-                 seconds: Mapping[PictureKind, float], memory_bytes: int, pictures_max: int,
-                 media: MediaFetcher | None = None) -> None:
+    def __init__(
+        self,
+        start: PictureStart,
+        *,
+        tokens: Mapping[PictureKind, str],
+        seconds: Mapping[PictureKind, float],
+        memory_bytes: int,
+        pictures_max: int,
+        media: MediaFetcher | None = None,
+    ) -> None:
         self.tokens = tokens
         self._limits = start.limits
         self._media = media
@@ -46,15 +53,16 @@ class PictureReader:
         self._pictures_max = pictures_max
         function = JobFunction("weft.images.worker:prepare", memory_bytes)
         body = msgspec.msgpack.encode(start)
-        self._lanes = {kind: WorkerLane(lambda: _started(function, body), seconds[kind])
-                       for kind in PICTURE_KINDS}
+        self._lanes = {kind: WorkerLane(lambda: _started(function, body), seconds[kind]) for kind in PICTURE_KINDS}
 
     async def read(self, parts: Sequence[PicturePart]) -> list[Picture]:
         """Raises RequestError that names the part, EngineUnavailableError where too many wait."""
         if len(parts) > self._pictures_max:
             raise RequestError(
                 f"the conversation has {len(parts)} pictures and videos; the limit is {self._pictures_max} "
-                "(limits.images)", param=parts[self._pictures_max].where)
+                "(limits.images)",
+                param=parts[self._pictures_max].where,
+            )
         return [await self._read(part) for part in parts]
 
     async def _read(self, part: PicturePart) -> Picture:
@@ -66,8 +74,11 @@ class PictureReader:
         except RequestError as error:
             raise RequestError(f"{part.where}: {error.message}", **failed) from None
         except TimeoutError:
-            raise RequestError(f"{part.where}: the {what} takes more than {self._seconds[part.kind]:g} s to "
-                               f"read (limits.{part.kind}_seconds)", **failed) from None
+            raise RequestError(
+                f"{part.where}: the {what} takes more than {self._seconds[part.kind]:g} s to "
+                f"read (limits.{part.kind}_seconds)",
+                **failed,
+            ) from None
         except OSError:
             raise RequestError(f"{part.where}: the {what} ended the process that read it", **failed) from None
 
@@ -83,8 +94,9 @@ class PictureReader:
         if not isinstance(source, list):
             return await self._fetched(source, "video", files)
         if len(source) > self._limits.video_frames:
-            raise RequestError(f"the video has {len(source)} frames; the limit is "
-                               f"{self._limits.video_frames} (limits.video_frames)")
+            raise RequestError(
+                f"the video has {len(source)} frames; the limit is {self._limits.video_frames} (limits.video_frames)"
+            )
         return [await self._fetched(frame, "image", files) for frame in source]
 
     async def _fetched(self, url: object, kind: PictureKind, files: contextlib.AsyncExitStack) -> Source:
@@ -93,15 +105,18 @@ class PictureReader:
         if not url[:6].lower().startswith(("http:", "https:")):
             return url
         if self._media is None:
-            raise RequestError(f"the {'picture' if kind == 'image' else kind} is at {url[:100]!r}; this "
-                               "server fetches none (it has no --media-domains): send it as a data: URL")
+            raise RequestError(
+                f"the {'picture' if kind == 'image' else kind} is at {url[:100]!r}; this "
+                "server fetches none (it has no --media-domains): send it as a data: URL"
+            )
         return await files.enter_async_context(self._media.file(url, kind))
 
     async def _decoded(self, kind: PictureKind, job: bytes) -> Picture:
         lane = self._lanes[kind]
         if lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(f"{lane.waiting} pictures wait to be read; the limit is "
-                                         f"{LINE_MAX}. Try again later")
+            raise EngineUnavailableError(
+                f"{lane.waiting} pictures wait to be read; the limit is {LINE_MAX}. Try again later"
+            )
         return await asyncio.to_thread(decoded, await lane.ask(job))
 
 

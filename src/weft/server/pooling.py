@@ -35,8 +35,10 @@ from weft.text.pooling import PooledPrompt
 _SPLIT = "an answer is one object, and is not streamed"
 UNSERVED_IN_POOLING: Unserved = {"stream": (_SPLIT, (False,))}
 UNSERVED_IN_RERANK: Unserved = {
-    "stream": (_SPLIT, (False,)), "rank_fields": ("documents are texts here, not records", ([],)),
-    "max_chunks_per_doc": ("a document is read whole", (1,))}
+    "stream": (_SPLIT, (False,)),
+    "rank_fields": ("documents are texts here, not records", ([],)),
+    "max_chunks_per_doc": ("a document is read whole", (1,)),
+}
 _YIELD_EVERY = 16
 """Short inputs that are tokenized, or vectors that are written, before others get the loop."""
 _NO_ANSWER = SamplingParams(max_tokens=0, temperature=0.0)
@@ -153,15 +155,27 @@ class PoolingJob(ABC):
 
     prefix = "embd"
 
-    def __init__(self, service: Service, model: ServedModel, body: Any, name: str | None,
-                 prompts: Sequence[PooledPrompt], *, field: str) -> None:
+    def __init__(
+        self,
+        service: Service,
+        model: ServedModel,
+        body: Any,
+        name: str | None,
+        prompts: Sequence[PooledPrompt],
+        *,
+        field: str,
+    ) -> None:
         self.body, self.model, self.prompts = body, model, prompts
         self.name = service.name_of(model, name)
         self.generation = Generation(
-            service, model, [Prompt(one.tokens, boundaries=one.boundaries, pooling=one.pooling)
-                             for one in prompts], [_NO_ANSWER] * len(prompts),
-            priority=getattr(body, "priority", None) or 0, cache_salt=body.cache_salt or "",
-            prompt_field=field)
+            service,
+            model,
+            [Prompt(one.tokens, boundaries=one.boundaries, pooling=one.pooling) for one in prompts],
+            [_NO_ANSWER] * len(prompts),
+            priority=getattr(body, "priority", None) or 0,
+            cache_salt=body.cache_salt or "",
+            prompt_field=field,
+        )
         self.id, self.created = f"{self.prefix}-{token_hex(16)}", int(time.time())
 
     async def answer(self) -> bytes:
@@ -180,11 +194,15 @@ class PoolingJob(ABC):
 
     def usage(self) -> PoolingUsage:
         usage = self.generation.usage()
-        return PoolingUsage(prompt_tokens=usage.prompt_tokens, total_tokens=usage.total_tokens,
-                            prompt_tokens_details=usage.prompt_tokens_details)
+        return PoolingUsage(
+            prompt_tokens=usage.prompt_tokens,
+            total_tokens=usage.total_tokens,
+            prompt_tokens_details=usage.prompt_tokens_details,
+        )
 
-    async def vectors(self, rows: Sequence[bytes], dimensions: int | None,
-                      write: Callable[[int, Any], Any]) -> list[msgspec.Raw]:
+    async def vectors(
+        self, rows: Sequence[bytes], dimensions: int | None, write: Callable[[int, Any], Any]
+    ) -> list[msgspec.Raw]:
         """Each by itself, so that others are served between two."""
         written = []
         for at, row in enumerate(rows):
@@ -198,11 +216,24 @@ class PoolingJob(ABC):
 class EmbeddingJob(PoolingJob):
     async def written(self, rows: Sequence[bytes]) -> bytes:
         as_bytes = self.body.encoding_format == "base64"
-        data = await self.vectors(rows, self.body.dimensions, lambda at, vector: EmbeddingObject(
-            index=at, embedding=base64.b64encode(vector.tobytes()).decode() if as_bytes else vector.tolist()))
-        return _encoder.encode(EmbeddingList(object="list", data=data, usage=self.usage(),
-                                             truncated=self.truncated(), id=self.id,
-                                             created=self.created, model=self.name))
+        data = await self.vectors(
+            rows,
+            self.body.dimensions,
+            lambda at, vector: EmbeddingObject(
+                index=at, embedding=base64.b64encode(vector.tobytes()).decode() if as_bytes else vector.tolist()
+            ),
+        )
+        return _encoder.encode(
+            EmbeddingList(
+                object="list",
+                data=data,
+                usage=self.usage(),
+                truncated=self.truncated(),
+                id=self.id,
+                created=self.created,
+                model=self.name,
+            )
+        )
 
 
 class OllamaEmbedJob(PoolingJob):
@@ -212,10 +243,13 @@ class OllamaEmbedJob(PoolingJob):
         vectors = await self.vectors(rows, dimensions, lambda at, vector: vector.tolist())
         if isinstance(self.body, OllamaEmbeddingsBody):
             return _encoder.encode({"embedding": vectors[0]})
-        answer = {"model": self.name, "embeddings": vectors,
-                  "total_duration": round(
-                      (ended_s - self.generation.outcome(stream=False).arrived_s) * 1e9),
-                  "load_duration": 0, "prompt_eval_count": self.generation.usage().prompt_tokens}
+        answer = {
+            "model": self.name,
+            "embeddings": vectors,
+            "total_duration": round((ended_s - self.generation.outcome(stream=False).arrived_s) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": self.generation.usage().prompt_tokens,
+        }
         return _encoder.encode({**answer, "truncated": self.truncated()} if self.truncated() else answer)
 
 
@@ -228,38 +262,55 @@ class RerankJob(PoolingJob):
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
         scores = [self.model.pooler.score(row) for row in rows]
-        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[:self.body.top_n]
+        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))[: self.body.top_n]
         shows = self.body.return_documents is not False
-        results = [RankedResult(index=at, relevance_score=scores[at],
-                                document=RankedText(self._texts[at]) if shows else None) for at in order]
-        return _encoder.encode(RerankAnswer(id=self.id, model=self.name, results=results,
-                                            usage=self.usage(), truncated=self.truncated()))
+        results = [
+            RankedResult(index=at, relevance_score=scores[at], document=RankedText(self._texts[at]) if shows else None)
+            for at in order
+        ]
+        return _encoder.encode(
+            RerankAnswer(id=self.id, model=self.name, results=results, usage=self.usage(), truncated=self.truncated())
+        )
 
 
 class ScoreJob(PoolingJob):
     prefix = "score"
 
     async def written(self, rows: Sequence[bytes]) -> bytes:
-        data = [ScoreObject(object="score", index=at, score=self.model.pooler.score(row))
-                for at, row in enumerate(rows)]
-        return _encoder.encode(ScoreList(object="list", data=data, usage=self.usage(),
-                                         truncated=self.truncated(), id=self.id,
-                                             created=self.created, model=self.name))
+        data = [
+            ScoreObject(object="score", index=at, score=self.model.pooler.score(row)) for at, row in enumerate(rows)
+        ]
+        return _encoder.encode(
+            ScoreList(
+                object="list",
+                data=data,
+                usage=self.usage(),
+                truncated=self.truncated(),
+                id=self.id,
+                created=self.created,
+                model=self.name,
+            )
+        )
 
 
 async def prepare_embeddings(service: Service, body: EmbeddingBody) -> EmbeddingJob:
     """Raises RequestError, ContextLengthError, UnknownModelError, EngineUnavailableError."""
     model = await service.model_for(body.model)
-    prompts = await embedding_prompts(model, prompts_of(body.input, field="input"), field="input",
-                                      limit=model.info.sizes.max_model_len, truncate_to=_cut(body, model),
-                                      prompt=body.prompt, prompt_name=body.prompt_name)
+    prompts = await embedding_prompts(
+        model,
+        prompts_of(body.input, field="input"),
+        field="input",
+        limit=model.info.sizes.max_model_len,
+        truncate_to=_cut(body, model),
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+    )
     if body.dimensions is not None:
         check_dimensions(model, body.dimensions)
     return EmbeddingJob(service, model, body, body.model, prompts, field="input")
 
 
-async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaEmbeddingsBody,
-                               ) -> OllamaEmbedJob:
+async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaEmbeddingsBody) -> OllamaEmbedJob:
     """As ``prepare_embeddings``. ``options.num_ctx`` is a limit of an input."""
     model = await service.model_for(served_name(body.model))
     options, whole = read_options(body.options), model.info.sizes.max_model_len
@@ -276,8 +327,15 @@ async def prepare_ollama_embed(service: Service, body: OllamaEmbedBody | OllamaE
     return OllamaEmbedJob(service, model, body, served_name(body.model), prompts, field=field)
 
 
-async def embedding_prompts(model: ServedModel, inputs: Sequence[str | list[int]], *, field: str, limit: int,
-                            truncate_to: int | None, **before: str | None) -> list[PooledPrompt]:
+async def embedding_prompts(
+    model: ServedModel,
+    inputs: Sequence[str | list[int]],
+    *,
+    field: str,
+    limit: int,
+    truncate_to: int | None,
+    **before: str | None,
+) -> list[PooledPrompt]:
     check_count(len(inputs), model.info.sizes.queue_max)
     prompts = []
     for at, given in enumerate(inputs):
@@ -290,9 +348,14 @@ async def embedding_prompts(model: ServedModel, inputs: Sequence[str | list[int]
         else:
             model.check_ids(given, param=name)
         chars = len(given) if isinstance(given, str) else 0
-        prompts.append(await model.pooled(functools.partial(
-            model.pooler.embedding, given, limit=limit, truncate_to=truncate_to, param=name,
-            **before), chars))
+        prompts.append(
+            await model.pooled(
+                functools.partial(
+                    model.pooler.embedding, given, limit=limit, truncate_to=truncate_to, param=name, **before
+                ),
+                chars,
+            )
+        )
     return prompts
 
 
@@ -307,8 +370,9 @@ async def prepare_rerank(service: Service, body: RerankBody) -> RerankJob:
     cut = _cut(body, model)
     if body.max_tokens_per_doc is not None:
         if body.max_tokens_per_doc < 1:
-            raise RequestError(f"max_tokens_per_doc is {body.max_tokens_per_doc}; it must be at least 1",
-                               param="max_tokens_per_doc")
+            raise RequestError(
+                f"max_tokens_per_doc is {body.max_tokens_per_doc}; it must be at least 1", param="max_tokens_per_doc"
+            )
         cut = min(cut or model.info.sizes.max_model_len, body.max_tokens_per_doc)
     pairs = [(body.query, text) for text in texts]
     prompts = await _scored(model, pairs, body.instruction, cut, fields=("query", "documents"))
@@ -320,16 +384,26 @@ async def prepare_score(service: Service, body: ScoreBody) -> ScoreJob:
     model = await service.model_for(body.model)
     sides = [[side] if isinstance(side, str) else side for side in (body.text_1, body.text_2)]
     if not all(sides) or (len(sides[0]) != len(sides[1]) and len(sides[0]) != 1):
-        raise RequestError(f"text_1 has {len(sides[0])} texts and text_2 has {len(sides[1])}; give one "
-                           "text_1 for all of text_2, or as many", param="text_1")
+        raise RequestError(
+            f"text_1 has {len(sides[0])} texts and text_2 has {len(sides[1])}; give one "
+            "text_1 for all of text_2, or as many",
+            param="text_1",
+        )
     first = sides[0] * (len(sides[1]) if len(sides[0]) == 1 else 1)
-    prompts = await _scored(model, list(zip(first, sides[1], strict=True)), body.instruction,
-                            _cut(body, model), fields=("text_1", "text_2"))
+    prompts = await _scored(
+        model, list(zip(first, sides[1], strict=True)), body.instruction, _cut(body, model), fields=("text_1", "text_2")
+    )
     return ScoreJob(service, model, body, body.model, prompts, field="text_2")
 
 
-async def _scored(model: ServedModel, pairs: Sequence[tuple[str, str]], instruction: str | None,
-                  cut: int | None, *, fields: tuple[str, str]) -> list[PooledPrompt]:
+async def _scored(
+    model: ServedModel,
+    pairs: Sequence[tuple[str, str]],
+    instruction: str | None,
+    cut: int | None,
+    *,
+    fields: tuple[str, str],
+) -> list[PooledPrompt]:
     limit = model.info.sizes.max_model_len
     check_count(len(pairs), model.info.sizes.queue_max)
     await model.check_text(pairs[0][0], param=fields[0])
@@ -340,8 +414,9 @@ async def _scored(model: ServedModel, pairs: Sequence[tuple[str, str]], instruct
         name = f"{fields[1]}[{at}]"
         if cut is None:
             await model.check_text(text, param=name)
-        make = functools.partial(model.pooler.scoring, query, text, limit=limit, instruction=instruction,
-                                 truncate_to=cut, param=name)
+        make = functools.partial(
+            model.pooler.scoring, query, text, limit=limit, instruction=instruction, truncate_to=cut, param=name
+        )
         prompts.append(await model.pooled(make, len(query) + len(text)))
     return prompts
 
@@ -349,8 +424,11 @@ async def _scored(model: ServedModel, pairs: Sequence[tuple[str, str]], instruct
 def check_dimensions(model: ServedModel, dimensions: int) -> None:
     """Before anything is computed. Raises RequestError."""
     if not 1 <= dimensions <= model.info.hidden_size:
-        raise RequestError(f"dimensions is {dimensions}; it must be at least 1 and at most "
-                           f"{model.info.hidden_size}, the width of {model.name}", param="dimensions")
+        raise RequestError(
+            f"dimensions is {dimensions}; it must be at least 1 and at most "
+            f"{model.info.hidden_size}, the width of {model.name}",
+            param="dimensions",
+        )
 
 
 def _cut(body: PoolingBody, model: ServedModel) -> int | None:
@@ -358,16 +436,21 @@ def _cut(body: PoolingBody, model: ServedModel) -> int | None:
     if count is None:
         return None
     if count != TO_THE_CONTEXT and count < 1:
-        raise RequestError(f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the longest "
-                           "that is served", param="truncate_prompt_tokens")
+        raise RequestError(
+            f"truncate_prompt_tokens is {count}; it must be at least 1, or -1 for the longest that is served",
+            param="truncate_prompt_tokens",
+        )
     return model.info.sizes.max_model_len if count == TO_THE_CONTEXT else count
 
 
 def _text_of(at: int, document: Any) -> str:
     text = document.get("text") if isinstance(document, dict) else document
     if not isinstance(text, str):
-        raise RequestError(f"documents[{at}]: expected a text, or an object with one under text",
-                           param="documents", code="invalid_type")
+        raise RequestError(
+            f"documents[{at}]: expected a text, or an object with one under text",
+            param="documents",
+            code="invalid_type",
+        )
     return text
 
 

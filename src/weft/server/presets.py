@@ -31,9 +31,16 @@ if TYPE_CHECKING:
     from weft.text.chat_request import TemplateSandbox
     from weft.text.dialect import Dialect
 
-SAMPLING_NAMES = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-                  "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
-                  "frequency_penalty": "frequency_penalty", "seed": "seed"}
+SAMPLING_NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "seed": "seed",
+}
 """Ollama's name of a parameter -> that of ``SamplingParams``."""
 NO_LIMIT = (None, -1, -2)
 """``num_predict``: to the end of the context."""
@@ -93,10 +100,11 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def begun(self, messages: list[ChatMessage]) -> list[ChatMessage]:
         """``messages`` of a request, with those of this name in front. A request's own system messages stand
         for the name's system prompt."""
-        leading = next((at for at, message in enumerate(messages)
-                        if message.role not in ("system", "developer")), len(messages))
+        leading = next(
+            (at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages)
+        )
         if not messages:
-            return messages   # an error, under any name
+            return messages  # an error, under any name
         system = [ChatMessage(role="system", content=self.system)] if self.system and not leading else []
         return [*system, *messages[:leading], *self.messages, *messages[leading:]]
 
@@ -111,9 +119,11 @@ class PresetStoreError(WeftError):
 def check_preset_name(name: str, *, param: str) -> str:
     """Raises RequestError."""
     if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS_MAX:
-        raise RequestError(f"{param} is {name[:200]!r}; a name has letters, digits, '_', '.' and '-', up to "
-                           f"two '/' and a tag behind ':', and at most {_NAME_CHARS_MAX} characters",
-                           param=param)
+        raise RequestError(
+            f"{param} is {name[:200]!r}; a name has letters, digits, '_', '.' and '-', up to "
+            f"two '/' and a tag behind ':', and at most {_NAME_CHARS_MAX} characters",
+            param=param,
+        )
     return name
 
 
@@ -134,8 +144,9 @@ class PresetStore:
                 self._names = {} if mark is None else self._read()
                 self._mark = mark
         except (OSError, msgspec.DecodeError, RequestError) as error:
-            raise PresetStoreError(f"the names in {self.path} cannot be read: {error} (server.name_store)",
-                                 param="server.name_store") from None
+            raise PresetStoreError(
+                f"the names in {self.path} cannot be read: {error} (server.name_store)", param="server.name_store"
+            ) from None
         return self._names
 
     def open_now(self) -> None:
@@ -151,14 +162,19 @@ class PresetStore:
             names.pop(preset.name, None)
             names[preset.name] = preset
             if len(names) > self._count_max:
-                raise RequestError(f"this server keeps {self._count_max} created names "
-                                   "(limits.max_created_names); delete some",
-                                   param="limits.max_created_names", code="too_many_names")
+                raise RequestError(
+                    f"this server keeps {self._count_max} created names (limits.max_created_names); delete some",
+                    param="limits.max_created_names",
+                    code="too_many_names",
+                )
             templates = {one.template for one in names.values() if one.template}
             if preset.template and len(templates) > TEMPLATES_MAX:
-                raise RequestError(f"the created names have {TEMPLATES_MAX} different templates, which is "
-                                   "the limit; delete a name that has one", param="template",
-                                   code="too_many_names")
+                raise RequestError(
+                    f"the created names have {TEMPLATES_MAX} different templates, which is "
+                    "the limit; delete a name that has one",
+                    param="template",
+                    code="too_many_names",
+                )
 
     def remove(self, name: str) -> bool:
         """Whether it was there. Raises PresetStoreError."""
@@ -172,8 +188,7 @@ class PresetStore:
         """The names, to be changed by this process alone; they are written at the end."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.path.with_name(f"{self.path.name}.lock"),
-                           os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._unwritten(error) from None
         try:
@@ -188,14 +203,18 @@ class PresetStore:
 
     def _write(self, raw: bytes) -> None:
         if len(raw) > self._bytes_max:
-            raise RequestError(f"the created names take {len(raw)} bytes; the limit is {self._bytes_max} "
-                               "(limits.name_store_size); delete some", param="limits.name_store_size",
-                               code="too_many_names")
+            raise RequestError(
+                f"the created names take {len(raw)} bytes; the limit is {self._bytes_max} "
+                "(limits.name_store_size); delete some",
+                param="limits.name_store_size",
+                code="too_many_names",
+            )
         write_whole(self.path, raw, mode=0o600)
 
     def _unwritten(self, error: OSError) -> PresetStoreError:
-        return PresetStoreError(f"the name cannot be kept in {self.path}: {error.strerror} "
-                                "(server.name_store)", param="server.name_store")
+        return PresetStoreError(
+            f"the name cannot be kept in {self.path}: {error.strerror} (server.name_store)", param="server.name_store"
+        )
 
     def _looked(self) -> tuple[int, int, int] | None:
         """What is another one for another file; None where there is none."""
@@ -209,16 +228,20 @@ class PresetStore:
         with self.path.open("rb") as file:
             raw = file.read(self._bytes_max + 1)
         if len(raw) > self._bytes_max:
-            raise PresetStoreError(f"{self.path} has more than {self._bytes_max} bytes "
-                                 "(limits.name_store_size)", param="limits.name_store_size")
+            raise PresetStoreError(
+                f"{self.path} has more than {self._bytes_max} bytes (limits.name_store_size)",
+                param="limits.name_store_size",
+            )
         names = {one.name: one for one in msgspec.json.decode(raw, type=list[Preset])}
-        for name, one in names.items():   # a person may have written them
+        for name, one in names.items():  # a person may have written them
             check_preset_name(name, param="a name")
             try:
                 msgspec.convert(one.parameters, OllamaOptions)
             except msgspec.ValidationError as error:
-                raise PresetStoreError(f"the names in {self.path} cannot be read: the parameters of {name}: "
-                                       f"{error} (server.name_store)", param="server.name_store") from None
+                raise PresetStoreError(
+                    f"the names in {self.path} cannot be read: the parameters of {name}: {error} (server.name_store)",
+                    param="server.name_store",
+                ) from None
         return names
 
 
@@ -236,8 +259,7 @@ class Presets:
         """Raises PresetStoreError."""
         return {} if self.store is None else self.store.names()
 
-    async def style(self, preset: Preset, vocabulary: bytes,
-                    make: Callable[[str], Style]) -> Style | None:
+    async def style(self, preset: Preset, vocabulary: bytes, make: Callable[[str], Style]) -> Style | None:
         """What renders conversations under this name and reads their answers, if it has a template of its
         own. ``make``: compiles it for the model of that ``vocabulary``. Raises RequestError."""
         if not preset.template:
@@ -250,12 +272,16 @@ class Presets:
             style = await asyncio.shield(self._styles[key])
         except CheckpointError as error:
             self._styles.pop(key, None)
-            raise RequestError(f"template: {error.message}. It is a Jinja template here, as checkpoints have "
-                               "them; the Go templates of Ollama's library are not read. Without one the "
-                               "model's own is used", param="template") from None
+            raise RequestError(
+                f"template: {error.message}. It is a Jinja template here, as checkpoints have "
+                "them; the Go templates of Ollama's library are not read. Without one the "
+                "model's own is used",
+                param="template",
+            ) from None
         if "messages" not in style[0].variables:
-            raise RequestError("template does not use messages, so no conversation would reach the model",
-                               param="template")
+            raise RequestError(
+                "template does not use messages, so no conversation would reach the model", param="template"
+            )
         return style
 
     def _drop_unused(self, wanted: str) -> None:

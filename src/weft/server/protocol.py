@@ -43,9 +43,9 @@ from weft.text.chat import ChatMessage
 from weft.text.grammars import KINDS, from_response_format, from_structured_outputs, grammar_from
 
 COMPLETION_TOKENS_DEFAULT = 16
-Int = Annotated[int, msgspec.Meta(ge=-2**63, le=2**63 - 1)]
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """JSON has numbers of any size; beyond these they fit no message between the processes."""
-Priority = Annotated[int, msgspec.Meta(ge=-2**31, le=2**31 - 1)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 """Kept for as long as the cache has something under it (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
@@ -155,8 +155,10 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 _CHAT_ONLY = "it belongs to /v1/chat/completions"
 _TEXT_ONLY = "answers are text"
-_OF_CHECKPOINT = ("the checkpoint's own processor settings decide how pictures are read; fps, min_frames and "
-                  "max_frames stand in the part that has a video")
+_OF_CHECKPOINT = (
+    "the checkpoint's own processor settings decide how pictures are read; fps, min_frames and "
+    "max_frames stand in the part that has a video"
+)
 
 Unserved = Mapping[str, tuple[str, tuple[Any, ...]]]
 
@@ -194,15 +196,31 @@ UNSERVED: Unserved = {
 }
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
-NO_EFFECT = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-                       "prompt_cache_retention", "prompt_cache_options"})
+NO_EFFECT = frozenset(
+    {
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+    }
+)
 """Known fields that ask this server for nothing: there is one tier, and every prefix is cached."""
 
-UNSERVED_IN_CHAT = {name: row for name, row in {
-    **UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items() if name != "store"}
+UNSERVED_IN_CHAT = {
+    name: row
+    for name, row in {**UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items()
+    if name != "store"
+}
 UNSERVED_IN_COMPLETIONS = {
-    **UNSERVED, "prediction": (_CHAT_ONLY, ()), "tools": (_CHAT_ONLY, ([],)),
-    "tool_choice": (_CHAT_ONLY, ("none", "auto")), "include_reasoning": (_CHAT_ONLY, (True,))}
+    **UNSERVED,
+    "prediction": (_CHAT_ONLY, ()),
+    "tools": (_CHAT_ONLY, ([],)),
+    "tool_choice": (_CHAT_ONLY, ("none", "auto")),
+    "include_reasoning": (_CHAT_ONLY, (True,)),
+}
 
 
 async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
@@ -245,8 +263,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     except DuplicateKeyError as error:
         raise RequestError(str(error), param=error.name, code="invalid_json") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise RequestError(f"the body is not JSON: {_json_fault(raw, str(error))}",
-                           code="invalid_json") from None
+        raise RequestError(f"the body is not JSON: {_json_fault(raw, str(error))}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
     return value
@@ -293,9 +310,11 @@ def value_count(raw: bytes) -> int:
 def _verdict(raw: bytes, values_max: int) -> BodyVerdict:
     count = value_count(raw)
     if count > values_max:
-        return BodyVerdict(f"the body has {count} JSON values; the limit is {values_max} "
-                           "(limits.max_json_values)",
-                       None, is_too_large=True)
+        return BodyVerdict(
+            f"the body has {count} JSON values; the limit is {values_max} (limits.max_json_values)",
+            None,
+            is_too_large=True,
+        )
     try:
         _refuse_duplicates(raw)
     except DuplicateKeyError as error:
@@ -317,16 +336,18 @@ def _json_fault(raw: bytes, fault: str) -> str:
     place = re.search(r"\(byte (\d+)\)", fault)
     if place is None:
         return fault
-    rest = raw[int(place[1]):][:16].decode("utf-8", "replace").lstrip("-")
-    hint = next((f"; {name} is no JSON: send a number or null" for name in ("NaN", "Infinity")
-                 if rest.startswith(name)), "")
+    rest = raw[int(place[1]) :][:16].decode("utf-8", "replace").lstrip("-")
+    hint = next(
+        (f"; {name} is no JSON: send a number or null" for name in ("NaN", "Infinity") if rest.startswith(name)), ""
+    )
     return f"{fault.removeprefix('JSON is malformed: ')} in {rest!r}{hint}"
 
 
 def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:
     refuse_unserved(value, unserved)
-    check_known([name for name in value if name not in unserved and name not in NO_EFFECT],
-                body_type.__struct_encode_fields__)
+    check_known(
+        [name for name in value if name not in unserved and name not in NO_EFFECT], body_type.__struct_encode_fields__
+    )
     try:
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:
@@ -341,30 +362,49 @@ def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
             raise RequestError(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
 
 
-def sampling_params(body: SamplingFields, defaults: Mapping[str, Any], *, max_tokens: int | None,
-                    grammar: Grammar | None, n: int | None = None, logprobs: int | None = None,
-                    prompt_logprobs: int | None = None,
-                    banned: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
+def sampling_params(
+    body: SamplingFields,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    grammar: Grammar | None,
+    n: int | None = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    banned: tuple[tuple[int, ...], ...] = (),
+) -> SamplingParams:
     """The request's values, then those of a created name or the checkpoint (``ServedModel``), then
     SamplingParams' own.
     ``banned``: the sequences of ``bad_words``.
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
     """
-    if body.seed is not None and not -2**63 <= body.seed < 2**64:
-        raise RequestError(f"seed must be at least {-2**63} and at most {2**64 - 1}", param="seed")
+    if body.seed is not None and not -(2**63) <= body.seed < 2**64:
+        raise RequestError(f"seed must be at least {-(2**63)} and at most {2**64 - 1}", param="seed")
     if body.allowed_token_ids is not None and not body.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty: no token is possible", param="allowed_token_ids")
     stop = (body.stop,) if isinstance(body.stop, str) else None if body.stop is None else tuple(body.stop)
     given: dict[str, Any] = {
-        "n": n, "stop": stop, "max_tokens": max_tokens, "temperature": body.temperature, "top_p": body.top_p,
-        "top_k": body.top_k, "min_p": body.min_p, "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
-        "logit_bias": body.logit_bias, "seed": body.seed, "min_tokens": body.min_tokens,
-        "stop_token_ids": tuple(body.stop_token_ids or ()), "ignore_eos": body.ignore_eos,
+        "n": n,
+        "stop": stop,
+        "max_tokens": max_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": body.logit_bias,
+        "seed": body.seed,
+        "min_tokens": body.min_tokens,
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "ignore_eos": body.ignore_eos,
         "include_stop_str_in_output": body.include_stop_str_in_output,
-        "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": prompt_logprobs,
-        "allowed_token_ids": tuple(body.allowed_token_ids or ()), "banned_sequences": banned,
+        "skip_special_tokens": body.skip_special_tokens,
+        "prompt_logprobs": prompt_logprobs,
+        "allowed_token_ids": tuple(body.allowed_token_ids or ()),
+        "banned_sequences": banned,
     }
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     return SamplingParams(**chosen, logprobs=logprobs, grammar=grammar)
@@ -396,8 +436,9 @@ def prompts_of(value: str | list[Any], *, field: str = "prompt") -> list[str | l
         if isinstance(item, str) or (isinstance(item, list) and all(type(token) is int for token in item)):
             prompts.append(item)
         else:
-            raise RequestError(f"{field}[{position}]: expected str or a list of token ids, got {_kind(item)}",
-                               param=field)
+            raise RequestError(
+                f"{field}[{position}]: expected str or a list of token ids, got {_kind(item)}", param=field
+            )
     return prompts
 
 
@@ -436,8 +477,9 @@ def grammar_of(body: SamplingFields) -> Grammar | None:
         if value is not None:
             asked.append((name, grammar_from(kind, value, name)))
     if len(asked) > 1:
-        raise RequestError(f"{asked[0][0]} and {asked[1][0]} both say what the answer must match; one can",
-                           param=asked[1][0])
+        raise RequestError(
+            f"{asked[0][0]} and {asked[1][0]} both say what the answer must match; one can", param=asked[1][0]
+        )
     return asked[0][1] if asked else None
 
 
@@ -492,8 +534,9 @@ def check_known(given: Collection[str], known: Collection[str]) -> None:
         shown = name if _NAME.fullmatch(name) else "?"
         said = f"the field {shown} is unknown{did_you_mean(shown, known)}"
         if ignored.strict:
-            raise RequestError(f"{said}; this server refuses unknown fields (server.strict_fields)",
-                               param=shown, code="unknown_field")
+            raise RequestError(
+                f"{said}; this server refuses unknown fields (server.strict_fields)", param=shown, code="unknown_field"
+            )
         ignored.add(shown)
         if shown not in _warned and len(_warned) < _WARNED_MAX:
             _warned.add(shown)

@@ -69,8 +69,9 @@ class ReplicaHandlers:
 
     async def drain_replica(self, request: Request) -> Response:
         self._service.check_open()
-        await self._service.engine.drain(_replica_number(request), timeout_s=_timeout(request),
-                                         restart=_flag(request, "restart"))
+        await self._service.engine.drain(
+            _replica_number(request), timeout_s=_timeout(request), restart=_flag(request, "restart")
+        )
         return self._answer()
 
     async def start_replica(self, request: Request) -> Response:
@@ -84,25 +85,40 @@ class ReplicaHandlers:
         return self._answer()
 
     def _answer(self) -> Response:
-        return json_response(ReplicaList("list", [
-            _report(replica, fleet.requests.count_on(replica.number), name)
-            for name, fleet in self._service.fleets for replica in fleet.replicas
-            if replica.state != "left"]))
+        return json_response(
+            ReplicaList(
+                "list",
+                [
+                    _report(replica, fleet.requests.count_on(replica.number), name)
+                    for name, fleet in self._service.fleets
+                    for replica in fleet.replicas
+                    if replica.state != "left"
+                ],
+            )
+        )
 
 
 def _report(replica: Replica, sequences: int, model: str) -> ReplicaReport:
     stats = replica.engine.stats
-    return ReplicaReport(replica.number, replica.host, replica.shown_state, replica.restart_count,
-                         replica.reason, sequences, stats.running if stats else 0,
-                         stats.waiting if stats else 0, model, replica.role)
+    return ReplicaReport(
+        replica.number,
+        replica.host,
+        replica.shown_state,
+        replica.restart_count,
+        replica.reason,
+        sequences,
+        stats.running if stats else 0,
+        stats.waiting if stats else 0,
+        model,
+        replica.role,
+    )
 
 
 def _replica_number(request: Request) -> int:
     """Raises UnknownReplicaError for a text that is no number."""
     text: str = request.path_params["replica"]
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UnknownReplicaError(f"there is no replica {text[:20]!r}; replicas are numbers from 0",
-                                  param="replica")
+        raise UnknownReplicaError(f"there is no replica {text[:20]!r}; replicas are numbers from 0", param="replica")
     return int(text)
 
 

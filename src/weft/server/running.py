@@ -40,11 +40,11 @@ class Announcement:
         self._file: Path | None = None
         self._fd = -1
         with suppress(OSError):
-            running_servers()   # removes what killed servers left
+            running_servers()  # removes what killed servers left
             folder = _folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = folder / f"{os.getpid()}.json"
-            new = file.with_suffix(".new")   # named when it is locked: else a list takes it for dead
+            new = file.with_suffix(".new")  # named when it is locked: else a list takes it for dead
             self._fd = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._fd, msgspec.json.encode(RunningProcess(os.getpid(), url, model, time.time())))
@@ -78,7 +78,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)   # shared: another look is no holder
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another look is no holder
     except BlockingIOError:
         return True
     finally:
@@ -92,9 +92,9 @@ def running_servers() -> list[RunningProcess]:
     for file in _folder().glob("*.json"):
         with suppress(OSError):
             if not is_locked(file):
-                file.unlink()   # its process has ended
+                file.unlink()  # its process has ended
                 continue
-            with suppress(msgspec.DecodeError):   # of another version
+            with suppress(msgspec.DecodeError):  # of another version
                 servers.append(msgspec.json.decode(file.read_bytes(), type=RunningProcess))
     return sorted(servers, key=lambda one: one.started_s)
 

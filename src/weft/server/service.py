@@ -91,8 +91,7 @@ class BodyChecker:
         try:
             answer = msgspec.msgpack.decode(await self._lane.ask(raw), type=BodyVerdict)
         except OSError:
-            raise EngineUnavailableError("the body took too long to look through; try "
-                                         "again later") from None
+            raise EngineUnavailableError("the body took too long to look through; try again later") from None
         if answer.is_too_large:
             raise TooManyValuesError(answer.message, param="limits.max_json_values", code="too_many_values")
         if answer.message:
@@ -193,8 +192,7 @@ class ServedModel:
         limit = self.info.vocab_size
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < limit:
-                raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}",
-                                   param=param)
+                raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}", param=param)
 
     async def check_text(self, text: str, *, param: str) -> None:
         """Raises ContextLengthError for a text that is far too long for the context. It is found out from the
@@ -207,23 +205,27 @@ class ServedModel:
                 what = "the prediction" if param == "prediction" else "the prompt"
                 raise ContextLengthError(
                     f"{what} has {len(text)} characters, and its first {head} are {count} tokens; the "
-                    f"longest context served is {limit} tokens (--max-model-len)", param=param,
-                    code="context_length_exceeded")
+                    f"longest context served is {limit} tokens (--max-model-len)",
+                    param=param,
+                    code="context_length_exceeded",
+                )
             head *= 4
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await self._encode_long(
-            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
+            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text)
+        )
 
-    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool,
-                          known: KnownPrefix | None = None) -> Prompt:
+    async def encode_chat(
+        self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None
+    ) -> Prompt:
         """``known`` as in ``encode_prompt``."""
-        encode = functools.partial(encode_prompt, self.tokenizer, prompt,
-                                   add_special_tokens=add_special_tokens, known=known)
-        return (encode() if len(prompt.text) < LONG_TEXT_CHARS
-                else await self._encode_long(encode, len(prompt.text)))
+        encode = functools.partial(
+            encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known
+        )
+        return encode() if len(prompt.text) < LONG_TEXT_CHARS else await self._encode_long(encode, len(prompt.text))
 
     async def pooled(self, make: Callable[[], PooledPrompt], char_count: int) -> PooledPrompt:
         """``make``: of ``pooler``, for a text of so many characters."""
@@ -234,18 +236,25 @@ class ServedModel:
         with self.budget.spending(char_count):
             return await asyncio.to_thread(encode)
 
-    async def write_chat(self, conversation: ConversationFields, *,
-                         with_places: bool = True, begins: bool = True) -> tuple[ChatRequest, ChatPrompt]:
+    async def write_chat(
+        self, conversation: ConversationFields, *, with_places: bool = True, begins: bool = True
+    ) -> tuple[ChatRequest, ChatPrompt]:
         """The checked conversation, and its text as the model's template writes it. ``with_places``: also
         where the cache may keep a state; ``begins``: the name's messages too. Raises RequestError."""
         if self.template is None:
-            raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
-                               "the server with --chat-template FILE to give it one", param="messages")
+            raise RequestError(
+                "this model has no chat template, so it serves /v1/completions only; start "
+                "the server with --chat-template FILE to give it one",
+                param="messages",
+            )
         if self.preset is not None and begins:
             messages = self.preset.begun(conversation.messages)
             conversation = msgspec.structs.replace(conversation, messages=messages)
-        request = read_chat(conversation, template_variables=self.template.variables,
-                            reads=self.pictures.tokens if self.pictures is not None else ())
+        request = read_chat(
+            conversation,
+            template_variables=self.template.variables,
+            reads=self.pictures.tokens if self.pictures is not None else (),
+        )
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
         prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
         if self.pictures is not None and request.pictures:
@@ -253,8 +262,9 @@ class ServedModel:
         return request, prompt
 
 
-def load_served_model(info: ModelInfo, config: ServerConfig,
-                      known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None) -> ServedModel:
+def load_served_model(
+    info: ModelInfo, config: ServerConfig, known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None
+) -> ServedModel:
     """``known``: tokenizers that may be its own; ``worker`` for a template, if it has one. Raises
     CheckpointError or ConfigError with the file."""
     directory = Path(info.directory)
@@ -262,24 +272,37 @@ def load_served_model(info: ModelInfo, config: ServerConfig,
     text = read_chat_template(directory, override=config.chat_template)
     template = text and _sandbox(*text, tokenizer, config, worker)
     names = config.served_model_name or (info.name,)
-    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template,
-                       _dialect(template, tokenizer, config), int(time.time()),
-                       TokenizeBudget(config.max_tokenize_chars), _picture_reader(info, config, tokenizer),
-                       Pooler(directory, tokenizer, name=info.name, score_labels=info.score_labels),
-                       _vocabulary(directory))
+    return ServedModel(
+        info,
+        tuple(dict.fromkeys(names)),
+        tokenizer,
+        template,
+        _dialect(template, tokenizer, config),
+        int(time.time()),
+        TokenizeBudget(config.max_tokenize_chars),
+        _picture_reader(info, config, tokenizer),
+        Pooler(directory, tokenizer, name=info.name, score_labels=info.score_labels),
+        _vocabulary(directory),
+    )
 
 
-def _sandbox(text: str, origin: str, tokenizer: Tokenizer, config: ServerConfig,
-             worker: BoundedWorker | None = None) -> TemplateSandbox:
+def _sandbox(
+    text: str, origin: str, tokenizer: Tokenizer, config: ServerConfig, worker: BoundedWorker | None = None
+) -> TemplateSandbox:
     """Raises CheckpointError."""
     return TemplateSandbox(
-        text, special_tokens=tokenizer.special_tokens, origin=origin, seconds=config.template_seconds,
-        chars_max=config.template_chars, memory_bytes=config.template_bytes(), worker=worker)
+        text,
+        special_tokens=tokenizer.special_tokens,
+        origin=origin,
+        seconds=config.template_seconds,
+        chars_max=config.template_chars,
+        memory_bytes=config.template_bytes(),
+        worker=worker,
+    )
 
 
 def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
-    return Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser,
-                   tool_parser=config.tool_parser)
+    return Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser, tool_parser=config.tool_parser)
 
 
 def _preset_style(config: ServerConfig, tokenizer: Tokenizer, text: str) -> tuple[TemplateSandbox, Dialect]:
@@ -300,13 +323,21 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
     if hosts:
         from weft.server.media import MediaFetcher
 
-        media = MediaFetcher(hosts, bytes_max=limits.image_bytes, seconds=config.image_seconds,
-                             videos=(limits.video_bytes, config.video_seconds))
+        media = MediaFetcher(
+            hosts,
+            bytes_max=limits.image_bytes,
+            seconds=config.image_seconds,
+            videos=(limits.video_bytes, config.video_seconds),
+        )
     tokens = dict(zip(PICTURE_KINDS, map(tokenizer.token_text, info.picture_tokens), strict=False))
-    return PictureReader(start_of(Path(info.directory), limits), tokens=tokens,
-                         seconds={"image": config.image_seconds, "video": config.video_seconds},
-                         memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
-                         pictures_max=config.images, media=media)
+    return PictureReader(
+        start_of(Path(info.directory), limits),
+        tokens=tokens,
+        seconds={"image": config.image_seconds, "video": config.video_seconds},
+        memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
+        pictures_max=config.images,
+        media=media,
+    )
 
 
 def _vocabulary(directory: Path) -> bytes:
@@ -318,8 +349,9 @@ def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
     """``names``: what there is."""
     served = ", ".join(repr(known) for known in (*names[:_NAMES_SHOWN], ANY_NAME))
     served += f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return UnknownModelError(f"there is no model {name[:200]!r} here{did_you_mean(name, names)}; this server "
-                             f"has {served}", param="model")
+    return UnknownModelError(
+        f"there is no model {name[:200]!r} here{did_you_mean(name, names)}; this server has {served}", param="model"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,8 +380,15 @@ class Service:
     """``counts``: of all HTTP processes, where there are several. ``engine``: of the one model, or
     ``several`` models."""
 
-    def __init__(self, config: ServerConfig, engine: Fleet | None, counts: SharedCounts | None = None, *,
-                 is_supervisor: bool = False, several: Models | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: Fleet | None,
+        counts: SharedCounts | None = None,
+        *,
+        is_supervisor: bool = False,
+        several: Models | None = None,
+    ) -> None:
         self.config = config
         self._engine = engine
         self.several = several
@@ -360,7 +399,8 @@ class Service:
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         if engine is not None:
             engine.on_step_tokens = lambda replica, sizes: self.metrics.steps_ran(
-                "" if self.model is None else self.model.name, replica, sizes)
+                "" if self.model is None else self.model.name, replica, sizes
+            )
         if several is not None:
             several.on_fleet = self._follow
             several.other_names = lambda: self.names.all()
@@ -368,8 +408,9 @@ class Service:
         self.adapters = AdapterNames() if several is None else several.adapters
         self.names = Presets(config.presets())
         path = config.response_path()
-        self.files = open_file_store(config.file_directory(), config.file_limits(),
-                                     is_default=config.file_store is None)
+        self.files = open_file_store(
+            config.file_directory(), config.file_limits(), is_default=config.file_store is None
+        )
         self.background: list[Background] = []
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
@@ -381,8 +422,11 @@ class Service:
     def engine(self) -> Fleet:
         """Of the one model. Raises RequestError where there are several."""
         if self._engine is None:
-            raise RequestError("this is served with one model only, and this server has several: they are "
-                               "loaded and unloaded as requests need them", code="several_models")
+            raise RequestError(
+                "this is served with one model only, and this server has several: they are "
+                "loaded and unloaded as requests need them",
+                code="several_models",
+            )
         return self._engine
 
     @property
@@ -453,8 +497,9 @@ class Service:
     async def under(self, preset: Preset, model: ServedModel) -> ServedModel:
         """``model`` as requests under the name use it, which stands for it. Raises RequestError."""
         named = replace(model, names=(preset.name,), preset=preset)
-        style = await self.names.style(preset, model.vocabulary,
-                                       functools.partial(_preset_style, self.config, model.tokenizer))
+        style = await self.names.style(
+            preset, model.vocabulary, functools.partial(_preset_style, self.config, model.tokenizer)
+        )
         return named if style is None else replace(named, template=style[0], dialect=style[1])
 
     def meant(self, name: str | None) -> tuple[str | None, Preset | None]:
@@ -466,8 +511,9 @@ class Service:
         if preset is None:
             return name, None
         if not self.is_own(preset.model):
-            raise UnknownModelError(f"the name {name!r} was created from {preset.model!r}, which this "
-                                    "server does not have", param="model")
+            raise UnknownModelError(
+                f"the name {name!r} was created from {preset.model!r}, which this server does not have", param="model"
+            )
         return preset.model, preset
 
     def is_own(self, name: str | None) -> bool:
@@ -497,21 +543,35 @@ class Service:
         EngineUnavailableError, PresetStoreError."""
         self.check_open()
         own = {one.name: one for one in self._own_listed()}
-        return [*own.values(), *(
-            replace(own[one.model], name=one.name, created_s=int(one.created_s), parent=one.model,
-                    preset=one)
-            for one in self.names.all().values() if one.model in own and one.name not in own)]
+        return [
+            *own.values(),
+            *(
+                replace(own[one.model], name=one.name, created_s=int(one.created_s), parent=one.model, preset=one)
+                for one in self.names.all().values()
+                if one.model in own and one.name not in own
+            ),
+        ]
 
     def _own_listed(self) -> list[ListedModel]:
         if self.several is None:
             model = self.known_model(None)
             own = [ListedModel(name, model.info, model.created_s) for name in model.names]
-            return [*own, *(ListedModel(name, model.info, model.created_s, model.name,
-                                        adapter=self.adapters.find(name)) for name in self.adapters)]
+            return [
+                *own,
+                *(
+                    ListedModel(name, model.info, model.created_s, model.name, adapter=self.adapters.find(name))
+                    for name in self.adapters
+                ),
+            ]
         models = self.several.models.values()
-        return [*(ListedModel(one.name, one.info, one.created_s, None, one.state) for one in models),
-                *(ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
-                  for one in models for name in self.several.adapter_names(one.name))]
+        return [
+            *(ListedModel(one.name, one.info, one.created_s, None, one.state) for one in models),
+            *(
+                ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
+                for one in models
+                for name in self.several.adapter_names(one.name)
+            ),
+        ]
 
     def own_name(self, name: str | None) -> str:
         """Of the model, adapter or created name that a request means. Raises UnknownModelError."""
@@ -562,8 +622,7 @@ class Service:
         details = self._store_details()
         asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
-            return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing),
-                         **details}
+            return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing), **details}
         return 200, {"status": "ok", **details}
 
     def _health_of(self, several: Models) -> tuple[int, Mapping[str, Any]]:
@@ -572,22 +631,37 @@ class Service:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
         ailing = sum(fleet.degraded_reason is not None for _, fleet in several.fleets)
         degraded = {"reason": f"engines of {ailing} of the models restart"} if ailing else {}
-        return 200, {"status": "degraded" if ailing else "ok", **degraded, "models": several.states(),
-                     **self._store_details()}
+        return 200, {
+            "status": "degraded" if ailing else "ok",
+            **degraded,
+            "models": several.states(),
+            **self._store_details(),
+        }
 
     def _store_details(self) -> dict[str, str]:
         """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""
-        faults = {stats.store.store.bucket_fault.partition(":")[0]
-                  for _, fleet in self.fleets for _, stats in fleet.engines.stats()
-                  if stats.store is not None} - {""}
+        faults = {
+            stats.store.store.bucket_fault.partition(":")[0]
+            for _, fleet in self.fleets
+            for _, stats in fleet.engines.stats()
+            if stats.store is not None
+        } - {""}
         return {"store": f"the bucket does not answer: {', '.join(sorted(faults))}"} if faults else {}
 
 
 def _report(name: str, fleet: Fleet | None, resident: Resident | None = None) -> FleetReport:
     if fleet is None:
         return FleetReport(name, [], 0, 0, resident=resident)
-    return FleetReport(name, [EngineReport(replica.number, replica.ready, replica.restart_count,
-                                           replica.engine.stats, replica.host) for replica in fleet.replicas
-                              if replica.state != "left"],
-                       fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts(),
-                       fleet.requests.handoff_count, resident)
+    return FleetReport(
+        name,
+        [
+            EngineReport(replica.number, replica.ready, replica.restart_count, replica.engine.stats, replica.host)
+            for replica in fleet.replicas
+            if replica.state != "left"
+        ],
+        fleet.requests.resume_count,
+        fleet.requests.deadly_count,
+        fleet.router.counts(),
+        fleet.requests.handoff_count,
+        resident,
+    )

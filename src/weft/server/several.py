@@ -88,10 +88,24 @@ class HostedModel:
             return self.served.info
         need, directory = self.source.need, self.source.directory
         return ModelInfo(
-            name=self.name, directory=str(directory), family=need.family, layers="", dtype=need.dtype,
-            vocab_size=need.vocab_size, weights_bytes=need.weights_bytes, load_s=0.0, device="", threads=0,
-            kernels="", sizes=Sizes(need.max_positions, 0, 0, 0, 0), memory=[], notes=[], eos_ids=[],
-            generation_defaults={}, generates=not is_embedder(directory))
+            name=self.name,
+            directory=str(directory),
+            family=need.family,
+            layers="",
+            dtype=need.dtype,
+            vocab_size=need.vocab_size,
+            weights_bytes=need.weights_bytes,
+            load_s=0.0,
+            device="",
+            threads=0,
+            kernels="",
+            sizes=Sizes(need.max_positions, 0, 0, 0, 0),
+            memory=[],
+            notes=[],
+            eos_ids=[],
+            generation_defaults={},
+            generates=not is_embedder(directory),
+        )
 
     async def preview(self) -> ServedModel:
         """Its text side, before its first load too; no request is prepared with that one."""
@@ -130,16 +144,26 @@ class SeveralModels:
     """``shares`` as by ``share_out``. ``background``: loading gives way to answers. ``tell`` gets a line for
     each load and unload."""
 
-    def __init__(self, sources: Sequence[ModelSource], config: ServerConfig, *, shares: dict[str, int],
-                 memory_bytes: int, factory: str = ASSEMBLE, background: bool = True,
-                 tell: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[ModelSource],
+        config: ServerConfig,
+        *,
+        shares: dict[str, int],
+        memory_bytes: int,
+        factory: str = ASSEMBLE,
+        background: bool = True,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.default_keep_alive_s = config.keep_alive_s()
         self.memory_bytes = memory_bytes
         self.residency = Residency.of(
-            shares, memory_bytes, waiting_max=sources[0].engine.max_queued_requests,
-            keep_alive_s=self.default_keep_alive_s)
-        self.models = {source.name: HostedModel(source, self.residency.models[source.name], self)
-                       for source in sources}
+            shares,
+            memory_bytes,
+            waiting_max=sources[0].engine.max_queued_requests,
+            keep_alive_s=self.default_keep_alive_s,
+        )
+        self.models = {source.name: HostedModel(source, self.residency.models[source.name], self) for source in sources}
         self.adapters = AdapterNames()
         self.on_fleet: Callable[[str, Fleet], None] = lambda name, fleet: None
         self.other_names: Callable[[], Iterable[str]] = lambda: ()
@@ -172,8 +196,11 @@ class SeveralModels:
             return self.first
         if (model := self._model_of(name)) is not None:
             return model
-        names = [*self.models, *(known for model in self.models.values()
-                                 for known in self.adapter_names(model.name)), *self.other_names()]
+        names = [
+            *self.models,
+            *(known for model in self.models.values() for known in self.adapter_names(model.name)),
+            *self.other_names(),
+        ]
         raise unknown_model(name, names)
 
     def has(self, name: str) -> bool:
@@ -196,8 +223,8 @@ class SeveralModels:
         if name is None or name in (ANY_NAME, model.name):
             return model.served
         adapter = self.adapters.find(name)
-        if adapter is None:   # released while the model was loaded
-            return (await self.model_for(self.find(name).name))
+        if adapter is None:  # released while the model was loaded
+            return await self.model_for(self.find(name).name)
         return replace(model.served, names=(name,), adapter=adapter)
 
     def base_of(self, name: str) -> HostedModel | None:
@@ -207,8 +234,7 @@ class SeveralModels:
 
     # ------------------------------------------------------------------ requests
 
-    async def enter(self, model: HostedModel, keep_alive_s: KeepAlive = UNSET, *,
-                    keep_fresh: bool = False) -> FleetUse:
+    async def enter(self, model: HostedModel, keep_alive_s: KeepAlive = UNSET, *, keep_fresh: bool = False) -> FleetUse:
         """Returns when the model is loaded and this request is one of its users. ``keep_fresh``: what comes
         next uses it. Raises ModelLoadError, QueueFullError, EngineUnavailableError."""
         if self._stopped is not None:
@@ -217,13 +243,18 @@ class SeveralModels:
         if entry == "refused":
             assert model.error is not None
             left_s = model.resident.retry_s - time.monotonic()
-            raise ModelLoadError(f"the model {model.name!r} is not there: {model.error.message}; it is tried "
-                                 f"again in {math.ceil(left_s)} s", left_s)
+            raise ModelLoadError(
+                f"the model {model.name!r} is not there: {model.error.message}; it is tried "
+                f"again in {math.ceil(left_s)} s",
+                left_s,
+            )
         if entry == "full":
             raise QueueFullError(
                 f"{self.residency.waiting} requests wait for models to be loaded; the limit is "
                 f"{self.residency.waiting_max} (limits.max_queued_requests). Try again later",
-                param="limits.max_queued_requests", code="queue_full")
+                param="limits.max_queued_requests",
+                code="queue_full",
+            )
         use = self.residency.use(model.name) if entry == "in" else await self._wait(model)
         stays_s = self.default_keep_alive_s if keep_alive_s is UNSET else keep_alive_s
         self.residency.keep_alive(model.name, stays_s, time.monotonic())
@@ -245,7 +276,7 @@ class SeveralModels:
                 model.waiters.remove(waiter)
                 self.residency.leave_queue(model.name)
                 self._act()
-            elif not waiter.cancelled() and waiter.exception() is None:   # it was let in meanwhile
+            elif not waiter.cancelled() and waiter.exception() is None:  # it was let in meanwhile
                 self._leave(waiter.result())
             raise
 
@@ -258,7 +289,7 @@ class SeveralModels:
         waiters, model.waiters = model.waiters, []
         use = self.residency.use(model.name)
         for waiter in waiters:
-            if waiter.done():   # cancelled, and its task has not run yet
+            if waiter.done():  # cancelled, and its task has not run yet
                 self.residency.leave(use, time.monotonic())
             else:
                 waiter.set_result(use)
@@ -286,15 +317,18 @@ class SeveralModels:
         if self._timer is not None:
             self._timer.cancel()
         due_s = self.residency.next_s(now_s)
-        self._timer = None if math.isinf(due_s) else asyncio.get_running_loop().call_later(
-            due_s - now_s, self._act)
+        self._timer = None if math.isinf(due_s) else asyncio.get_running_loop().call_later(due_s - now_s, self._act)
 
     async def _load(self, model: HostedModel) -> None:
         share, began_s = model.resident.share, time.monotonic()
         self._tell(f"{model.name}: loading, with {format_bytes(share)} of {format_bytes(self.memory_bytes)}")
-        fleet = Fleet(model.source.engine, restarts=self._config.restarts, factory=self._factory,
-                      stall_after_s=self._config.stall_after,
-                      place=HostShare(memory_bytes=share, background=self._background))
+        fleet = Fleet(
+            model.source.engine,
+            restarts=self._config.restarts,
+            factory=self._factory,
+            stall_after_s=self._config.stall_after,
+            place=HostShare(memory_bytes=share, background=self._background),
+        )
         self.on_fleet(model.name, fleet)
         try:
             await fleet.start()
@@ -310,8 +344,10 @@ class SeveralModels:
         self.residency.loaded(model.name, time.monotonic())
         self._let_in(model)
         model.watch = asyncio.get_running_loop().create_task(self._watch(model, fleet))
-        self._tell(f"{model.name}: loaded in {time.monotonic() - began_s:.1f} s, up to "
-                   f"{model.info.sizes.max_model_len} tokens; {self._loaded_in_words()}")
+        self._tell(
+            f"{model.name}: loaded in {time.monotonic() - began_s:.1f} s, up to "
+            f"{model.info.sizes.max_model_len} tokens; {self._loaded_in_words()}"
+        )
         self._act()
 
     async def _learn(self, model: HostedModel, info: ModelInfo) -> None:
@@ -326,13 +362,15 @@ class SeveralModels:
     def _failed(self, model: HostedModel, error: Exception) -> None:
         if not isinstance(error, WeftError):
             _log.error("loading %s failed", model.name, exc_info=error)
-        model.error = error if isinstance(error, WeftError) else WeftError(
-            f"the server failed ({type(error).__name__}); its log has the details")
+        model.error = (
+            error
+            if isinstance(error, WeftError)
+            else WeftError(f"the server failed ({type(error).__name__}); its log has the details")
+        )
         self.residency.failed(model.name, time.monotonic())
         left_s = model.resident.retry_s - time.monotonic()
         self._tell(f"{model.name}: not loaded: {model.error.message}")
-        self._turn_away(model, ModelLoadError(f"the model {model.name!r} does not load: "
-                                              f"{model.error.message}", left_s))
+        self._turn_away(model, ModelLoadError(f"the model {model.name!r} does not load: {model.error.message}", left_s))
         self._act()
 
     async def _watch(self, model: HostedModel, fleet: Fleet) -> None:
@@ -341,8 +379,7 @@ class SeveralModels:
         self._tell(f"{model.name}: its engine is gone, and its restarts are used up: {model.error.message}")
         self.residency.died(model.name, time.monotonic())
         model.fleet = model.watch = None
-        self._turn_away(model, ModelLoadError(model.error.message,
-                                              model.resident.retry_s - time.monotonic()))
+        self._turn_away(model, ModelLoadError(model.error.message, model.resident.retry_s - time.monotonic()))
         _begin(self._end(model, fleet, "its engine died"), self._unloads)
 
     async def _unload(self, model: HostedModel) -> None:
@@ -362,8 +399,11 @@ class SeveralModels:
 
     def _loaded_in_words(self) -> str:
         names = [name for name, resident in self.residency.models.items() if resident.state == "loaded"]
-        return (f"{format_bytes(self.residency.held)} of {format_bytes(self.memory_bytes)} taken by "
-                f"{', '.join(names)}" if names else "no model is loaded")
+        return (
+            f"{format_bytes(self.residency.held)} of {format_bytes(self.memory_bytes)} taken by {', '.join(names)}"
+            if names
+            else "no model is loaded"
+        )
 
     # ------------------------------------------------------------------ the whole
 

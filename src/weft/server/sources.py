@@ -44,25 +44,39 @@ def named_model(text: str) -> tuple[str, str]:
     if not sign or Path(text).expanduser().exists():
         return name_of(text), text
     if not _NAME.fullmatch(name) or name == ANY_NAME or not path:
-        raise ConfigError(f"{text[:200]!r} is no NAME=MODEL: a name has 1 to 256 characters without spaces "
-                          f"and =, and is not {ANY_NAME!r}", param="model")
+        raise ConfigError(
+            f"{text[:200]!r} is no NAME=MODEL: a name has 1 to 256 characters without spaces "
+            f"and =, and is not {ANY_NAME!r}",
+            param="model",
+        )
     return name, path
 
 
 def check_together(engine: EngineConfig, server: ServerConfig) -> None:
     """Raises ConfigError for what is not served with several models."""
-    no = {"--replicas": server.replicas != "1", "--tp": engine.tp > 1, "--ray": server.ray is not None,
-          "--listen-engines": server.listen_engines is not None, "--http-workers": server.http_workers > 1,
-          "--record": server.record is not None, "--served-model-name": bool(server.served_model_name),
-          "--revision": engine.revision is not None, "--chat-template": server.chat_template is not None}
+    no = {
+        "--replicas": server.replicas != "1",
+        "--tp": engine.tp > 1,
+        "--ray": server.ray is not None,
+        "--listen-engines": server.listen_engines is not None,
+        "--http-workers": server.http_workers > 1,
+        "--record": server.record is not None,
+        "--served-model-name": bool(server.served_model_name),
+        "--revision": engine.revision is not None,
+        "--chat-template": server.chat_template is not None,
+    }
     for flag, given in no.items():
         if given:
             instead = "; a model's name is NAME=MODEL" if flag == "--served-model-name" else ""
-            raise ConfigError(f"{flag} is not served with several models: each has one engine process of "
-                              f"this machine{instead}", param=flag)
+            raise ConfigError(
+                f"{flag} is not served with several models: each has one engine process of this machine{instead}",
+                param=flag,
+            )
     if engine.memory is None and engine.device != "cpu" and visible_gpus():
-        raise ConfigError("several models on a GPU need --memory: what all of them may take of it, weights "
-                          "and arenas", param="--memory")
+        raise ConfigError(
+            "several models on a GPU need --memory: what all of them may take of it, weights and arenas",
+            param="--memory",
+        )
 
 
 def memory_of(engine: EngineConfig) -> int:
@@ -72,8 +86,9 @@ def memory_of(engine: EngineConfig) -> int:
     return parse_bytes(engine.memory, flag="--memory")
 
 
-def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConfig, *,
-                 reads_weights: bool = True) -> list[ModelSource]:
+def read_sources(
+    models: Sequence[str], engine: EngineConfig, server: ServerConfig, *, reads_weights: bool = True
+) -> list[ModelSource]:
     """``reads_weights``: else the engines are scripted ones, which need no checkpoint. Raises ConfigError,
     CheckpointError."""
     check_together(engine, server)
@@ -81,8 +96,7 @@ def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConf
     names = [name for name, _ in named]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two models are called {name}; give one of them another name: NAME=MODEL",
-                              param="model")
+            raise ConfigError(f"two models are called {name}; give one of them another name: NAME=MODEL", param="model")
     adapters = _adapters_of(engine.lora, names)
     own = replace(engine, memory=None)
     sources: list[ModelSource] = []
@@ -90,8 +104,16 @@ def read_sources(models: Sequence[str], engine: EngineConfig, server: ServerConf
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
         directory = resolve_model(model, text_only=True) if reads_weights else Path(model)
         known = [tokenizer for source in sources for tokenizer in source.tokenizers]
-        sources.append(ModelSource(name, config, replace(server, served_model_name=(name,)), directory,
-                                   _need(name, directory, config), _tokenizer(directory, known)))
+        sources.append(
+            ModelSource(
+                name,
+                config,
+                replace(server, served_model_name=(name,)),
+                directory,
+                _need(name, directory, config),
+                _tokenizer(directory, known),
+            )
+        )
     return sources
 
 
@@ -106,8 +128,7 @@ def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, 
 def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:
     """Of a model that cannot be planned, the size of its files: loading it says what is wrong."""
     features = cpu_name_and_flags()[1]
-    asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features),
-                       coded_tiles=keeps_codes())
+    asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=keeps_codes())
     try:
         return need_of(name, json.loads((directory / "config.json").read_text(encoding="utf-8")), asked)
     except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError):
@@ -120,8 +141,11 @@ def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list
     for full, path in named_paths(entries).items():
         bases = [name for name in names if full.startswith(f"{name}/") and len(full) > len(name) + 1]
         if not bases:
-            raise ConfigError(f"--lora {full} belongs to no model; with several models it is "
-                              f"MODEL/NAME=path, and the models are {', '.join(names)}", param="--lora")
+            raise ConfigError(
+                f"--lora {full} belongs to no model; with several models it is "
+                f"MODEL/NAME=path, and the models are {', '.join(names)}",
+                param="--lora",
+            )
         base = max(bases, key=len)
         adapters[base].append(f"{full.removeprefix(f'{base}/')}={path}")
     return adapters
@@ -136,10 +160,14 @@ def _with_own_store(engine: EngineConfig, at: int, names: Sequence[str]) -> Engi
     cache, size = engine.store_cache, engine.store_size
     own_bytes = None if size is None else parse_bytes(size, flag="--store-size") // len(names)
     if own_bytes is not None and own_bytes < STORE_BYTES_MIN:
-        raise ConfigError(f"--store-size {size} is too small for {len(names)} models: each has a store of "
-                          f"its own, of at least {format_bytes(STORE_BYTES_MIN)}", param="--store-size")
+        raise ConfigError(
+            f"--store-size {size} is too small for {len(names)} models: each has a store of "
+            f"its own, of at least {format_bytes(STORE_BYTES_MIN)}",
+            param="--store-size",
+        )
     return replace(
-        engine, store=f"{engine.store.rstrip('/')}/{slug}",
+        engine,
+        store=f"{engine.store.rstrip('/')}/{slug}",
         store_cache=None if cache is None else f"{cache.rstrip('/')}/{slug}",
-        store_size=None if own_bytes is None else f"{own_bytes}B")
-
+        store_size=None if own_bytes is None else f"{own_bytes}B",
+    )

@@ -80,10 +80,15 @@ class EventStream(Response):
     """``lines`` yields whole SSE lines, or whole lines of JSON with that ``media_type``. However the response
     ends, and if it never begins, ``lines`` is closed and ``on_end`` called."""
 
-    def __init__(self, lines: AsyncGenerator[bytes, None], *, on_end: Callable[[], None],
-                 keep_alive_s: float = 0.0, media_type: str = EVENTS) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-                         media_type=media_type)
+    def __init__(
+        self,
+        lines: AsyncGenerator[bytes, None],
+        *,
+        on_end: Callable[[], None],
+        keep_alive_s: float = 0.0,
+        media_type: str = EVENTS,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._lines = lines
         self._on_end = on_end
@@ -167,8 +172,9 @@ class Way:
     prepare: Callable[[Service, Any], Awaitable[Job]]
 
 
-async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: float,
-                     media_type: str = EVENTS) -> Response:
+async def answer_job(
+    request: Request, job: Job, *, stream: bool, keep_alive_s: float, media_type: str = EVENTS
+) -> Response:
     """Raises what the engine refuses the job with."""
     tenant = tenant_of(request)
     trace: RequestTrace | None = request.scope["state"].get("trace")
@@ -200,8 +206,10 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = undeclared or media_type == "application/json" or media_type.endswith("+json")
     if not is_json and _has_body(request):
-        raise WrongMediaTypeError(f"the body is {media_type or 'of no type'}; send JSON with the header "
-                                  "'Content-Type: application/json'", param="Content-Type")
+        raise WrongMediaTypeError(
+            f"the body is {media_type or 'of no type'}; send JSON with the header 'Content-Type: application/json'",
+            param="Content-Type",
+        )
     parts: list[bytes] = []
     while True:
         message = await request.receive()
@@ -253,8 +261,7 @@ def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]
     given = query.get("limit", str(PAGE_DEFAULT))
     limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
     if not 1 <= limit <= PAGE_MAX:
-        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {PAGE_MAX}",
-                           param="limit")
+        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {PAGE_MAX}", param="limit")
     ids = [id_of(one) for one in listed]
     after = query.get("after")
     begin = 0
@@ -263,8 +270,13 @@ def page_of(listed: Sequence[Any], request: Request, id_of: Callable[[Any], str]
             raise RequestError(f"after is {after[:100]!r}, which is none of the listed ids", param="after")
         begin = ids.index(after) + 1
     end = min(begin + limit, len(ids))
-    return {"object": "list", "data": listed[begin:end], "has_more": end < len(ids),
-            "first_id": ids[begin] if begin < end else None, "last_id": ids[end - 1] if begin < end else None}
+    return {
+        "object": "list",
+        "data": listed[begin:end],
+        "has_more": end < len(ids),
+        "first_id": ids[begin] if begin < end else None,
+        "last_id": ids[end - 1] if begin < end else None,
+    }
 
 
 def json_response(value: Any, status: int = 200) -> Response:

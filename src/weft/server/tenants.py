@@ -64,8 +64,15 @@ class _Bucket:
 class Tenant:
     """One API key."""
 
-    def __init__(self, digest: bytes, quotas: Quotas, *, salts_its_own: bool,
-                 clock: Callable[[], float] = time.monotonic, counts: KeyCounts | None = None) -> None:
+    def __init__(
+        self,
+        digest: bytes,
+        quotas: Quotas,
+        *,
+        salts_its_own: bool,
+        clock: Callable[[], float] = time.monotonic,
+        counts: KeyCounts | None = None,
+    ) -> None:
         counts = counts or KeyCounts()
         self._digest = digest
         self._lock = counts.lock
@@ -92,15 +99,17 @@ class Tenant:
         quotas = self._quotas
         in_flight = self._in_flight.total() if quotas.bytes_in_flight else 0
         if in_flight > quotas.bytes_in_flight:
-            return _over(f"the requests of your API key hold {in_flight} bytes; the limit is "
-                         f"{quotas.bytes_in_flight}", "limits.key_mb_in_flight", 1.0)
+            return _over(
+                f"the requests of your API key hold {in_flight} bytes; the limit is {quotas.bytes_in_flight}",
+                "limits.key_mb_in_flight",
+                1.0,
+            )
         if not quotas.any:
             return None
         with self._lock:
             for bucket, flag, unit, limit in (
-                    (self._requests, "limits.key_requests_per_minute", "requests",
-                     quotas.requests_per_minute),
-                    (self._tokens, "limits.key_tokens_per_minute", "tokens", quotas.tokens_per_minute),
+                (self._requests, "limits.key_requests_per_minute", "requests", quotas.requests_per_minute),
+                (self._tokens, "limits.key_tokens_per_minute", "tokens", quotas.tokens_per_minute),
             ):
                 wait_s = bucket.wait_s()
                 if wait_s > 0:
@@ -128,15 +137,26 @@ class Keys:
     """Compares with all keys each time, as digests and in constant time: timing says nothing about any
     key."""
 
-    def __init__(self, client_keys: Sequence[str], operator_keys: Sequence[str] = (), *,
-                 quotas: Quotas | None = None, tenant_by_key: bool = False,
-                 counts: SharedCounts | None = None) -> None:
-        self._tenants = [Tenant(_digest(key), quotas or Quotas(), salts_its_own=tenant_by_key,
-                                counts=None if counts is None else counts.key(number))
-                         for number, key in enumerate(client_keys)]
+    def __init__(
+        self,
+        client_keys: Sequence[str],
+        operator_keys: Sequence[str] = (),
+        *,
+        quotas: Quotas | None = None,
+        tenant_by_key: bool = False,
+        counts: SharedCounts | None = None,
+    ) -> None:
+        self._tenants = [
+            Tenant(
+                _digest(key),
+                quotas or Quotas(),
+                salts_its_own=tenant_by_key,
+                counts=None if counts is None else counts.key(number),
+            )
+            for number, key in enumerate(client_keys)
+        ]
         self._clients = [_digest(key) for key in client_keys]
-        self._operators = [Tenant(_digest(key), Quotas(), salts_its_own=tenant_by_key)
-                           for key in operator_keys]
+        self._operators = [Tenant(_digest(key), Quotas(), salts_its_own=tenant_by_key) for key in operator_keys]
         self._operator_digests = [_digest(key) for key in operator_keys]
         self.has_clients, self.has_operators = bool(self._clients), bool(self._operators)
 
@@ -159,5 +179,6 @@ def _digest(key: str) -> bytes:
 
 
 def _over(message: str, flag: str, wait_s: float) -> EdgeError:
-    return EdgeError(429, f"{message} ({flag})", param=flag, code="rate_limit_exceeded",
-                     retry_after_s=max(1, math.ceil(wait_s)))
+    return EdgeError(
+        429, f"{message} ({flag})", param=flag, code="rate_limit_exceeded", retry_after_s=max(1, math.ceil(wait_s))
+    )

@@ -1,8 +1,8 @@
 """How many characters are tokenized at once.
 
-    a long text --spending--> a thread --> tokens
-                                          |
-                      too many alone: 413; too many beside others: 503
+a long text --spending--> a thread --> tokens
+                                      |
+                  too many alone: 413; too many beside others: 503
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ class TokenizeBudget:
     def spending(self, count: int) -> Iterator[None]:
         """Raises TextTooLongError, QueueFullError."""
         if count > self._limit:
-            raise TextTooLongError(f"the text has {count} characters; the limit is {self._limit} "
-                                   "(limits.max_tokenize_chars)", param="prompt", code="text_too_long")
+            raise TextTooLongError(
+                f"the text has {count} characters; the limit is {self._limit} (limits.max_tokenize_chars)",
+                param="prompt",
+                code="text_too_long",
+            )
         if self._spent + count > self._limit:
-            raise QueueFullError(f"{self._spent} characters of other requests are being tokenized, and this "
-                                 f"text has {count}; the limit is {self._limit} "
-                                 "(limits.max_tokenize_chars). Try "
-                                 "again later", param="limits.max_tokenize_chars", code="queue_full")
+            raise QueueFullError(
+                f"{self._spent} characters of other requests are being tokenized, and this "
+                f"text has {count}; the limit is {self._limit} "
+                "(limits.max_tokenize_chars). Try "
+                "again later",
+                param="limits.max_tokenize_chars",
+                code="queue_full",
+            )
         self._spent += count
         try:
             yield

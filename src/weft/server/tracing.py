@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 OPERATIONS: Mapping[str, str] = {
-    "/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat",
-    "/v1/messages": "chat", "/api/chat": "chat", "/api/generate": "text_completion",
-    "/v1/embeddings": "embeddings", "/api/embed": "embeddings"}
+    "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+}
 """Path -> the operation, in the words of the conventions. Only these paths have spans."""
 _TRACES_PATH = "/v1/traces"
 _TRACE_STATE_CHARS = 512
@@ -59,8 +65,7 @@ class GenerationOutcome:
 class RequestTrace:
     """One request, from its headers on. The handler sets ``outcome`` and the gate ``status``."""
 
-    __slots__ = ("headers", "operation", "outcome", "path", "received_ns", "received_s", "request_id",
-                 "status")
+    __slots__ = ("headers", "operation", "outcome", "path", "received_ns", "received_s", "request_id", "status")
 
     def __init__(self, path: str, request_id: str, headers: Mapping[str, str]) -> None:
         self.received_ns, self.received_s = time.time_ns(), time.perf_counter()
@@ -111,8 +116,12 @@ class RequestTracer:
         outcome = trace.outcome
         name = trace.operation if outcome is None else f"{trace.operation} {outcome.model}"
         span = self._tracer.start_span(
-            name, context=self._propagator.extract(trace.headers), kind=SpanKind.SERVER,
-            start_time=trace.received_ns, attributes=_attributes(trace))
+            name,
+            context=self._propagator.extract(trace.headers),
+            kind=SpanKind.SERVER,
+            start_time=trace.received_ns,
+            attributes=_attributes(trace),
+        )
         if span.is_recording():
             error = _error_type(trace)
             if error is not None:
@@ -130,8 +139,13 @@ class RequestTracer:
 
     def _phases(self, trace: RequestTrace, outcome: GenerationOutcome, context: Context) -> None:
         end_s = time.perf_counter() if outcome.first_s is None else outcome.last_s
-        edges = [("prepare", trace.received_s), ("queue", outcome.arrived_s), ("prefill", outcome.began_s),
-                 ("decode", outcome.first_s), ("", end_s)]
+        edges = [
+            ("prepare", trace.received_s),
+            ("queue", outcome.arrived_s),
+            ("prefill", outcome.began_s),
+            ("decode", outcome.first_s),
+            ("", end_s),
+        ]
         reached = [(name, reading_s) for name, reading_s in edges if reading_s is not None]
         for (name, start_s), (_, next_s) in itertools.pairwise(reached):
             span = self._tracer.start_span(name, context=context, start_time=trace.ns(start_s))
@@ -147,14 +161,18 @@ def check_endpoint(endpoint: str) -> None:
     except ValueError:
         is_url = False
     if not is_url:
-        raise ConfigError(f"{flag} {endpoint!r}: it takes the URL of a collector, such as "
-                          "http://localhost:4318", param=flag)
+        raise ConfigError(
+            f"{flag} {endpoint!r}: it takes the URL of a collector, such as http://localhost:4318", param=flag
+        )
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"{flag} needs packages that are not installed ({error.name}): install the extra "
-                          "otlp, as in pip install 'weft[otlp]'", param=flag) from None
+        raise ConfigError(
+            f"{flag} needs packages that are not installed ({error.name}): install the extra "
+            "otlp, as in pip install 'weft[otlp]'",
+            param=flag,
+        ) from None
 
 
 def _traces_url(endpoint: str) -> str:
@@ -164,21 +182,26 @@ def _traces_url(endpoint: str) -> str:
 
 def _attributes(trace: RequestTrace) -> dict[str, Any]:
     attributes: dict[str, Any] = {
-        "gen_ai.operation.name": trace.operation, "gen_ai.provider.name": "weft",
-        "http.request.method": "POST", "url.path": trace.path, "weft.request.id": trace.request_id}
+        "gen_ai.operation.name": trace.operation,
+        "gen_ai.provider.name": "weft",
+        "http.request.method": "POST",
+        "url.path": trace.path,
+        "weft.request.id": trace.request_id,
+    }
     if trace.status is not None:
         attributes["http.response.status_code"] = trace.status
     outcome = trace.outcome
     if outcome is None:
         return attributes
-    attributes |= {f"gen_ai.request.{name}": value for name, value in outcome.parameters.items()
-                   if value is not None}
+    attributes |= {f"gen_ai.request.{name}": value for name, value in outcome.parameters.items() if value is not None}
     attributes |= {
-        "gen_ai.request.model": outcome.model, "gen_ai.response.model": outcome.model,
+        "gen_ai.request.model": outcome.model,
+        "gen_ai.response.model": outcome.model,
         "gen_ai.usage.input_tokens": outcome.input_tokens,
         "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
         "gen_ai.usage.output_tokens": outcome.output_tokens,
-        "gen_ai.response.finish_reasons": list(outcome.finish_reasons)}
+        "gen_ai.response.finish_reasons": list(outcome.finish_reasons),
+    }
     if outcome.first_s is not None:
         attributes["gen_ai.response.time_to_first_chunk"] = outcome.first_s - trace.received_s
     return attributes

@@ -55,23 +55,25 @@ _COMPRESSED: dict[str, CompressedKvName] = {"+compressed": "int8", "+compressed4
 
 def _exact(make: MakeMemory) -> MakeMemory:
     """A memory that compresses nothing, whatever the geometry allows."""
-    return lambda plan, cost, clock: make(
-        replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
+    return lambda plan, cost, clock: make(replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
 
 
 def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
     """A memory that compresses what the geometry allows, KV in ``dtype``."""
+
     def compressed(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         compresses = plan.compressed_kv_bytes and plan.kv_fields
-        return make(with_compressed_kv(plan, dtype) if compresses else plan, cost,
-                    clock)
+        return make(with_compressed_kv(plan, dtype) if compresses else plan, cost, clock)
+
     return compressed
 
 
 def _ranked_by(policy: str) -> MakeMemory:
     """A memory whose snapshots go as ``policy`` says, compressed first where ``plan`` allows that."""
+
     def make(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         return Memory(plan, cache=True, policy=make_policy(policy, plan, prefill_cost(cost), clock))
+
     return make
 
 
@@ -82,13 +84,16 @@ def _nothing(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
     return Memory(plan, cache=False)
 
 
-ARMS: dict[str, Arm] = {arm.name: arm for arm in (
-    Arm("value", AUTO, _ranked_by("value")),
-    Arm("marconi", AUTO, _ranked_by("marconi")),
-    Arm("lru", AUTO, _lru),
-    Arm("prompt", PROMPT, _lru),
-    Arm("none", NONE, _nothing),
-)}
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm("value", AUTO, _ranked_by("value")),
+        Arm("marconi", AUTO, _ranked_by("marconi")),
+        Arm("lru", AUTO, _lru),
+        Arm("prompt", PROMPT, _lru),
+        Arm("none", NONE, _nothing),
+    )
+}
 
 DEFAULT_ARM = "value"
 
@@ -101,9 +106,11 @@ def find_arm(name: str) -> Arm:
     if arm is None and exact_name.startswith("every:"):
         arm = Arm(exact_name, parse_snapshots(exact_name), _lru)
     if arm is None or (plus and plus + suffix not in _COMPRESSED):
-        raise ConfigError(f"--policy {name!r} is not a policy: there are {', '.join(ARMS)} and every:N "
-                          f"(N tokens, a multiple of 64), each also with {' or '.join(_COMPRESSED)}",
-                          param="--policy")
+        raise ConfigError(
+            f"--policy {name!r} is not a policy: there are {', '.join(ARMS)} and every:N "
+            f"(N tokens, a multiple of 64), each also with {' or '.join(_COMPRESSED)}",
+            param="--policy",
+        )
     if plus:
         compressing = _compression(arm.make_memory, _COMPRESSED[plus + suffix])
         return replace(arm, name=exact_name + plus + suffix, make_memory=compressing)

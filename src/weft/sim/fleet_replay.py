@@ -103,8 +103,7 @@ class FleetReplayReport:
 
     def to_json(self) -> dict[str, Any]:
         numbers = {name: value for name, value in asdict(self).items() if name != "timeline"}
-        return {**numbers, "hit_rate": self.hit_rate, "load_max_share": self.load_max_share,
-                "hash": self.digest}
+        return {**numbers, "hit_rate": self.hit_rate, "load_max_share": self.load_max_share, "hash": self.digest}
 
 
 RESTART_S = 30.0
@@ -154,8 +153,17 @@ class _ReplicaPlayer(Player):
     """One engine. ``on_news`` gets the time at which a step ended, and its news."""
 
     def __init__(self, fleet: _FleetReplay, number: int, now_s: float) -> None:
-        super().__init__(fleet.traffic, fleet.plan, fleet.cost, fleet.arm, fleet.sizes, jump=True,
-                         on_progress=None, times=fleet.times, link=fleet.link)
+        super().__init__(
+            fleet.traffic,
+            fleet.plan,
+            fleet.cost,
+            fleet.arm,
+            fleet.sizes,
+            jump=True,
+            on_progress=None,
+            times=fleet.times,
+            link=fleet.link,
+        )
         self.number = number
         self.orders: dict[int, _Order] = {}
         """Requests whose prompt alone is computed here."""
@@ -208,10 +216,13 @@ class _ReplicaPlayer(Player):
             self._end(self._live[index])
         self._step()
         ended, self._ended = self._ended, []
-        admitted = [index for index in self._cached
-                    if not np.isnan(self._times.first[index]) or index in ended]
-        news = _News(self, [(index, self._cached.pop(index)) for index in admitted], ended,
-                     None if self._follower is None else self._follower.take())
+        admitted = [index for index in self._cached if not np.isnan(self._times.first[index]) or index in ended]
+        news = _News(
+            self,
+            [(index, self._cached.pop(index)) for index in admitted],
+            ended,
+            None if self._follower is None else self._follower.take(),
+        )
         return self.clock(), news
 
     def _end(self, seq: Played) -> None:
@@ -243,8 +254,9 @@ class _ReplicaPlayer(Player):
         is_last = computed >= seq.prompt.size
         end = int(seq.prompt.size) if is_last else on_grid(computed, link.chunk_tokens)
         if end > order.sent:
-            self.clock.advance(link.copy_s(ceil_div(end - order.sent, PAGE_TOKENS) * link.page_bytes
-                                           + link.state_bytes))
+            self.clock.advance(
+                link.copy_s(ceil_div(end - order.sent, PAGE_TOKENS) * link.page_bytes + link.state_bytes)
+            )
             order.arrives_s = self._wire.send(order.sent, end, self.clock())
             order.sent = end
 
@@ -293,27 +305,59 @@ class _Events:
         return min(self.kills[0].at_s if self.kills else _NEVER, self.joins[0][0] if self.joins else _NEVER)
 
 
-def replay_fleet(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, replicas: int,
-                 router: str = "seconds", arm: Arm | str = "lru", sizes: Sizes | None = None,
-                 kills: Sequence[Kill] = (), restart_s: float = RESTART_S,
-                 on_progress: OnProgress | None = None, roles: Sequence[Role] = (),
-                 link: LinkModel | None = None) -> FleetReplayReport:
+def replay_fleet(
+    traffic: Traffic,
+    plan: ArenaPlan,
+    cost: CostModel,
+    *,
+    replicas: int,
+    router: str = "seconds",
+    arm: Arm | str = "lru",
+    sizes: Sizes | None = None,
+    kills: Sequence[Kill] = (),
+    restart_s: float = RESTART_S,
+    on_progress: OnProgress | None = None,
+    roles: Sequence[Role] = (),
+    link: LinkModel | None = None,
+) -> FleetReplayReport:
     """Run ``traffic`` through ``replicas`` memories of geometry ``plan``, placed by the router of that name.
     ``roles`` of the replicas, which send records over ``link``; none: no prompt is split. Raises ConfigError
     for an unknown router."""
     clock = VirtualClock()
-    fleet = _FleetReplay(traffic, plan, cost, find_arm(arm) if isinstance(arm, str) else arm,
-                         sizes or sizes_for(plan, traffic), make_router(router, clock), clock, replicas,
-                         _Events(deque(sorted(kills, key=lambda kill: (kill.at_s, kill.replica)))), restart_s,
-                         roles, link)
+    fleet = _FleetReplay(
+        traffic,
+        plan,
+        cost,
+        find_arm(arm) if isinstance(arm, str) else arm,
+        sizes or sizes_for(plan, traffic),
+        make_router(router, clock),
+        clock,
+        replicas,
+        _Events(deque(sorted(kills, key=lambda kill: (kill.at_s, kill.replica)))),
+        restart_s,
+        roles,
+        link,
+    )
     fleet.run(on_progress)
     return fleet.report(router, len(kills))
 
 
 class _FleetReplay:
-    def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes,
-                 router: Router, clock: VirtualClock, count: int, events: _Events, restart_s: float,
-                 roles: Sequence[Role], link: LinkModel | None) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        plan: ArenaPlan,
+        cost: CostModel,
+        arm: Arm,
+        sizes: Sizes,
+        router: Router,
+        clock: VirtualClock,
+        count: int,
+        events: _Events,
+        restart_s: float,
+        roles: Sequence[Role],
+        link: LinkModel | None,
+    ) -> None:
         self.link = link
         self._roles: Sequence[Role] = roles or ["both"] * count
         self._is_split = bool(roles)
@@ -378,8 +422,9 @@ class _FleetReplay:
     def _play_in_order(self, at_s: float) -> None:
         """The player whose clock is the earliest steps, up to what comes next elsewhere."""
         while True:
-            due = sorted((player.clock(), player.number) for player in self._players.values()
-                         if player.scheduler.has_work)
+            due = sorted(
+                (player.clock(), player.number) for player in self._players.values() if player.scheduler.has_work
+            )
             news_s = self._news[0][0] if self._news else _NEVER
             next_s = min(due[0][0] if due else _NEVER, news_s)
             if next_s >= at_s:
@@ -424,9 +469,13 @@ class _FleetReplay:
         while self._held and self._players:
             held = self._held.pop(0)
             index, one = held.index, self.traffic.requests[held.index]
-            routed = RoutedRequest(str(index), self.traffic.tokens(index)[:one.prompt_tokens + held.answered],
-                                   one.salt, boundaries=one.boundaries,
-                                   may_split=self._is_split and one.output_tokens > 1 and not held.answered)
+            routed = RoutedRequest(
+                str(index),
+                self.traffic.tokens(index)[: one.prompt_tokens + held.answered],
+                one.salt,
+                boundaries=one.boundaries,
+                may_split=self._is_split and one.output_tokens > 1 and not held.answered,
+            )
             choice = self.router.choose(routed, self._loads())
             self._splits += choice.decode is not None
             self._places[choice.replica].requests += not held.answered
@@ -442,7 +491,7 @@ class _FleetReplay:
     def _move(self, player: _ReplicaPlayer, index: int) -> None:
         """A request goes on where its records are, as in ``weft.fleet.placement``."""
         order, one, held = player.orders[index], self.traffic.requests[index], _Held(index, 1)
-        tokens = self.traffic.tokens(index)[:one.prompt_tokens + 1]
+        tokens = self.traffic.tokens(index)[: one.prompt_tokens + 1]
         then, now_s = self._players.get(order.decode), self._clock()
         has_arrived = False
         if then is not None:
@@ -457,14 +506,24 @@ class _FleetReplay:
             self._held.append(held)
             self._dispatch()
             return
-        self._place(RoutedRequest(str(index), tokens, one.salt),
-                    Route(order.decode, one.prompt_tokens, moved=True), held)
+        self._place(
+            RoutedRequest(str(index), tokens, one.salt), Route(order.decode, one.prompt_tokens, moved=True), held
+        )
 
     def _loads(self) -> list[ReplicaLoad]:
         link = None if self.link is None else self.link.stats(self.plan.arena_bytes)
-        return [ReplicaLoad(number, self._places[number].sequences, self._places[number].known_tokens,
-                            self.sizes.rows_max, player.meter.cost(), self._roles[number], link)
-                for number, player in self._players.items()]
+        return [
+            ReplicaLoad(
+                number,
+                self._places[number].sequences,
+                self._places[number].known_tokens,
+                self.sizes.rows_max,
+                player.meter.cost(),
+                self._roles[number],
+                link,
+            )
+            for number, player in self._players.items()
+        ]
 
     def _take_back(self, player: _ReplicaPlayer, index: int) -> Played:
         self.router.ended(str(index))
@@ -515,12 +574,21 @@ class _FleetReplay:
             self._places[number].add(player)
         counts = self.router.counts().values()
         return FleetReplayReport(
-            **self.times.timeline().served(self.traffic), router=router,
-            memory_bytes=self.plan.arena_bytes, refused=self._refused,
-            replicas=tuple(PlayedReplica(place.requests, place.computed_tokens, place.busy_s,
-                                         place.evicted_states) for place in self._places),
+            **self.times.timeline().served(self.traffic),
+            router=router,
+            memory_bytes=self.plan.arena_bytes,
+            refused=self._refused,
+            replicas=tuple(
+                PlayedReplica(place.requests, place.computed_tokens, place.busy_s, place.evicted_states)
+                for place in self._places
+            ),
             computed_tokens=sum(place.computed_tokens for place in self._places),
             predicted_tokens=sum(one.predicted_tokens for one in counts),
-            admitted_tokens=sum(one.cached_tokens for one in counts), kills=kills, resumes=self._resumes,
-            gaps=self.times.gaps.percentiles(), splits=self._splits,
-            sent_bytes=sum(place.sent_bytes for place in self._places), virtual_s=self._clock())
+            admitted_tokens=sum(one.cached_tokens for one in counts),
+            kills=kills,
+            resumes=self._resumes,
+            gaps=self.times.gaps.percentiles(),
+            splits=self._splits,
+            sent_bytes=sum(place.sent_bytes for place in self._places),
+            virtual_s=self._clock(),
+        )

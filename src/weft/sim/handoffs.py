@@ -54,16 +54,20 @@ class LinkModel:
 
     def stats(self, arena_bytes: int) -> LinkStats:
         """What an engine with that memory says of it."""
-        return LinkStats(bytes_s=self.bytes_s, latency_s=self.latency_s, kv_bytes=self.page_bytes,
-                         state_bytes=self.state_bytes, chunk_tokens=self.chunk_tokens,
-                         room_bytes=buffer_limit(arena_bytes * self.ranks))
+        return LinkStats(
+            bytes_s=self.bytes_s,
+            latency_s=self.latency_s,
+            kv_bytes=self.page_bytes,
+            state_bytes=self.state_bytes,
+            chunk_tokens=self.chunk_tokens,
+            room_bytes=buffer_limit(arena_bytes * self.ranks),
+        )
 
     def copy_s(self, nbytes: int) -> float:
         """Between devices and their host."""
         return nbytes / (LINK_BYTES_S * self.ranks)
 
-    def tier_for(self, memory: Memory, cost: CostModel,
-                 clock: Callable[[], float]) -> tuple[StoreTier, VirtualInbox]:
+    def tier_for(self, memory: Memory, cost: CostModel, clock: Callable[[], float]) -> tuple[StoreTier, VirtualInbox]:
         """The tier of an engine that gets records, and where they arrive."""
         buffers, scratch_B = scratch_buffers(memory, self.page_bytes, self.state_bytes, self.ranks)
         inbox = VirtualInbox(self, scratch_B, clock)
@@ -115,10 +119,19 @@ class VirtualInbox(NoStore):
         records = [(SentRecord(start, position, 0, kv_bytes, b""), self._scratch_B[:kv_bytes])]
         if position <= start or kv_bytes + model.state_bytes > len(self._scratch_B):
             return True
-        records.append((SentRecord(position, position, 0, model.state_bytes, b""),
-                        self._scratch_B[:model.state_bytes]))
-        parcel = Parcel(namespace=NAMESPACE, handoff=name, salt=salt, tokens=token_bytes(tokens[:position]),
-                        start=start, position=position, exact=True, records=[one for one, _ in records])
+        records.append(
+            (SentRecord(position, position, 0, model.state_bytes, b""), self._scratch_B[: model.state_bytes])
+        )
+        parcel = Parcel(
+            namespace=NAMESPACE,
+            handoff=name,
+            salt=salt,
+            tokens=token_bytes(tokens[:position]),
+            start=start,
+            position=position,
+            exact=True,
+            records=[one for one, _ in records],
+        )
         return self._inbox.add(parcel, records) != FULL
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:

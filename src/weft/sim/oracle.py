@@ -110,7 +110,7 @@ class Forest:
     def _same(self, tokens: Int32s, child: Place) -> int:
         """The position up to which ``tokens`` go along the edge of ``child``."""
         end = min(child.end, tokens.size)
-        differ = np.flatnonzero(tokens[child.start:end] != self._tokens(child.owner)[child.start:end])
+        differ = np.flatnonzero(tokens[child.start : end] != self._tokens(child.owner)[child.start : end])
         return child.start + int(differ[0]) if differ.size else end
 
     def _split(self, place: Place, at: int) -> Place:
@@ -246,24 +246,28 @@ class Instance:
     holds: list[Hold] = field(repr=False)
 
 
-def oracle(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, cost: CostModel, *,
-           foresight: bool = True) -> Hindsight:
+def oracle(
+    traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, cost: CostModel, *, foresight: bool = True
+) -> Hindsight:
     """``spans`` by request, None for one that did not run. ``foresight``: states are also kept where a later
     request will part; else only where ``auto`` keeps them."""
     instance = possible_holds(traffic, spans, memory, foresight=foresight)
     ledger = HoldLedger(instance, memory)
     cached = greedy(instance, ledger, cost)
     ran = [index for index, span in enumerate(spans) if span is not None]
-    return Hindsight(sum(traffic.requests[index].prompt_tokens for index in ran),
-                     tuple(cached[index] for index in ran),
-                     sum(cost.prefill_s(0, cached[index]) for index in ran))
+    return Hindsight(
+        sum(traffic.requests[index].prompt_tokens for index in ran),
+        tuple(cached[index] for index in ran),
+        sum(cost.prefill_s(0, cached[index]) for index in ran),
+    )
 
 
 # ---------------------------------------------------------------------- what could be held
 
 
-def possible_holds(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, *,
-                   foresight: bool) -> Instance:
+def possible_holds(
+    traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, *, foresight: bool
+) -> Instance:
     forest = Forest(traffic)
     saved, parted = _placement(traffic, spans, memory, forest)
     known = [span for span in spans if span is not None]
@@ -278,21 +282,29 @@ def possible_holds(traffic: Traffic, spans: Sequence[Span | None], memory: Oracl
             continue
         prompt, end = traffic.requests[index].prompt_tokens, computed_tokens(traffic, index)
         for place in paths[index]:
-            if (place.end in (*saved[index], end) or (foresight and place in parted)
-                    or not memory.state_bytes):
+            if place.end in (*saved[index], end) or (foresight and place in parted) or not memory.state_bytes:
                 ready_s = span.prompt_s if place.end < min(prompt, end) else span.ended_s
                 sources.setdefault(place, []).append(Source(index, index_of[ready_s]))
     for column in sources.values():
         column.sort(key=lambda source: (source.at, source.request))
-    holds = [Hold(index, place, earlier) for index, span in enumerate(spans) if span is not None
-             for place in paths[index] if place.end < traffic.requests[index].prompt_tokens
-             if (earlier := [source for source in sources.get(place, ())
-                             if source.at <= begins[index] and source.request != index])]
+    holds = [
+        Hold(index, place, earlier)
+        for index, span in enumerate(spans)
+        if span is not None
+        for place in paths[index]
+        if place.end < traffic.requests[index].prompt_tokens
+        if (
+            earlier := [
+                source for source in sources.get(place, ()) if source.at <= begins[index] and source.request != index
+            ]
+        )
+    ]
     return Instance(times, begins, ends, paths, holds)
 
 
-def _placement(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory,
-               forest: Forest) -> tuple[list[list[int]], set[Place]]:
+def _placement(
+    traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, forest: Forest
+) -> tuple[list[list[int]], set[Place]]:
     """Positions at which each request leaves states by ``auto``, and the places where any parts from what
     was there before it. ``forest`` gets every request, and a place at each of these."""
     first = insurance_tokens(int(memory.state_bytes), int(PAGE_TOKENS * memory.kv_token_bytes))
@@ -301,9 +313,20 @@ def _placement(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMem
     for index, span in enumerate(spans):
         one = traffic.requests[index]
         common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
-        saved.append([] if span is None else wanted_positions(
-            AUTO, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
-            kv_tokens=common, insurance_first=first, grid=memory.grid_tokens))
+        saved.append(
+            []
+            if span is None
+            else wanted_positions(
+                AUTO,
+                known_tokens=one.prompt_tokens,
+                start=0,
+                boundaries=one.boundaries,
+                marks=one.marks,
+                kv_tokens=common,
+                insurance_first=first,
+                grid=memory.grid_tokens,
+            )
+        )
         forks.append(on_grid(min(common, one.prompt_tokens - 1), memory.grid_tokens))
         for position in saved[-1]:
             forest.place_at(index, position)
@@ -319,8 +342,7 @@ class HoldLedger:
     def __init__(self, instance: Instance, memory: OracleMemory) -> None:
         self._memory = memory
         self._paths = instance.paths
-        self.durations = np.diff(instance.times, append=instance.times[-1:]) if instance.times.size else (
-            np.empty(0))
+        self.durations = np.diff(instance.times, append=instance.times[-1:]) if instance.times.size else (np.empty(0))
         self.used = np.zeros(instance.times.size)
         self._kv: dict[Place, Bools] = {}
         self._states: dict[Place, Bools] = {}

@@ -79,7 +79,7 @@ class Fingerprints:
         before = state.digest()
         size = BLOCK_TOKENS * _TOKEN_BYTES
         for index, first in enumerate(range(0, len(data), size)):
-            block = data[first:first + size]
+            block = data[first : first + size]
             own_end = max(0, computed - index * BLOCK_TOKENS) if computed < (index + 1) * BLOCK_TOKENS else 0
             if own_end or before in self._ends:
                 front = self._front(state, before, block, own_end)
@@ -96,26 +96,27 @@ class Fingerprints:
         following = state.copy()
         hashes = bytearray()
         for at in range(0, len(block), _TOKEN_BYTES):
-            following.update(block[at:at + _TOKEN_BYTES])
+            following.update(block[at : at + _TOKEN_BYTES])
             hashes += following.digest()[:_TOKEN_HASH_BYTES]
         known = self._ends.setdefault(before, [])
         self._ends.move_to_end(before)
         common = max((_common(hashes, other) for other in known), default=0)
         if own_end:
-            end = bytes(hashes[:own_end * _TOKEN_HASH_BYTES])
+            end = bytes(hashes[: own_end * _TOKEN_HASH_BYTES])
             if end not in known:
                 known.append(end)
                 del known[:-_ENDS_PER_PLACE_MAX]
         if len(self._ends) > _ENDS_MAX:
             self._ends.popitem(last=False)
-        return bytes(hashes[:max(common, own_end) * _TOKEN_HASH_BYTES])
+        return bytes(hashes[: max(common, own_end) * _TOKEN_HASH_BYTES])
 
 
 def _common(left: bytes | bytearray, right: bytes) -> int:
     """Tokens at the front of both whose hashes are equal."""
     size, count = _TOKEN_HASH_BYTES, 0
     while (count + 1) * size <= min(len(left), len(right)) and (
-            left[count * size:(count + 1) * size] == right[count * size:(count + 1) * size]):
+        left[count * size : (count + 1) * size] == right[count * size : (count + 1) * size]
+    ):
         count += 1
     return count
 
@@ -136,18 +137,36 @@ def token_text(tokens: Sequence[int]) -> str:
     return base64.b64encode(np.asarray(tokens, dtype="<i4").tobytes()).decode()
 
 
-_ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_bytes", "slots_per_frame",
-                  "frame_bytes", "frame_count", "kv_dtype", "model_dtype")
+_ARENA_NUMBERS = (
+    "page_bytes",
+    "pages_per_frame",
+    "slot_bytes",
+    "slot_stride_bytes",
+    "slots_per_frame",
+    "frame_bytes",
+    "frame_count",
+    "kv_dtype",
+    "model_dtype",
+)
 
 _COMPRESSED_NUMBERS = ("compressed_pages", "compressed_kv_bytes", "compressed_kv_dtype")
 
 
 def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, snapshots: str) -> dict[str, Any]:
-    return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model,
-            "checkpoints": snapshots, "rows_max": sizes.rows_max, "step_tokens_max": sizes.step_tokens_max,
-            "max_model_len": sizes.max_model_len, "grid_tokens": sizes.grid_tokens,
-            "arena": {**{name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_COMPRESSED_NUMBERS)},
-                      "kv_fields": [astuple(one) for one in arena.kv_fields]}}
+    return {
+        "weft_recording": VERSION,
+        "block_tokens": BLOCK_TOKENS,
+        "model": model,
+        "checkpoints": snapshots,
+        "rows_max": sizes.rows_max,
+        "step_tokens_max": sizes.step_tokens_max,
+        "max_model_len": sizes.max_model_len,
+        "grid_tokens": sizes.grid_tokens,
+        "arena": {
+            **{name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_COMPRESSED_NUMBERS)},
+            "kv_fields": [astuple(one) for one in arena.kv_fields],
+        },
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +188,18 @@ class Recording:
     texts: tuple[Int32s | None, ...] = field(default=(), repr=False)
 
 
-def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recording",
-                   limit: int | None = None) -> Recording:
+def read_recording(
+    lines: Iterable[Mapping[str, Any]], *, name: str = "the recording", limit: int | None = None
+) -> Recording:
     """``lines`` in the order of the file; the first ``limit`` requests by arrival. Raises ConfigError that
     names what is wrong."""
     rows = iter(lines)
     header = next(rows, None)
     form = None if header is None else (header.get("weft_recording"), header.get("block_tokens"))
     if header is None or form != (VERSION, BLOCK_TOKENS):
-        raise ConfigError(f"{name} is no recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens",
-                          param="TRACE")
+        raise ConfigError(
+            f"{name} is no recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens", param="TRACE"
+        )
     sequences: list[Mapping[str, Any]] = []
     steps: list[tuple[Work, float]] = []
     dropped = 0
@@ -191,18 +212,23 @@ def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recor
                 steps.append((Work(prefill, pairs, decodes, context), float(seconds)))
             dropped += int(row.get("dropped", 0))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{name}, line {number}: not a line of a recording ({error!r})",
-                              param="TRACE") from None
+            raise ConfigError(f"{name}, line {number}: not a line of a recording ({error!r})", param="TRACE") from None
     sequences.sort(key=lambda row: (row["at_s"], row.get("number", 0)))
     sequences = sequences[:limit]
     return Recording(
-        traffic=_Reader().traffic(sequences), arena=_arena(header, name), model=str(header.get("model", "")),
-        rows_max=int(header["rows_max"]), step_tokens_max=int(header["step_tokens_max"]),
+        traffic=_Reader().traffic(sequences),
+        arena=_arena(header, name),
+        model=str(header.get("model", "")),
+        rows_max=int(header["rows_max"]),
+        step_tokens_max=int(header["step_tokens_max"]),
         max_model_len=int(header["max_model_len"]),
         grid_tokens=int(header.get("grid_tokens", CHUNK_TOKENS)),
-        snapshots=str(header.get("checkpoints", "auto")), steps=steps,
-        cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped,
-        texts=tuple(map(_tokens, sequences)))
+        snapshots=str(header.get("checkpoints", "auto")),
+        steps=steps,
+        cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences),
+        dropped=dropped,
+        texts=tuple(map(_tokens, sequences)),
+    )
 
 
 def _checked(row: Mapping[str, Any]) -> None:
@@ -229,17 +255,21 @@ def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
         kv_fields = tuple(KvField(*one) for one in header["arena"].get("kv_fields", ()))
         return ArenaPlan(**numbers, kv_fields=kv_fields, state_fields=(), **compressed)
     except (KeyError, TypeError) as error:
-        raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})",
-                          param="TRACE") from None
+        raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})", param="TRACE") from None
 
 
 def resized(arena: ArenaPlan, memory_bytes: int) -> ArenaPlan:
     """The same pages and states in another memory."""
     pages, slots = choose_frame(arena.page_bytes, arena.slot_bytes, memory_bytes)
     frame_bytes = pages * arena.page_bytes or slots * arena.slot_bytes
-    return replace(arena, pages_per_frame=pages, slots_per_frame=slots, frame_bytes=frame_bytes,
-                   slot_stride_bytes=frame_bytes // slots if slots else 0,
-                   frame_count=memory_bytes // frame_bytes)
+    return replace(
+        arena,
+        pages_per_frame=pages,
+        slots_per_frame=slots,
+        frame_bytes=frame_bytes,
+        slot_stride_bytes=frame_bytes // slots if slots else 0,
+        frame_count=memory_bytes // frame_bytes,
+    )
 
 
 class _Reader:
@@ -252,8 +282,7 @@ class _Reader:
 
     def traffic(self, rows: Sequence[Mapping[str, Any]]) -> Traffic:
         requests = [self._request(row) for row in rows]
-        fronts = {block: np.asarray(numbers, dtype=np.int32) * BLOCK_TOKENS
-                  for block, numbers in self._fronts.items()}
+        fronts = {block: np.asarray(numbers, dtype=np.int32) * BLOCK_TOKENS for block, numbers in self._fronts.items()}
         return Traffic(requests, block_tokens=BLOCK_TOKENS, fronts=fronts, block_count=len(self._numbers))
 
     def _number(self, hashed: bytes) -> int:
@@ -261,22 +290,31 @@ class _Reader:
 
     def _request(self, row: Mapping[str, Any]) -> TrafficRequest:
         raw = base64.b64decode(row["blocks"])
-        hashes = [raw[at:at + _BLOCK_BYTES] for at in range(0, len(raw), _BLOCK_BYTES)]
+        hashes = [raw[at : at + _BLOCK_BYTES] for at in range(0, len(raw), _BLOCK_BYTES)]
         blocks = tuple(self._number(one) for one in hashes)
         salt = str(row.get("salt", ""))
         for index, text in row.get("front", ()):
             before = hashes[index - 1] if index else salt.encode()
             front = base64.b64decode(text)
-            numbers = [self._number(b"%b:%b" % (before, front[at:at + _TOKEN_HASH_BYTES]))
-                       for at in range(0, len(front), _TOKEN_HASH_BYTES)]
+            numbers = [
+                self._number(b"%b:%b" % (before, front[at : at + _TOKEN_HASH_BYTES]))
+                for at in range(0, len(front), _TOKEN_HASH_BYTES)
+            ]
             if len(numbers) > len(self._fronts.get(blocks[index], ())):
                 self._fronts[blocks[index]] = numbers
         return TrafficRequest(
-            at_s=float(row["at_s"]), prompt_tokens=int(row["input_length"]),
-            output_tokens=int(row["output_length"]), blocks=blocks, whole=True, salt=salt,
-            priority=int(row.get("priority", 0)), boundaries=tuple(row.get("boundaries", ())),
-            marks=tuple(row.get("marks", ())), prompt_logprobs=bool(row.get("prompt_logprobs", False)),
-            cancelled_at_s=row.get("cancelled_at_s"))
+            at_s=float(row["at_s"]),
+            prompt_tokens=int(row["input_length"]),
+            output_tokens=int(row["output_length"]),
+            blocks=blocks,
+            whole=True,
+            salt=salt,
+            priority=int(row.get("priority", 0)),
+            boundaries=tuple(row.get("boundaries", ())),
+            marks=tuple(row.get("marks", ())),
+            prompt_logprobs=bool(row.get("prompt_logprobs", False)),
+            cancelled_at_s=row.get("cancelled_at_s"),
+        )
 
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -284,8 +322,7 @@ _BLOCKS_SHARED_MIN = 2
 """A continued conversation shares as many full blocks at least: one is the service's own beginning."""
 
 
-def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True,
-                     name: str = "the trace") -> Traffic:
+def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True, name: str = "the trace") -> Traffic:
     """Requests by their arrival, of rows as the Mooncake project published them (FAST '25), in blocks of 512
     tokens. Raises ConfigError that names the line of a row that is not of the form.
 
@@ -299,17 +336,19 @@ def mooncake_traffic(rows: Iterable[Mapping[str, Any]], *, linked: bool = True,
         A   [ b0 | b1 | b2.tail ]  answer
         B   [ b0 | b1 | b2'                | b3' ... ]      b2' begins with A's tail, then A's answer
     """
-    read = sorted((_checked_row(row, f"{name}, request {number}") for number, row in enumerate(rows, 1)),
-                  key=lambda row: row[0])
+    read = sorted(
+        (_checked_row(row, f"{name}, request {number}") for number, row in enumerate(rows, 1)), key=lambda row: row[0]
+    )
     numbers: dict[Any, int] = {}
     blocks = [tuple(numbers.setdefault(one, len(numbers)) for one in ids) for _, _, _, ids in read]
     links = _Links(read, blocks)
     if linked:
         links.find()
     first_ms = read[0][0] if read else 0.0
-    requests = [TrafficRequest((at_ms - first_ms) / 1000, length, output, blocks[index],
-                               next_turn=links.next_turn.get(index))
-                for index, (at_ms, length, output, _) in enumerate(read)]
+    requests = [
+        TrafficRequest((at_ms - first_ms) / 1000, length, output, blocks[index], next_turn=links.next_turn.get(index))
+        for index, (at_ms, length, output, _) in enumerate(read)
+    ]
     return Traffic(requests, block_tokens=MOONCAKE_BLOCK_TOKENS, fronts=links.fronts())
 
 
@@ -321,12 +360,16 @@ def _checked_row(row: Mapping[str, Any], where: str) -> _Row:
         at_ms, length, output = float(row["timestamp"]), int(row["input_length"]), int(row["output_length"])
         ids = list(row["hash_ids"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: it needs timestamp, input_length, output_length and hash_ids "
-                          f"({error!r})", param="TRACE") from None
+        raise ConfigError(
+            f"{where}: it needs timestamp, input_length, output_length and hash_ids ({error!r})", param="TRACE"
+        ) from None
     if length < 1 or output < 0 or len(ids) != -(-length // MOONCAKE_BLOCK_TOKENS):
-        raise ConfigError(f"{where}: input_length {length} and output_length {output} with {len(ids)} "
-                          f"hash_ids; there must be one for each {MOONCAKE_BLOCK_TOKENS} tokens of the "
-                          "prompt", param="TRACE")
+        raise ConfigError(
+            f"{where}: input_length {length} and output_length {output} with {len(ids)} "
+            f"hash_ids; there must be one for each {MOONCAKE_BLOCK_TOKENS} tokens of the "
+            "prompt",
+            param="TRACE",
+        )
     return at_ms, length, max(1, output), ids
 
 
@@ -372,7 +415,7 @@ class _Links:
             first = block * MOONCAKE_BLOCK_TOKENS
             tokens = np.arange(first, first + MOONCAKE_BLOCK_TOKENS, dtype=np.int32)
             if block in fronts:
-                tokens[:fronts[block].size] = fronts[block]
+                tokens[: fronts[block].size] = fronts[block]
             return tokens
 
         for block, (source, tail) in self._tails.items():  # in order of arrival: sources come first
@@ -388,8 +431,9 @@ def sample_path() -> Path:
     return Path(__file__).parent / "sample" / "mooncake_conversation.jsonl"
 
 
-def read_trace(name: str, *, limit: int | None = None, linked: bool = True,
-               rate: float = 1.0) -> tuple[Traffic, Recording | None]:
+def read_trace(
+    name: str, *, limit: int | None = None, linked: bool = True, rate: float = 1.0
+) -> tuple[Traffic, Recording | None]:
     """``name``: a file, or "sample". The first ``limit`` requests by arrival, ``rate`` times as fast. Raises
     ConfigError that names the file, and the line where one is wrong."""
     path = sample_path() if name == SAMPLE and not Path(name).exists() else Path(name).expanduser()
@@ -430,8 +474,8 @@ def _rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
                     raise ConfigError(f"{name}, line {number}: a JSON object is needed", param="TRACE")
                 yield row
     except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}; name a trace, or `sample`",
-                          param="TRACE") from None
+        raise ConfigError(
+            f"{name} cannot be read: {error.strerror}; name a trace, or `sample`", param="TRACE"
+        ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{name} is not a text file: a trace is JSON, an object a line",
-                          param="TRACE") from None
+        raise ConfigError(f"{name} is not a text file: a trace is JSON, an object a line", param="TRACE") from None

@@ -93,9 +93,17 @@ class Played(Sequence):
             sampling = _WITH_PROMPT_LOGPROBS
         elif not one.output_tokens and one.cancelled_at_s is None:
             sampling = _PROMPT_ONLY
-        super().__init__(SeqId(index), prompt=self.all_tokens[:one.prompt_tokens], sampling=sampling, seed=0,
-                         stop_ids=(), rank=(one.priority, index, 0), salt=one.salt,
-                         boundaries=(*one.boundaries, *boundaries), marks=one.marks)
+        super().__init__(
+            SeqId(index),
+            prompt=self.all_tokens[: one.prompt_tokens],
+            sampling=sampling,
+            seed=0,
+            stop_ids=(),
+            rank=(one.priority, index, 0),
+            salt=one.salt,
+            boundaries=(*one.boundaries, *boundaries),
+            marks=one.marks,
+        )
         self.index = index
         self.answered = 0
         self.target = one.output_tokens
@@ -105,7 +113,7 @@ class Played(Sequence):
         return int(self.prompt.size) + self.answered
 
     def known(self) -> Int32s:
-        return self.all_tokens[:self.prompt.size + self.answered]
+        return self.all_tokens[: self.prompt.size + self.answered]
 
 
 @dataclass(slots=True)
@@ -125,13 +133,23 @@ class PlayedTimes:
         return cls([0] * count, began, first, ended, last, Gaps())
 
     def timeline(self) -> Timeline:
-        return Timeline(np.asarray(self.cached, dtype=np.int64), np.asarray(self.began),
-                        np.asarray(self.first), np.asarray(self.ended))
+        return Timeline(
+            np.asarray(self.cached, dtype=np.int64),
+            np.asarray(self.began),
+            np.asarray(self.first),
+            np.asarray(self.ended),
+        )
 
 
-def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
-              step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None,
-              grid_tokens: int = CHUNK_TOKENS) -> Sizes:
+def sizes_for(
+    plan: ArenaPlan,
+    traffic: Traffic,
+    *,
+    rows_max: int = ROWS_MAX,
+    step_tokens_max: int = STEP_TOKENS_MAX,
+    length_max: int | None = None,
+    grid_tokens: int = CHUNK_TOKENS,
+) -> Sizes:
     """Sizes that let every request of ``traffic`` in that fits the arena alone and is no longer than
     ``length_max``."""
     frames = plan.frame_count - (plan.slots_per_frame > 0)
@@ -140,19 +158,33 @@ def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
         slot_frames = plan.frame_count - (plan.pages_per_frame > 0)
         rows_max = min(rows_max, max(1, slot_frames * plan.slots_per_frame))
     length = min(traffic.length_max, holds, traffic.length_max if length_max is None else length_max)
-    return Sizes(max_model_len=max(1, length), rows_max=rows_max,
-                 step_tokens_max=step_tokens_max, queue_max=len(traffic), memory_bytes=plan.arena_bytes,
-                 grid_tokens=grid_tokens)
+    return Sizes(
+        max_model_len=max(1, length),
+        rows_max=rows_max,
+        step_tokens_max=step_tokens_max,
+        queue_max=len(traffic),
+        memory_bytes=plan.arena_bytes,
+        grid_tokens=grid_tokens,
+    )
 
 
-def replay(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, arm: Arm | str = "lru",
-           sizes: Sizes | None = None, jump: bool = True, store: StoreModel | None = None,
-           on_progress: OnProgress | None = None) -> Report:
+def replay(
+    traffic: Traffic,
+    plan: ArenaPlan,
+    cost: CostModel,
+    *,
+    arm: Arm | str = "lru",
+    sizes: Sizes | None = None,
+    jump: bool = True,
+    store: StoreModel | None = None,
+    on_progress: OnProgress | None = None,
+) -> Report:
     """Run ``traffic`` through a memory of geometry ``plan`` under ``arm``, with ``store`` below it. Requests
     longer than ``sizes.max_model_len`` are left out, as an engine refuses them."""
     arm = find_arm(arm) if isinstance(arm, str) else arm
-    player = Player(traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump, store=store,
-                    on_progress=on_progress)
+    player = Player(
+        traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump, store=store, on_progress=on_progress
+    )
     return player.run()
 
 
@@ -172,9 +204,20 @@ class Player:
     """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given.
     ``link``: other engines send it records."""
 
-    def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes, *,
-                 jump: bool, on_progress: OnProgress | None, times: PlayedTimes | None = None,
-                 store: StoreModel | None = None, link: LinkModel | None = None) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        plan: ArenaPlan,
+        cost: CostModel,
+        arm: Arm,
+        sizes: Sizes,
+        *,
+        jump: bool,
+        on_progress: OnProgress | None,
+        times: PlayedTimes | None = None,
+        store: StoreModel | None = None,
+        link: LinkModel | None = None,
+    ) -> None:
         self.clock = VirtualClock()
         self.memory = arm.make_memory(plan, cost, self.clock)
         self._store_model = store
@@ -260,8 +303,9 @@ class Player:
         rows = self.scheduler.rows
         begun = -(-rows.computed // PAGE_TOKENS)
         ahead = int(np.maximum(rows.pages_held - begun, 0).sum())
-        self._mean_bytes.add(bytes_by_use(self.memory.usage(), self.memory.plan, ahead,
-                                          self.clock() - self._mean_bytes.seconds))
+        self._mean_bytes.add(
+            bytes_by_use(self.memory.usage(), self.memory.plan, ahead, self.clock() - self._mean_bytes.seconds)
+        )
 
     def _count(self, plan: StepPlan, work: Work) -> None:
         seconds = self._cost.step_s(work) + self._cost.moved_s(plan.arena_work.moved_bytes(self.memory.plan))
@@ -289,7 +333,7 @@ class Player:
         """Tokens arrive; returns whether a sequence ended."""
         live, before = self._live, self.counts.ended
         times, now_s = self._times, self.clock()
-        for seq_id in plan.seqs[:plan.decode_count]:
+        for seq_id in plan.seqs[: plan.decode_count]:
             seq = live[seq_id]
             seq.answered += 1
             times.gaps.add(now_s - times.last[seq.index])
@@ -332,9 +376,11 @@ class Player:
         seqs = [self._live[seq_id] for seq_id in plan.seqs]
         computed = table.computed[rows]
         # A page begins, or an answer passes a place where its state is kept, at multiples of these only.
-        most = min(int((table.capacity[rows] - computed).min()),
-                   int((-computed % CHUNK_TOKENS).min()),
-                   min(seq.target - seq.answered for seq in seqs) - 1)
+        most = min(
+            int((table.capacity[rows] - computed).min()),
+            int((-computed % CHUNK_TOKENS).min()),
+            min(seq.target - seq.answered for seq in seqs) - 1,
+        )
         due_s = self._due_s()
         counts, steps = self.counts, 0
         while steps < most and self.clock() < due_s:
@@ -365,15 +411,27 @@ class Player:
             self._on_progress(len(traffic), len(traffic))
         usage = self.memory.usage()
         return Report(
-            **self._times.timeline().served(traffic), arm=self._arm.name,
-            memory_bytes=self._sizes.memory_bytes, refused=len(counts.left_out), saved_s=counts.saved_s,
-            computed_tokens=counts.computed_tokens, recomputed_tokens=self.scheduler.recomputed_tokens,
-            running_max=counts.running_max, preemptions=self.scheduler.preemption_count, steps=counts.steps,
-            virtual_s=self.clock(), busy_s=counts.busy_s, states_saved=counts.taps,
-            pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max,
-            mean_bytes=self._mean_bytes, cache=usage.cache,
-            store=None if self._store_model is None or self.tier is None or self._disk is None
-            else report_of(self._store_model, self.tier, self._disk))
+            **self._times.timeline().served(traffic),
+            arm=self._arm.name,
+            memory_bytes=self._sizes.memory_bytes,
+            refused=len(counts.left_out),
+            saved_s=counts.saved_s,
+            computed_tokens=counts.computed_tokens,
+            recomputed_tokens=self.scheduler.recomputed_tokens,
+            running_max=counts.running_max,
+            preemptions=self.scheduler.preemption_count,
+            steps=counts.steps,
+            virtual_s=self.clock(),
+            busy_s=counts.busy_s,
+            states_saved=counts.taps,
+            pages_held_max=usage.pages_held_max,
+            slots_held_max=usage.slots_held_max,
+            mean_bytes=self._mean_bytes,
+            cache=usage.cache,
+            store=None
+            if self._store_model is None or self.tier is None or self._disk is None
+            else report_of(self._store_model, self.tier, self._disk),
+        )
 
 
 def _still(plan: StepPlan, running: int) -> bool:
@@ -381,6 +439,6 @@ def _still(plan: StepPlan, running: int) -> bool:
     between."""
     if plan.decode_count != running or plan.run_count != running or not running:
         return False
-    return not (plan.reclaiming or plan.finished or plan.preempted or plan.store
-                or plan.arena_work.stores) and (
-        replace(plan.reservation, version=0) == _NO_CHANGE)
+    return not (plan.reclaiming or plan.finished or plan.preempted or plan.store or plan.arena_work.stores) and (
+        replace(plan.reservation, version=0) == _NO_CHANGE
+    )

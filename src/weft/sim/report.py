@@ -86,10 +86,14 @@ class Timeline:
         outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
         arrivals = np.asarray([one.at_s for one in traffic.requests])
         several = first & (outputs > 1) & ~np.isnan(self.ended_s)
-        return {"timeline": self, "requests": int(ran.sum()), "prompt_tokens": int(prompts[ran].sum()),
-                "cached_tokens": int(self.cached_tokens.sum()),
-                "ttft": Percentiles.of((self.first_s - arrivals)[first]),
-                "tpot": Percentiles.of(((self.ended_s - self.first_s) / np.maximum(outputs - 1, 1))[several])}
+        return {
+            "timeline": self,
+            "requests": int(ran.sum()),
+            "prompt_tokens": int(prompts[ran].sum()),
+            "cached_tokens": int(self.cached_tokens.sum()),
+            "ttft": Percentiles.of((self.first_s - arrivals)[first]),
+            "tpot": Percentiles.of(((self.ended_s - self.first_s) / np.maximum(outputs - 1, 1))[several]),
+        }
 
 
 @dataclass(slots=True)
@@ -126,12 +130,18 @@ def bytes_by_use(usage: MemoryUsage, plan: ArenaPlan, pages_ahead: int, seconds:
     ahead = pages_ahead * page
     return MeanBytes(
         running_kv=(usage.pages_held - usage.pages_cached + usage.pages_shared) * page - ahead,
-        leased_ahead=ahead, running_states=(usage.slots_held - usage.slots_cached) * slot,
-        cached_kv=((usage.pages_cached - usage.pages_shared) * page - usage.compressed_bytes
-                   - usage.compressed_kv_bytes),
-        cached_states=usage.slots_cached * slot, compressed_kv=usage.compressed_kv_bytes,
-        compressed_states=usage.compressed_bytes, open=usage.open_bytes, free=usage.free_bytes,
-        seconds=seconds)
+        leased_ahead=ahead,
+        running_states=(usage.slots_held - usage.slots_cached) * slot,
+        cached_kv=(
+            (usage.pages_cached - usage.pages_shared) * page - usage.compressed_bytes - usage.compressed_kv_bytes
+        ),
+        cached_states=usage.slots_cached * slot,
+        compressed_kv=usage.compressed_kv_bytes,
+        compressed_states=usage.compressed_bytes,
+        open=usage.open_bytes,
+        free=usage.free_bytes,
+        seconds=seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +196,11 @@ class Report:
     def digest(self) -> str:
         """``Timeline.digest`` of all numbers. Names are not part of it, so a renamed field or policy changes
         no hash."""
-        numbers = [_without_store(value) if name == "cache" else value
-                   for name, value in self._numbers().items() if name != "arm"]
+        numbers = [
+            _without_store(value) if name == "cache" else value
+            for name, value in self._numbers().items()
+            if name != "arm"
+        ]
         return self.timeline.digest(json.dumps(_without_names(numbers)).encode())
 
     def _numbers(self) -> dict[str, Any]:

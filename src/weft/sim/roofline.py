@@ -34,15 +34,18 @@ class Device:
     memory_bytes_s: float
 
 
-DEVICES = {device.name.lower(): device for device in (
-    Device("A100", 312e12, 312e12, 2.039e12),
-    Device("L40S", 362e12, 733e12, 0.864e12),
-    Device("L4", 121e12, 242e12, 0.3e12),
-    Device("H100", 989e12, 1979e12, 3.35e12),
-    Device("H200", 989e12, 1979e12, 4.8e12),
-    Device("B200", 2250e12, 4500e12, 8.0e12),
-    Device("RTX4090", 165e12, 330e12, 1.008e12),
-)}
+DEVICES = {
+    device.name.lower(): device
+    for device in (
+        Device("A100", 312e12, 312e12, 2.039e12),
+        Device("L40S", 362e12, 733e12, 0.864e12),
+        Device("L4", 121e12, 242e12, 0.3e12),
+        Device("H100", 989e12, 1979e12, 3.35e12),
+        Device("H200", 989e12, 1979e12, 4.8e12),
+        Device("B200", 2250e12, 4500e12, 8.0e12),
+        Device("RTX4090", 165e12, 330e12, 1.008e12),
+    )
+}
 
 FLOPS_SHARE = 0.4
 BANDWIDTH_SHARE = 0.7
@@ -90,8 +93,12 @@ class Roofline:
     def step_s(self, work: Work) -> float:
         tokens = work.prefill_tokens + work.decodes
         arithmetic = tokens * self.token_s + (work.pairs + work.context) * self.pair_s
-        traffic = (self.dense_s + self.experts_s * (1.0 - (1.0 - self.expert_share) ** tokens)
-                   + work.context * self.kv_token_s + work.decodes * self.state_s)
+        traffic = (
+            self.dense_s
+            + self.experts_s * (1.0 - (1.0 - self.expert_share) ** tokens)
+            + work.context * self.kv_token_s
+            + work.decodes * self.state_s
+        )
         return self.fixed_s + max(arithmetic, traffic)
 
     def moved_s(self, moved: int) -> float:
@@ -109,21 +116,35 @@ def roofline(load: ModelLoad, device: str, *, count: int) -> Roofline:
     accelerator = DEVICES.get(device.lower())
     if accelerator is None:
         names = ", ".join(one.name for one in DEVICES.values())
-        raise ConfigError(f"--device {device!r} is not in the table: it has {names}; or fit the times of a "
-                          "running engine with --fit", param="--device")
+        raise ConfigError(
+            f"--device {device!r} is not in the table: it has {names}; or fit the times of a running engine with --fit",
+            param="--device",
+        )
     flops = count * FLOPS_SHARE * (accelerator.flops_8 if load.eight_bit else accelerator.flops_16)
     traffic = count * BANDWIDTH_SHARE * accelerator.memory_bytes_s
     return Roofline(
-        name=f"{count} x {accelerator.name}", fixed_s=STEP_FIXED_S,
-        token_s=2 * load.active_params / flops, pair_s=load.pair_flops / flops,
+        name=f"{count} x {accelerator.name}",
+        fixed_s=STEP_FIXED_S,
+        token_s=2 * load.active_params / flops,
+        pair_s=load.pair_flops / flops,
         dense_s=load.dense_params * load.weight_bytes / traffic,
-        experts_s=load.expert_params * load.weight_bytes / traffic, expert_share=load.expert_share,
-        kv_token_s=load.kv_bytes / traffic, state_s=2 * load.state_bytes / traffic,
-        byte_s=1 / (BANDWIDTH_SHARE * accelerator.memory_bytes_s))
+        experts_s=load.expert_params * load.weight_bytes / traffic,
+        expert_share=load.expert_share,
+        kv_token_s=load.kv_bytes / traffic,
+        state_s=2 * load.state_bytes / traffic,
+        byte_s=1 / (BANDWIDTH_SHARE * accelerator.memory_bytes_s),
+    )
 
 
-def model_load(architecture: shapes.Architecture, *, parameters: int, weight_bytes: float, eight_bit: bool,
-               kv_bytes: float, state_bytes: float) -> ModelLoad:
+def model_load(
+    architecture: shapes.Architecture,
+    *,
+    parameters: int,
+    weight_bytes: float,
+    eight_bit: bool,
+    kv_bytes: float,
+    state_bytes: float,
+) -> ModelLoad:
     """``architecture`` and ``parameters`` of the whole model; ``weight_bytes`` per parameter; ``kv_bytes``
     per token and ``state_bytes`` per sequence, over all devices.
 
@@ -131,15 +152,19 @@ def model_load(architecture: shapes.Architecture, *, parameters: int, weight_byt
     the embedding is no arithmetic and reads one row, so it is left out if the head is a separate table.
     Recurrent layers cost far less than their projections, so they are left out."""
     experts = [feed for feed in architecture.feed_forwards if isinstance(feed, shapes.Experts)]
-    routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count)
-              for feed in experts]
+    routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count) for feed in experts]
     total = sum(count for count, _ in routed)
     table = 0 if architecture.tied_embeddings else architecture.vocab_size * architecture.hidden_size
     return ModelLoad(
-        dense_params=parameters - total - table, expert_params=total,
+        dense_params=parameters - total - table,
+        expert_params=total,
         expert_share=sum(count * share for count, share in routed) / total if total else 0.0,
         pair_flops=sum(_pair_flops(mixer) for mixer in architecture.mixers),
-        kv_bytes=kv_bytes, state_bytes=state_bytes, weight_bytes=weight_bytes, eight_bit=eight_bit)
+        kv_bytes=kv_bytes,
+        state_bytes=state_bytes,
+        weight_bytes=weight_bytes,
+        eight_bit=eight_bit,
+    )
 
 
 def _routed_parameters(feed: shapes.Experts, hidden: int) -> int:
@@ -147,8 +172,7 @@ def _routed_parameters(feed: shapes.Experts, hidden: int) -> int:
 
 
 def _pair_flops(mixer: shapes.Mixer | None) -> float:
-    if isinstance(mixer, shapes.Parallel | shapes.SharedBlock | shapes.ConvolvedAttention
-                  | shapes.RelativeAttention):
+    if isinstance(mixer, shapes.Parallel | shapes.SharedBlock | shapes.ConvolvedAttention | shapes.RelativeAttention):
         mixer = mixer.attention
     if isinstance(mixer, shapes.Attention):
         return 0.0 if mixer.window is not None else 4.0 * mixer.heads * mixer.head_dim

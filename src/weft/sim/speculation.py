@@ -63,8 +63,9 @@ class ReplayedSpeculation:
         return self.plain_seconds / self.seconds if self.seconds else 1.0
 
 
-def replay(drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts,
-           tree: PrefixTree | None = None) -> ReplayedSpeculation:
+def replay(
+    drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts, tree: PrefixTree | None = None
+) -> ReplayedSpeculation:
     """``costs``: of the machine that is imagined. The drafter's own table is another object. ``tree``: an
     unpaged tree that the drafter reads."""
     total = ReplayedSpeculation()
@@ -73,15 +74,21 @@ def replay(drafter: Drafter, texts: Iterable[KnownText], costs: RowCosts,
         if not answer:
             continue
         # The prefill chooses the first token.
-        drafter.begin(key, np.asarray([*text.prompt, answer[0]], np.int32), prompt_length=len(text.prompt),
-                      salt=text.salt, prediction=text.prediction, grammar=text.grammar)
+        drafter.begin(
+            key,
+            np.asarray([*text.prompt, answer[0]], np.int32),
+            prompt_length=len(text.prompt),
+            salt=text.salt,
+            prediction=text.prediction,
+            grammar=text.grammar,
+        )
         at = 1
         while at < len(answer):
             drafts = drafter.draft([DraftRow(key, len(answer) - at - 1)]).get(key, ())
             accepted = 0
             while accepted < len(drafts) and drafts[accepted] == answer[at + accepted]:
                 accepted += 1
-            chosen = answer[at:at + accepted + 1]
+            chosen = answer[at : at + accepted + 1]
             drafter.settle(key, chosen, drafted=len(drafts), accepted=accepted)
             seconds = costs.verify_seconds(1, len(drafts)) if drafts else costs.seconds(1)
             drafter.observe(1, len(drafts), seconds)
@@ -140,8 +147,9 @@ class SpeculationReport:
         return {**asdict(self), "tokens_per_step": self.tokens_per_step}
 
 
-def replay_speculation(traffic: Traffic, recording: Recording, sources: Sequence[SourceName],
-                       cost: CostModel) -> SpeculationReport:
+def replay_speculation(
+    traffic: Traffic, recording: Recording, sources: Sequence[SourceName], cost: CostModel
+) -> SpeculationReport:
     """``traffic``: that of ``recording``."""
     has_tokens = bool(recording.texts) and all(text is not None for text in recording.texts)
     left_out = {"prediction": "a recording has no predictions", "grammar": "a recording has no grammars"}
@@ -156,9 +164,13 @@ def replay_speculation(traffic: Traffic, recording: Recording, sources: Sequence
     total = replay(drafter, texts, RowCosts(costs), tree)
     counts = drafter.stats().sources
     return SpeculationReport(
-        requests=len(texts), tokens=total.tokens, steps=total.steps, speedup=total.speedup, left_out=left_out,
-        sources={source: SourceReport(counts[source].drafted, counts[source].accepted)
-                 for source in replayed})
+        requests=len(texts),
+        tokens=total.tokens,
+        steps=total.steps,
+        speedup=total.speedup,
+        left_out=left_out,
+        sources={source: SourceReport(counts[source].drafted, counts[source].accepted) for source in replayed},
+    )
 
 
 def _texts(traffic: Traffic, recording: Recording, *, has_tokens: bool) -> Iterator[KnownText]:
@@ -168,7 +180,7 @@ def _texts(traffic: Traffic, recording: Recording, *, has_tokens: bool) -> Itera
         tokens = recording.texts[at] if has_tokens else traffic.tokens(at)
         assert tokens is not None
         known: list[int] = tokens.tolist()
-        yield KnownText(known[:request.prompt_tokens], known[request.prompt_tokens:], salt=request.salt)
+        yield KnownText(known[: request.prompt_tokens], known[request.prompt_tokens :], salt=request.salt)
 
 
 def step_costs(cost: CostModel, traffic: Traffic) -> dict[int, float]:

@@ -142,8 +142,15 @@ class VirtualStore:
     """``clock`` returns seconds. ``queue_bytes``: puts that wait; more are refused. ``exact``: rounded bytes
     do not match. ``packing``: of exact records."""
 
-    def __init__(self, disk: DiskModel, clock: Callable[[], float], *, queue_bytes: int,
-                 exact: bool = True, packing: PackingModel = NO_PACKING) -> None:
+    def __init__(
+        self,
+        disk: DiskModel,
+        clock: Callable[[], float],
+        *,
+        queue_bytes: int,
+        exact: bool = True,
+        packing: PackingModel = NO_PACKING,
+    ) -> None:
         self.fetch_s = 0.0
         """Seconds from request to arrival, summed over fetches."""
         self._disk = VirtualDisk(disk)
@@ -203,21 +210,39 @@ class VirtualStore:
         self._later(end_s, StoreEvent(ticket, "fetched", "", nbytes, end_s - now_s), entries)
         return ticket
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         if self._queued_bytes >= self._queue_bytes_max:
             return None
         return self._index.offer(_root(salt), token_bytes(tokens[:position]), exact=exact)
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
         self._puts += 1
         content = token_bytes(tokens[:position])
         base = self._index.base(_root(salt), content, kv[0].start if kv else position, exact=exact)
         if base is None:
             return self._refusal("parent")
-        request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
-                              namespace=NAMESPACE, salt=_salt_key(salt))
+        request = put_request(
+            base,
+            content,
+            kv,
+            state,
+            exact=exact,
+            seconds=seconds,
+            state_form=state_form,
+            namespace=NAMESPACE,
+            salt=_salt_key(salt),
+        )
         raw_bytes = request.nbytes
         request = self._packed(request)
         if self._queued_bytes + request.nbytes > self._queue_bytes_max:
@@ -258,26 +283,34 @@ class VirtualStore:
         return events
 
     def stats(self) -> StoreStats:
-        kinds = self._index.c["kind"][:self._index.length]
-        return StoreStats(path="simulated", writable=True, snapshots=int((kinds == 2).sum()),
-                          kv_records=int((kinds == 1).sum()), stored_bytes=self._used_blocks * BLOCK_BYTES,
-                          capacity_bytes=self._disk.model.capacity_bytes,
-                          fetches=self._fetches, fetched_bytes=self._fetched_bytes, puts=self._puts,
-                          written_bytes=self._written_bytes, queued_bytes=self._queued_bytes,
-                          evicted=self._evicted, dropped=dict(self._dropped))
+        kinds = self._index.c["kind"][: self._index.length]
+        return StoreStats(
+            path="simulated",
+            writable=True,
+            snapshots=int((kinds == 2).sum()),
+            kv_records=int((kinds == 1).sum()),
+            stored_bytes=self._used_blocks * BLOCK_BYTES,
+            capacity_bytes=self._disk.model.capacity_bytes,
+            fetches=self._fetches,
+            fetched_bytes=self._fetched_bytes,
+            puts=self._puts,
+            written_bytes=self._written_bytes,
+            queued_bytes=self._queued_bytes,
+            evicted=self._evicted,
+            dropped=dict(self._dropped),
+        )
 
     def close(self) -> None:
         """Nothing to end."""
 
     def _packed(self, request: PutRequest) -> PutRequest:
         """``request`` with the sizes of packed records."""
-        def part(payload: memoryview, share: float, form: int) -> memoryview:
-            return payload if form else payload[:ceil(len(payload) * share)]
 
-        pieces = tuple(replace(one, payload=part(one.payload, self._packing.kv, one.form))
-                       for one in request.pieces)
-        return replace(request, pieces=pieces,
-                       state=part(request.state, self._packing.state, request.state_form))
+        def part(payload: memoryview, share: float, form: int) -> memoryview:
+            return payload if form else payload[: ceil(len(payload) * share)]
+
+        pieces = tuple(replace(one, payload=part(one.payload, self._packing.kv, one.form)) for one in request.pieces)
+        return replace(request, pieces=pieces, state=part(request.state, self._packing.state, request.state_form))
 
     def _begin_writes(self) -> None:
         """Puts that are packed by now go to the disk."""
@@ -290,8 +323,7 @@ class VirtualStore:
         capacity = self._disk.model.capacity_bytes // BLOCK_BYTES
         short = self._used_blocks + blocks - capacity
         if short > 0:
-            removed = evict(self._index, max(short, capacity // EVICTED_SHARE),
-                            {*self._pins, *base.entries})
+            removed = evict(self._index, max(short, capacity // EVICTED_SHARE), {*self._pins, *base.entries})
             self._evicted += len(removed)
             freed = sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
             self._used_blocks -= freed
@@ -366,8 +398,12 @@ class StoreReport:
 
 def packing_of(kv_dtype: str, state_dtype: str) -> PackingModel:
     """Packing beside a GPU, for records in these dtypes."""
-    return PackingModel(PACKED_SHARES.get(kv_dtype, 1.0), PACKED_SHARES.get(state_dtype, 1.0),
-                        PACK_THREADS * PACK_BYTES_S, PACK_THREADS * UNPACK_BYTES_S)
+    return PackingModel(
+        PACKED_SHARES.get(kv_dtype, 1.0),
+        PACKED_SHARES.get(state_dtype, 1.0),
+        PACK_THREADS * PACK_BYTES_S,
+        PACK_THREADS * UNPACK_BYTES_S,
+    )
 
 
 def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
@@ -376,9 +412,11 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
         return None
     size, at, rate = text.partition("@")
     if not at:
-        raise ConfigError(f"--store {text!r} is no store: write its size and its rate, and its latency if "
-                          f"that is not {LATENCY_S * 1e3:.0f} ms, for example 1TB@3GB/s or 1TB@3GB/s@100us",
-                          param="--store")
+        raise ConfigError(
+            f"--store {text!r} is no store: write its size and its rate, and its latency if "
+            f"that is not {LATENCY_S * 1e3:.0f} ms, for example 1TB@3GB/s or 1TB@3GB/s@100us",
+            param="--store",
+        )
     capacity_bytes = parse_bytes(size, flag="--store")
     if capacity_bytes <= 0:
         raise ConfigError(f"--store {text!r}: its size must be above 0", param="--store")
@@ -398,35 +436,61 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 def _seconds(latency: str, text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", latency)
     if match is None:
-        raise ConfigError(f"--store {text!r}: {latency!r} is no latency: write a number with us, ms or s, "
-                          "for example 100us", param="--store")
+        raise ConfigError(
+            f"--store {text!r}: {latency!r} is no latency: write a number with us, ms or s, for example 100us",
+            param="--store",
+        )
     return float(match.group(1)) * _UNITS_S[match.group(2)]
 
 
-def scratch_buffers(memory: Memory, page_bytes: int, state_bytes: int,
-                    ranks: int) -> tuple[TransferBuffers, Uint8s]:
+def scratch_buffers(memory: Memory, page_bytes: int, state_bytes: int, ranks: int) -> tuple[TransferBuffers, Uint8s]:
     """Over bytes that nothing reads or writes. ``page_bytes``, ``state_bytes``: of all ``ranks`` together."""
     scratch_B = np.empty(buffer_limit(memory.plan.arena_bytes * ranks), np.uint8)
-    return TransferBuffers(page_bytes, state_bytes, limit_bytes=len(scratch_B),
-                           allocate=lambda size_bytes: scratch_B[:size_bytes]), scratch_B
+    return TransferBuffers(
+        page_bytes, state_bytes, limit_bytes=len(scratch_B), allocate=lambda size_bytes: scratch_B[:size_bytes]
+    ), scratch_B
 
 
-def tier_for(model: StoreModel, memory: Memory, cost: CostModel,
-             clock: Callable[[], float]) -> tuple[StoreTier, VirtualStore]:
+def tier_for(
+    model: StoreModel, memory: Memory, cost: CostModel, clock: Callable[[], float]
+) -> tuple[StoreTier, VirtualStore]:
     """The tier of ``memory``, and the store under it."""
     buffers, scratch_B = scratch_buffers(memory, model.page_bytes, model.state_bytes, model.ranks)
     exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
     store = VirtualStore(model.disk, clock, queue_bytes=len(scratch_B), exact=exact, packing=model.packing)
-    prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS, read_bytes_s=model.disk.bytes_s,
-                           latency_s=model.disk.latency_s, copy_bytes_s=LINK_BYTES_S * model.ranks)
-    tier = StoreTier(store, memory, buffers, prices, clock, exact=exact,
-                     write_bytes_s=model.disk.write_bytes_s, step_bytes=GPU_STEP_BYTES * model.ranks,
-                     stored_share=lambda: store.stored_share)
+    prices = RestorePrices(
+        cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS,
+        read_bytes_s=model.disk.bytes_s,
+        latency_s=model.disk.latency_s,
+        copy_bytes_s=LINK_BYTES_S * model.ranks,
+    )
+    tier = StoreTier(
+        store,
+        memory,
+        buffers,
+        prices,
+        clock,
+        exact=exact,
+        write_bytes_s=model.disk.write_bytes_s,
+        step_bytes=GPU_STEP_BYTES * model.ranks,
+        stored_share=lambda: store.stored_share,
+    )
     return tier, store
 
 
 def report_of(model: StoreModel, tier: StoreTier, store: VirtualStore) -> StoreReport:
     stats, restores, writes = store.stats(), tier.restores.counts, tier.writes.counts
-    return StoreReport(model.name, restores.restores, restores.restored_tokens, store.fetch_s, restores.late,
-                       writes.written, writes.dropped, writes.skipped, writes.lost, stats.written_bytes,
-                       stats.stored_bytes, stats.evicted)
+    return StoreReport(
+        model.name,
+        restores.restores,
+        restores.restored_tokens,
+        store.fetch_s,
+        restores.late,
+        writes.written,
+        writes.dropped,
+        writes.skipped,
+        writes.lost,
+        stats.written_bytes,
+        stats.stored_bytes,
+        stats.evicted,
+    )

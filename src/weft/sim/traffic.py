@@ -57,8 +57,14 @@ class Traffic:
 
     Raises ConfigError when there are more different tokens than an int32 can tell apart."""
 
-    def __init__(self, requests: Sequence[TrafficRequest], *, block_tokens: int,
-                 fronts: Mapping[int, Int32s] | None = None, block_count: int | None = None) -> None:
+    def __init__(
+        self,
+        requests: Sequence[TrafficRequest],
+        *,
+        block_tokens: int,
+        fronts: Mapping[int, Int32s] | None = None,
+        block_count: int | None = None,
+    ) -> None:
         self.requests = list(requests)
         self.block_tokens = block_tokens
         self.fronts = dict(fronts or {})
@@ -73,8 +79,11 @@ class Traffic:
             if one.next_turn is None and not one.whole:
                 free += one.output_tokens
         if free > _TOKENS_MAX:
-            raise ConfigError(f"the trace has {free} different tokens; a replay can tell {_TOKENS_MAX} "
-                              "apart: take fewer requests (--limit)", param="--limit")
+            raise ConfigError(
+                f"the trace has {free} different tokens; a replay can tell {_TOKENS_MAX} "
+                "apart: take fewer requests (--limit)",
+                param="--limit",
+            )
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -90,7 +99,7 @@ class Traffic:
 
     def prompt(self, index: int) -> Int32s:
         """int32 [prompt_tokens]."""
-        return self._blocks(index)[:self.requests[index].prompt_tokens]
+        return self._blocks(index)[: self.requests[index].prompt_tokens]
 
     def tokens(self, index: int) -> Int32s:
         """Prompt and answer, int32 [prompt_tokens + output_tokens]."""
@@ -101,25 +110,28 @@ class Traffic:
         if one.next_turn is not None:
             later = self.prompt(one.next_turn)
             assert later.size >= length, f"the turn after request {index} is shorter than its beginning"
-            return np.concatenate([self.prompt(index), later[one.prompt_tokens:length]])
+            return np.concatenate([self.prompt(index), later[one.prompt_tokens : length]])
         first = self._own_outputs[index]
         answer = np.arange(first, first + one.output_tokens, dtype=np.int32)
         return np.concatenate([self.prompt(index), answer])
 
     def _blocks(self, index: int) -> Int32s:
         numbers = self.requests[index].blocks
-        tokens = (np.asarray(numbers, dtype=np.int64)[:, None] * self.block_tokens
-                  + self._offsets).astype(np.int32)
+        tokens = (np.asarray(numbers, dtype=np.int64)[:, None] * self.block_tokens + self._offsets).astype(np.int32)
         for at, block in enumerate(numbers):
             mine = self.fronts.get(block)
             if mine is not None:
-                tokens[at, :mine.size] = mine
+                tokens[at, : mine.size] = mine
         return tokens.reshape(-1)
 
     def faster(self, rate: float) -> Traffic:
         """The same requests, arriving ``rate`` times as fast."""
-        requests = [replace(one, at_s=one.at_s / rate,
-                            cancelled_at_s=None if one.cancelled_at_s is None else one.cancelled_at_s / rate)
-                    for one in self.requests]
-        return Traffic(requests, block_tokens=self.block_tokens, fronts=self.fronts,
-                       block_count=self.block_count)
+        requests = [
+            replace(
+                one,
+                at_s=one.at_s / rate,
+                cancelled_at_s=None if one.cancelled_at_s is None else one.cancelled_at_s / rate,
+            )
+            for one in self.requests
+        ]
+        return Traffic(requests, block_tokens=self.block_tokens, fronts=self.fronts, block_count=self.block_count)

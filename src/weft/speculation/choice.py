@@ -42,8 +42,12 @@ _CLASS_ENDS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 """A match of ``length`` tokens is in the first class whose end is above it, or in the last class."""
 _CLASS_OF = [sum(end <= length for end in _CLASS_ENDS) for length in range(_CLASS_ENDS[-1] + 1)]
 _GUESSES: dict[SourceName, tuple[float, float]] = {
-    "prediction": (0.3, 0.95), "grammar": (0.85, 0.95), "tree": (0.6, 0.95), "suffix": (0.15, 0.9),
-    "mtp": (0.75, 0.75)}   # of no use: the head has chances of its own (speculation.mtp)
+    "prediction": (0.3, 0.95),
+    "grammar": (0.85, 0.95),
+    "tree": (0.6, 0.95),
+    "suffix": (0.15, 0.9),
+    "mtp": (0.75, 0.75),
+}  # of no use: the head has chances of its own (speculation.mtp)
 """The chance without a match, and after a match of any length; it rises in between."""
 _HALF_MATCH = 6.0
 
@@ -157,10 +161,13 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) 
     drafts."""
     if decodes == 1:
         return [_best_of_one(survivals[0], costs)]
-    ranked = sorted(((survival, at) for at, row in enumerate(survivals) for survival in row
-                     if survival >= SURVIVAL_MIN), key=_first, reverse=True)
+    ranked = sorted(
+        ((survival, at) for at, row in enumerate(survivals) for survival in row if survival >= SURVIVAL_MIN),
+        key=_first,
+        reverse=True,
+    )
     counts = [0] * len(survivals)
-    for _, at in ranked[:_best_number([survival for survival, _ in ranked], decodes, costs)]:
+    for _, at in ranked[: _best_number([survival for survival, _ in ranked], decodes, costs)]:
         counts[at] += 1
     return counts
 
@@ -170,7 +177,7 @@ def _best_of_one(survivals: Sequence[float], costs: RowCosts) -> int:
     if not survivals:
         return 0
     best_rate, best, expected = GAIN_MIN / costs.figure(1), 0, 1.0
-    figures = costs.verify_figures(len(survivals))   # or more of them
+    figures = costs.verify_figures(len(survivals))  # or more of them
     for number, (survival, figure) in enumerate(zip(survivals, figures, strict=False), 1):
         if survival < SURVIVAL_MIN:
             break
@@ -196,8 +203,7 @@ def may_pay(decodes: int, drafts_max: int, costs: RowCosts) -> bool:
     """Whether any number of drafts up to ``drafts_max`` in all would pay, were all of them right."""
     least = GAIN_MIN * decodes / costs.seconds(decodes)
     numbers = [number for number in _NUMBERS if number < drafts_max]
-    return any((decodes + number) / costs.verify_seconds(decodes, number) > least
-               for number in (*numbers, drafts_max))
+    return any((decodes + number) / costs.verify_seconds(decodes, number) > least for number in (*numbers, drafts_max))
 
 
 def _first(pair: tuple[float, int]) -> float:

@@ -80,8 +80,11 @@ def parse_sources(text: str) -> tuple[SourceName, ...]:
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if name not in SOURCES:
-            raise ConfigError(f"--speculate is {text!r}, and {name!r} is no source of drafts; it may be "
-                              f"auto, off, or a list of {', '.join(SOURCES)}", param="--speculate")
+            raise ConfigError(
+                f"--speculate is {text!r}, and {name!r} is no source of drafts; it may be "
+                f"auto, off, or a list of {', '.join(SOURCES)}",
+                param="--speculate",
+            )
     return tuple(source for source in SOURCES if source in names)
 
 
@@ -100,7 +103,8 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     step."""
 
     sources: dict[str, SourceCounts] = msgspec.field(
-        default_factory=lambda: {source: SourceCounts() for source in SOURCES})
+        default_factory=lambda: {source: SourceCounts() for source in SOURCES}
+    )
     steps: int = 0
     sequence_steps: int = 0
     saved_s: float = 0.0
@@ -127,11 +131,18 @@ class SpeculationCounters:
         self.saved_s = 0.0
 
     def stats(self) -> SpeculationStats:
-        sources = {str(source): SourceCounts(drafted=self.drafted[source], accepted=self.accepted[source],
-                                             proposed=self.proposed[source], right=self.right[source])
-                   for source in self.drafted}
-        return SpeculationStats(sources=sources, steps=self.steps, sequence_steps=self.sequence_steps,
-                                saved_s=self.saved_s)
+        sources = {
+            str(source): SourceCounts(
+                drafted=self.drafted[source],
+                accepted=self.accepted[source],
+                proposed=self.proposed[source],
+                right=self.right[source],
+            )
+            for source in self.drafted
+        }
+        return SpeculationStats(
+            sources=sources, steps=self.steps, sequence_steps=self.sequence_steps, saved_s=self.saved_s
+        )
 
 
 PLAIN_STEPS = 3
@@ -166,9 +177,17 @@ class Drafter(Protocol):
     def wake(self) -> None:
         """A sequence that is likely to be drafted begins."""
 
-    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
-              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
-              adapter: str = "") -> None:
+    def begin(
+        self,
+        key: int,
+        tokens: Int32s,
+        *,
+        prompt_length: int,
+        salt: str | None,
+        prediction: Sequence[int] | None,
+        grammar: DraftGrammar | None = None,
+        adapter: str = "",
+    ) -> None:
         """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
         the answer so far. ``prediction``: the client's guess of the whole answer. ``adapter``: its digest."""
 

@@ -63,8 +63,7 @@ _CREDIT_MAX = 100.0
 _PROMPTS_UNPAID = 8
 """Of so many steps with prompts, one is read while drafts do not pay."""
 
-_PERFECT = [sum(_CHANCE_MAX ** place for place in range(1, drafts + 1))
-            for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
+_PERFECT = [sum(_CHANCE_MAX**place for place in range(1, drafts + 1)) for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
 
 
 class MtpFollower:
@@ -108,8 +107,7 @@ class HeadChances:
     def score(self, proposal: Proposal, tokens: Sequence[int]) -> int:
         """The sequence went on with ``tokens``. Returns how many tokens of ``proposal`` were right."""
         equal = 0
-        for place, (proposed, own, token) in enumerate(
-                zip(proposal.tokens, proposal.chances, tokens, strict=False)):
+        for place, (proposed, own, token) in enumerate(zip(proposal.tokens, proposal.chances, tokens, strict=False)):
             right = proposed == token
             later, at = _class_of(place, own)
             self._right[later][at] = self._right[later][at] * _DECAY + right
@@ -136,8 +134,7 @@ class HeadPlan:
     ``prompt_share``: of a step with prompts, what reading them costs beside the head's own seconds; None: the
     operator named the head, so prompts are read without credit, and it may cost a little."""
 
-    def __init__(self, measured: dict[int, float], drafts_max: int, *,
-                 prompt_share: float | None = None) -> None:
+    def __init__(self, measured: dict[int, float], drafts_max: int, *, prompt_share: float | None = None) -> None:
         self.chances = ByAdapter(HeadChances)
         self._running: dict[int, HeadChances] = {}
         """By sequence."""
@@ -165,8 +162,10 @@ class HeadPlan:
     def expected(self) -> list[float]:
         """Right tokens of 1, 2, ... drafts of a sequence, on average of those that run."""
         present = Counter(self._running.values()) or {self.chances.of(""): 1}
-        return [sum(count * one.expected(drafts) for one, count in present.items()) / sum(present.values())
-                for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
+        return [
+            sum(count * one.expected(drafts) for one, count in present.items()) / sum(present.values())
+            for drafts in range(1, HEAD_DRAFTS_MAX + 1)
+        ]
 
     def seconds(self, sequences: int, drafts: int, costs: RowCosts) -> float:
         """Of ``drafts`` for each of ``sequences``."""
@@ -223,8 +222,11 @@ class HeadPlan:
         for drafts in range(1, self._drafts_max + 1):
             if sequences * (1 + drafts) > _ROWS_MAX:
                 break
-            rate = sequences * (1 + expected[drafts - 1]) / (
-                costs.verify_seconds(sequences, sequences * drafts) + self.seconds(sequences, drafts, costs))
+            rate = (
+                sequences
+                * (1 + expected[drafts - 1])
+                / (costs.verify_seconds(sequences, sequences * drafts) + self.seconds(sequences, drafts, costs))
+            )
             if rate > best_rate:
                 best_rate, best = rate, drafts
         return best

@@ -137,8 +137,9 @@ class SuffixFollower:
 
     __slots__ = ("_index", "_library", "_match", "_occurrence", "_pending", "_place", "_prompt", "_salt")
 
-    def __init__(self, library: AnswerLibrary, salt: str, prompt: npt.NDArray[np.int32],
-                 answer: Sequence[int] = ()) -> None:
+    def __init__(
+        self, library: AnswerLibrary, salt: str, prompt: npt.NDArray[np.int32], answer: Sequence[int] = ()
+    ) -> None:
         self._library = library
         self._salt = salt
         self._prompt = prompt
@@ -223,7 +224,7 @@ class PredictionFollower:
         del recent[:-CONTEXT_TOKENS]
 
     def propose(self, count: int) -> Proposal | None:
-        tokens = self._text[self._place:self._place + count]
+        tokens = self._text[self._place : self._place + count]
         return Proposal(tokens, self._match) if tokens else None
 
     def _rejoin(self) -> tuple[int, int]:

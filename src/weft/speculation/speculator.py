@@ -42,13 +42,7 @@ from weft.speculation.drafter import (
     SpeculationStats,
 )
 from weft.speculation.mtp import HeadChances, HeadPlan, MtpFollower
-from weft.speculation.sources import (
-    SALT_TOKENS_MAX,
-    AnswerLibrary,
-    GrammarFollower,
-    PredictionFollower,
-    SuffixFollower,
-)
+from weft.speculation.sources import SALT_TOKENS_MAX, AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower
 from weft.speculation.text_index import LONG_MATCH
 from weft.speculation.tree import TreeFollower
 
@@ -89,7 +83,7 @@ class _Asked:
             self.idle = self.pause = self.pauses = 0
         elif self.pause:
             self.pause -= 1
-        elif self.source != "mtp":   # the head pauses by itself
+        elif self.source != "mtp":  # the head pauses by itself
             self.idle += 1
             if self.idle >= _PATIENCE:
                 self.pause = min(_PAUSE << self.pauses, _PAUSE_MAX)
@@ -102,8 +96,7 @@ class _Speculation:
 
     __slots__ = ("answer", "asked", "drafted", "grammar", "salt")
 
-    def __init__(self, salt: str, answer: list[int], asked: list[_Asked],
-                 grammar: GrammarFollower | None) -> None:
+    def __init__(self, salt: str, answer: list[int], asked: list[_Asked], grammar: GrammarFollower | None) -> None:
         self.salt = salt
         self.answer = answer
         self.asked = asked
@@ -119,10 +112,18 @@ class Speculator:
     tokens of the answers of one salt that drafts come from.
     ``clock``: seconds of the host; one that stands still never lets the drafter sleep."""
 
-    def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: RowCosts | None = None,
-                 tree: PrefixTree | None = None, drafts_max: int = DRAFTS_MAX,
-                 head_seconds: dict[int, float] | None = None, prompt_share: float | None = None,
-                 salt_tokens: int = SALT_TOKENS_MAX, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        sources: tuple[SourceName, ...] = SOURCES,
+        *,
+        costs: RowCosts | None = None,
+        tree: PrefixTree | None = None,
+        drafts_max: int = DRAFTS_MAX,
+        head_seconds: dict[int, float] | None = None,
+        prompt_share: float | None = None,
+        salt_tokens: int = SALT_TOKENS_MAX,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.sources = sources
         self.costs = costs or RowCosts()
         self.counters = SpeculationCounters(sources)
@@ -136,8 +137,7 @@ class Speculator:
         """Most drafts of a step, at the last asking."""
         self._stale: set[int] = set()
         """Sequences with tokens that were not settled."""
-        self._head = (HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share)
-                      if "mtp" in sources else None)
+        self._head = HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share) if "mtp" in sources else None
         self._others_draft = False
         """The planned step verifies drafts of other sources alone, and more than the head would have."""
         self._by_key: dict[int, _Speculation] = {}
@@ -162,9 +162,17 @@ class Speculator:
             self._budget.wake()
             self._stale.update(self._by_key)
 
-    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
-              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None,
-              adapter: str = "") -> None:
+    def begin(
+        self,
+        key: int,
+        tokens: Int32s,
+        *,
+        prompt_length: int,
+        salt: str | None,
+        prediction: Sequence[int] | None,
+        grammar: DraftGrammar | None = None,
+        adapter: str = "",
+    ) -> None:
         began_s = self._clock()
         answer = tokens[prompt_length:].tolist()
         followers: dict[SourceName, Follower] = {}
@@ -178,8 +186,7 @@ class Speculator:
         if "suffix" in self.sources:
             followers["suffix"] = SuffixFollower(self._library, salt or "", tokens[:prompt_length], answer)
         chances = self._chances.of(adapter)
-        asked = [_Asked(source, follower, OwnChances(chances, source))
-                 for source, follower in followers.items()]
+        asked = [_Asked(source, follower, OwnChances(chances, source)) for source, follower in followers.items()]
         if self._head is not None:
             asked.append(_Asked("mtp", MtpFollower(), self._head.begin(key, adapter)))
         self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
@@ -197,7 +204,7 @@ class Speculator:
         self._others_draft = False
         if not self.costs.measured(len(rows)) or self._keeps_plain:
             return {}
-        self._room = max([row.limit for row in rows])   # the planner's own limit of a step is in there
+        self._room = max([row.limit for row in rows])  # the planner's own limit of a step is in there
         if self._is_hopeless(len(rows)):
             self._budget.rest()
             return {}
@@ -221,13 +228,16 @@ class Speculator:
 
     def _is_hopeless(self, sequences: int) -> bool:
         """Whether no draft would pay in a step of ``sequences``, as far as its cost is known."""
-        return (sequences > FEW_SEQUENCES and self.costs.measured(sequences)
-                and not may_pay(sequences, min(sequences * self._drafts_max, self._room), self.costs))
+        return (
+            sequences > FEW_SEQUENCES
+            and self.costs.measured(sequences)
+            and not may_pay(sequences, min(sequences * self._drafts_max, self._room), self.costs)
+        )
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
         head = self._head
         if self._budget.awake and self._is_hopeless(sequences):
-            self._budget.rest()   # before the step begins its sequences
+            self._budget.rest()  # before the step begins its sequences
         if head is None:
             return None
         drafts = None
@@ -348,7 +358,7 @@ class Speculator:
         if self._keeps_plain or not plain or self._head_ran:
             self._steps_busy += 1
         if self._steps_busy >= _PLAIN_EVERY + _PLAIN_WAIT:
-            self._steps_busy = 0   # prompts leave no plain step
+            self._steps_busy = 0  # prompts leave no plain step
         place = self.costs.place(decodes) if plain and not self._head_ran else PAD
         self._plain_run = place, self._plain_run[1] + 1 if place == self._plain_run[0] else int(place != PAD)
         self._head_ran = False
@@ -368,7 +378,7 @@ class Speculator:
             if asked.pause:
                 continue
             proposal = asked.follower.propose(count)
-            if proposal is not None and min(proposal.tokens) < 0:   # rows of a picture come next there
+            if proposal is not None and min(proposal.tokens) < 0:  # rows of a picture come next there
                 ids = token_count(proposal.tokens)
                 proposal = proposal.first(ids) if ids else None
             if proposal is not None and state.grammar is not None and asked.source != "grammar":
@@ -382,5 +392,5 @@ class Speculator:
             if expected > most:
                 best, best_survivals, most = asked, survivals, expected
                 if proposal.match >= LONG_MATCH and len(survivals) == count:
-                    break   # it is in the middle of a long match: the next sources would hardly promise more
+                    break  # it is in the middle of a long match: the next sources would hardly promise more
         return best, best_survivals

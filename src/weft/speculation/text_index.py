@@ -73,8 +73,9 @@ class Context:
         self.tokens = tokens
         self.short = self._long = PAD
         if len(tokens) >= MATCH_MIN:
-            self.short = ((tokens[-3] + 1) * _POWERS[-3] + (tokens[-2] + 1) * _POWERS[-2]
-                          + (tokens[-1] + 1) * _POWERS[-1]) & _HASH_MASK
+            self.short = (
+                (tokens[-3] + 1) * _POWERS[-3] + (tokens[-2] + 1) * _POWERS[-2] + (tokens[-1] + 1) * _POWERS[-1]
+            ) & _HASH_MASK
 
     @property
     def long(self) -> int:
@@ -121,8 +122,7 @@ class FrozenText:
     def __init__(self, tokens: npt.NDArray[np.int32]) -> None:
         assert tokens.size <= FROZEN_TOKENS_MAX
         self.tokens = array("i", np.ascontiguousarray(tokens, dtype=np.int32).tobytes())
-        self._short, self._long = (_sorted_numbers(tokens) if tokens.size > MATCH_MIN
-                                   else (array("Q"), array("Q")))
+        self._short, self._long = _sorted_numbers(tokens) if tokens.size > MATCH_MIN else (array("Q"), array("Q"))
 
     @property
     def size_bytes(self) -> int:
@@ -140,8 +140,9 @@ class FrozenText:
                 return best
         return self._longest(numbers, first, context.tokens, short, MATCH_MIN)
 
-    def _longest(self, numbers: array[int], first: int, context: Sequence[int], key: int,
-                 least: int) -> Occurrence | None:
+    def _longest(
+        self, numbers: array[int], first: int, context: Sequence[int], key: int, least: int
+    ) -> Occurrence | None:
         """Of the newest of the numbers from index ``first`` on that have ``key``."""
         end_key = key + _POSITIONS
         if first == len(numbers) or numbers[first] >= end_key:
@@ -158,8 +159,8 @@ class FrozenText:
         return Occurrence(self, best, most) if best else None
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
-        tokens = tuple(self.tokens[position:position + count])
-        return tokens[:tokens.index(PAD)] if PAD in tokens else tokens
+        tokens = tuple(self.tokens[position : position + count])
+        return tokens[: tokens.index(PAD)] if PAD in tokens else tokens
 
 
 class GrowingText:
@@ -205,20 +206,20 @@ class GrowingText:
         for at in range(max(first, MATCH_MIN), end):
             self._ends_by_short[hash((tokens[at - 3], tokens[at - 2], tokens[at - 1]))] = at
             if at >= LONG_MATCH:
-                self._ends_by_long[hash(tuple(tokens[at - LONG_MATCH:at]))] = at
+                self._ends_by_long[hash(tuple(tokens[at - LONG_MATCH : at]))] = at
 
     def _index_all(self, ends: dict[int, int], first: int, length: int) -> None:
         tokens, end, first = self.tokens, len(self.tokens), max(first, length)
         if first >= end:
             return
-        before = zip(*(tokens[first - back:end - back] for back in range(length, 0, -1)), strict=True)
+        before = zip(*(tokens[first - back : end - back] for back in range(length, 0, -1)), strict=True)
         ends.update(zip(map(hash, before), range(first, end), strict=True))
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
         """A continuation that reaches the end goes on with itself: a text that repeats goes on repeating."""
-        tokens = tuple(self.tokens[position:position + count])
+        tokens = tuple(self.tokens[position : position + count])
         if PAD in tokens:
-            return tokens[:tokens.index(PAD)]
+            return tokens[: tokens.index(PAD)]
         if tokens and len(tokens) < count:
             tokens *= -(-count // len(tokens))
         return tokens[:count]
@@ -244,7 +245,7 @@ class TextIndex:
     def freeze(self, tokens: npt.NDArray[np.int32]) -> None:
         """A long text at once; later tokens follow it. The index has no growing text of its own yet, or
         ``tokens`` is that text."""
-        tokens = tokens[-self._tokens_max:]
+        tokens = tokens[-self._tokens_max :]
         self._growing = GrowingText(tokens[-CONTEXT_TOKENS:].tolist())
         while self._frozen and len(self._frozen[-1].tokens) <= 2 * tokens.size:
             older = np.frombuffer(self._frozen[-1].tokens, np.int32)

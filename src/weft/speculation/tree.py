@@ -70,7 +70,7 @@ class TreeFollower:
         left = len(self._copy) - self._place
         if self._wait <= 0 and (not left or (left < _REFILL_TOKENS and len(self._copy) == _WINDOW_TOKENS)):
             self._look_up()
-        tokens = self._copy[self._place:self._place + count]
+        tokens = self._copy[self._place : self._place + count]
         return Proposal(tokens, self._match) if tokens else None
 
     def _look_up(self) -> None:
@@ -91,7 +91,7 @@ def _following(root: Node, known: bytes, count: int) -> bytes:
     """int32 bytes of up to ``count`` tokens that the tree has behind ``known``; empty if it has not all of
     ``known``."""
     path = walk(root, known)
-    rest = known[path.end * TOKEN_BYTES:]
+    rest = known[path.end * TOKEN_BYTES :]
     node = path.partly
     if node is not None:
         pieces = [node.edge.tokens_between(path.end, node.end)]
@@ -111,7 +111,7 @@ def _following(root: Node, known: bytes, count: int) -> bytes:
         node = child
         pieces.append(child.tokens)
         size += len(pieces[-1])
-    return b"".join(pieces)[len(rest):][:count * TOKEN_BYTES]
+    return b"".join(pieces)[len(rest) :][: count * TOKEN_BYTES]
 
 
 def _newest_child(node: Node, rest: bytes) -> Node | None:

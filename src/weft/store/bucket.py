@@ -31,11 +31,13 @@ SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 3.0, 20.0, 10.0
 CHECK_S = 8.0
 """A start waits no longer for a bucket."""
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT",
-              "AZURITE_BLOB_STORAGE_URL")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
 
-_REFUSED = re.compile(r"\b(401 Unauthorized|403 Forbidden)\b|http://169\.254\.|/latest/api/token|InvalidAccessKeyId|AccessDenied"
-                      r"|SignatureDoesNotMatch|metadata\.google\.internal|credential", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"\b(401 Unauthorized|403 Forbidden)\b|http://169\.254\.|/latest/api/token|InvalidAccessKeyId|AccessDenied"
+    r"|SignatureDoesNotMatch|metadata\.google\.internal|credential",
+    re.IGNORECASE,
+)
 """169.254 is where a machine of a cloud asks for its own credentials."""
 _MISSING = re.compile(r"\b(404 Not Found|301 Moved Permanently)\b")
 _STATUS = re.compile(r"non-2xx status code")
@@ -68,14 +70,14 @@ class Bucket:
     def __init__(self, location: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         scheme = location.partition("://")[0]
         if scheme not in SCHEMES:
-            raise ConfigError(f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}",
-                              param="--store")
+            raise ConfigError(
+                f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}", param="--store"
+            )
         try:
             import obstore
             from obstore.store import from_url
         except ImportError:
-            raise ConfigError(f"--store {location} needs obstore: pip install 'weft[store]'",
-                              param="--store") from None
+            raise ConfigError(f"--store {location} needs obstore: pip install 'weft[store]'", param="--store") from None
         self.location, self._obstore, self._clock = location, obstore, clock
         self._retry_at = 0.0
         self._lock = threading.Lock()
@@ -206,9 +208,14 @@ def _network(scheme: str) -> dict[str, Any]:
     if scheme == "file":
         return {}
     plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
-    return {"client_options": {"timeout": timedelta(seconds=REQUEST_S), "allow_http": plain,
-                               "connect_timeout": timedelta(seconds=CONNECT_S)},
-            "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=REQUEST_S)}}
+    return {
+        "client_options": {
+            "timeout": timedelta(seconds=REQUEST_S),
+            "allow_http": plain,
+            "connect_timeout": timedelta(seconds=CONNECT_S),
+        },
+        "retry_config": {"max_retries": 1, "retry_timeout": timedelta(seconds=REQUEST_S)},
+    }
 
 
 def fault_of(error: Exception) -> str:

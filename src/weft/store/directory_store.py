@@ -49,32 +49,41 @@ STALL_S = 5.0
 class DirectoryStore:
     """See the essay. ``opened`` belongs to the store from now on."""
 
-    def __init__(self, opened: OpenDirectory, identity: NamespaceIdentity, options: StoreOptions, *,
-                 clock: Callable[[], float] = time.monotonic,
-                 compact_rows_least: int = COMPACT_ROWS_LEAST) -> None:
+    def __init__(
+        self,
+        opened: OpenDirectory,
+        identity: NamespaceIdentity,
+        options: StoreOptions,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        compact_rows_least: int = COMPACT_ROWS_LEAST,
+    ) -> None:
         self.opened, self.identity, self._clock = opened, identity, clock
         self._namespace = identity.digest
         self.exact = not options.accept_inexact
         self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
-        self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = \
-            queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = queue.SimpleQueue()
         free = free_bytes(opened)
         self.records = StoreRecords(opened, options, self._namespace, free)
         # of a small store, no more rows than it has blocks: else the ledger outgrows what it names
         blocks = self.records.space.capacity_bytes // BLOCK_BYTES
         least = min(compact_rows_least, max(blocks, COMPACT_ROWS_FEW))
-        self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, options.forms, clock=clock,
-                             compact_rows_least=least)
-        self._reader = FetchThreads(opened.volumes, self._outcomes.put,
-                                    threads=options.read_threads)
+        self.upkeep = Upkeep(
+            opened, self._namespace, self._outcomes.put, free, options.forms, clock=clock, compact_rows_least=least
+        )
+        self._reader = FetchThreads(opened.volumes, self._outcomes.put, threads=options.read_threads)
         self._writer: WriteThread | None = None
         if opened.writable and opened.ledger is not None:
             volumes = self.records.space.volumes
             self._writer = self.records.writer = WriteThread(
-                opened.ledger, opened.volumes, self._outcomes.put,
+                opened.ledger,
+                opened.volumes,
+                self._outcomes.put,
                 idle=lambda ledger: self.upkeep.idle(ledger, dict(volumes)),
                 reads_first=self._reader.wait_idle,
-                bytes_per_second=options.write_bytes_per_second, queue_bytes_max=options.queue_bytes)
+                bytes_per_second=options.write_bytes_per_second,
+                queue_bytes_max=options.queue_bytes,
+            )
         self._ticket = self._measurements = 0
         self._under_way: dict[Ticket, float] = {}
         """When each fetch began, the oldest first."""
@@ -107,16 +116,25 @@ class DirectoryStore:
         self._reader.submit(RecordFetch(ticket, self.records.ledger, reads, prefix.tokens, self._clock()))
         return ticket
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         root = self.root(salt)
         if root is None or self._writer is None or self._writer.room_bytes <= 0:
             self.records.counters.dropped["queue_full" if root and self._writer else "read_only"] += 1
             return None
         return self.records.index.offer(root[1], token_bytes(tokens[:position]), exact=exact)
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
         self.records.counters.puts += 1
         root = self.root(salt)
         if self._writer is None or root is None:
@@ -125,8 +143,17 @@ class DirectoryStore:
         base = self.records.index.base(root[1], content, kv[0].start if kv else position, exact=exact)
         if base is None:
             return self._refusal("parent")
-        request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
-                              namespace=self._namespace, salt=root[0])
+        request = put_request(
+            base,
+            content,
+            kv,
+            state,
+            exact=exact,
+            seconds=seconds,
+            state_form=state_form,
+            namespace=self._namespace,
+            salt=root[0],
+        )
         sizes = [len(payload) for payload in request.payloads]
         if not self.records.space.fits_ever(max(sizes)) or max(sizes) >= 1 << 32:
             return self._refusal("too_large")
@@ -188,11 +215,14 @@ class DirectoryStore:
         """A call of the disk that does not return blocks one thread, and no request past its deadline."""
         now_s = self._clock()
         if now_s - next(iter(self._under_way.values()), now_s) > STALL_S:
-            self.records.note(f"{self.opened.path}: the disk has not answered a read for {STALL_S:.0f} s; "
-                            "prompts are computed")
+            self.records.note(
+                f"{self.opened.path}: the disk has not answered a read for {STALL_S:.0f} s; prompts are computed"
+            )
         if self._writer is not None and self._writer.stalled_s > STALL_S:
-            self.records.note(f"{self.opened.path}: the disk has not answered a write for {STALL_S:.0f} s; "
-                            "writes that do not fit the queue are dropped")
+            self.records.note(
+                f"{self.opened.path}: the disk has not answered a write for {STALL_S:.0f} s; "
+                "writes that do not fit the queue are dropped"
+            )
 
     def root(self, salt: str | None) -> tuple[bytes, int] | None:
         """(salt's key, chain of its root); None for a salt without a secret."""

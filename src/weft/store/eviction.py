@@ -122,8 +122,13 @@ def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tu
         if freed >= blocks:
             break
         entry = victim
-        while entry != NO_ENTRY and entry not in protected and c["kind"].item(entry) \
-                and c["users"].item(entry) == 0 and c["durable"].item(entry):
+        while (
+            entry != NO_ENTRY
+            and entry not in protected
+            and c["kind"].item(entry)
+            and c["users"].item(entry) == 0
+            and c["durable"].item(entry)
+        ):
             parent = c["parent"].item(entry)
             removed.append(place_of(index, entry))
             freed += -(-c["payload"].item(entry) // 4096)
@@ -135,8 +140,7 @@ def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tu
 def place_of(index: StoreIndex, entry: int) -> tuple[int, int, int, int]:
     """(number, volume, first block, payload bytes)."""
     c = index.c
-    return (c["number"].item(entry), c["volume"].item(entry), c["block"].item(entry),
-            c["payload"].item(entry))
+    return (c["number"].item(entry), c["volume"].item(entry), c["block"].item(entry), c["payload"].item(entry))
 
 
 def subtree(index: StoreIndex, entry: int) -> list[int]:

@@ -26,14 +26,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from weft.memory.prefix_store import (
-    STORED_PAGE_TOKENS,
-    PrefixTokens,
-    StagingBuffers,
-    StoredPrefix,
-    StoredSpan,
-    Uint8s,
-)
+from weft.memory.prefix_store import STORED_PAGE_TOKENS, PrefixTokens, StagingBuffers, StoredPrefix, StoredSpan, Uint8s
 from weft.store.index import places_of
 from weft.store.ledger import payload_checksum, token_bytes
 
@@ -101,8 +94,7 @@ class _Arrival:
 class Inbox:
     """``namespace``: of this engine. ``limit_bytes``: of all arrivals. ``clock`` gives seconds."""
 
-    def __init__(self, namespace: bytes, limit_bytes: int,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, namespace: bytes, limit_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.changes = 0
         self.received_bytes = 0
         self.refused = 0
@@ -139,7 +131,7 @@ class Inbox:
         content, at = np.frombuffer(bytes(payload), np.uint8), 0
         records: list[tuple[SentRecord, Uint8s]] = []
         for record in parcel.records:
-            part = content[at:at + record.nbytes]
+            part = content[at : at + record.nbytes]
             if payload_checksum(part.data) != record.checksum:
                 return "damaged bytes"
             records.append((record, part))
@@ -165,15 +157,16 @@ class Inbox:
         self.changes += 1
         self.received_bytes += parcel.nbytes
         self._arrivals[parcel.handoff] = _Arrival(
-            self._next, parcel.salt, parcel.tokens, start, parcel.position, parcel.exact, kv, records[-1],
-            self._clock())
+            self._next, parcel.salt, parcel.tokens, start, parcel.position, parcel.exact, kv, records[-1], self._clock()
+        )
         return ""
 
     def _before(self, parcel: Parcel) -> _Arrival | None:
         """The arrival that it goes on from."""
         before = self._arrivals.get(parcel.handoff)
-        if before is None or not (before.position == parcel.start and before.salt == parcel.salt
-                                  and parcel.tokens.startswith(before.tokens)):
+        if before is None or not (
+            before.position == parcel.start and before.salt == parcel.salt and parcel.tokens.startswith(before.tokens)
+        ):
             return None
         return before
 
@@ -185,7 +178,7 @@ class Inbox:
         others = [name for name in self._arrivals if name != parcel.handoff]
         over = sum(self._arrivals[name].nbytes for name in others) + nbytes - self.limit_bytes
         names, stale_s = list(self._arrivals), self._clock() - STALE_S
-        behind = names[names.index(parcel.handoff) + 1:] if parcel.handoff in self._arrivals else []
+        behind = names[names.index(parcel.handoff) + 1 :] if parcel.handoff in self._arrivals else []
         stale = [name for name in others if name not in behind and self._arrivals[name].arrived_s < stale_s]
         pushed_out = []
         for name in (*stale, *reversed(behind)):
@@ -206,9 +199,14 @@ class Inbox:
             return None
         content = token_bytes(tokens)
         with self._lock:
-            fitting = [arrival for arrival in self._arrivals.values()
-                       if arrival.position > above and arrival.start <= above
-                       and arrival.salt == (salt or "") and content.startswith(arrival.tokens)]
+            fitting = [
+                arrival
+                for arrival in self._arrivals.values()
+                if arrival.position > above
+                and arrival.start <= above
+                and arrival.salt == (salt or "")
+                and content.startswith(arrival.tokens)
+            ]
             if not fitting:
                 return None
             return _prefix_of(max(fitting, key=lambda arrival: arrival.position), salt)
@@ -222,10 +220,10 @@ class Inbox:
             return 0
         kv, copied = into.kv.cast("B"), 0
         for span, at, length in places_of(prefix, start, into.page_bytes):
-            kv[at:at + length] = arrival.kv[span.record][1][span.payload_bytes - length:].data
+            kv[at : at + length] = arrival.kv[span.record][1][span.payload_bytes - length :].data
             copied += length
         state = arrival.state[1]
-        into.state.cast("B")[:len(state)] = state.data
+        into.state.cast("B")[: len(state)] = state.data
         return copied + len(state)
 
     def expire(self) -> None:
@@ -249,8 +247,12 @@ class Inbox:
 
 def _is_sound(parcel: Parcel, payload: memoryview) -> bool:
     """Whether the records cover [``start``, ``position``) without gaps, end in a state, and are there."""
-    if (not parcel.records or parcel.nbytes != payload.nbytes or parcel.start % STORED_PAGE_TOKENS
-            or len(parcel.tokens) != 4 * parcel.position):
+    if (
+        not parcel.records
+        or parcel.nbytes != payload.nbytes
+        or parcel.start % STORED_PAGE_TOKENS
+        or len(parcel.tokens) != 4 * parcel.position
+    ):
         return False
     at = parcel.start
     for record in parcel.records[:-1]:
@@ -261,17 +263,46 @@ def _is_sound(parcel: Parcel, payload: memoryview) -> bool:
 
 
 def _prefix_of(arrival: _Arrival, salt: str | None) -> StoredPrefix:
-    spans = tuple(StoredSpan(number, -1, record.start, record.end, record.nbytes, record.form)
-                  for number, (record, _) in enumerate(arrival.kv))
+    spans = tuple(
+        StoredSpan(number, -1, record.start, record.end, record.nbytes, record.form)
+        for number, (record, _) in enumerate(arrival.kv)
+    )
     state, payload = arrival.state
-    return StoredPrefix(arrival.number, -1, arrival.position, spans, len(payload), state.form, arrival.exact,
-                        arrival.tokens, salt=salt, near=True)
+    return StoredPrefix(
+        arrival.number,
+        -1,
+        arrival.position,
+        spans,
+        len(payload),
+        state.form,
+        arrival.exact,
+        arrival.tokens,
+        salt=salt,
+        near=True,
+    )
 
 
-def parcel_of(namespace: bytes, handoff: str, salt: str | None, tokens: bytes, start: int,
-              pieces: Sequence[tuple[int, int, int, memoryview]], *, exact: bool) -> Parcel:
+def parcel_of(
+    namespace: bytes,
+    handoff: str,
+    salt: str | None,
+    tokens: bytes,
+    start: int,
+    pieces: Sequence[tuple[int, int, int, memoryview]],
+    *,
+    exact: bool,
+) -> Parcel:
     """``pieces``: (start, end, form, bytes) of the KV records, then of the state."""
-    records = [SentRecord(first, end, form, payload.nbytes, payload_checksum(payload))
-               for first, end, form, payload in pieces]
-    return Parcel(namespace=namespace, handoff=handoff, salt=salt or "", tokens=tokens, start=start,
-                  position=len(tokens) // 4, exact=exact, records=records)
+    records = [
+        SentRecord(first, end, form, payload.nbytes, payload_checksum(payload)) for first, end, form, payload in pieces
+    ]
+    return Parcel(
+        namespace=namespace,
+        handoff=handoff,
+        salt=salt or "",
+        tokens=tokens,
+        start=start,
+        position=len(tokens) // 4,
+        exact=exact,
+        records=records,
+    )

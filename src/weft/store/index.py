@@ -24,14 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.memory.prefix_store import (
-    EXACT_FORM,
-    STORED_PAGE_TOKENS,
-    PutOffer,
-    StagingBuffers,
-    StoredPrefix,
-    StoredSpan,
-)
+from weft.memory.prefix_store import EXACT_FORM, STORED_PAGE_TOKENS, PutOffer, StagingBuffers, StoredPrefix, StoredSpan
 from weft.store.ledger import INEXACT, KV, SNAPSHOT, chain_of, head_of
 from weft.store.reading import RecordRead
 from weft.store.recovery import Int64s, LiveRows
@@ -82,7 +75,8 @@ class StoreIndex:
         self.forms = forms
         """Forms of records that match; None for all."""
         self.c: dict[str, np.ndarray[Any, Any]] = {
-            name: np.full(64, fill, dtype=dtype) for name, (dtype, fill) in _COLUMNS.items()}
+            name: np.full(64, fill, dtype=dtype) for name, (dtype, fill) in _COLUMNS.items()
+        }
         self.length = 0
         self.heads: dict[int, int] = {}
         self.spaces: dict[tuple[bytes, bytes], int] = {}
@@ -103,8 +97,7 @@ class StoreIndex:
         self._reserve(count)
         self.length = count
         c, part = self.c, slice(0, count)
-        for name in ("number", "chain", "head", "position", "tokens", "kind", "flags", "form", "volume",
-                     "seconds"):
+        for name in ("number", "chain", "head", "position", "tokens", "kind", "flags", "form", "volume", "seconds"):
             c[name][part] = rows[name]
         c["durable"][part] = True
         c["payload"][part] = rows["payload_bytes"]
@@ -232,8 +225,11 @@ class StoreIndex:
             return answer
         for entry in self._list(self.c["snapshot"].item(path.entries[-1])):
             rounded = self.c["flags"].item(entry) & INEXACT
-            if (rounded and exact) or (durable and not self.c["durable"][entry]) \
-                    or not knows(self.forms, self.c["form"].item(entry)):
+            if (
+                (rounded and exact)
+                or (durable and not self.c["durable"][entry])
+                or not knows(self.forms, self.c["form"].item(entry))
+            ):
                 continue
             if not rounded:
                 return entry
@@ -245,22 +241,27 @@ class StoreIndex:
         c, to_visit, visits = self.c, [KvChain((), 0, root)], 0
         while to_visit and visits < VISITS_MAX:
             at = to_visit.pop()
-            rest = view[4 * at.end:]
+            rest = view[4 * at.end :]
             if at.end % STORED_PAGE_TOKENS or not rest:
                 continue
             lengths = [n for n in self._short if 4 * n <= len(rest)]
             lengths += [STORED_PAGE_TOKENS] if len(rest) >= 4 * STORED_PAGE_TOKENS else []
             for length in lengths:
-                for entry in self._list(self.heads.get(head_of(at.chain, rest[:4 * length]), NO_ENTRY)):
+                for entry in self._list(self.heads.get(head_of(at.chain, rest[: 4 * length]), NO_ENTRY)):
                     visits += 1
                     count = c["tokens"].item(entry)
-                    if (exact and c["flags"].item(entry) & INEXACT) or (durable and not c["durable"][entry]) \
-                            or 4 * count > len(rest) or c["position"].item(entry) != at.end \
-                            or not knows(self.forms, c["form"].item(entry)):
+                    if (
+                        (exact and c["flags"].item(entry) & INEXACT)
+                        or (durable and not c["durable"][entry])
+                        or 4 * count > len(rest)
+                        or c["position"].item(entry) != at.end
+                        or not knows(self.forms, c["form"].item(entry))
+                    ):
                         continue
-                    chain = chain_of(at.chain, rest[:4 * count])
-                    if chain == c["chain"].item(entry) and \
-                            c["parent"].item(entry) == (at.entries[-1] if at.entries else NO_ENTRY):
+                    chain = chain_of(at.chain, rest[: 4 * count])
+                    if chain == c["chain"].item(entry) and c["parent"].item(entry) == (
+                        at.entries[-1] if at.entries else NO_ENTRY
+                    ):
                         path = KvChain((*at.entries, entry), at.end + count, chain)
                         to_visit.append(path)
                         yield path
@@ -308,13 +309,19 @@ class StoreIndex:
         rows = live.rows
         if not len(rows):
             return
-        pairs_bytes = np.concatenate([rows["namespace"].copy().view(np.uint8).reshape(-1, 16),
-                                      rows["salt"].copy().view(np.uint8).reshape(-1, 16)], axis=1)
+        pairs_bytes = np.concatenate(
+            [
+                rows["namespace"].copy().view(np.uint8).reshape(-1, 16),
+                rows["salt"].copy().view(np.uint8).reshape(-1, 16),
+            ],
+            axis=1,
+        )
         pairs = np.ascontiguousarray(pairs_bytes).view("V32").reshape(-1)
         _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
-        self.spaces = {(bytes(pairs_bytes[at, :16]), bytes(pairs_bytes[at, 16:])): number
-                       for number, at in enumerate(first)}
-        self.c["space"][:len(rows)] = which.reshape(-1)
+        self.spaces = {
+            (bytes(pairs_bytes[at, :16]), bytes(pairs_bytes[at, 16:])): number for number, at in enumerate(first)
+        }
+        self.c["space"][: len(rows)] = which.reshape(-1)
 
     def _load_snapshots(self, snapshots: Int64s, parents: Int64s) -> None:
         first, sibling = self.c["snapshot"], self.c["sibling"]
@@ -325,16 +332,34 @@ class StoreIndex:
             sibling[first[parents[entry]]] = entry
 
 
-def prefix_of(index: StoreIndex, snapshot: int, path: KvChain, tokens: bytes, salt: str | None, *,
-              remote: bool = False) -> StoredPrefix:
+def prefix_of(
+    index: StoreIndex, snapshot: int, path: KvChain, tokens: bytes, salt: str | None, *, remote: bool = False
+) -> StoredPrefix:
     c = index.c
-    spans = tuple(StoredSpan(c["number"].item(entry), entry, c["position"].item(entry),
-                             c["position"].item(entry) + c["tokens"].item(entry),
-                             c["payload"].item(entry), c["form"].item(entry)) for entry in path.entries)
+    spans = tuple(
+        StoredSpan(
+            c["number"].item(entry),
+            entry,
+            c["position"].item(entry),
+            c["position"].item(entry) + c["tokens"].item(entry),
+            c["payload"].item(entry),
+            c["form"].item(entry),
+        )
+        for entry in path.entries
+    )
     rounded = any(c["flags"].item(entry) & INEXACT for entry in (*path.entries, snapshot))
-    return StoredPrefix(c["number"].item(snapshot), snapshot, path.end, spans,
-                        c["payload"].item(snapshot), c["form"].item(snapshot), not rounded,
-                        tokens[:4 * path.end], remote, salt)
+    return StoredPrefix(
+        c["number"].item(snapshot),
+        snapshot,
+        path.end,
+        spans,
+        c["payload"].item(snapshot),
+        c["form"].item(snapshot),
+        not rounded,
+        tokens[: 4 * path.end],
+        remote,
+        salt,
+    )
 
 
 def snapshot_above(index: StoreIndex, path: KvChain, *, exact: bool) -> int:
@@ -354,12 +379,13 @@ def entries_of(prefix: StoredPrefix) -> list[tuple[int, int]]:
 def is_current(index: StoreIndex, prefix: StoredPrefix) -> bool:
     """Whether the entries of ``prefix`` still are its records."""
     c = index.c
-    return all(entry < index.length and c["kind"].item(entry) and c["number"].item(entry) == number
-               for entry, number in entries_of(prefix))
+    return all(
+        entry < index.length and c["kind"].item(entry) and c["number"].item(entry) == number
+        for entry, number in entries_of(prefix)
+    )
 
 
-def places_of(prefix: StoredPrefix, start: int,
-              page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
+def places_of(prefix: StoredPrefix, start: int, page_bytes: int) -> Iterator[tuple[StoredSpan, int, int]]:
     """The spans that a fetch from ``start`` on reads: each with the byte of the buffer where it begins, and
     its length there. A new form begins at a multiple of ``page_bytes``."""
     at, form = 0, EXACT_FORM
@@ -374,8 +400,7 @@ def places_of(prefix: StoredPrefix, start: int,
         at, form = at + span.payload_bytes - skipped, span.form
 
 
-def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int,
-             into: StagingBuffers) -> Iterator[RecordRead]:
+def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
     """Every KV record of the path, those before ``start`` for their tokens alone, and the state."""
     line = index.c["line"]
     kv, state = into.kv.cast("B"), into.state.cast("B")
@@ -385,9 +410,24 @@ def reads_of(index: StoreIndex, prefix: StoredPrefix, start: int,
         if span.record in places:
             at, length = places[span.record]
             assert at + length <= len(kv), "the staging buffer of KV is too small"
-            target, skip = kv[at:at + length], span.payload_bytes - length
-        yield RecordRead(span.entry, span.record, line.item(span.entry), span.start, span.end - span.start,
-                         span.payload_bytes, target, skip)
+            target, skip = kv[at : at + length], span.payload_bytes - length
+        yield RecordRead(
+            span.entry,
+            span.record,
+            line.item(span.entry),
+            span.start,
+            span.end - span.start,
+            span.payload_bytes,
+            target,
+            skip,
+        )
     assert prefix.state_bytes <= len(state), "the staging buffer of the state is too small"
-    yield RecordRead(prefix.entry, prefix.snapshot, line.item(prefix.entry), prefix.position, 0,
-                     prefix.state_bytes, state[:prefix.state_bytes])
+    yield RecordRead(
+        prefix.entry,
+        prefix.snapshot,
+        line.item(prefix.entry),
+        prefix.position,
+        0,
+        prefix.state_bytes,
+        state[: prefix.state_bytes],
+    )

@@ -75,16 +75,16 @@ def row_of(**fields: Any) -> bytes:
 
 def header_row(generation: int) -> bytes:
     """The first row of a rows file: magic, format version, generation."""
-    body = (MAGIC + FORMAT_VERSION.to_bytes(4, "little") + bytes(4)
-            + generation.to_bytes(8, "little")).ljust(ROW_BYTES - 8, b"\0")
+    body = (MAGIC + FORMAT_VERSION.to_bytes(4, "little") + bytes(4) + generation.to_bytes(8, "little")).ljust(
+        ROW_BYTES - 8, b"\0"
+    )
     return body + xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
 def header_generation(row: bytes) -> int | None:
     """The generation in a header row; None where it is no header of this format version."""
     version = int.from_bytes(row[16:20], "little")
-    if len(row) != ROW_BYTES or not row.startswith(MAGIC) or version != FORMAT_VERSION \
-            or not hash_matches(row):
+    if len(row) != ROW_BYTES or not row.startswith(MAGIC) or version != FORMAT_VERSION or not hash_matches(row):
         return None
     return int.from_bytes(row[24:32], "little")
 
@@ -96,19 +96,21 @@ def hash_matches(row: bytes | memoryview) -> bool:
 def parse_rows(content: bytes | memoryview) -> tuple[LedgerRows, npt.NDArray[np.bool_]]:
     """(rows, which of them have the right hash); bytes past the last whole row are left out."""
     count = len(content) // ROW_BYTES
-    view = memoryview(content)[:count * ROW_BYTES]
+    view = memoryview(content)[: count * ROW_BYTES]
     rows = np.frombuffer(view, dtype=ROW)
     digest, body = xxh3_64_intdigest, ROW_BYTES - 8
-    hashes = np.fromiter((digest(view[at:at + body]) for at in range(0, len(view), ROW_BYTES)),
-                         dtype=np.uint64, count=count)
+    hashes = np.fromiter(
+        (digest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), dtype=np.uint64, count=count
+    )
     return rows, hashes == rows["row_hash"]
 
 
 def with_hashes(rows: LedgerRows) -> bytes:
     """The bytes of ``rows``, each with its hash; the array is changed."""
     view, body = memoryview(rows.tobytes()), ROW_BYTES - 8
-    rows["row_hash"] = np.fromiter((xxh3_64_intdigest(view[at:at + body])
-                                    for at in range(0, len(view), ROW_BYTES)), np.uint64, len(rows))
+    rows["row_hash"] = np.fromiter(
+        (xxh3_64_intdigest(view[at : at + body]) for at in range(0, len(view), ROW_BYTES)), np.uint64, len(rows)
+    )
     return rows.tobytes()
 
 
@@ -128,7 +130,7 @@ def chain_of(parent_chain: int, tokens: bytes | memoryview) -> int:
 
 def head_of(parent_chain: int, tokens: bytes | memoryview) -> int:
     """``chain_of`` of at most the first 16 of ``tokens``."""
-    return chain_of(parent_chain, memoryview(tokens)[:4 * STORED_PAGE_TOKENS])
+    return chain_of(parent_chain, memoryview(tokens)[: 4 * STORED_PAGE_TOKENS])
 
 
 def payload_checksum(payload: bytes | memoryview) -> bytes:
@@ -222,25 +224,34 @@ def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[Ledge
         size = disk.size(rows_handle)
         content = bytearray(size)
         disk.read(rows_handle, memoryview(content), 0)
-        if header_generation(bytes(content[:ROW_BYTES])) != generation \
-                and not parse_rows(memoryview(content)[ROW_BYTES:])[1].any():
+        if (
+            header_generation(bytes(content[:ROW_BYTES])) != generation
+            and not parse_rows(memoryview(content)[ROW_BYTES:])[1].any()
+        ):
             disk.close(rows_handle)
             continue
         tokens_handle = opened(directory / tokens_name)
         count = size // ROW_BYTES
-        return LedgerFiles(disk, directory, generation, rows_handle, tokens_handle, count,
-                           disk.size(tokens_handle)), bytes(memoryview(content)[ROW_BYTES:])
+        return LedgerFiles(
+            disk, directory, generation, rows_handle, tokens_handle, count, disk.size(tokens_handle)
+        ), bytes(memoryview(content)[ROW_BYTES:])
     return None
 
 
-def create_ledger(directory: Path, disk: OsDisk, generation: int, rows: bytes,
-                  tokens: Iterable[bytes]) -> LedgerFiles:
+def create_ledger(directory: Path, disk: OsDisk, generation: int, rows: bytes, tokens: Iterable[bytes]) -> LedgerFiles:
     """Writes a generation whole and makes it the newest. The rows file gets its name last."""
     rows_name, tokens_name = file_names(generation)
     tokens_bytes = disk.write_pieces(directory / tokens_name, tokens)
     disk.write_file(directory / rows_name, header_row(generation) + rows)
-    return LedgerFiles(disk, directory, generation, disk.open_existing(directory / rows_name),
-                       disk.open_existing(directory / tokens_name), len(rows) // ROW_BYTES + 1, tokens_bytes)
+    return LedgerFiles(
+        disk,
+        directory,
+        generation,
+        disk.open_existing(directory / rows_name),
+        disk.open_existing(directory / tokens_name),
+        len(rows) // ROW_BYTES + 1,
+        tokens_bytes,
+    )
 
 
 def remove_other_generations(directory: Path, disk: OsDisk, generation: int) -> None:

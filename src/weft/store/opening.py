@@ -126,8 +126,9 @@ def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirec
     volumes = Volumes(disk, path / VOLUMES_FOLDER, lock is not None)
     try:
         blocks, broken = volumes.scan()
-        notes += [f"{path / VOLUMES_FOLDER / name} is no volume of this format; its records are lost"
-                  for name in broken]
+        notes += [
+            f"{path / VOLUMES_FOLDER / name} is no volume of this format; its records are lost" for name in broken
+        ]
         ledger, live = read_ledger(path, disk, blocks, writable=lock is not None)
     except OSError as error:
         raise ConfigError(f"--store {path}: {error.strerror or error}", param=PARAM) from None
@@ -137,8 +138,9 @@ def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirec
     return OpenDirectory(path, disk, lock, secret, ledger, live, volumes, blocks, notes)
 
 
-def read_ledger(path: Path, disk: OsDisk, volume_blocks: dict[int, int], *,
-                writable: bool) -> tuple[LedgerFiles | None, LiveRows | None]:
+def read_ledger(
+    path: Path, disk: OsDisk, volume_blocks: dict[int, int], *, writable: bool
+) -> tuple[LedgerFiles | None, LiveRows | None]:
     """The newest generation and its live rows. A writer creates the first one. Raises OSError."""
     try:
         opened = open_ledger(path, disk, writable=writable)
@@ -172,8 +174,11 @@ def _prepare(path: Path, disk: OsDisk) -> None:
         own = (LOCK_FILE, SECRET_FILE, VOLUMES_FOLDER, NAMESPACES_FOLDER)
         strangers = [name for name in disk.names(path) if name not in own and not name.endswith(".tmp")]
         if strangers:
-            raise ConfigError(f"--store {path}: the directory has other files ({strangers[0]}) and is no "
-                              "store; name an empty or a new directory", param=PARAM)
+            raise ConfigError(
+                f"--store {path}: the directory has other files ({strangers[0]}) and is no "
+                "store; name an empty or a new directory",
+                param=PARAM,
+            )
     disk.make_directory(path / VOLUMES_FOLDER)
     disk.make_directory(path / NAMESPACES_FOLDER)
     if not disk.exists(path / STORE_FILE):
@@ -185,11 +190,15 @@ def _check_format(path: Path, disk: OsDisk) -> None:
     try:
         version = json.loads(content)["format"]
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"--store {path}: {STORE_FILE} is damaged; it must say "
-                          f'{{"format": {FORMAT_VERSION}}}', param=PARAM) from None
+        raise ConfigError(
+            f'--store {path}: {STORE_FILE} is damaged; it must say {{"format": {FORMAT_VERSION}}}', param=PARAM
+        ) from None
     if version != FORMAT_VERSION:
-        raise ConfigError(f"--store {path}: has format {version}, and this weft reads format "
-                          f"{FORMAT_VERSION}; name another directory", param=PARAM)
+        raise ConfigError(
+            f"--store {path}: has format {version}, and this weft reads format "
+            f"{FORMAT_VERSION}; name another directory",
+            param=PARAM,
+        )
 
 
 def _take_lock(path: Path, disk: OsDisk, notes: list[str]) -> int | None:

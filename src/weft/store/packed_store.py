@@ -112,9 +112,17 @@ class PackedStore:
     """``stored_page_bytes`` and ``state_bytes`` of an exact record in memory. ``packs`` False: only what is
     packed already is unpacked. ``clock`` measures fetches."""
 
-    def __init__(self, store: Store, stored_page_bytes: int, state_bytes: int, *, queue_bytes: int,
-                 packs: bool = True, threads: int | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        stored_page_bytes: int,
+        state_bytes: int,
+        *,
+        queue_bytes: int,
+        packs: bool = True,
+        threads: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.store = store
         self.raw_bytes = self.packed_bytes = 0
         """Of records that were packed so far: before and after."""
@@ -148,26 +156,45 @@ class PackedStore:
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         below = self.store.match(salt, tokens, above)
-        if below is None or not (
-                below.state_form == PACKED or any(span.form == PACKED for span in below.spans)):
+        if below is None or not (below.state_form == PACKED or any(span.form == PACKED for span in below.spans)):
             return below
-        spans = tuple(span if span.form != PACKED else replace(
-            span, form=EXACT_FORM, stored_bytes=span.payload_bytes,
-            payload_bytes=ceil_div(span.end - span.start, STORED_PAGE_TOKENS) * self._stored_page_bytes)
-            for span in below.spans)
+        spans = tuple(
+            span
+            if span.form != PACKED
+            else replace(
+                span,
+                form=EXACT_FORM,
+                stored_bytes=span.payload_bytes,
+                payload_bytes=ceil_div(span.end - span.start, STORED_PAGE_TOKENS) * self._stored_page_bytes,
+            )
+            for span in below.spans
+        )
         state_bytes, form, stored = below.state_bytes, below.state_form, 0
         if form == PACKED:
             state_bytes, form, stored = self._state_bytes, EXACT_FORM, below.state_bytes
-        return UnpackedPrefix(below.snapshot, below.entry, below.position, spans, state_bytes, form,
-                              below.exact, below.tokens, below.remote, below.salt,
-                              stored_state_bytes=stored, below=below)
+        return UnpackedPrefix(
+            below.snapshot,
+            below.entry,
+            below.position,
+            spans,
+            state_bytes,
+            form,
+            below.exact,
+            below.tokens,
+            below.remote,
+            below.salt,
+            stored_state_bytes=stored,
+            below=below,
+        )
 
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         if not isinstance(prefix, UnpackedPrefix) or prefix.below is None:
             return self.store.fetch(prefix, start, into)
         wanted = [span for span in prefix.below.spans if span.end > start]
-        spare = StagingBuffers(np.empty(sum(span.payload_bytes for span in wanted), np.uint8).data,
-                               np.empty(prefix.below.state_bytes, np.uint8).data)
+        spare = StagingBuffers(
+            np.empty(sum(span.payload_bytes for span in wanted), np.uint8).data,
+            np.empty(prefix.below.state_bytes, np.uint8).data,
+        )
         begin = wanted[0].start if wanted else start
         ticket = self.store.fetch(prefix.below, begin, spare)
         self._fetches[ticket] = _Fetch(prefix, start, into, spare, self._clock())
@@ -182,12 +209,12 @@ class PackedStore:
         at, stored = 0, {}
         for span in below.spans:
             if span.end > fetch.start:
-                stored[span.record] = fetch.spare.kv.cast("B")[at:at + span.payload_bytes], span.form
+                stored[span.record] = fetch.spare.kv.cast("B")[at : at + span.payload_bytes], span.form
                 at += span.payload_bytes
         for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes):
             source, form = stored[span.record]
-            tasks.append(_task(source, form, into[at:at + length], span.payload_bytes))
-        state = fetch.into.state.cast("B")[:prefix.state_bytes]
+            tasks.append(_task(source, form, into[at : at + length], span.payload_bytes))
+        state = fetch.into.state.cast("B")[: prefix.state_bytes]
         tasks.append(_task(fetch.spare.state.cast("B"), below.state_form, state, prefix.state_bytes))
         fetch.event, fetch.left = event, len(tasks)
         self._unpacking.append(fetch)
@@ -196,8 +223,7 @@ class PackedStore:
 
     # ------------------------------------------------------------------ writing
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         offer = self.store.offer(salt, tokens, position, exact=exact)
         if offer is None or not self._puts:
             return offer
@@ -207,24 +233,45 @@ class PackedStore:
                 continue
             if put.tokens == content:
                 return None
-            ends = [piece.end for piece in put.kv
-                    if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)]
-            covered = max((end for end in ends if offer.start < end <= position
-                           and put.tokens[:4 * end] == content[:4 * end]), default=offer.start)
+            ends = [
+                piece.end for piece in put.kv if piece.end % STORED_PAGE_TOKENS == 0 or 4 * piece.end == len(content)
+            ]
+            covered = max(
+                (end for end in ends if offer.start < end <= position and put.tokens[: 4 * end] == content[: 4 * end]),
+                default=offer.start,
+            )
             above = len(put.tokens) // 4 if content.startswith(put.tokens) else 0
             offer = PutOffer(covered, position, max(offer.above, above))
         return offer
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
         self._ticket += 1
-        put = _Put(Ticket(self._ticket), salt, token_bytes(tokens[:position]),
-                   [KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv],
-                   state.cast("B"), state_form, exact, seconds)
+        put = _Put(
+            Ticket(self._ticket),
+            salt,
+            token_bytes(tokens[:position]),
+            [KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv],
+            state.cast("B"),
+            state_form,
+            exact,
+            seconds,
+        )
         forms = [*(piece.form for piece in put.kv), state_form]
         if not self._puts and not (self._packs and EXACT_FORM in forms):
-            return self.store.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds,
-                                  state_form=state_form)
+            return self.store.put(
+                salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form
+            )
         if self._waiting_bytes + put.nbytes > self._queue_bytes:
             return None
         self._waiting_bytes += put.nbytes
@@ -234,7 +281,7 @@ class PackedStore:
             packs = self._packs and form == EXACT_FORM
             parts = range(0, len(payload), PART_BYTES) if packs else range(0)
             put.parts.append([None] * len(parts))
-            tasks += [(record, number, payload[at:at + PART_BYTES]) for number, at in enumerate(parts)]
+            tasks += [(record, number, payload[at : at + PART_BYTES]) for number, at in enumerate(parts)]
         put.left = len(tasks)
         if not tasks:
             put.packed = [None] * len(forms)
@@ -246,13 +293,22 @@ class PackedStore:
         """Every record of ``put`` is packed. An event if the store refuses it."""
         assert put.packed is not None
         self._waiting_bytes -= put.nbytes
-        pieces = [piece if packed is None else KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
-                  for piece, packed in zip(put.kv, put.packed[:-1], strict=True)]
+        pieces = [
+            piece if packed is None else KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
+            for piece, packed in zip(put.kv, put.packed[:-1], strict=True)
+        ]
         last = put.packed[-1]
         state, form = (put.state, put.state_form) if last is None else (memoryview(last), PACKED)
-        ticket = self.store.put(put.salt, np.frombuffer(put.tokens, "<u4").astype(np.int32),
-                                len(put.tokens) // 4, pieces, state, exact=put.exact, seconds=put.seconds,
-                                state_form=form)
+        ticket = self.store.put(
+            put.salt,
+            np.frombuffer(put.tokens, "<u4").astype(np.int32),
+            len(put.tokens) // 4,
+            pieces,
+            state,
+            exact=put.exact,
+            seconds=put.seconds,
+            state_form=form,
+        )
         self.raw_bytes += put.nbytes
         self.packed_bytes += sum(len(piece.payload) for piece in pieces) + len(state)
         if ticket is None:
@@ -292,8 +348,13 @@ class PackedStore:
     def stats(self) -> StoreStats:
         stats = self.store.stats()
         damaged = {**stats.damaged, "packing": self._damaged} if self._damaged else stats.damaged
-        return replace(stats, queued_bytes=stats.queued_bytes + self._waiting_bytes, damaged=damaged,
-                       raw_bytes=self.raw_bytes, packed_bytes=self.packed_bytes)
+        return replace(
+            stats,
+            queued_bytes=stats.queued_bytes + self._waiting_bytes,
+            damaged=damaged,
+            raw_bytes=self.raw_bytes,
+            packed_bytes=self.packed_bytes,
+        )
 
     def close(self) -> None:
         end_s = time.monotonic() + FINAL_PACKING_S
@@ -329,15 +390,17 @@ def _joined(payload: memoryview, parts: list[bytes], count: int) -> bytes | None
 
 def _task(source: memoryview, form: int, target: memoryview, whole_bytes: int) -> Callable[[], None]:
     """Fills ``target`` with the last bytes of a record of ``whole_bytes``."""
+
     def run() -> None:
         if form != PACKED:
-            target[:] = source[len(source) - len(target):]
+            target[:] = source[len(source) - len(target) :]
         elif len(target) == whole_bytes:
             unpack(source, target)
         else:
             whole = np.empty(whole_bytes, np.uint8)
             unpack(source, whole.data)
-            target[:] = whole.data[whole_bytes - len(target):]
+            target[:] = whole.data[whole_bytes - len(target) :]
+
     return run
 
 

@@ -65,7 +65,7 @@ def pack_part(part: memoryview) -> bytes:
     """The chunks of ``part``, which begins at a multiple of CHUNK_BYTES of its payload."""
     chunks: list[bytes] = []
     for at in range(0, len(part), CHUNK_BYTES):
-        chunk = np.frombuffer(part[at:at + CHUNK_BYTES], np.uint8)
+        chunk = np.frombuffer(part[at : at + CHUNK_BYTES], np.uint8)
         encoding = _encoding_of(chunk)
         pieces = [chunk.tobytes()] if encoding == AS_IS else _encoded(chunk, encoding)
         size = sum(map(len, pieces))
@@ -87,10 +87,10 @@ def unpack(content: memoryview, into: memoryview) -> None:
         raise PackingError("another length")
     at = HEADER_BYTES
     for begin in range(0, len(into), CHUNK_BYTES):
-        target = np.frombuffer(into[begin:begin + CHUNK_BYTES], np.uint8)
-        word = int.from_bytes(content[at:at + 4], "little")
+        target = np.frombuffer(into[begin : begin + CHUNK_BYTES], np.uint8)
+        word = int.from_bytes(content[at : at + 4], "little")
         encoding, size = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
-        source = content[at + 4:at + 4 + size]
+        source = content[at + 4 : at + 4 + size]
         if len(source) != size:
             raise PackingError("a chunk is cut")
         _decode(np.frombuffer(source, np.uint8), encoding, target)
@@ -102,7 +102,7 @@ def unpack(content: memoryview, into: memoryview) -> None:
 def _encoding_of(chunk: Uint8s) -> int:
     """The encoding in which samples of ``chunk`` are smallest."""
     distance = max(_SAMPLE_BYTES, chunk.size // _SAMPLES // 4 * 4)
-    sample = np.concatenate([chunk[at:at + _SAMPLE_BYTES] for at in range(0, max(1, chunk.size), distance)])
+    sample = np.concatenate([chunk[at : at + _SAMPLE_BYTES] for at in range(0, max(1, chunk.size), distance)])
     best, encoding = sample.size * _WORTH, AS_IS
     for tried in (WORDS_2, WORDS_4):
         if chunk.size % (2 * tried) == 0 and sample.size % (2 * tried) == 0 and sample.size:
@@ -153,12 +153,17 @@ def _decode(source: Uint8s, encoding: int, target: Uint8s) -> None:
         raise PackingError("a chunk has another length")
     if encoding == WORDS_2:
         rest = source[:count].astype(np.uint16)
-        target.view("<u2")[:] = (exponents.astype(np.uint16) << 7 | rest & np.uint16(0x7F)
-                                 | (rest & np.uint16(0x80)) << 8)
+        target.view("<u2")[:] = (
+            exponents.astype(np.uint16) << 7 | rest & np.uint16(0x7F) | (rest & np.uint16(0x80)) << 8
+        )
         return
-    high = source[2 * count:plain].astype(np.uint32)
-    target.view("<u4")[:] = (exponents.astype(np.uint32) << 23 | (high & np.uint32(0x80)) << 24
-                             | (high & np.uint32(0x7F)) << 16 | source[:2 * count].view("<u2"))
+    high = source[2 * count : plain].astype(np.uint32)
+    target.view("<u4")[:] = (
+        exponents.astype(np.uint32) << 23
+        | (high & np.uint32(0x80)) << 24
+        | (high & np.uint32(0x7F)) << 16
+        | source[: 2 * count].view("<u2")
+    )
 
 
 def _of_thread() -> _Coders:

@@ -113,12 +113,21 @@ class NoStore:
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         raise AssertionError("nothing is stored here")
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         return None
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
         return None
 
     def poll(self) -> list[StoreEvent]:
@@ -139,8 +148,17 @@ class PeerStore:
     ``state_bytes``: of stored pages and states. ``chunk_tokens``: a prompt is sent in pieces of at least so
     many. ``clock`` gives seconds. ``wire``: None until ``plug``."""
 
-    def __init__(self, store: Store, namespace: bytes, *, page_bytes: int, state_bytes: int,
-                 chunk_tokens: int, inbox_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        namespace: bytes,
+        *,
+        page_bytes: int,
+        state_bytes: int,
+        chunk_tokens: int,
+        inbox_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
         self.store = store
         self.namespace = namespace
         self.inbox = Inbox(namespace, inbox_bytes, clock)
@@ -176,8 +194,9 @@ class PeerStore:
             self._ended.append((request_id, "too many handoffs wait"))
             return
         start -= start % STORED_PAGE_TOKENS
-        self._orders[request_id] = _Order(request_id, address, salt, token_bytes(tokens), start, start,
-                                          len(tokens), moved_s=self._clock())
+        self._orders[request_id] = _Order(
+            request_id, address, salt, token_bytes(tokens), start, start, len(tokens), moved_s=self._clock()
+        )
 
     def prompt_of(self, request_id: str) -> tuple[str, Int32s] | None:
         order = self._orders.get(request_id)
@@ -219,10 +238,15 @@ class PeerStore:
         that is a chunk further than what was sent."""
         position = len(tokens)
         for order in self._orders.values():
-            is_due = position == order.last or (position - order.sent >= self.chunk_tokens
-                                                and not order.failed and position < order.last)
-            if is_due and order.sent < position and order.salt == (salt or "") and order.tokens.startswith(
-                    token_bytes(tokens)):
+            is_due = position == order.last or (
+                position - order.sent >= self.chunk_tokens and not order.failed and position < order.last
+            )
+            if (
+                is_due
+                and order.sent < position
+                and order.salt == (salt or "")
+                and order.tokens.startswith(token_bytes(tokens))
+            ):
                 return order
         return None
 
@@ -256,19 +280,29 @@ class PeerStore:
             self.inbox.drop(prefix)
         self._copies.put(StoreEvent(ticket, "fetched" if copied else "missing", nbytes=copied))
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         order = self._wanting(salt, tokens[:position])
         if order is None or order.failed:
             return self.store.offer(salt, tokens, position, exact=exact)
         return PutOffer(order.sent - order.sent % STORED_PAGE_TOKENS, position, order.sent)
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
         order = self._wanting(salt, tokens[:position])
         if order is None or order.failed or not kv or kv[0].start > order.sent:
-            ticket = self.store.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds,
-                                    state_form=state_form)
+            ticket = self.store.put(
+                salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form
+            )
             if order is not None and order.failed and ticket is not None:
                 order.in_flight, order.sent = order.in_flight + 1, position
                 self._stored[ticket] = order
@@ -276,8 +310,9 @@ class PeerStore:
         assert self.wire is not None
         pieces = [(one.start, one.end, one.form, one.payload.cast("B")) for one in kv]
         pieces.append((position, position, state_form, state.cast("B")))
-        parcel = parcel_of(self.namespace, order.request_id, salt, token_bytes(tokens[:position]),
-                           kv[0].start, pieces, exact=exact)
+        parcel = parcel_of(
+            self.namespace, order.request_id, salt, token_bytes(tokens[:position]), kv[0].start, pieces, exact=exact
+        )
         ticket = Ticket(next(self._tickets))
         self._sends[ticket] = order, parcel.nbytes
         order.sent, order.in_flight, order.moved_s = position, order.in_flight + 1, self._clock()
@@ -306,7 +341,7 @@ class PeerStore:
         if outcome.reason:
             order.failed = order.failed or outcome.reason
             if self.store.stats().writable:
-                order.sent = 0   # the own store may take it whole
+                order.sent = 0  # the own store may take it whole
             else:
                 self._end(order, order.failed)
             return StoreEvent(Ticket(outcome.ticket), "dropped", outcome.reason, nbytes)
@@ -322,9 +357,19 @@ class PeerStore:
 
     def link_stats(self) -> LinkStats:
         rate = self._bytes / self._seconds if self._seconds else LINK_BYTES_S
-        return LinkStats(self._sent_bytes, self.inbox.received_bytes, self._well, self._badly,
-                         self.inbox.refused, rate, LINK_LATENCY_S, self._page_bytes, self._state_bytes,
-                         self.chunk_tokens, self.inbox.limit_bytes)
+        return LinkStats(
+            self._sent_bytes,
+            self.inbox.received_bytes,
+            self._well,
+            self._badly,
+            self.inbox.refused,
+            rate,
+            LINK_LATENCY_S,
+            self._page_bytes,
+            self._state_bytes,
+            self.chunk_tokens,
+            self.inbox.limit_bytes,
+        )
 
     def close(self) -> None:
         self._copier.shutdown(wait=True, cancel_futures=True)

@@ -39,10 +39,15 @@ class PruneResult:
     moved_bytes: int
 
 
-def prune(path: Path, *, size_bytes: int | None, without: Collection[bytes] = (),
-          numbers: Collection[int] = (),
-          progress: Callable[[int, int], None] = lambda done, total: None,
-          disk: OsDisk | None = None) -> PruneResult:
+def prune(
+    path: Path,
+    *,
+    size_bytes: int | None,
+    without: Collection[bytes] = (),
+    numbers: Collection[int] = (),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    disk: OsDisk | None = None,
+) -> PruneResult:
     """Drops the namespaces of ``without``, and the records ``numbers`` with all that needs them. Evicts down
     to ``size_bytes`` of payload, and gives back what is free. Raises ConfigError, and BusyError while a
     server writes to the directory."""
@@ -60,8 +65,13 @@ def prune(path: Path, *, size_bytes: int | None, without: Collection[bytes] = ()
         opened.close()
 
 
-def _pruned(opened: OpenDirectory, size_bytes: int | None, without: Collection[bytes],
-            numbers: Collection[int], progress: Callable[[int, int], None]) -> PruneResult:
+def _pruned(
+    opened: OpenDirectory,
+    size_bytes: int | None,
+    without: Collection[bytes],
+    numbers: Collection[int],
+    progress: Callable[[int, int], None],
+) -> PruneResult:
     live, ledger = opened.live, opened.ledger
     assert live is not None
     assert ledger is not None
@@ -71,9 +81,13 @@ def _pruned(opened: OpenDirectory, size_bytes: int | None, without: Collection[b
         live = _down_to(live, size_bytes)
     rows, volumes, moved = _packed(opened, live, progress)
     live = replace(live, rows=rows)
-    create_ledger(opened.path, opened.disk, ledger.generation + 1, compacted_rows(live),
-                  (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"]))
-                   for row in live.rows if row["kind"] == KV))
+    create_ledger(
+        opened.path,
+        opened.disk,
+        ledger.generation + 1,
+        compacted_rows(live),
+        (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) for row in live.rows if row["kind"] == KV),
+    )
     remove_other_generations(opened.path, opened.disk, ledger.generation + 1)
     for volume in opened.volume_blocks.keys() - volumes:
         opened.volumes.remove(volume)
@@ -105,19 +119,24 @@ def _down_to(live: LiveRows, size_bytes: int) -> LiveRows:
     least = max(1, excess // PRUNE_ROUNDS)
     while excess > 0 and (removed := evict(index, min(excess, least), ())):
         excess -= sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
-    return _selected(live, index.c["kind"][:index.length] != 0)
+    return _selected(live, index.c["kind"][: index.length] != 0)
 
 
 def _selected(live: LiveRows, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> LiveRows:
     place = np.cumsum(keep) - 1
     parents = live.parents[keep]
-    return replace(live, rows=live.rows[keep], lines=live.lines[keep], uses=live.uses[keep],
-                   parents=np.where(parents >= 0, place[np.maximum(parents, 0)], parents))
+    return replace(
+        live,
+        rows=live.rows[keep],
+        lines=live.lines[keep],
+        uses=live.uses[keep],
+        parents=np.where(parents >= 0, place[np.maximum(parents, 0)], parents),
+    )
 
 
-def _packed(opened: OpenDirectory, live: LiveRows,
-            progress: Callable[[int, int], None]) -> tuple[np.ndarray[tuple[int], np.dtype[np.void]],
-                                                           set[int], int]:
+def _packed(
+    opened: OpenDirectory, live: LiveRows, progress: Callable[[int, int], None]
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.void]], set[int], int]:
     """(rows with their new places, volumes that are still needed, bytes moved)."""
     rows = live.rows.copy()
     stored = np.flatnonzero(rows["payload_bytes"])
@@ -129,8 +148,10 @@ def _packed(opened: OpenDirectory, live: LiveRows,
     for volume in chosen:
         extents.add_volume(volume, opened.volume_blocks[volume])
         mine = stored[rows["volume"][stored] == volume]
-        extents.take_known(volume, sorted((int(rows["offset"][at]) // BLOCK_BYTES,
-                                           blocks_for(int(rows["payload_bytes"][at]))) for at in mine))
+        extents.take_known(
+            volume,
+            sorted((int(rows["offset"][at]) // BLOCK_BYTES, blocks_for(int(rows["payload_bytes"][at]))) for at in mine),
+        )
     to_move = [int(at) for at in stored if int(rows["volume"][at]) not in chosen]
     to_move.sort(key=lambda at: -int(rows["payload_bytes"][at]))
     moved, touched = 0, set()

@@ -82,15 +82,17 @@ class RecordFetch:
 class FetchThreads:
     """``finished`` is called once for each fetch, in a thread."""
 
-    def __init__(self, source: PayloadSource, finished: Callable[[RecordFetch], None], *,
-                 threads: int = THREADS) -> None:
+    def __init__(
+        self, source: PayloadSource, finished: Callable[[RecordFetch], None], *, threads: int = THREADS
+    ) -> None:
         self._source, self._finished = source, finished
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._unfinished = 0
         """Tasks that are queued or under way."""
-        self._threads = [threading.Thread(target=self._work, name=f"store-read-{number}", daemon=True)
-                         for number in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"store-read-{number}", daemon=True) for number in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -131,8 +133,11 @@ class FetchThreads:
                 row = fetch.ledger.read_row(record.line, record.number)
                 if int(row["payload_bytes"]) != record.payload_bytes or int(row["tokens"]) != record.count:
                     raise LedgerError("row")
-                if record.count and fetch.ledger.read_tokens(int(row["tokens_at"]), record.count) != \
-                        fetch.tokens[4 * record.begin:4 * (record.begin + record.count)]:
+                if (
+                    record.count
+                    and fetch.ledger.read_tokens(int(row["tokens_at"]), record.count)
+                    != fetch.tokens[4 * record.begin : 4 * (record.begin + record.count)]
+                ):
                     raise LedgerError("tokens")
             except LedgerError as error:
                 fetch.failure = ("damaged", str(error), record.entry, record.number)
@@ -159,7 +164,7 @@ class FetchThreads:
                 if payload_checksum(target) != row["checksum"].tobytes():
                     failure = ("damaged", "checksum", record.entry, record.number)
                 elif record.skip_bytes:
-                    record.into[:] = target[record.skip_bytes:]
+                    record.into[:] = target[record.skip_bytes :]
         except OSError as error:
             failure = ("missing", reason_of(error), record.entry, record.number)
         with fetch.lock:

@@ -58,8 +58,7 @@ class StoreCounters(StoreCounts):
 class StoreRecords:
     """See the essay. ``events`` are read by ``poll``."""
 
-    def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes,
-                 disk_free_bytes: int) -> None:
+    def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes, disk_free_bytes: int) -> None:
         self._opened = opened
         self.index, self._namespace = StoreIndex(options.forms), namespace
         self._changes_before = 0
@@ -158,10 +157,17 @@ class StoreRecords:
         counts = {one.name: getattr(counters, one.name) for one in fields(StoreCounts)}
         counts |= {"damaged": dict(counters.damaged), "dropped": dict(counters.dropped)}
         return StoreStats(
-            **counts, path=str(self._opened.path), writable=self.writer is not None, snapshots=snapshots,
-            kv_records=int((kinds == KV).sum()), stored_bytes=self.space.used_bytes,
-            capacity_bytes=self.space.capacity_bytes, queued_bytes=queued_bytes,
-            notes=tuple(self._opened.notes), others=int(by_space.sum()) - snapshots)
+            **counts,
+            path=str(self._opened.path),
+            writable=self.writer is not None,
+            snapshots=snapshots,
+            kv_records=int((kinds == KV).sum()),
+            stored_bytes=self.space.used_bytes,
+            capacity_bytes=self.space.capacity_bytes,
+            queued_bytes=queued_bytes,
+            notes=tuple(self._opened.notes),
+            others=int(by_space.sum()) - snapshots,
+        )
 
     def _count_use(self, fetch: RecordFetch, seconds: float) -> None:
         snapshot = fetch.records[-1]
@@ -232,8 +238,12 @@ class StoreRecords:
         c = self.index.c
         while True:
             length = self.index.length
-            inside = np.flatnonzero((c["kind"][:length] != 0) & (c["volume"][:length] == volume)
-                                    & (c["payload"][:length] > 0) & c["durable"][:length])
+            inside = np.flatnonzero(
+                (c["kind"][:length] != 0)
+                & (c["volume"][:length] == volume)
+                & (c["payload"][:length] > 0)
+                & c["durable"][:length]
+            )
             if not len(inside):
                 return
             self.counters.damaged["volume"] += 1
@@ -259,5 +269,6 @@ def _space_of(opened: OpenDirectory, options: StoreOptions, index: StoreIndex, f
     capacity = options.capacity_bytes or allocated + max(0, free - options.reserve_bytes) // 2
     places = np.stack([c[name][:length].astype(np.int64) for name in ("volume", "block", "payload")], axis=1)
     last_volume = opened.live.last_volume if opened.live is not None else -1
-    return Space.of(capacity, options.reserve_bytes, free, options.volume_bytes, opened.volume_blocks,
-                    last_volume + 1, places)
+    return Space.of(
+        capacity, options.reserve_bytes, free, options.volume_bytes, opened.volume_blocks, last_volume + 1, places
+    )

@@ -47,8 +47,7 @@ class LiveRows:
     dropped: dict[str, int]
 
 
-def live_rows(rows: LedgerRows, valid: Bools, *, volume_blocks: Mapping[int, int],
-              tokens_bytes: int) -> LiveRows:
+def live_rows(rows: LedgerRows, valid: Bools, *, volume_blocks: Mapping[int, int], tokens_bytes: int) -> LiveRows:
     """``volume_blocks``: blocks of each volume that is usable."""
     lines = np.arange(1, len(rows) + 1, dtype=np.int64)
     records = rows
@@ -108,9 +107,9 @@ def _placed(records: LedgerRows, volume_blocks: Mapping[int, int]) -> Bools:
 
 def _has_tokens(records: LedgerRows, tokens_bytes: int) -> Bools:
     counts = records["tokens"].astype(np.uint64)
-    inside = (records["tokens_at"] <= np.uint64(tokens_bytes)) & \
-        (counts * np.uint64(4) <= np.uint64(tokens_bytes) - np.minimum(records["tokens_at"],
-                                                                       np.uint64(tokens_bytes)))
+    inside = (records["tokens_at"] <= np.uint64(tokens_bytes)) & (
+        counts * np.uint64(4) <= np.uint64(tokens_bytes) - np.minimum(records["tokens_at"], np.uint64(tokens_bytes))
+    )
     whole = (counts >= 1) & (counts <= RECORD_TOKENS_MAX) & (records["position"] % STORED_PAGE_TOKENS == 0)
     answer: Bools = np.where(records["kind"] == KV, inside & whole, True)
     return answer
@@ -143,9 +142,14 @@ def _parents(records: LedgerRows) -> Int64s:
     safe = np.minimum(at, len(records) - 1)
     end = records["position"].astype(np.int64) + records["tokens"]
     spaces = _halves(records)
-    fits = ((at < len(records)) & (numbers[safe] == records["parent"]) & (records["kind"][safe] == KV)
-            & (safe < np.arange(len(records))) & (end[safe] == records["position"])
-            & (spaces[safe] == spaces).all(axis=1))
+    fits = (
+        (at < len(records))
+        & (numbers[safe] == records["parent"])
+        & (records["kind"][safe] == KV)
+        & (safe < np.arange(len(records)))
+        & (end[safe] == records["position"])
+        & (spaces[safe] == spaces).all(axis=1)
+    )
     root = (records["parent"] == 0) & (records["kind"] == KV) & (records["position"] == 0)
     answer: Int64s = np.where(root, -1, np.where(fits, safe.astype(np.int64), -2))
     return answer
@@ -155,7 +159,7 @@ def _halves(records: LedgerRows) -> npt.NDArray[np.uint64]:
     """[records, 4]: namespace and salt as numbers, which compare faster than bytes."""
     begin = ROW.fields["namespace"][1] if ROW.fields is not None else 0
     words = np.ascontiguousarray(records).view(np.uint64).reshape(len(records), -1)
-    return words[:, begin // 8:begin // 8 + 4]
+    return words[:, begin // 8 : begin // 8 + 4]
 
 
 def _connected(records: LedgerRows) -> tuple[Bools, Int64s]:

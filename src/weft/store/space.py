@@ -136,13 +136,26 @@ class Space:
     """Blocks that come back once their retirement is durable."""
 
     @classmethod
-    def of(cls, capacity_bytes: int, reserve_bytes: int, disk_free_bytes: int, volume_bytes: int | None,
-           volumes: dict[int, int], next_volume: int, places: npt.NDArray[np.int64]) -> Space:
+    def of(
+        cls,
+        capacity_bytes: int,
+        reserve_bytes: int,
+        disk_free_bytes: int,
+        volume_bytes: int | None,
+        volumes: dict[int, int],
+        next_volume: int,
+        places: npt.NDArray[np.int64],
+    ) -> Space:
         """``places``: [records, 3], volume, first block and payload bytes of every live record. Numbers of
         volumes are never used again, because rows may still name a volume that is lost."""
         size = volume_bytes or max(VOLUME_BYTES_LEAST, capacity_bytes // VOLUMES_WANTED)
-        space = cls(capacity_bytes, reserve_bytes, size // BLOCK_BYTES * BLOCK_BYTES, disk_free_bytes,
-                    next_volume=max([next_volume, *(volume + 1 for volume in volumes)]))
+        space = cls(
+            capacity_bytes,
+            reserve_bytes,
+            size // BLOCK_BYTES * BLOCK_BYTES,
+            disk_free_bytes,
+            next_volume=max([next_volume, *(volume + 1 for volume in volumes)]),
+        )
         for volume, blocks in sorted(volumes.items()):
             space.volumes[volume] = blocks
             space.extents.add_volume(volume, blocks)
@@ -221,8 +234,7 @@ class Space:
         created.append((volume, count))
         return True
 
-    def _undo(self, sizes: Sequence[int], places: list[tuple[int, int]],
-              created: list[tuple[int, int]]) -> None:
+    def _undo(self, sizes: Sequence[int], places: list[tuple[int, int]], created: list[tuple[int, int]]) -> None:
         for (volume, first), size in zip(places, sizes, strict=False):
             if size:
                 self.extents.give(volume, first, blocks_for(size))
@@ -254,8 +266,12 @@ def volume_name(volume: int) -> str:
 
 
 def volume_header(volume: int, blocks: int) -> bytes:
-    body = (VOLUME_MAGIC + FORMAT_VERSION.to_bytes(4, "little") + volume.to_bytes(4, "little")
-            + blocks.to_bytes(8, "little")).ljust(BLOCK_BYTES - 8, b"\0")
+    body = (
+        VOLUME_MAGIC
+        + FORMAT_VERSION.to_bytes(4, "little")
+        + volume.to_bytes(4, "little")
+        + blocks.to_bytes(8, "little")
+    ).ljust(BLOCK_BYTES - 8, b"\0")
     return body + xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
@@ -323,8 +339,7 @@ class Volumes:
         with self._opening:
             if volume not in self._handles:
                 path = self.directory / volume_name(volume)
-                self._handles[volume] = \
-                    self.disk.open_existing(path) if self.writable else self.disk.open_read(path)
+                self._handles[volume] = self.disk.open_existing(path) if self.writable else self.disk.open_read(path)
             return self._handles[volume]
 
     def remove(self, volume: int) -> None:

@@ -104,15 +104,13 @@ def verify(path: Path, progress: Progress, disk: OsDisk | None = None) -> Verify
         return result
 
 
-def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult,
-              progress: Progress) -> list[tuple[int, str]]:
+def _suspects(opened: OpenDirectory, live: LiveRows, result: VerifyResult, progress: Progress) -> list[tuple[int, str]]:
     assert opened.ledger is not None
     suspects: list[tuple[int, str]] = []
     chains: list[int] = []
     for done, (row, parent) in enumerate(zip(live.rows, live.parents.tolist(), strict=True)):
         progress(done, len(live.rows))
-        chain = chains[parent] if parent >= 0 else \
-            root_chain(row["namespace"].tobytes(), row["salt"].tobytes())
+        chain = chains[parent] if parent >= 0 else root_chain(row["namespace"].tobytes(), row["salt"].tobytes())
         reason = ""
         try:
             if row["kind"] == KV:
@@ -143,29 +141,48 @@ def _survey(opened: OpenDirectory) -> StoreSurvey:
         for namespace in np.unique(live.rows["namespace"]):
             mask = live.rows["namespace"] == namespace
             name = namespace.tobytes().hex()
-            models.append(_totals(name, functools.partial(opened.disk.read_file, folder / f"{name}.json"),
-                                  live.rows[mask], int(live.uses[mask].sum())))
+            models.append(
+                _totals(
+                    name,
+                    functools.partial(opened.disk.read_file, folder / f"{name}.json"),
+                    live.rows[mask],
+                    int(live.uses[mask].sum()),
+                )
+            )
     payloads = live.rows["payload_bytes"] if live is not None else np.zeros(0, dtype=np.uint64)
     used = int(((payloads + np.uint64(BLOCK_BYTES - 1)) // np.uint64(BLOCK_BYTES)).sum()) * BLOCK_BYTES
     return StoreSurvey(
-        str(opened.path), tuple(sorted(models, key=lambda one: -one.payload_bytes)),
-        len(opened.volume_blocks), sum(opened.volume_blocks.values()) * BLOCK_BYTES, used,
-        ledger.row_count - 1 if ledger is not None else 0, ledger.generation if ledger is not None else 0,
-        dict(live.dropped) if live is not None else {}, _holder(opened), tuple(opened.notes))
+        str(opened.path),
+        tuple(sorted(models, key=lambda one: -one.payload_bytes)),
+        len(opened.volume_blocks),
+        sum(opened.volume_blocks.values()) * BLOCK_BYTES,
+        used,
+        ledger.row_count - 1 if ledger is not None else 0,
+        ledger.generation if ledger is not None else 0,
+        dict(live.dropped) if live is not None else {},
+        _holder(opened),
+        tuple(opened.notes),
+    )
 
 
-def _totals(namespace: str, read_facts: Callable[[], bytes], rows: LedgerRows,
-            restores: int = 0) -> ModelTotals:
+def _totals(namespace: str, read_facts: Callable[[], bytes], rows: LedgerRows, restores: int = 0) -> ModelTotals:
     """Of the rows of one namespace; ``read_facts`` reads its JSON."""
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         facts = json.loads(read_facts())
     kv = rows["kind"] == KV
     return ModelTotals(
-        namespace, str(facts.get("model", "unknown")), int((rows["kind"] == SNAPSHOT).sum()),
-        int(kv.sum()), int(rows["tokens"][kv].sum()), int(rows["payload_bytes"].sum()),
-        int((rows["salt"] != np.void(bytes(16))).sum()), int((rows["flags"] & INEXACT != 0).sum()),
-        restores, facts)
+        namespace,
+        str(facts.get("model", "unknown")),
+        int((rows["kind"] == SNAPSHOT).sum()),
+        int(kv.sum()),
+        int(rows["tokens"][kv].sum()),
+        int(rows["payload_bytes"].sum()),
+        int((rows["salt"] != np.void(bytes(16))).sum()),
+        int((rows["flags"] & INEXACT != 0).sum()),
+        restores,
+        facts,
+    )
 
 
 def _holder(opened: OpenDirectory) -> str:
@@ -232,8 +249,11 @@ class _Contents:
     def named_by(self, segment: str) -> set[str]:
         """Keys of the payloads that the rows of ``segment`` name."""
         namespace = segment.split("/")[2]
-        return {f"{ROOT}records/{namespace}/{row['checksum'].tobytes().hex()}-{int(row['payload_bytes'])}"
-                for row in self.rows[segment] if row["payload_bytes"]}
+        return {
+            f"{ROOT}records/{namespace}/{row['checksum'].tobytes().hex()}-{int(row['payload_bytes'])}"
+            for row in self.rows[segment]
+            if row["payload_bytes"]
+        }
 
     def named(self) -> set[str]:
         """Keys of the payloads that any row names."""
@@ -242,6 +262,7 @@ class _Contents:
 
 def _answered(call: Callable[Concatenate[Bucket, P], T]) -> Callable[Concatenate[Bucket, P], T]:
     """A bucket that does not answer, or refuses, is a ConfigError in its words."""
+
     @functools.wraps(call)
     def answer(bucket: Bucket, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -260,11 +281,14 @@ def survey_bucket(bucket: Bucket) -> BucketSurvey:
     by_namespace: dict[str, list[LedgerRows]] = {}
     for key, rows in contents.rows.items():
         by_namespace.setdefault(key.split("/")[2], []).append(rows)
-    models = [_bucket_totals(bucket, namespace, np.concatenate(parts))
-              for namespace, parts in by_namespace.items()]
-    return BucketSurvey(bucket.location, tuple(sorted(models, key=lambda one: -one.payload_bytes)),
-                        len(contents.segments), len(contents.payloads),
-                        sum(one.nbytes for one in contents.payloads.values()))
+    models = [_bucket_totals(bucket, namespace, np.concatenate(parts)) for namespace, parts in by_namespace.items()]
+    return BucketSurvey(
+        bucket.location,
+        tuple(sorted(models, key=lambda one: -one.payload_bytes)),
+        len(contents.segments),
+        len(contents.payloads),
+        sum(one.nbytes for one in contents.payloads.values()),
+    )
 
 
 @_answered
@@ -292,8 +316,11 @@ def prune_bucket(bucket: Bucket, *, size_bytes: int | None, progress: Progress) 
     """Raises ConfigError if the bucket does not answer or refuses to delete."""
     contents = _contents(bucket)
     now, named = datetime.now(UTC), contents.named()
-    going = {key for key, one in contents.payloads.items()
-             if key not in named and (now - one.modified).total_seconds() > YOUNG_S}
+    going = {
+        key
+        for key, one in contents.payloads.items()
+        if key not in named and (now - one.modified).total_seconds() > YOUNG_S
+    }
     left = sum(one.nbytes for key, one in contents.payloads.items() if key not in going)
     for key, one in sorted(contents.payloads.items(), key=lambda item: item[1].modified):
         if size_bytes is None or left <= size_bytes:
@@ -316,8 +343,7 @@ def remove_from_bucket(bucket: Bucket, namespaces: Collection[str], progress: Pr
     segments = [key for key in contents.segments if key.split("/")[2] in namespaces]
     for key in [*segments, *(f"{ROOT}namespaces/{one}.json" for one in namespaces)]:
         bucket.delete(key)
-    return _removed(bucket, contents, {key for key in contents.payloads if key.split("/")[2] in namespaces},
-                    progress)
+    return _removed(bucket, contents, {key for key in contents.payloads if key.split("/")[2] in namespaces}, progress)
 
 
 def _removed(bucket: Bucket, contents: _Contents, keys: Collection[str], progress: Progress) -> BucketPruned:
@@ -340,8 +366,7 @@ def _contents(bucket: Bucket) -> _Contents:
             damaged.append(key)
         else:
             rows[key] = parsed
-    return _Contents(rows, segments, tuple(damaged),
-                     {one.key: one for one in bucket.objects(f"{ROOT}records/")})
+    return _Contents(rows, segments, tuple(damaged), {one.key: one for one in bucket.objects(f"{ROOT}records/")})
 
 
 def _bucket_totals(bucket: Bucket, namespace: str, rows: LedgerRows) -> ModelTotals:

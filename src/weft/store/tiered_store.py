@@ -27,15 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import ConfigError
-from weft.memory.prefix_store import (
-    KvPiece,
-    PrefixTokens,
-    PutOffer,
-    StagingBuffers,
-    StoredPrefix,
-    StoreEvent,
-    Ticket,
-)
+from weft.memory.prefix_store import KvPiece, PrefixTokens, PutOffer, StagingBuffers, StoredPrefix, StoreEvent, Ticket
 from weft.memory.usage import StoreStats
 from weft.store.bucket import Bucket, is_bucket, record_key
 from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
@@ -81,8 +73,15 @@ class TieredStore:
         self._remote_ledger = RemoteLedger(folder, opened.disk)
         self._outcomes: queue.SimpleQueue[RecordFetch | RemoteIndex] = queue.SimpleQueue()
         self._reader = FetchThreads(BucketSource(bucket, local.identity.digest.hex()), self._outcomes.put)
-        self.uploads = BucketThread(bucket, local.identity, self._remote_ledger, opened.volumes,
-                                    self._outcomes.put, refresh_s=refresh_s, forms=local.records.index.forms)
+        self.uploads = BucketThread(
+            bucket,
+            local.identity,
+            self._remote_ledger,
+            opened.volumes,
+            self._outcomes.put,
+            refresh_s=refresh_s,
+            forms=local.records.index.forms,
+        )
         self._fetches: dict[Ticket, RemoteFetch] = {}
         self._puts: dict[Ticket, tuple[str | None, bytes, bool]] = {}
         self._restored: dict[Ticket, StoredPrefix] = {}
@@ -97,8 +96,9 @@ class TieredStore:
         if root is None or not self.bucket.available:
             return near
         content = token_bytes(tokens)
-        hit = self.remote.deepest(root[1], content, above=near.position if near is not None else above,
-                                  exact=self.local.exact)
+        hit = self.remote.deepest(
+            root[1], content, above=near.position if near is not None else above, exact=self.local.exact
+        )
         if hit is None:
             return near
         return prefix_of(self.remote, *hit, content, salt, remote=True)
@@ -118,19 +118,33 @@ class TieredStore:
             self.local.records.events.append(StoreEvent(ticket, "missing", "evicted"))
             return ticket
         self._fetches[ticket] = RemoteFetch(prefix, start, into)
-        self._reader.submit(RecordFetch(ticket, self._remote_ledger,
-                                        tuple(reads_of(self.remote, prefix, start, into)), prefix.tokens,
-                                        time.monotonic()))
+        self._reader.submit(
+            RecordFetch(
+                ticket,
+                self._remote_ledger,
+                tuple(reads_of(self.remote, prefix, start, into)),
+                prefix.tokens,
+                time.monotonic(),
+            )
+        )
         return ticket
 
-    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
-              exact: bool) -> PutOffer | None:
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
         return self.local.offer(salt, tokens, position, exact=exact)
 
-    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
-            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
-        ticket = self.local.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds,
-                                state_form=state_form)
+    def put(
+        self,
+        salt: str | None,
+        tokens: PrefixTokens,
+        position: int,
+        kv: Sequence[KvPiece],
+        state: memoryview,
+        *,
+        exact: bool,
+        seconds: float = 0.0,
+        state_form: int = 0,
+    ) -> Ticket | None:
+        ticket = self.local.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds, state_form=state_form)
         if ticket is not None:
             self._puts[ticket] = (salt, token_bytes(tokens[:position]), exact)
         return ticket
@@ -165,19 +179,32 @@ class TieredStore:
 
     def stats(self) -> StoreStats:
         counts = dict(self.uploads.counts)
-        held = int((self.remote.c["kind"][:self.remote.length] == SNAPSHOT).sum())
+        held = int((self.remote.c["kind"][: self.remote.length] == SNAPSHOT).sum())
         stats = self.local.stats()
         fault = self.bucket.fault
-        away: tuple[str, ...] = () if not fault else \
-            (f"{self.bucket.location} does not answer: {fault}; uploads wait",)
+        away: tuple[str, ...] = () if not fault else (f"{self.bucket.location} does not answer: {fault}; uploads wait",)
         if counts.get("segments_left_out"):
-            away += (f"the ledger of {self.bucket.location} is larger than "
-                     f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} of its "
-                     f"segments are left out; `weft store prune {self.bucket.location}` makes it smaller",)
-        return replace(stats, path=self.bucket.location, notes=(*stats.notes, *away), remote={
-            **counts, "snapshots": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
-            "failures": self.failures, "waiting_uploads": self.uploads.waiting,
-            "lost_uploads": self.uploads.lost}, bucket_fault=fault, unreachable_s=self.bucket.unreachable_s)
+            away += (
+                f"the ledger of {self.bucket.location} is larger than "
+                f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} of its "
+                f"segments are left out; `weft store prune {self.bucket.location}` makes it smaller",
+            )
+        return replace(
+            stats,
+            path=self.bucket.location,
+            notes=(*stats.notes, *away),
+            remote={
+                **counts,
+                "snapshots": held,
+                "hits": self.hits,
+                "fetched_bytes": self.fetched_bytes,
+                "failures": self.failures,
+                "waiting_uploads": self.uploads.waiting,
+                "lost_uploads": self.uploads.lost,
+            },
+            bucket_fault=fault,
+            unreachable_s=self.bucket.unreachable_s,
+        )
 
     def close(self) -> None:
         self.uploads.close(FINAL_WRITES_S)
@@ -211,14 +238,22 @@ class TieredStore:
         if offer is None or offer.start < fetch.start:
             return
         kv = memoryview(bytes(fetch.into.kv))
-        pieces = [KvPiece(span.start, span.end, kv[at:at + length], span.form)
-                  for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
-                  if span.start >= offer.start]
+        pieces = [
+            KvPiece(span.start, span.end, kv[at : at + length], span.form)
+            for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
+            if span.start >= offer.start
+        ]
         if (pieces[0].start if pieces else prefix.position) != offer.start:
             return
-        ticket = self.local.put(salt, tokens, prefix.position, pieces,
-                                memoryview(bytes(fetch.into.state[:prefix.state_bytes])), exact=prefix.exact,
-                                state_form=prefix.state_form)
+        ticket = self.local.put(
+            salt,
+            tokens,
+            prefix.position,
+            pieces,
+            memoryview(bytes(fetch.into.state[: prefix.state_bytes])),
+            exact=prefix.exact,
+            state_form=prefix.state_form,
+        )
         if ticket is not None:
             self._copies.add(ticket)
 
@@ -241,22 +276,25 @@ class TieredStore:
     def _in_bucket(self, prefix: StoredPrefix) -> bool:
         """Whether this process has uploaded it, or the bucket's index has the same prefix."""
         chain, c = self.local.records.index.c["chain"][prefix.entry], self.remote.c
-        return prefix.snapshot in self.uploads.sent or \
-            bool(((c["chain"] == chain) & (c["kind"] == SNAPSHOT)).any())
+        return prefix.snapshot in self.uploads.sent or bool(((c["chain"] == chain) & (c["kind"] == SNAPSHOT)).any())
 
     def _submit_entries(self, index: StoreIndex, snapshot: int, path: KvChain) -> None:
         c, ledger = index.c, self.local.records.ledger
         assert ledger is not None
         assert snapshot != NO_ENTRY
-        self.uploads.submit(UploadJob(ledger, tuple((c["number"].item(entry), c["line"].item(entry))
-                                                    for entry in (*path.entries, snapshot))))
+        self.uploads.submit(
+            UploadJob(
+                ledger, tuple((c["number"].item(entry), c["line"].item(entry)) for entry in (*path.entries, snapshot))
+            )
+        )
 
 
 CACHE_FOLDER = "~/.cache/weft/store"
 
 
-def open_store(location: str | Path, identity: NamespaceIdentity,
-               options: StoreOptions) -> DirectoryStore | TieredStore:
+def open_store(
+    location: str | Path, identity: NamespaceIdentity, options: StoreOptions
+) -> DirectoryStore | TieredStore:
     """Raises ConfigError that names the place and what to change. A directory that another process writes
     to, or without permission to write, is opened for reading; ``stats().notes`` says so."""
     if not is_bucket(str(location)):
@@ -264,8 +302,10 @@ def open_store(location: str | Path, identity: NamespaceIdentity,
     bucket = Bucket(str(location))
     fault = bucket.check()
     if fault and options.required:
-        raise ConfigError(f"--store {location} does not answer: {fault}; without cache.store_required the "
-                          "server starts all the same", param=PARAM)
+        raise ConfigError(
+            f"--store {location} does not answer: {fault}; without cache.store_required the server starts all the same",
+            param=PARAM,
+        )
     local = open_local(cache_directory(str(location), options), identity, options)
     return TieredStore(local, bucket, refresh_s=options.refresh_s)
 
@@ -277,8 +317,9 @@ def cache_directory(location: str, options: StoreOptions) -> Path:
     return Path(CACHE_FOLDER).expanduser() / hashlib.sha256(location.encode()).hexdigest()[:16]
 
 
-def open_local(directory: Path, identity: NamespaceIdentity, options: StoreOptions, *,
-               disk: OsDisk | None = None) -> DirectoryStore:
+def open_local(
+    directory: Path, identity: NamespaceIdentity, options: StoreOptions, *, disk: OsDisk | None = None
+) -> DirectoryStore:
     disk = disk or OsDisk()
     opened = open_directory(directory, disk)
     if opened.writable:

@@ -107,8 +107,11 @@ class Upkeep:
             newest = max(generations(path, disk), default=0)
             known = (ledger.generation, ledger.row_count) if ledger is not None else (0, 0)
             blocks, _ = self.opened.volumes.scan()
-            fresh, live = read_ledger(path, disk, blocks, writable=False) \
-                if newest != known[0] or _grown(ledger, disk) else (None, None)
+            fresh, live = (
+                read_ledger(path, disk, blocks, writable=False)
+                if newest != known[0] or _grown(ledger, disk)
+                else (None, None)
+            )
         except OSError:
             return
         finally:
@@ -128,9 +131,13 @@ def compact(ledger: LedgerFiles, volume_blocks: dict[int, int]) -> Compacted:
     rows, valid, _ = valid_rows(ledger.read_rows_from(1))
     live = live_rows(rows, valid, volume_blocks=volume_blocks, tokens_bytes=ledger.tokens_bytes)
     generation = ledger.generation + 1
-    fresh = create_ledger(ledger.directory, ledger.disk, generation, compacted_rows(live),
-                          (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"]))
-                           for row in live.rows if row["kind"] == KV))
+    fresh = create_ledger(
+        ledger.directory,
+        ledger.disk,
+        generation,
+        compacted_rows(live),
+        (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) for row in live.rows if row["kind"] == KV),
+    )
     remove_other_generations(ledger.directory, ledger.disk, generation)
     return Compacted(fresh, live.rows["number"].copy(), np.arange(1, len(live.rows) + 1, dtype=np.int64))
 

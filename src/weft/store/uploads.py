@@ -67,19 +67,27 @@ SEGMENT_BYTES_MAX = 1 << 30
 
 def segment_of(rows: list[bytes], tokens: bytes) -> bytes:
     body = b"".join(rows) + tokens
-    return (SEGMENT_MAGIC + FORMAT_VERSION.to_bytes(4, "little") + len(rows).to_bytes(4, "little")
-            + len(tokens).to_bytes(8, "little") + xxh3_64_intdigest(body).to_bytes(8, "little") + body)
+    return (
+        SEGMENT_MAGIC
+        + FORMAT_VERSION.to_bytes(4, "little")
+        + len(rows).to_bytes(4, "little")
+        + len(tokens).to_bytes(8, "little")
+        + xxh3_64_intdigest(body).to_bytes(8, "little")
+        + body
+    )
 
 
 def rows_of_segment(content: bytes) -> LedgerRows | None:
     """The rows; None for bytes that are no segment, or whose tokens do not lie inside."""
     head, body = content[:HEADER_BYTES], content[HEADER_BYTES:]
     count, token_bytes = int.from_bytes(head[20:24], "little"), int.from_bytes(head[24:32], "little")
-    if not head.startswith(SEGMENT_MAGIC + FORMAT_VERSION.to_bytes(4, "little")) \
-            or len(body) != count * ROW_BYTES + token_bytes \
-            or xxh3_64_intdigest(body) != int.from_bytes(head[32:40], "little"):
+    if (
+        not head.startswith(SEGMENT_MAGIC + FORMAT_VERSION.to_bytes(4, "little"))
+        or len(body) != count * ROW_BYTES + token_bytes
+        or xxh3_64_intdigest(body) != int.from_bytes(head[32:40], "little")
+    ):
         return None
-    rows, valid = parse_rows(body[:count * ROW_BYTES])
+    rows, valid = parse_rows(body[: count * ROW_BYTES])
     ends = rows["tokens_at"].astype(np.float64) + 4.0 * rows["tokens"]
     return rows if valid.all() and (ends <= token_bytes).all() else None
 
@@ -111,8 +119,7 @@ class RemoteLedger:
         for name in names:
             writer, _, number = name.removesuffix(".seg").rpartition("-")
             try:
-                self._append(f"{writer}/{number}.seg", self._disk.read_file(self._folder / name),
-                             self._folder / name)
+                self._append(f"{writer}/{number}.seg", self._disk.read_file(self._folder / name), self._folder / name)
             except OSError:
                 continue
 
@@ -179,8 +186,7 @@ class RemoteLedger:
         fresh = range(self._count + 1, self._count + 1 + len(rows))
         known.update(zip(parsed["number"].tolist(), fresh, strict=True))
         rows["number"] = np.asarray(fresh, dtype=np.uint64)
-        rows["parent"] = [known.get(parent, _NO_PARENT) if parent else 0
-                          for parent in rows["parent"].tolist()]
+        rows["parent"] = [known.get(parent, _NO_PARENT) if parent else 0 for parent in rows["parent"].tolist()]
         rows["volume"] = REMOTE_VOLUME
         blocks = (rows["payload_bytes"] + np.uint64(4095)) // np.uint64(4096)
         rows["offset"] = (np.cumsum(blocks) - blocks + np.uint64(1)) * np.uint64(4096) + self._end_of_places()
@@ -206,8 +212,9 @@ QUEUE_MAX = 1024
 SEGMENT_ROWS_MAX = 4096
 LOG_S = 60.0
 _log = logging.getLogger("weft.store")
-_COPIED = [name for name in ROW.names or ()
-           if name not in ("row_hash", "tokens_at", "volume", "offset", "uses", "reserved")]
+_COPIED = [
+    name for name in ROW.names or () if name not in ("row_hash", "tokens_at", "volume", "offset", "uses", "reserved")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +235,17 @@ class RemoteIndex:
 class BucketThread:
     """``counts`` are written by the thread and read by ``stats``."""
 
-    def __init__(self, bucket: Bucket, identity: NamespaceIdentity, ledger: RemoteLedger, volumes: Volumes,
-                 report: Callable[[RemoteIndex], None], *, refresh_s: float,
-                 forms: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        identity: NamespaceIdentity,
+        ledger: RemoteLedger,
+        volumes: Volumes,
+        report: Callable[[RemoteIndex], None],
+        *,
+        refresh_s: float,
+        forms: frozenset[int] | None = None,
+    ) -> None:
         self._forms = forms
         self._bucket, self._identity, self._ledger = bucket, identity, ledger
         self._volumes, self._report, self._refresh_s = volumes, report, refresh_s
@@ -299,12 +314,20 @@ class BucketThread:
     def _log_reachability(self) -> None:
         fault, now_s = self._bucket.fault, time.monotonic()
         if fault and now_s >= self._log_due_s:
-            _log.warning("%s does not answer: %s; %d uploads wait, %d were lost",
-                         self._bucket.location, fault, self.waiting, self.lost)
+            _log.warning(
+                "%s does not answer: %s; %d uploads wait, %d were lost",
+                self._bucket.location,
+                fault,
+                self.waiting,
+                self.lost,
+            )
             self._log_due_s, self._is_logged_away = now_s + LOG_S, True
         elif not fault and self._is_logged_away:
-            _log.warning("%s answers again; it was unreachable for %.0f s in all", self._bucket.location,
-                         self._bucket.unreachable_s)
+            _log.warning(
+                "%s answers again; it was unreachable for %.0f s in all",
+                self._bucket.location,
+                self._bucket.unreachable_s,
+            )
             self._is_logged_away = False
 
     def _upload(self) -> None:
@@ -333,8 +356,7 @@ class BucketThread:
                 continue
             try:
                 row = job.ledger.read_row(line, number)
-                tokens = job.ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) \
-                    if row["kind"] == KV else b""
+                tokens = job.ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"])) if row["kind"] == KV else b""
                 payload = memoryview(bytearray(int(row["payload_bytes"])))
                 if len(payload):
                     self._volumes.read_payload(row, payload)
@@ -349,8 +371,7 @@ class BucketThread:
             staged.append((number, row, tokens))
         for number, row, tokens in staged:
             fields = {name: row[name] for name in _COPIED}
-            self._rows.append(row_of(**fields, volume=REMOTE_VOLUME,
-                                     tokens_at=len(self._tokens) if tokens else 0))
+            self._rows.append(row_of(**fields, volume=REMOTE_VOLUME, tokens_at=len(self._tokens) if tokens else 0))
             self._tokens += tokens
             self.sent.add(number)
         self.counts["uploaded"] += 1

@@ -112,10 +112,18 @@ class WriteRate:
 class WriteThread:
     """``finished`` is called in the thread, once for each job, in order."""
 
-    def __init__(self, ledger: LedgerFiles, volumes: Volumes, finished: Callable[[WriteOutcome], None], *,
-                 bytes_per_second: float, queue_bytes_max: int, idle: Callable[[LedgerFiles], LedgerFiles],
-                 reads_first: Callable[[float], None] = lambda seconds: None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ledger: LedgerFiles,
+        volumes: Volumes,
+        finished: Callable[[WriteOutcome], None],
+        *,
+        bytes_per_second: float,
+        queue_bytes_max: int,
+        idle: Callable[[LedgerFiles], LedgerFiles],
+        reads_first: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
         self._reads_first = reads_first
         self._rate = WriteRate(bytes_per_second, clock)
@@ -210,8 +218,7 @@ class WriteThread:
             except OSError as error:
                 gone = (volume,) if error.errno == errno.ENOENT else ()
                 reason = _full_or_broken(error)
-                failures |= {job.ticket: WriteOutcome(job, (), reason, reason_of(error), gone)
-                             for job in users}
+                failures |= {job.ticket: WriteOutcome(job, (), reason, reason_of(error), gone) for job in users}
         self._commit([job for job in written if job.ticket not in failures], failures)
         for job in jobs:
             with self._wake:
@@ -225,8 +232,13 @@ class WriteThread:
             try:
                 self._volumes.create(volume, blocks)
             except OSError as error:
-                return WriteOutcome(job, (), _full_or_broken(error), reason_of(error),
-                               tuple(failed for failed, _ in job.new_volumes[at:]))
+                return WriteOutcome(
+                    job,
+                    (),
+                    _full_or_broken(error),
+                    reason_of(error),
+                    tuple(failed for failed, _ in job.new_volumes[at:]),
+                )
         if not job.needs.isdisjoint(self._failed):
             return WriteOutcome(job, reason="parent")
         for record in job.records:
@@ -239,7 +251,7 @@ class WriteThread:
 
     def _write_record(self, record: RecordWrite) -> None:
         for at in range(0, len(record.payload), PIECE_BYTES):
-            piece = record.payload[at:at + PIECE_BYTES]
+            piece = record.payload[at : at + PIECE_BYTES]
             self._wait_for_rate(len(piece))
             if not self._closing:
                 self._reads_first(READS_FIRST_S)
@@ -273,15 +285,21 @@ class WriteThread:
         tokens = bytearray()
         good: list[tuple[PutJob, int]] = []
         for job in jobs:
-            if job.needs & {r.number for one in failures.values() if isinstance(one.job, PutJob)
-                            for r in one.job.records}:
+            if job.needs & {
+                r.number for one in failures.values() if isinstance(one.job, PutJob) for r in one.job.records
+            }:
                 failures[job.ticket] = WriteOutcome(job, reason="parent")
                 continue
             good.append((job, len(rows)))
             for record in job.records:
-                rows.append(row_of(**record.row, number=record.number,
-                                   checksum=payload_checksum(record.payload),
-                                   tokens_at=self.ledger.tokens_bytes + len(tokens)))
+                rows.append(
+                    row_of(
+                        **record.row,
+                        number=record.number,
+                        checksum=payload_checksum(record.payload),
+                        tokens_at=self.ledger.tokens_bytes + len(tokens),
+                    )
+                )
                 tokens += record.tokens
         first, reason, detail = self._append(rows, bytes(tokens))
         for job, at in good:
@@ -325,8 +343,18 @@ class PutRequest:
         return sum(len(payload) for payload in self.payloads)
 
 
-def put_request(base: KvChain, tokens: bytes, kv: Sequence[KvPiece], state: memoryview, *, exact: bool,
-                seconds: float, state_form: int, namespace: bytes, salt: bytes) -> PutRequest:
+def put_request(
+    base: KvChain,
+    tokens: bytes,
+    kv: Sequence[KvPiece],
+    state: memoryview,
+    *,
+    exact: bool,
+    seconds: float,
+    state_form: int,
+    namespace: bytes,
+    salt: bytes,
+) -> PutRequest:
     """Checks that the pieces run from the end of ``base`` to the last token without gaps."""
     pieces = tuple(KvPiece(one.start, one.end, one.payload.cast("B"), one.form) for one in kv)
     at = base.end
@@ -339,8 +367,9 @@ def put_request(base: KvChain, tokens: bytes, kv: Sequence[KvPiece], state: memo
     return PutRequest(base, tokens, pieces, state.cast("B"), exact, seconds, state_form, namespace, salt)
 
 
-def records_of(request: PutRequest, index: StoreIndex, places: Sequence[tuple[int, int]],
-               first_number: int) -> tuple[RecordWrite, ...]:
+def records_of(
+    request: PutRequest, index: StoreIndex, places: Sequence[tuple[int, int]], first_number: int
+) -> tuple[RecordWrite, ...]:
     """The records with their rows; each gets an entry that is not durable yet."""
     flags = 0 if request.exact else INEXACT
     written = int(time.time()) & 0xFFFF_FFFF
@@ -350,24 +379,61 @@ def records_of(request: PutRequest, index: StoreIndex, places: Sequence[tuple[in
     parent_number = index.c["number"].item(parent_entry) if base.entries else 0
     chain, number = base.chain, first_number
     records: list[RecordWrite] = []
-    owned = {"flags": flags, "namespace": request.namespace, "salt": request.salt, "written": written,
-             "seconds": request.seconds}
+    owned = {
+        "flags": flags,
+        "namespace": request.namespace,
+        "salt": request.salt,
+        "written": written,
+        "seconds": request.seconds,
+    }
 
     def add(kind: int, place: tuple[int, int], payload: memoryview, content: bytes, **own: Any) -> int:
-        entry = index.add(parent=parent_entry, space=space, kind=kind, number=number, flags=flags,
-                          volume=place[0], block=place[1], payload=len(payload), seconds=request.seconds,
-                          **own)
-        row = {**owned, **own, "kind": kind, "parent": parent_number, "volume": place[0],
-               "offset": place[1] * BLOCK_BYTES, "payload_bytes": len(payload)}
+        entry = index.add(
+            parent=parent_entry,
+            space=space,
+            kind=kind,
+            number=number,
+            flags=flags,
+            volume=place[0],
+            block=place[1],
+            payload=len(payload),
+            seconds=request.seconds,
+            **own,
+        )
+        row = {
+            **owned,
+            **own,
+            "kind": kind,
+            "parent": parent_number,
+            "volume": place[0],
+            "offset": place[1] * BLOCK_BYTES,
+            "payload_bytes": len(payload),
+        }
         records.append(RecordWrite(entry, number, place[0], place[1], payload, content, row))
         return entry
 
     for piece, place in zip(request.pieces, places, strict=False):
-        tokens = request.tokens[4 * piece.start:4 * piece.end]
+        tokens = request.tokens[4 * piece.start : 4 * piece.end]
         head, chain = head_of(chain, tokens), chain_of(chain, tokens)
-        parent_entry = add(KV, place, piece.payload, tokens, head=head, chain=chain, position=piece.start,
-                           tokens=piece.end - piece.start, form=piece.form)
+        parent_entry = add(
+            KV,
+            place,
+            piece.payload,
+            tokens,
+            head=head,
+            chain=chain,
+            position=piece.start,
+            tokens=piece.end - piece.start,
+            form=piece.form,
+        )
         parent_number, number = number, number + 1
-    add(SNAPSHOT, places[-1], request.state, b"", chain=chain, position=len(request.tokens) // 4,
-        form=request.state_form)
+    add(
+        SNAPSHOT,
+        places[-1],
+        request.state,
+        b"",
+        chain=chain,
+        position=len(request.tokens) // 4,
+        form=request.state_form,
+    )
     return tuple(records)

@@ -81,7 +81,7 @@ class RowGroups:
             blocks = sum(ceil_div(len(numbers), BLOCK_ROWS) for numbers, _ in own)
         flat, at = np.full(blocks * (BLOCK_ROWS + 1), PAD, np.int64), 0
         for numbers, line in own:
-            if line is not None:   # else it has just gone, and its rows have ended
+            if line is not None:  # else it has just gone, and its rows have ended
                 first, count = at * BLOCK_ROWS, ceil_div(len(numbers), BLOCK_ROWS)
                 flat[first : first + len(numbers)] = numbers
                 flat[blocks * BLOCK_ROWS + at : blocks * BLOCK_ROWS + at + count] = line
@@ -111,8 +111,7 @@ class StepAdapters:
     by_count: Mapping[int, RowGroups]
 
     @classmethod
-    def of(cls, digests: Sequence[str], lengths: Sequence[int],
-           asked: Sequence[int] = ()) -> StepAdapters | None:
+    def of(cls, digests: Sequence[str], lengths: Sequence[int], asked: Sequence[int] = ()) -> StepAdapters | None:
         """``digests`` and ``lengths`` by run, in the order of the tokens; ``asked``: the run of each row that
         goes through the head. None for a step of the base model alone."""
         if not any(digests):
@@ -156,8 +155,10 @@ class ActiveAdapters:
 
     def recorded(self, digests: Sequence[str]) -> bool:
         """Whether graphs with adapters compute the rows of all ``digests``."""
-        return all(digest == BASE or (digest in self.lines and digest not in self.unfused
-                                      and digest not in self.unrecorded) for digest in digests)
+        return all(
+            digest == BASE or (digest in self.lines and digest not in self.unfused and digest not in self.unrecorded)
+            for digest in digests
+        )
 
     def of(self, rows: int) -> RowGroups:
         return _NO_GROUPS if self.step is None else self.step.by_count.get(rows, _NO_GROUPS)

@@ -93,8 +93,7 @@ class ChunkLayout:
 
 
 def pairwise_decay(sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``out[..., i, j] = exp(sums_i - sums_j)`` for j <= i, else 0. ``sums`` float64 [..., C], not growing.
-    """
+    """``out[..., i, j] = exp(sums_i - sums_j)`` for j <= i, else 0. ``sums`` float64 [..., C], not growing."""
     # Clamped from above too: for j > i the difference is positive and must not be exponentiated. Those
     # entries are then replaced by zeros, not multiplied.
     torch.sub(sums[..., :, None], sums[..., None, :], out=out)
@@ -145,9 +144,13 @@ def _lay_out(runs: Runs) -> ChunkLayout:
     for run in chosen:
         local = torch.arange(lead[run], lead[run] + runs.lengths[run], device=device)
         places.append((first_C[local // size] + row_of[run]) * size + local % size)
-    return ChunkLayout(size=size, chunk_count=sum(alive), order=tuple(order),
-                       steps=tuple(Step(first[c], alive[c], tuple(taps[c])) for c in range(len(alive))),
-                       place_T=torch.cat(places))
+    return ChunkLayout(
+        size=size,
+        chunk_count=sum(alive),
+        order=tuple(order),
+        steps=tuple(Step(first[c], alive[c], tuple(taps[c])) for c in range(len(alive))),
+        place_T=torch.cat(places),
+    )
 
 
 def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
@@ -156,8 +159,12 @@ def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
     # The C++ kernels go token by token: the same sums from anywhere, so a page will do. Resuming inside a
     # chunk would cut other chunks. The finer grid saves up to 48 tokens of a shared prefix: decision 0017.
     parts = [part for layer in spec.layers for part in layer.state]
-    sequential = (device.type == "cpu" and native.in_use() and spec.dtype in ("float32", "bfloat16")
-                  and all(map(_sequential, parts)))
+    sequential = (
+        device.type == "cpu"
+        and native.in_use()
+        and spec.dtype in ("float32", "bfloat16")
+        and all(map(_sequential, parts))
+    )
     return PAGE_TOKENS if sequential else CHUNK_TOKENS
 
 
@@ -171,5 +178,9 @@ def _sequential(part: StatePart) -> bool:
     *heads, lines, width = part.shape
     if not heads:  # Mamba-1: lines are channels
         return lines % native.LANES == 0 and width <= native.STATE_DIM_MAX
-    return (lines % native.LANES == 0 and lines <= native.KEY_DIM_MAX
-            and width % native.LANES == 0 and width <= native.STATE_DIM_MAX)
+    return (
+        lines % native.LANES == 0
+        and lines <= native.KEY_DIM_MAX
+        and width % native.LANES == 0
+        and width <= native.STATE_DIM_MAX
+    )

@@ -69,12 +69,11 @@ class GroupCollectives:
         self.calls = 0
 
     @classmethod
-    def open(cls, folder: Path, rank: int, size: int, device: torch.device,
-             timeout_s: float) -> GroupCollectives:
+    def open(cls, folder: Path, rank: int, size: int, device: torch.device, timeout_s: float) -> GroupCollectives:
         """Waits for all ranks. ``folder``: private, the same for all ranks, fresh for each group. Raises
         RuntimeError (torch's) where a rank does not come within ``timeout_s``."""
         timeout = timedelta(seconds=timeout_s)
-        backends: Any = distributed   # its types leave out what a build may lack
+        backends: Any = distributed  # its types leave out what a build may lack
         store = backends.FileStore(str(folder / "ranks"), size)
         store.set_timeout(timeout)
         if device.type == "cuda":

@@ -46,14 +46,18 @@ def choose_device(asked: str) -> torch.device:
         raise ConfigError(f"--device is {asked!r}; it may be auto, cpu, cuda or cuda:N", param="--device")
     why = _why_not()
     if why is not None:
-        raise ConfigError(f"--device is {asked}, which torch {torch.__version__} cannot use: {why}; install "
-                          "a driver and a build of torch for CUDA, or use --device cpu", param="--device")
+        raise ConfigError(
+            f"--device is {asked}, which torch {torch.__version__} cannot use: {why}; install "
+            "a driver and a build of torch for CUDA, or use --device cpu",
+            param="--device",
+        )
     count, wanted = torch.cuda.device_count(), int(number[1] or 0)
     if number[1] is None:
         wanted = torch.cuda.current_device()
     if wanted >= count:
-        raise ConfigError(f"--device is {asked}, and the last GPU of this machine is cuda:{count - 1}",
-                          param="--device")
+        raise ConfigError(
+            f"--device is {asked}, and the last GPU of this machine is cuda:{count - 1}", param="--device"
+        )
     use(torch.device("cuda", wanted))
     return torch.device("cuda", wanted)
 
@@ -101,7 +105,7 @@ def kernels_in_words() -> str:
     """The kernels that a GPU runs, for the start-up line."""
     if not gpu.in_use():
         return "torch" if gpu.INSTALLED else "torch (Triton is not installed)"
-    with contextlib.suppress(ImportError):   # no such distribution: some builds have another package name
+    with contextlib.suppress(ImportError):  # no such distribution: some builds have another package name
         return f"Triton {version('triton')}"
     return "Triton"
 
@@ -112,19 +116,25 @@ def remarks(device: torch.device) -> list[str]:
         return []
     said = []
     if not gpu.INSTALLED:
-        said.append("Triton is not installed, so the GPU runs torch's own operators, many times slower: "
-                    "pip install 'weft[gpu]'.")
+        said.append(
+            "Triton is not installed, so the GPU runs torch's own operators, many times slower: "
+            "pip install 'weft[gpu]'."
+        )
     versions = {"torch": str(torch.__version__)}
-    with contextlib.suppress(ImportError):   # no such distribution: some builds have another package name
+    with contextlib.suppress(ImportError):  # no such distribution: some builds have another package name
         versions["triton"] = version("triton")
     others = [f"{name} {have}" for name, have in versions.items() if not have.startswith(f"{TESTED[name]}.")]
     if others:
-        said.append(f"{' and '.join(others)}: the tests of this version of weft ran with torch "
-                    f"{TESTED['torch']} and Triton {TESTED['triton']} alone.")
+        said.append(
+            f"{' and '.join(others)}: the tests of this version of weft ran with torch "
+            f"{TESTED['torch']} and Triton {TESTED['triton']} alone."
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
-        said.append(f"{describe(device)} has compute capability {capability[0]}.{capability[1]}; the kernels "
-                    f"are made for {OLDEST[0]}.{OLDEST[1]} and newer.")
+        said.append(
+            f"{describe(device)} has compute capability {capability[0]}.{capability[1]}; the kernels "
+            f"are made for {OLDEST[0]}.{OLDEST[1]} and newer."
+        )
     return said
 
 
@@ -178,9 +188,13 @@ def recorded(device: torch.device, event: Any = None) -> Any:
     return event
 
 
-def wait_for(event: DeviceEvent, *, deadline_s: float = WAIT_MAX_S,
-             clock: Callable[[], float] = time.monotonic,
-             sleep: Callable[[float], None] = time.sleep) -> None:
+def wait_for(
+    event: DeviceEvent,
+    *,
+    deadline_s: float = WAIT_MAX_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Raises DeviceTimeoutError, and what ``query`` raises for an error of the device."""
     # Most waits are for work that is over.
     if event.query():
@@ -192,5 +206,6 @@ def wait_for(event: DeviceEvent, *, deadline_s: float = WAIT_MAX_S,
         if waited_s > deadline_s:
             raise DeviceTimeoutError(
                 f"the GPU has not finished its work in {deadline_s:g} s: a kernel hangs, or the card is "
-                "lost; the driver's log (dmesg) may say which")
+                "lost; the driver's log (dmesg) may say which"
+            )
         sleep(min(_PAUSE_MAX_S, max(_PAUSE_MIN_S, _PAUSE_SHARE * waited_s)))

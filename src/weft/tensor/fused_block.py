@@ -68,22 +68,25 @@ class FusedBlock:
         """The C++ object of this block if it can take ``x_TD`` [T, D]; else None."""
         if not (0 < x_TD.shape[0] <= MOST_ROWS and native.fits(x_TD) and x_TD.stride(1) == 1):
             return None
-        if any(bias is not None and isinstance(weight, JoinedWeight)
-               for weight, bias in ((self.first, self.first_bias), (self.second, self.second_bias))):
-            return None     # which is added to the rounded results of all parts
-        at = tuple(tuple(_address(part, x_TD) for part in _parts(weight))
-                   for weight in (self.first, self.second))
+        if any(
+            bias is not None and isinstance(weight, JoinedWeight)
+            for weight, bias in ((self.first, self.first_bias), (self.second, self.second_bias))
+        ):
+            return None  # which is added to the rounded results of all parts
+        at = tuple(tuple(_address(part, x_TD) for part in _parts(weight)) for weight in (self.first, self.second))
         if not all(map(all, at)):
             return None
         # A block is bound to the addresses of its weights; they move when a server sleeps and wakes.
         if self._at != at:
             # The C++ object holds addresses of these float32 copies, so they live as long as it.
-            self._biases = [None if bias is None else bias.float().contiguous()
-                            for bias in (self.first_bias, self.second_bias)]
+            self._biases = [
+                None if bias is None else bias.float().contiguous() for bias in (self.first_bias, self.second_bias)
+            ]
             self._adapted = [give() for give in self.adapted or [native.extension().AdaptedProduct] * 2]
             self._bound = native.extension().FusedBlock(
                 _product(self.first, self._biases[0], self._adapted[0]),
-                _product(self.second, self._biases[1], self._adapted[1]))
+                _product(self.second, self._biases[1], self._adapted[1]),
+            )
             self._at = at
         return self._bound
 
@@ -132,6 +135,7 @@ def _product(weight: Any, bias: torch.Tensor | None, adapted: Any) -> Any:
     for part in _parts(weight):
         order = part.order.data_ptr() if isinstance(part, OrderedWeight) else 0
         held = part.weight if isinstance(part, OrderedWeight) else part
-        parts.append((held.native(), False, 0) if isinstance(held, InTiles)
-                     else (linear.weight_of(held), held.exact, order))
+        parts.append(
+            (held.native(), False, 0) if isinstance(held, InTiles) else (linear.weight_of(held), held.exact, order)
+        )
     return parts, 0 if bias is None else bias.data_ptr(), adapted

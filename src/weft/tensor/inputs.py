@@ -48,9 +48,9 @@ class Runs:
     slots: list[int]
     fresh: list[bool]
     decode_count: int
-    starts_R: torch.Tensor       # int64
-    slots_R: torch.Tensor        # int64, PAD allowed
-    context_R: torch.Tensor      # int64: tokens visible after this step: start + length; 0 for PAD rows
+    starts_R: torch.Tensor  # int64
+    slots_R: torch.Tensor  # int64, PAD allowed
+    context_R: torch.Tensor  # int64: tokens visible after this step: start + length; 0 for PAD rows
     page_table_RP: torch.Tensor  # int32, PAD beyond the row's pages
     taps: tuple[TapPoint, ...] = ()
     verify_count: int = 0
@@ -95,8 +95,8 @@ class StepInputs:
     ``turns``: the positions by which rotary layers turn, int64 [T] or [3, T] (time, row and column), None
     where they are ``positions_T``. KV is always written by ``positions_T``."""
 
-    tokens_T: torch.Tensor      # int64; 0 for PAD rows
-    positions_T: torch.Tensor   # int64; PAD for PAD rows
+    tokens_T: torch.Tensor  # int64; 0 for PAD rows
+    positions_T: torch.Tensor  # int64; PAD for PAD rows
     runs: Runs
     asked: OutputRows | None = None
     adapters: StepAdapters | None = None
@@ -116,13 +116,25 @@ class StepInputs:
         device, count = self.tokens_T.device, len(ends)
         which_X = torch.tensor(asked.runs, dtype=torch.int64, device=device)
         of_rows = Runs(
-            offsets=list(range(count)), starts=ends, lengths=[1] * count,
-            slots=[runs.slots[run] for run in asked.runs], fresh=[False] * count, decode_count=count,
-            starts_R=torch.tensor(ends, dtype=torch.int64, device=device), slots_R=runs.slots_R[which_X],
-            context_R=runs.context_R[which_X], page_table_RP=runs.page_table_RP[which_X], padded=runs.padded)
-        return StepInputs(self.tokens_T[asked.rows_X], self.positions_T[asked.rows_X], of_rows,
-                          adapters=self.adapters,
-                          turns=None if self.turns is None else self.turns[..., asked.rows_X])
+            offsets=list(range(count)),
+            starts=ends,
+            lengths=[1] * count,
+            slots=[runs.slots[run] for run in asked.runs],
+            fresh=[False] * count,
+            decode_count=count,
+            starts_R=torch.tensor(ends, dtype=torch.int64, device=device),
+            slots_R=runs.slots_R[which_X],
+            context_R=runs.context_R[which_X],
+            page_table_RP=runs.page_table_RP[which_X],
+            padded=runs.padded,
+        )
+        return StepInputs(
+            self.tokens_T[asked.rows_X],
+            self.positions_T[asked.rows_X],
+            of_rows,
+            adapters=self.adapters,
+            turns=None if self.turns is None else self.turns[..., asked.rows_X],
+        )
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
         """The rows of ``x_TC`` [T, C] named by ``asked`` -> [X, C]; all rows where it is None."""

@@ -38,9 +38,13 @@ import torch
 from weft.spec import KvLayoutName
 from weft.units import PAGE_TOKENS
 
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16,
-                                  "float16": torch.float16, "float8_e4m3": torch.float8_e4m3fn,
-                                  "int8": torch.int8}
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
 """Names used by the torch-free half -> torch dtypes."""
 
 
@@ -50,15 +54,17 @@ def pack_of(dtype: torch.dtype) -> int:
     return 4 // dtype.itemsize
 
 
-def k_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
-                  layout: KvLayoutName = "vnni") -> tuple[int, int, int, int]:
+def k_block_shape(
+    kv_heads: int, head_dim: int, dtype: torch.dtype, layout: KvLayoutName = "vnni"
+) -> tuple[int, int, int, int]:
     pack = head_dim if layout == "rows" else pack_of(dtype)
     assert head_dim % pack == 0, f"head_dim {head_dim} is not a multiple of the pack {pack}"
     return kv_heads, head_dim // pack, PAGE_TOKENS, pack
 
 
-def v_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
-                  layout: KvLayoutName = "vnni") -> tuple[int, int, int, int]:
+def v_block_shape(
+    kv_heads: int, head_dim: int, dtype: torch.dtype, layout: KvLayoutName = "vnni"
+) -> tuple[int, int, int, int]:
     pack = 1 if layout == "rows" else pack_of(dtype)
     return kv_heads, PAGE_TOKENS // pack, head_dim, pack
 

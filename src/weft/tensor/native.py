@@ -56,12 +56,17 @@ def load(find: Callable[[], Any]) -> NativeModule:
     if built == INTERFACE:
         return NativeModule(extension)
     age = "older" if built < INTERFACE else "newer"
-    return NativeModule(None, f"they were built from {age} sources (interface {built}, this weft has "
-                              f"{INTERFACE}); rebuild them with `{REBUILD}`", stale=True)
+    return NativeModule(
+        None,
+        f"they were built from {age} sources (interface {built}, this weft has "
+        f"{INTERFACE}); rebuild them with `{REBUILD}`",
+        stale=True,
+    )
 
 
 def _import() -> Any:
     from weft import _native
+
     return _native
 
 
@@ -95,11 +100,14 @@ def choose(choice: Choice) -> None:
     """Choose for the whole process. Raises ConfigError for "native" where the extension was not built."""
     global _in_use
     if choice == "native" and _extension is None:
-        what = (f"the C++ kernels cannot be used: {MISSING}" if STALE else
-                f"weft was installed without its C++ kernels ({MISSING}); install a C++ compiler and "
-                "reinstall weft")
-        raise ConfigError(f"debug.cpu_kernels is native, but {what}, or use debug.cpu_kernels auto",
-                          param="debug.cpu_kernels")
+        what = (
+            f"the C++ kernels cannot be used: {MISSING}"
+            if STALE
+            else f"weft was installed without its C++ kernels ({MISSING}); install a C++ compiler and reinstall weft"
+        )
+        raise ConfigError(
+            f"debug.cpu_kernels is native, but {what}, or use debug.cpu_kernels auto", param="debug.cpu_kernels"
+        )
     _in_use = _extension is not None and choice != "torch"
 
 
@@ -260,8 +268,15 @@ def asked_runs_of(inputs: StepInputs) -> Any:
             wanted[run] = 1
         lasts = [length - count for length, count in zip(runs.lengths, wanted, strict=True)]
         known = runs.memo["native.asked"] = extension().Runs(
-            *([first + last for first, last in zip(firsts, lasts, strict=True)]
-              for firsts in (runs.offsets, runs.starts)), wanted, runs.slots, runs.fresh, [])
+            *(
+                [first + last for first, last in zip(firsts, lasts, strict=True)]
+                for firsts in (runs.offsets, runs.starts)
+            ),
+            wanted,
+            runs.slots,
+            runs.fresh,
+            [],
+        )
     return known
 
 
@@ -271,7 +286,8 @@ def runs_of(runs: Runs) -> Any:
     if known is None:
         taps = sorted((tap.run, tap.offset, tap.slot) for tap in runs.taps if tap.slot != PAD)
         known = runs.memo["native.runs"] = extension().Runs(
-            runs.offsets, runs.starts, runs.lengths, runs.slots, runs.fresh, taps)
+            runs.offsets, runs.starts, runs.lengths, runs.slots, runs.fresh, taps
+        )
         if runs.verify_count:
             known.windows(runs.decode_count, runs.verify_count)
     return known
@@ -282,16 +298,23 @@ def adapter_rows_of(whose: RowGroups) -> Any:
     known = whose.memo.get("native")
     if known is None:
         known = whose.memo["native"] = extension().AdapterRows(
-            [(number_of(group.digest), group.numbers) for group in whose.groups])
+            [(number_of(group.digest), group.numbers) for group in whose.groups]
+        )
     return known
 
 
-def log_projected(runs: Runs, window_SCW: torch.Tensor, width: int, gate: tuple[int, int], dtype: torch.dtype,
-                  replay: Replay) -> None:
+def log_projected(
+    runs: Runs, window_SCW: torch.Tensor, width: int, gate: tuple[int, int], dtype: torch.dtype, replay: Replay
+) -> None:
     """The layer of ``window_SCW`` copies ``width`` columns of its projection into the step's log, if it has
     one. ``gate``: the first of the other columns, and how many. They gate the output and reach no state."""
     if runs.log is not None:
         room = runs.log.room(replay, width, dtype)
         first, count = gate
-        runs_of(runs).log(window_SCW.data_ptr(), room.data_ptr(), width * dtype.itemsize,
-                          first * dtype.itemsize, count * dtype.itemsize)
+        runs_of(runs).log(
+            window_SCW.data_ptr(),
+            room.data_ptr(),
+            width * dtype.itemsize,
+            first * dtype.itemsize,
+            count * dtype.itemsize,
+        )

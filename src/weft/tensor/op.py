@@ -118,8 +118,9 @@ class RecurrentOp(Op[P, R]):
         return tuple(args[at] for at in self._by_token)
 
     @staticmethod
-    def _with_other(form: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-                    places: Sequence[int]) -> Callable[..., Any]:
+    def _with_other(
+        form: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int]
+    ) -> Callable[..., Any]:
         """``form`` with the same arguments but those at ``places``, which its call gives."""
         # None in their places: a log would hold the tensors of every layer as long as the step lasts.
         others = [None if at in places else arg for at, arg in enumerate(args)]

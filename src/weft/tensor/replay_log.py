@@ -47,8 +47,9 @@ class ReplayLog:
     @property
     def nbytes(self) -> int:
         """Bytes of the logged inputs."""
-        return (sum(x.nbytes for _, inputs in self._entries for x in inputs)
-                + sum(room.nbytes for _, room in self._filled))
+        return sum(x.nbytes for _, inputs in self._entries for x in inputs) + sum(
+            room.nbytes for _, room in self._filled
+        )
 
     @property
     def has_notes(self) -> bool:
@@ -80,4 +81,3 @@ class ReplayLog:
         """Every op again, over the logged ``rows`` (an int64 index or a slice): the tokens of ``runs``."""
         for replay, inputs in self._entries:
             replay(*(x[rows] for x in inputs), runs)
-

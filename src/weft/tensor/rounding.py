@@ -80,8 +80,9 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def by_token(step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], state: torch.Tensor,
-             runs: Runs, layer: int) -> torch.Tensor:
+def by_token(
+    step: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs, layer: int
+) -> torch.Tensor:
     """A recurrent op over states in few bits, through the same op for one token over float32 states. It goes
     token by token, all runs side by side, and rounds after each. ``inputs``: [T, ...] each. ``step(*inputs of
     some tokens, float32 states [rows, ...], runs of one token each)`` advances the states in place."""
@@ -123,7 +124,15 @@ def _rows_of_one(positions: list[int], runs: Runs) -> Runs:
     """One token each, the state of row r in slot r."""
     count = len(positions)
     at = torch.tensor(positions, device=runs.slots_R.device)
-    return Runs(offsets=list(range(count)), starts=positions, lengths=[1] * count, slots=list(range(count)),
-                fresh=[False] * count, decode_count=count, starts_R=at,
-                slots_R=torch.arange(count, device=at.device), context_R=at + 1,
-                page_table_RP=runs.page_table_RP[:0])
+    return Runs(
+        offsets=list(range(count)),
+        starts=positions,
+        lengths=[1] * count,
+        slots=list(range(count)),
+        fresh=[False] * count,
+        decode_count=count,
+        starts_R=at,
+        slots_R=torch.arange(count, device=at.device),
+        context_R=at + 1,
+        page_table_RP=runs.page_table_RP[:0],
+    )

@@ -27,8 +27,9 @@ class Scratch(threading.local):
         """The device of the step: the default of ``take``."""
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype,
-             device: torch.device | None = None) -> torch.Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None
+    ) -> torch.Tensor:
         """A contiguous tensor of ``shape`` with unspecified contents."""
         where = self.home if device is None else device
         # Torch's allocator reuses a GPU's memory without a fault. A shared buffer would even be wrong there:

@@ -74,8 +74,10 @@ def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
     key = f"state_rows.decode.{min(block, runs.decode_count)}"
     known = runs.memo.get(key)
     if known is None:
-        known = runs.memo[key] = [_rows(runs, range(begin, min(begin + block, runs.decode_count)), begin)
-                                  for begin in range(0, runs.decode_count, block)]
+        known = runs.memo[key] = [
+            _rows(runs, range(begin, min(begin + block, runs.decode_count)), begin)
+            for begin in range(0, runs.decode_count, block)
+        ]
     assert isinstance(known, list)
     return known
 
@@ -103,11 +105,14 @@ def _rows(runs: Runs, chosen: Sequence[int], begin: int) -> StateRows:
     slots = [runs.slots[run] for run in chosen]
     blank = [row for row, run in enumerate(chosen) if slots[row] == PAD or runs.fresh[run]]
     written_rows = [row for row, run in enumerate(chosen) if slots[row] != PAD and runs.keeps(run)]
+
     def indices(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     return StateRows(
-        span=slice(begin, begin + len(slots)), read_R=indices([max(slot, 0) for slot in slots]),
+        span=slice(begin, begin + len(slots)),
+        read_R=indices([max(slot, 0) for slot in slots]),
         blank=indices(blank) if blank else None,
         written_rows=indices(written_rows) if len(written_rows) < len(slots) else None,
-        write=indices([slots[row] for row in written_rows]))
+        write=indices([slots[row] for row in written_rows]),
+    )

@@ -56,8 +56,7 @@ class MessageReader:
     """One per answer. ``header``: as ``open_header``. ``takes_calls``: tools are offered. ``single``: the
     first call counts alone. ``thinks``: analysis is reasoning, else text."""
 
-    def __init__(self, header: str | None, *, takes_calls: bool, thinks: bool, single: bool,
-                 eager: bool) -> None:
+    def __init__(self, header: str | None, *, takes_calls: bool, thinks: bool, single: bool, eager: bool) -> None:
         self._takes_calls, self._thinks, self._single, self._eager = takes_calls, thinks, single, eager
         self._held = ""
         self.kind = "before"
@@ -107,7 +106,7 @@ class MessageReader:
             at = self._held.find(MESSAGE)
             if at >= 0:
                 self._begin(self._held[:at])
-                self._held = self._held[at + len(MESSAGE):]
+                self._held = self._held[at + len(MESSAGE) :]
             return at >= 0
         match = first_marker(self._held, _ENDS)
         if match is None:
@@ -118,7 +117,7 @@ class MessageReader:
         at, marker = match
         self._say(self._held[:at])
         self._end_call(is_whole=True)
-        self._held = self._held[at + (0 if marker == CHANNEL else len(marker)):]
+        self._held = self._held[at + (0 if marker == CHANNEL else len(marker)) :]
         self.kind = "header"
         return True
 
@@ -161,8 +160,7 @@ class MessageReader:
         if self._eager:
             self._give(CallDelta(arguments="" if arguments else "{}", complete=is_whole))
         elif is_whole:
-            self._give(CallDelta(self._call_count - 1, _new_id(), self._name, arguments or "{}",
-                                 complete=True))
+            self._give(CallDelta(self._call_count - 1, _new_id(), self._name, arguments or "{}", complete=True))
         else:
             self._call_count -= 1
             self._give(self._arguments)
@@ -176,8 +174,9 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def channel_grammar(calls: Grammar | None, answer: Grammar | None, *, free: bool, begun: bool,
-                    token_of: TokenOf) -> Grammar:
+def channel_grammar(
+    calls: Grammar | None, answer: Grammar | None, *, free: bool, begun: bool, token_of: TokenOf
+) -> Grammar:
     """What an answer of messages must be: analysis, then ``calls`` or a final message that is ``answer``.
     ``free``: or messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside of the
     final message."""
@@ -190,8 +189,10 @@ def channel_grammar(calls: Grammar | None, answer: Grammar | None, *, free: bool
             choices.append(f"{opening}@{name}")
             field = grammar.field
     if begun:
-        return Grammar(grammar=json.dumps({"grammars": [
-            {"lark_grammar": f"{NO_FORCING}start: {' | '.join(choices)}"}, *named]}), field=field)
+        return Grammar(
+            grammar=json.dumps({"grammars": [{"lark_grammar": f"{NO_FORCING}start: {' | '.join(choices)}"}, *named]}),
+            field=field,
+        )
 
     def messages(channels: tuple[str, ...], body: str) -> str:
         heads = (literal(f"{CHANNEL}{channel}{MESSAGE}", token_of) for channel in channels)
@@ -200,10 +201,11 @@ def channel_grammar(calls: Grammar | None, answer: Grammar | None, *, free: bool
     # Free text has no marker that is a token; of another marker it would be a part, but as its suffix.
     body = "TEXT " + literal(END, token_of) if token_of(END) is not None else "ended"
     before = ("analysis", "commentary") if free else ("analysis",)
-    rules = (f"start: (said {literal(f'{START}assistant', token_of)})* "
-             f"({' | '.join([*choices, *(['last'] if free else [])])})\nsaid: {messages(before, body)}\n"
-             f"ended[suffix={quoted(END)}]: {FREE_TEXT}\nTEXT: {FREE_TEXT}\n")
+    rules = (
+        f"start: (said {literal(f'{START}assistant', token_of)})* "
+        f"({' | '.join([*choices, *(['last'] if free else [])])})\nsaid: {messages(before, body)}\n"
+        f"ended[suffix={quoted(END)}]: {FREE_TEXT}\nTEXT: {FREE_TEXT}\n"
+    )
     if free:
         rules += f"last: {messages(('analysis', 'commentary', 'final'), 'TEXT')}\n"
-    return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}, *named]}),
-                   field=field)
+    return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}, *named]}), field=field)

@@ -65,9 +65,15 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 class ChatTemplate:
     """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from."""
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str = "chat template",
-                 environment: TemplateEnvironment | None = None,
-                 chars_max: int = TEMPLATE_CHARS_MAX) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str],
+        origin: str = "chat template",
+        environment: TemplateEnvironment | None = None,
+        chars_max: int = TEMPLATE_CHARS_MAX,
+    ) -> None:
         self._special_tokens = dict(special_tokens)
         self._chars_max = chars_max
         environment = environment or TemplateEnvironment()
@@ -82,8 +88,14 @@ class ChatTemplate:
         self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         self._knows_developer = "developer" in source
 
-    def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool | None = None,
-               continue_final_message: bool = False, variables: Mapping[str, Any] | None = None) -> str:
+    def render(
+        self,
+        messages: list[ChatMessage],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """``add_generation_prompt`` None means "unless the last message is continued".
 
         Raises RequestError: on an unknown role or part, a variable the template never reads, or whatever
@@ -92,38 +104,43 @@ class ChatTemplate:
         if not messages:
             raise RequestError("messages is empty: at least one message is needed", param="messages")
         if continue_final_message and add_generation_prompt:
-            raise RequestError("add_generation_prompt and continue_final_message exclude each other: the "
-                               "first starts a new answer, the second goes on with the last message",
-                               param="continue_final_message")
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other: the "
+                "first starts a new answer, the second goes on with the last message",
+                param="continue_final_message",
+            )
         turns = [self._turn(position, message) for position, message in enumerate(messages)]
         if continue_final_message:
-            turns[-1]["content"] += MARK if isinstance(turns[-1]["content"], str) else [
-                {"type": "text", "text": MARK}]
+            turns[-1]["content"] += MARK if isinstance(turns[-1]["content"], str) else [{"type": "text", "text": MARK}]
         given = dict(variables or {})
         for name in given:
             if name in ("messages", "add_generation_prompt", *self._special_tokens):
-                raise RequestError(f"chat_template_kwargs sets {name}, which has its own field",
-                                   param="chat_template_kwargs")
+                raise RequestError(
+                    f"chat_template_kwargs sets {name}, which has its own field", param="chat_template_kwargs"
+                )
         starts_answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        text = self._run({**self._special_tokens, **given, "messages": turns,
-                          "add_generation_prompt": starts_answer})
+        text = self._run({**self._special_tokens, **given, "messages": turns, "add_generation_prompt": starts_answer})
         if not continue_final_message:
             return text
         head, mark, _ = text.rpartition(MARK)
         if not mark:
-            raise RequestError("continue_final_message: this model's chat template does not render the "
-                               "content of the last message", param="continue_final_message")
+            raise RequestError(
+                "continue_final_message: this model's chat template does not render the content of the last message",
+                param="continue_final_message",
+            )
         return head
 
-    def boundaries(self, messages: list[ChatMessage], text: str, *,
-                   variables: Mapping[str, Any] | None = None) -> list[int]:
+    def boundaries(
+        self, messages: list[ChatMessage], text: str, *, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Characters of ``text``, which ``render`` made of ``messages``, after which it may differ from the
         text of another conversation: where the first message after the system prompt (and tools) begins,
         and where messages but the last end. Ascending."""
         positions = set()
-        leading = next((at for at, message in enumerate(messages)
-                        if message.role not in ("system", "developer")), len(messages))
-        question = ChatMessage(role="user", content=MARK)   # that no client asks
+        leading = next(
+            (at for at, message in enumerate(messages) if message.role not in ("system", "developer")), len(messages)
+        )
+        question = ChatMessage(role="user", content=MARK)  # that no client asks
         positions.add(common_length(self.beginning([*messages[:leading], question], variables), text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self.beginning(messages[:count], variables)
@@ -145,24 +162,27 @@ class ChatTemplate:
             for part in self._template.root_render_func(self._template.new_context(variables)):
                 count += len(part)
                 if count > self._chars_max:
-                    raise RequestError(f"the chat template writes more than {self._chars_max} characters "
-                                       "(limits.template_chars)", param="messages")
+                    raise RequestError(
+                        f"the chat template writes more than {self._chars_max} characters (limits.template_chars)",
+                        param="messages",
+                    )
                 parts.append(part)
             return "".join(parts)
         except RequestError:
             raise
         except jinja2.TemplateError as error:
-            raise RequestError(f"the chat template refused the messages: {error}",
-                               param="messages") from error
+            raise RequestError(f"the chat template refused the messages: {error}", param="messages") from error
         except Exception as error:  # template expressions raise plain Python errors on odd input
-            raise RequestError("the chat template failed on these messages: "
-                               f"{type(error).__name__}: {error}", param="messages") from error
+            raise RequestError(
+                f"the chat template failed on these messages: {type(error).__name__}: {error}", param="messages"
+            ) from error
 
     def _turn(self, position: int, message: ChatMessage) -> dict[str, Any]:
         where = f"messages[{position}]"
         if message.role not in ROLES:
-            raise RequestError(f"{where}.role is {message.role!r}; served roles are {', '.join(ROLES)}",
-                               param=f"{where}.role")
+            raise RequestError(
+                f"{where}.role is {message.role!r}; served roles are {', '.join(ROLES)}", param=f"{where}.role"
+            )
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
@@ -176,7 +196,7 @@ class ChatTemplate:
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
-            if not turn.get("content"):   # gpt-oss's template refuses both in one turn
+            if not turn.get("content"):  # gpt-oss's template refuses both in one turn
                 turn["thinking"] = reasoning
         return turn
 
@@ -193,8 +213,9 @@ def common_length(left: Sequence[Any], right: Sequence[Any]) -> int:
     return low
 
 
-def load_chat_template(directory: Path, *, special_tokens: Mapping[str, str],
-                       override: str | None = None) -> ChatTemplate | None:
+def load_chat_template(
+    directory: Path, *, special_tokens: Mapping[str, str], override: str | None = None
+) -> ChatTemplate | None:
     """The template of ``read_chat_template``, compiled in this process: without limits of time and memory."""
     text = read_chat_template(directory, override=override)
     return None if text is None else ChatTemplate(text[0], special_tokens=special_tokens, origin=text[1])
@@ -221,11 +242,13 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
         try:
             return Path(override).read_text(encoding="utf-8"), override
         except OSError as error:
-            raise ConfigError(f"--chat-template {override} cannot be read: {error.strerror}",
-                              param="--chat-template") from error
+            raise ConfigError(
+                f"--chat-template {override} cannot be read: {error.strerror}", param="--chat-template"
+            ) from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"--chat-template {override} is no UTF-8 text: {error.reason}",
-                              param="--chat-template") from None
+            raise ConfigError(
+                f"--chat-template {override} is no UTF-8 text: {error.reason}", param="--chat-template"
+            ) from None
     path = directory / "chat_template.jinja"
     if path.is_file():
         return read_text(path, bytes_max=TEMPLATE_BYTES_MAX), str(path)
@@ -234,8 +257,9 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
         return None
     source = read_json(path).get("chat_template")
     if isinstance(source, list):  # several named templates; "default" is the one for plain chat
-        source = {entry.get("name"): entry.get("template") for entry in source
-                  if isinstance(entry, dict)}.get("default")
+        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}.get(
+            "default"
+        )
     return (source, str(path)) if isinstance(source, str) else None
 
 
@@ -247,12 +271,16 @@ def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
         return content
     if content is None:
         if message.role != "assistant":
-            raise RequestError(f"{where}.content is missing: a {message.role} message needs text",
-                               param=f"{where}.content")
+            raise RequestError(
+                f"{where}.content is missing: a {message.role} message needs text", param=f"{where}.content"
+            )
         return ""
-    parts = [part if isinstance(part, dict) and part.get("type") in PICTURE_KINDS else
-             {"type": "text", "text": _part_text(f"{where}.content[{index}]", part)}
-             for index, part in enumerate(content)]
+    parts = [
+        part
+        if isinstance(part, dict) and part.get("type") in PICTURE_KINDS
+        else {"type": "text", "text": _part_text(f"{where}.content[{index}]", part)}
+        for index, part in enumerate(content)
+    ]
     if any(part["type"] != "text" for part in parts):
         return [{key: part[key] for key in ("type", "text") if key in part} for part in parts]
     return "\n".join(part["text"] for part in parts)
@@ -262,12 +290,12 @@ def _part_text(here: str, part: Any) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}",
-                           param=here)
+        raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}", param=here)
     kind = part.get("type", "text")
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise RequestError(f"{here} has type {kind!r}; text is read, and pictures and videos where the model "
-                           "sees", param=here)
+        raise RequestError(
+            f"{here} has type {kind!r}; text is read, and pictures and videos where the model sees", param=here
+        )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")
@@ -295,11 +323,15 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
-             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Not Jinja's own filter, which escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
-                      sort_keys=sort_keys)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -316,8 +348,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with what templates of the field rely on."""
 
     def __init__(self, now: Callable[[], datetime.datetime] = datetime.datetime.now) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True,
-                         extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: now().strftime(form)

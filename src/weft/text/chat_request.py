@@ -92,15 +92,25 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The arguments of ``chat_prompt`` besides the messages. Its tools still have their
         ``cache_control``, which the template does not see."""
         tools = [tool.definition for tool in self.tools] if "tools" in self.variables else []
-        return {"add_generation_prompt": self.add_generation_prompt, "tools": tools,
-                "continue_final_message": self.continue_final_message, "variables": self.variables}
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            "tools": tools,
+            "continue_final_message": self.continue_final_message,
+            "variables": self.variables,
+        }
 
     def plan(self, dialect: Dialect, prompt: str, grammar: Grammar | None) -> AnswerPlan:
         """``prompt``: the rendered text; ``grammar``: the structured output that the request asks for. Raises
         RequestError."""
         continued = _content_text(self.messages[-1]) if self.continue_final_message else None
-        return dialect.plan(prompt, tools=self.tools, choice=self.choice, several_calls=self.several_calls,
-                            grammar=grammar, continued=continued)
+        return dialect.plan(
+            prompt,
+            tools=self.tools,
+            choice=self.choice,
+            several_calls=self.several_calls,
+            grammar=grammar,
+            continued=continued,
+        )
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -116,8 +126,9 @@ class Prompt(msgspec.Struct, frozen=True):
     pooling: Pooling | None = None
 
 
-def read_chat(conversation: ConversationFields, *, template_variables: Collection[str],
-              reads: Collection[PictureKind] = ()) -> ChatRequest:
+def read_chat(
+    conversation: ConversationFields, *, template_variables: Collection[str], reads: Collection[PictureKind] = ()
+) -> ChatRequest:
     """``template_variables``: the names that the template reads. ``reads``: of pictures. Raises
     RequestError that names the field."""
     checked = read_tools(conversation.tools)
@@ -133,16 +144,25 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
         if name in template_variables:
             shown[name] = value
         elif value != allowed:
-            raise RequestError(f"{name} is not supported: this model's chat template does not use it",
-                               param=name, code="unsupported_parameter")
+            raise RequestError(
+                f"{name} is not supported: this model's chat template does not use it",
+                param=name,
+                code="unsupported_parameter",
+            )
     messages = conversation.messages
     pictures: list[PicturePart] = []
     if any(isinstance(message.content, list) for message in messages):
         messages, pictures = split_pictures(messages, reads=reads)
-    return ChatRequest(messages=messages, pictures=pictures, tools=checked, choice=choice,
-                       several_calls=conversation.parallel_tool_calls is not False, variables=shown,
-                       add_generation_prompt=conversation.add_generation_prompt,
-                       continue_final_message=bool(conversation.continue_final_message))
+    return ChatRequest(
+        messages=messages,
+        pictures=pictures,
+        tools=checked,
+        choice=choice,
+        several_calls=conversation.parallel_tool_calls is not False,
+        variables=shown,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=bool(conversation.continue_final_message),
+    )
 
 
 def template_worker(memory_bytes: int) -> BoundedWorker:
@@ -154,8 +174,17 @@ class TemplateSandbox:
     """``source`` is the template, ``origin`` says where it came from. ``worker``: one that has not begun.
     Raises CheckpointError if the template cannot be compiled within the limits."""
 
-    def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str, seconds: float,
-                 chars_max: int, memory_bytes: int, worker: BoundedWorker | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str],
+        origin: str,
+        seconds: float,
+        chars_max: int,
+        memory_bytes: int,
+        worker: BoundedWorker | None = None,
+    ) -> None:
         self.source = source
         self._seconds = seconds
         self._memory_bytes = memory_bytes
@@ -176,19 +205,19 @@ class TemplateSandbox:
             raise RequestError("messages: nested too deeply", param="messages") from None
         lane = self._lanes[len(body) >= LARGE_BYTES]
         if lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(f"{lane.waiting} conversations wait to be rendered; the limit is "
-                                         f"{LINE_MAX}. Try again later")
+            raise EngineUnavailableError(
+                f"{lane.waiting} conversations wait to be rendered; the limit is {LINE_MAX}. Try again later"
+            )
         try:
             raw = await lane.ask(body)
         except TimeoutError:
-            raise RequestError("the chat template takes more than "
-                               f"{self._seconds:g} s for these messages (limits.template_seconds)",
-                               param="messages") from None
+            raise RequestError(
+                f"the chat template takes more than {self._seconds:g} s for these messages (limits.template_seconds)",
+                param="messages",
+            ) from None
         except OSError:
-            raise RequestError("the chat template ended its process on these messages",
-                               param="messages") from None
-        answer = (_decode_answer(raw) if len(raw) < LARGE_BYTES
-                  else await asyncio.to_thread(_decode_answer, raw))
+            raise RequestError("the chat template ended its process on these messages", param="messages") from None
+        answer = _decode_answer(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(_decode_answer, raw)
         if isinstance(answer, Refused):
             raise RequestError(answer.message, param=answer.param, code=answer.code)
         assert isinstance(answer, ChatPrompt)
@@ -208,12 +237,14 @@ class TemplateSandbox:
         try:
             raw = worker.receive(0, limit_s)
         except OSError:
-            raise CheckpointError("the chat template ended the process that compiled it",
-                                  param="--chat-template") from None
+            raise CheckpointError(
+                "the chat template ended the process that compiled it", param="--chat-template"
+            ) from None
         if raw is None:
             worker.end()
-            raise CheckpointError(f"the chat template takes more than {limit_s:g} s to compile",
-                                  param="--chat-template")
+            raise CheckpointError(
+                f"the chat template takes more than {limit_s:g} s to compile", param="--chat-template"
+            )
         answer = _decode_answer(raw)
         if isinstance(answer, Refused):
             raise CheckpointError(answer.message, param="--chat-template")
@@ -231,43 +262,48 @@ class KnownPrefix:
     digest: bytes
 
     def begins(self, text: str) -> bool:
-        return self.chars <= len(text) and text_digest(text[:self.chars]) == self.digest
+        return self.chars <= len(text) and text_digest(text[: self.chars]) == self.digest
 
 
 def text_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False,
-                  known: KnownPrefix | None = None) -> Prompt:
+def encode_prompt(
+    tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False, known: KnownPrefix | None = None
+) -> Prompt:
     """``known``: tokens that stand for the beginning of the text, if it is the same text. A model writes a
     text in other tokens than the tokenizer does, and the cache knows those that it wrote."""
     places = [*prompt.ends, *prompt.marks, *(at for picture in prompt.pictures for at, _, _ in picture.spans)]
     # The digest of a text does not know its pictures.
     if known is not None and not prompt.pictures and known.begins(prompt.text):
         rest, positions = tokenizer.encode_with_boundaries(
-            prompt.text[known.chars:], [max(at - known.chars, 0) for at in places], add_special_tokens=False)
+            prompt.text[known.chars :], [max(at - known.chars, 0) for at in places], add_special_tokens=False
+        )
         if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
             positions = [len(known.tokens) + at for at in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
-    tokens, positions = tokenizer.encode_with_boundaries(prompt.text, places,
-                                                         add_special_tokens=add_special_tokens)
+    tokens, positions = tokenizer.encode_with_boundaries(prompt.text, places, add_special_tokens=add_special_tokens)
     return _encoded(tokens, positions, prompt)
 
 
 def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Prompt:
     ends, marks = len(prompt.ends), len(prompt.ends) + len(prompt.marks)
     pictures = placed(prompt.pictures, positions[marks:]) if prompt.pictures else []
-    return Prompt(tokens, prompt.text, sorted(set(positions[:ends])),
-                  [at for at in positions[ends:marks] if at], pictures=pictures)
+    return Prompt(
+        tokens,
+        prompt.text,
+        sorted(set(positions[:ends])),
+        [at for at in positions[ends:marks] if at],
+        pictures=pictures,
+    )
 
 
-def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture],
-                  tokens: Mapping[PictureKind, str]) -> ChatPrompt:
+def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]) -> ChatPrompt:
     """``prompt`` as the template wrote it, with what each picture shows. ``tokens``: as in ``with_pictures``.
     Raises RequestError."""
     text, places, shown = with_pictures(prompt.text, [*prompt.ends, *prompt.marks], pictures, tokens)
-    return ChatPrompt(text, places[:len(prompt.ends)], places[len(prompt.ends):], shown)
+    return ChatPrompt(text, places[: len(prompt.ends)], places[len(prompt.ends) :], shown)
 
 
 class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,14 +324,18 @@ def check_spans(chat: ChatRequest, encoded: Prompt, longest: int) -> None:
             raise ContextLengthError(
                 f"{span.part}: this {'picture' if span.kind == 'image' else 'video'} has rows up to token "
                 f"{span.offset + span.rows} of the prompt; the longest context served is {longest} tokens "
-                "(--max-model-len)", param=span.part, code="context_length_exceeded")
+                "(--max-model-len)",
+                param=span.part,
+                code="context_length_exceeded",
+            )
 
 
 def picture_spans(chat: ChatRequest, encoded: Prompt) -> list[PictureSpan]:
-    return [PictureSpan(part=part.where, kind=part.kind, offset=offset, rows=rows,
-                        digest=picture.digest.hex())
-            for part, picture in zip(chat.pictures, encoded.pictures, strict=True)
-            for offset, rows in picture.places]
+    return [
+        PictureSpan(part=part.where, kind=part.kind, offset=offset, rows=rows, digest=picture.digest.hex())
+        for part, picture in zip(chat.pictures, encoded.pictures, strict=True)
+        for offset, rows in picture.places
+    ]
 
 
 def _content_text(message: ChatMessage) -> str:
@@ -324,8 +364,7 @@ def predicted_text(value: Any) -> str | None:
         place = f"prediction.content[{at}]"
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
-            raise _wrong_prediction(place, f"it is {str(kind)[:100]!r}; parts of a prediction have the type "
-                                           "'text'")
+            raise _wrong_prediction(place, f"it is {str(kind)[:100]!r}; parts of a prediction have the type 'text'")
         if not isinstance(part.get("text"), str):
             raise _wrong_prediction(f"{place}.text", "it must be text")
         texts.append(part["text"])

@@ -70,7 +70,7 @@ class StopStrings:
             if matched is not None:
                 self.stopped, self._held = matched, ""
                 end = at + 1
-                return pending[:end] if self._include else pending[:end - len(matched)]
+                return pending[:end] if self._include else pending[: end - len(matched)]
         safe = len(pending) - max(self._states)
         self._held = pending[safe:]
         return pending[:safe]
@@ -155,11 +155,9 @@ class IncrementalDetokenizer:
     """One per sequence. ``context``: the prompt's last ids, so that an answer that continues a word is
     not decoded as the start of a text; only the last few are used, and they are never emitted."""
 
-    __slots__ = ("_decoder", "_joins_bytes", "_piece_start", "_shown_chars", "_shown_tokens", "_skip",
-                 "_window")
+    __slots__ = ("_decoder", "_joins_bytes", "_piece_start", "_shown_chars", "_shown_tokens", "_skip", "_window")
 
-    def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool = True,
-                 context: Sequence[int] = ()) -> None:
+    def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool = True, context: Sequence[int] = ()) -> None:
         self._decoder = decoder
         self._joins_bytes = bool(getattr(decoder, "joins_bytes", False))
         self._skip = skip_special_tokens
@@ -186,16 +184,16 @@ class IncrementalDetokenizer:
             if broken and not too_long:
                 continue
             if len(text) > self._shown_chars:
-                out.append(text[self._shown_chars:])
+                out.append(text[self._shown_chars :])
                 self._show(text, broken)
             elif too_long:
-                del self._window[self._shown_tokens:]  # special tokens that are skipped: never any text
+                del self._window[self._shown_tokens :]  # special tokens that are skipped: never any text
         return "".join(out)
 
     def _pushed_together(self, ids: Sequence[int]) -> str | None:
         """None where a character is broken, or not complete."""
         window = [*self._window, *ids]
-        text = self._decoder.decode(window, self._skip)[self._shown_chars:]
+        text = self._decoder.decode(window, self._skip)[self._shown_chars :]
         if HALF in text:
             return None
         self._restart(window[-SHOWN_TOKENS_MAX:])
@@ -206,7 +204,7 @@ class IncrementalDetokenizer:
         if len(self._window) == self._shown_tokens:
             return ""
         text = self._decoder.decode(self._window, self._skip)
-        piece = text[self._shown_chars:]
+        piece = text[self._shown_chars :]
         self._show(text, broken=True)
         return piece
 
@@ -218,7 +216,7 @@ class IncrementalDetokenizer:
         self._shown_tokens = len(self._window)
         self._shown_chars = len(text)
         if self._shown_tokens > SHOWN_TOKENS_MAX:
-            self._restart(self._window[self._piece_start:])
+            self._restart(self._window[self._piece_start :])
 
     def _restart(self, window: list[int]) -> None:
         text = self._decoder.decode(window, self._skip) if window else ""
@@ -246,8 +244,9 @@ class Piece:
 class Choice:
     """``index`` is the choice's place in the response; ``prompt_tokens`` the prompt it continues."""
 
-    def __init__(self, index: int, decoder: TextDecoder, sampling: SamplingParams,
-                 prompt_tokens: Sequence[int]) -> None:
+    def __init__(
+        self, index: int, decoder: TextDecoder, sampling: SamplingParams, prompt_tokens: Sequence[int]
+    ) -> None:
         self.index = index
         self.finished = False
         self.generated_tokens = 0
@@ -260,8 +259,9 @@ class Choice:
         self.pooled = b""
         """What ``Request.pooling`` asked for."""
         self._sampling = sampling
-        self._text = IncrementalDetokenizer(decoder, skip_special_tokens=sampling.skip_special_tokens,
-                                            context=prompt_tokens)
+        self._text = IncrementalDetokenizer(
+            decoder, skip_special_tokens=sampling.skip_special_tokens, context=prompt_tokens
+        )
         self._stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
         self._waiting = Piece(index)
 
@@ -279,8 +279,9 @@ class Choice:
             raise EngineUnavailableError(event.error or "the request was cancelled by the server")
         if event.own_fault:
             grammar = self._sampling.grammar
-            raise RequestError(event.error or "the answer failed", param=grammar.field if grammar else None,
-                               code="invalid_grammar")
+            raise RequestError(
+                event.error or "the answer failed", param=grammar.field if grammar else None, code="invalid_grammar"
+            )
         if event.finish_reason == "error":
             raise EngineUnavailableError(event.error or "the engine failed")
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)

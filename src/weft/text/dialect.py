@@ -152,10 +152,17 @@ class AnswerReader:
     the reasoning is in the text of some tokens. ``custom``: names of custom tools. Without
     ``shows_reasoning``, the reasoning is read and left out."""
 
-    def __init__(self, reasoning: ReasoningSplitter | None, calls: ToolCallReader | None,
-                 last_calls: LastCalls | None, has_end: Callable[[Sequence[int]], bool],
-                 custom: frozenset[str], *, shows_reasoning: bool,
-                 messages: channels.MessageReader | None = None) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningSplitter | None,
+        calls: ToolCallReader | None,
+        last_calls: LastCalls | None,
+        has_end: Callable[[Sequence[int]], bool],
+        custom: frozenset[str],
+        *,
+        shows_reasoning: bool,
+        messages: channels.MessageReader | None = None,
+    ) -> None:
         self._reasoning = reasoning
         self._messages = messages
         self._custom = custom
@@ -204,8 +211,9 @@ class AnswerReader:
             self._writer.stop(is_cut=finish_reason == "length")
         return self._writer.take()
 
-    def _read_messages(self, messages: channels.MessageReader, text: str, tokens: Sequence[int],
-                       finish_reason: str | None) -> None:
+    def _read_messages(
+        self, messages: channels.MessageReader, text: str, tokens: Sequence[int], finish_reason: str | None
+    ) -> None:
         undecided, parts = messages.is_undecided, messages.push(text)
         if messages.has_thought:
             spent = len(tokens) if messages.kind == "reasoning" else self._tokens_to_end(tokens)
@@ -226,8 +234,7 @@ class AnswerReader:
         """``tool_calls`` for an answer that ends with calls; after its last piece was read."""
         return "tool_calls" if reason == "stop" and self._writer.call_count else reason
 
-    def _hold_last_calls(self, last_calls: LastCalls, reasoning: str, content: str, *,
-                         last: bool) -> tuple[str, str]:
+    def _hold_last_calls(self, last_calls: LastCalls, reasoning: str, content: str, *, last: bool) -> tuple[str, str]:
         """Calls at the end of a reasoning wait until it is sure that nothing follows."""
         reasoning, content, self._space = last_calls.push(reasoning), self._space + content, ""
         if content.strip():
@@ -300,8 +307,12 @@ class AnswerPlan(msgspec.Struct, frozen=True):
         custom = frozenset(tool.name for tool in self._tools if tool.is_custom)
         if self._in_channels:
             messages = channels.MessageReader(
-                self._header, takes_calls=self._calls is not None, thinks=self._reasoning is not None,
-                single=self._single, eager=eager and not custom)
+                self._header,
+                takes_calls=self._calls is not None,
+                thinks=self._reasoning is not None,
+                single=self._single,
+                eager=eager and not custom,
+            )
         elif self._reasoning is not None:
             splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
         if self._calls is not None and messages is None:
@@ -309,8 +320,9 @@ class AnswerPlan(msgspec.Struct, frozen=True):
             if splitter is not None:
                 whole = ToolCallReader(self._calls, self._tools, eager=False, single=self._single)
                 last_calls = LastCalls(self._calls, whole)
-        return AnswerReader(splitter, calls, last_calls, self._has_end, custom,
-                            shows_reasoning=shows_reasoning, messages=messages)
+        return AnswerReader(
+            splitter, calls, last_calls, self._has_end, custom, shows_reasoning=shows_reasoning, messages=messages
+        )
 
     def _has_end(self, tokens: Sequence[int]) -> bool:
         end = channels.END if self._reasoning is None else self._reasoning.end
@@ -330,20 +342,31 @@ class TemplateText(Protocol):
 class Dialect:
     """Raises ConfigError for the name of a parser that there is not."""
 
-    def __init__(self, template: TemplateText | None, tokenizer: Tokenizer, *, reasoning_parser: str = "auto",
-                 tool_parser: str = "auto") -> None:
+    def __init__(
+        self,
+        template: TemplateText | None,
+        tokenizer: Tokenizer,
+        *,
+        reasoning_parser: str = "auto",
+        tool_parser: str = "auto",
+    ) -> None:
         source = "" if template is None else template.source
         self._tokenizer = tokenizer
-        self.reasoning = reasoning_format(
-            reasoning_parser, source, lambda text: tokenizer.added_id(text) is not None)
+        self.reasoning = reasoning_format(reasoning_parser, source, lambda text: tokenizer.added_id(text) is not None)
         self.tools = tool_format(tool_parser, source)
         self.template_takes_tools = template is not None and template.reads_tools
-        self.in_channels = channels.NAME in (
-            self.reasoning and self.reasoning.name, self.tools and self.tools.name)
+        self.in_channels = channels.NAME in (self.reasoning and self.reasoning.name, self.tools and self.tools.name)
 
-    def plan(self, prompt: str, *, tools: Sequence[Tool] = (), choice: ToolChoice = _NO_CALLS,
-             several_calls: bool = True, grammar: Grammar | None = None,
-             continued: str | None = None) -> AnswerPlan:
+    def plan(
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Tool] = (),
+        choice: ToolChoice = _NO_CALLS,
+        several_calls: bool = True,
+        grammar: Grammar | None = None,
+        continued: str | None = None,
+    ) -> AnswerPlan:
         """For one request. ``prompt`` is its rendered text; ``continued`` the beginning of the answer that is
         in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot
         be combined, or not be done with this model."""
@@ -354,15 +377,31 @@ class Dialect:
         row = self.reasoning
         inside = row is not None and begins_inside(row, prompt, continued)
         if row is not None and wanted is not None and (inside or not self._closed(row, prompt, continued)):
-            wanted = behind_reasoning(wanted, start=row.start, end=row.end, opened=inside,
-                                      token_of=self._tokenizer.added_id)
+            wanted = behind_reasoning(
+                wanted, start=row.start, end=row.end, opened=inside, token_of=self._tokenizer.added_id
+            )
         markers = (*((row.start, row.end) if row else ()), *(calls.markers if calls else ()))
         ids = (self._tokenizer.added_id(marker) for marker in markers)
-        return AnswerPlan(wanted, frozenset(token for token in ids if token is not None), row, inside, calls,
-                          tuple(tools), not several_calls, self._tokenizer)
+        return AnswerPlan(
+            wanted,
+            frozenset(token for token in ids if token is not None),
+            row,
+            inside,
+            calls,
+            tuple(tools),
+            not several_calls,
+            self._tokenizer,
+        )
 
-    def _plan_channels(self, calls: ToolFormat | None, tools: Sequence[Tool], choice: ToolChoice,
-                       several: bool, grammar: Grammar | None, prompt: str) -> AnswerPlan:
+    def _plan_channels(
+        self,
+        calls: ToolFormat | None,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        several: bool,
+        grammar: Grammar | None,
+        prompt: str,
+    ) -> AnswerPlan:
         token_of, header, asked = self._tokenizer.added_id, channels.open_header(prompt), choice.among(tools)
         is_free = choice.mode == "auto" and grammar is None
         limited = len(asked) < len(tools) or any(tool.strict for tool in asked)
@@ -373,17 +412,31 @@ class Dialect:
             called = calls_grammar(calls, asked, several=False, token_of=token_of, field="tools")
         wanted = None
         if called is not None or grammar is not None:
-            wanted = channels.channel_grammar(called, grammar, free=is_free, begun=header is not None,
-                                              token_of=token_of)
+            wanted = channels.channel_grammar(
+                called, grammar, free=is_free, begun=header is not None, token_of=token_of
+            )
         ids = (token_of(marker) for marker in channels.MARKERS)
-        return AnswerPlan(wanted, frozenset(token for token in ids if token is not None), self.reasoning,
-                          False, calls, tuple(tools), not several, self._tokenizer, True, header)
+        return AnswerPlan(
+            wanted,
+            frozenset(token for token in ids if token is not None),
+            self.reasoning,
+            False,
+            calls,
+            tuple(tools),
+            not several,
+            self._tokenizer,
+            True,
+            header,
+        )
 
     @staticmethod
     def _check_required(choice: ToolChoice, grammar: Grammar | None) -> None:
         if choice.mode != "auto" and grammar is not None:
-            raise RequestError(f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
-                               "the answer is one or the other", param="tool_choice")
+            raise RequestError(
+                f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
+                "the answer is one or the other",
+                param="tool_choice",
+            )
 
     def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
         """The prompt shows that the reasoning is over, or that it is left out."""
@@ -394,17 +447,29 @@ class Dialect:
         if choice.mode == "none" or not tools:
             return None
         if not self.template_takes_tools:
-            raise RequestError("tools is not supported: this model's chat template does not use them. Start "
-                               "the server with --chat-template FILE to give it one that does", param="tools",
-                               code="unsupported_parameter")
+            raise RequestError(
+                "tools is not supported: this model's chat template does not use them. Start "
+                "the server with --chat-template FILE to give it one that does",
+                param="tools",
+                code="unsupported_parameter",
+            )
         if self.tools is None:
-            raise RequestError("tools is not supported: how this model writes its calls is not known. Start "
-                               f"the server with --tool-parser and one of {', '.join(NAMES)}", param="tools",
-                               code="unsupported_parameter")
+            raise RequestError(
+                "tools is not supported: how this model writes its calls is not known. Start "
+                f"the server with --tool-parser and one of {', '.join(NAMES)}",
+                param="tools",
+                code="unsupported_parameter",
+            )
         return self.tools
 
-    def _grammar(self, calls: ToolFormat | None, tools: Sequence[Tool], choice: ToolChoice, several: bool,
-               grammar: Grammar | None) -> Grammar | None:
+    def _grammar(
+        self,
+        calls: ToolFormat | None,
+        tools: Sequence[Tool],
+        choice: ToolChoice,
+        several: bool,
+        grammar: Grammar | None,
+    ) -> Grammar | None:
         if calls is None:
             return grammar
         token_of = self._tokenizer.added_id
@@ -417,8 +482,9 @@ class Dialect:
                 return strict_grammar(calls, asked, several=several, token_of=token_of, field="tools")
             return None
         self._check_required(choice, grammar)
-        return calls_grammar(calls, asked, several=several and choice.mode == "required", token_of=token_of,
-                           field="tools")
+        return calls_grammar(
+            calls, asked, several=several and choice.mode == "required", token_of=token_of, field="tools"
+        )
 
 
 def _either(calls: Grammar, answer: Grammar) -> Grammar:
@@ -426,7 +492,10 @@ def _either(calls: Grammar, answer: Grammar) -> Grammar:
     inner = json.loads(answer.grammar)["grammars"]
     first = inner[0]["lark_grammar"].removeprefix(NO_FORCING)
     called = json.loads(calls.grammar)["grammars"][0]["lark_grammar"].removeprefix(NO_FORCING)
-    grammars = [{"lark_grammar": f"{NO_FORCING}start: @calls | @structured"},
-                {"name": "calls", "lark_grammar": called},
-                {"name": "structured", "lark_grammar": first}, *inner[1:]]
+    grammars = [
+        {"lark_grammar": f"{NO_FORCING}start: @calls | @structured"},
+        {"name": "calls", "lark_grammar": called},
+        {"name": "structured", "lark_grammar": first},
+        *inner[1:],
+    ]
     return Grammar(field=answer.field, grammar=json.dumps({"grammars": grammars}))

@@ -33,14 +33,18 @@ _REFERENCE_WORDS = ("$ref", "$dynamicRef", "$recursiveRef")
 
 def check_choice_count(count: int, field: str) -> None:
     if count > CHOICES_MAX:
-        raise RequestError(f"{field} has {count} texts; the limit is {CHOICES_MAX}", param=field,
-                           code="invalid_grammar")
+        raise RequestError(
+            f"{field} has {count} texts; the limit is {CHOICES_MAX}", param=field, code="invalid_grammar"
+        )
 
 
 def check_length(grammar: bytes, field: str) -> None:
     if len(grammar) > GRAMMAR_BYTES_MAX:
-        raise RequestError(f"{field} is a grammar of {len(grammar)} bytes; the limit is {GRAMMAR_BYTES_MAX}",
-                           param=field, code="invalid_grammar")
+        raise RequestError(
+            f"{field} is a grammar of {len(grammar)} bytes; the limit is {GRAMMAR_BYTES_MAX}",
+            param=field,
+            code="invalid_grammar",
+        )
 
 
 def check_nesting(schema: Any, field: str) -> None:
@@ -65,8 +69,9 @@ def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
     if rules > RULES_MAX:
         raise ValueError(f"has {rules} rules; the limit is {RULES_MAX}")
     if len(targets) + written_references > REFERENCES_MAX:
-        raise ValueError(f"refers to {len(targets) + written_references} definitions ($ref); the limit is "
-                         f"{REFERENCES_MAX}")
+        raise ValueError(
+            f"refers to {len(targets) + written_references} definitions ($ref); the limit is {REFERENCES_MAX}"
+        )
 
 
 def _walk_schema(schema: Any, targets: set[str]) -> None:
@@ -78,8 +83,7 @@ def _walk_schema(schema: Any, targets: set[str]) -> None:
         below: list[Any] = []
         for value in level:
             if isinstance(value, dict):
-                targets.update(target for word in _REFERENCE_WORDS
-                               if isinstance(target := value.get(word), str))
+                targets.update(target for word in _REFERENCE_WORDS if isinstance(target := value.get(word), str))
                 below += [item for item in value.values() if isinstance(item, dict | list)]
             elif isinstance(value, list):
                 below += [item for item in value if isinstance(item, dict | list)]

@@ -50,7 +50,6 @@ def in_one_line(error: str) -> str:
     return f"{regex[1]}: {regex[2]}" if regex else error.split("\n", 1)[0]
 
 
-
 @dataclass(frozen=True, slots=True)
 class VettedGrammar:
     """``text`` compiled within the limits. ``size_bytes``: memory that it held then."""
@@ -63,8 +62,9 @@ class GrammarSandbox:
     """``read_tokenizer`` returns the text of the tokenizer.json. ``seconds`` of CPU and ``memory_bytes`` are
     the limits of one grammar."""
 
-    def __init__(self, read_tokenizer: Callable[[], str], eos_ids: tuple[int, ...], *, seconds: int,
-                 memory_bytes: int) -> None:
+    def __init__(
+        self, read_tokenizer: Callable[[], str], eos_ids: tuple[int, ...], *, seconds: int, memory_bytes: int
+    ) -> None:
         self.read_tokenizer = read_tokenizer
         self._eos_ids = eos_ids
         self._seconds = seconds
@@ -78,8 +78,7 @@ class GrammarSandbox:
         if verdict.error:
             reason = presentable(in_one_line(verdict.error), otherwise="cannot be compiled")
             separator = " " if reason.startswith(_PREDICATES) else ": "
-            raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field,
-                               code="invalid_grammar")
+            raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field, code="invalid_grammar")
         return VettedGrammar(verdict.grammar, verdict.size_bytes)
 
     def compile(self, build: Callable[[], Built]) -> Built:
@@ -115,10 +114,10 @@ class GrammarSandbox:
     def _ask(self, grammar: str, vocab_size: int) -> Verdict:
         with self._lock:
             if self._worker is None or self._worker.gone:
-                start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
-                              self._memory_bytes)
-                function = JobFunction("weft.text.grammar_worker:prepare", self._memory_bytes, JOBS_MAX,
-                                    self._seconds, COMPILE_STACK_BYTES)
+                start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds, self._memory_bytes)
+                function = JobFunction(
+                    "weft.text.grammar_worker:prepare", self._memory_bytes, JOBS_MAX, self._seconds, COMPILE_STACK_BYTES
+                )
                 self._worker = BoundedWorker(function, msgspec.msgpack.encode(start))
             worker = self._worker
         try:
@@ -135,11 +134,13 @@ def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, .
     """For the checkpoint in ``directory``; None where it has no tokenizer.json. Raises ConfigError for limits
     that cannot be."""
     if config.grammar_seconds < 1:
-        raise ConfigError(f"limits.grammar_seconds is {config.grammar_seconds}; it must be at least 1",
-                          param="limits.grammar_seconds")
+        raise ConfigError(
+            f"limits.grammar_seconds is {config.grammar_seconds}; it must be at least 1", param="limits.grammar_seconds"
+        )
     memory_bytes = parse_bytes(config.grammar_memory, flag="limits.grammar_memory")
     path = tokenizer_path(directory)
     if not path.is_file():
         return None
-    return GrammarSandbox(lambda: tokenizer_text(path), eos_ids, seconds=config.grammar_seconds,
-                          memory_bytes=memory_bytes)
+    return GrammarSandbox(
+        lambda: tokenizer_text(path), eos_ids, seconds=config.grammar_seconds, memory_bytes=memory_bytes
+    )

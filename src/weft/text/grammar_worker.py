@@ -144,7 +144,8 @@ class CheckGrammar:
         words = {
             "seconds": f"takes more than {self._start.seconds} s to compile (limits.grammar_seconds)",
             "memory": f"needs more than {self._start.memory_bytes} bytes to compile (limits.grammar_memory)",
-            "stack": "is nested too deeply to be compiled"}
+            "stack": "is nested too deeply to be compiled",
+        }
         return msgspec.msgpack.encode(Verdict(error=words[limit]))
 
 
@@ -201,9 +202,21 @@ def _on_small_stack(walker: Any) -> str:
 
 
 class _Mallinfo(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-        "keepcost")]
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 def _used_bytes() -> int:

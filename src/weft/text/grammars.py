@@ -66,13 +66,13 @@ def from_response_format(value: dict[str, Any]) -> Grammar:
     if kind == "json_object":
         return json_grammar(_ANY_OBJECT, field="response_format")
     if kind != "json_schema":
-        raise RequestError(f"response_format.type is {kind!r}; it is text, json_object or json_schema",
-                           param="response_format.type")
+        raise RequestError(
+            f"response_format.type is {kind!r}; it is text, json_object or json_schema", param="response_format.type"
+        )
     inner = value.get("json_schema")
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if schema is None:
-        raise RequestError("response_format.json_schema.schema is missing",
-                           param="response_format.json_schema.schema")
+        raise RequestError("response_format.json_schema.schema is missing", param="response_format.json_schema.schema")
     return json_grammar(schema, field="response_format.json_schema.schema")
 
 
@@ -80,13 +80,17 @@ def from_structured_outputs(value: dict[str, Any]) -> Grammar:
     """Of the field ``structured_outputs``. Raises RequestError."""
     for name in _UNSERVED_OUTPUTS:
         if value.get(name):
-            raise RequestError(f"structured_outputs.{name} is not supported",
-                               param=f"structured_outputs.{name}", code="unsupported_parameter")
+            raise RequestError(
+                f"structured_outputs.{name} is not supported",
+                param=f"structured_outputs.{name}",
+                code="unsupported_parameter",
+            )
     given = [kind for kind in _OUTPUT_KINDS if value.get(kind) not in (None, False)]
     if len(given) != 1:
         said = f"has {' and '.join(given)}" if given else "asks for nothing"
-        raise RequestError(f"structured_outputs {said}; it takes one of {', '.join(_OUTPUT_KINDS)}",
-                           param="structured_outputs")
+        raise RequestError(
+            f"structured_outputs {said}; it takes one of {', '.join(_OUTPUT_KINDS)}", param="structured_outputs"
+        )
     kind = given[0]
     whitespace: str | None = value.get("whitespace_pattern") or WHITESPACE
     if value.get("disable_any_whitespace"):
@@ -215,7 +219,7 @@ def _marker_at(text: str, at: int, token_of: TokenOf) -> str | None:
     """The marker that begins at ``at``: from an opening bracket to the next closing one."""
     closing = {"<": ">", "[": "]"}.get(text[at])
     end = text.find(closing, at + 1) if closing else -1
-    marker = text[at:end + 1]
+    marker = text[at : end + 1]
     return marker if end >= 0 and token_of(marker) is not None else None
 
 
@@ -227,7 +231,8 @@ def _grammar(body: dict[str, Any], field: str) -> Grammar:
     except RecursionError:
         raise RequestError(f"{field} is nested too deeply", param=field, code="invalid_grammar") from None
     except UnicodeEncodeError:
-        raise RequestError(f"{field} has half of a surrogate pair, which is no text", param=field,
-                           code="invalid_grammar") from None
+        raise RequestError(
+            f"{field} has half of a surrogate pair, which is no text", param=field, code="invalid_grammar"
+        ) from None
     check_length(text, field)
     return Grammar(grammar=text.decode(), field=field)

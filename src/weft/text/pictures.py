@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from weft.images.picture import Picture
 
 _KIND_OF: dict[str, PictureKind] = {
-    "image_url": "image", "input_image": "image", "image": "image",
-    "video_url": "video", "input_video": "video", "video": "video"}
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+}
 """The type of a part -> what it is."""
 
 
@@ -50,8 +55,9 @@ class PicturePart(msgspec.Struct, frozen=True):
     max_frames: int | None = None
 
 
-def split_pictures(messages: list[ChatMessage], *,
-                   reads: Collection[PictureKind]) -> tuple[list[ChatMessage], list[PicturePart]]:
+def split_pictures(
+    messages: list[ChatMessage], *, reads: Collection[PictureKind]
+) -> tuple[list[ChatMessage], list[PicturePart]]:
     """The messages with a bare ``{"type": "image"}`` for each picture, and the pictures in their order;
     videos alike. ``reads``: what the model does. Raises RequestError for a part without an address, and for
     one that the model does not read."""
@@ -73,8 +79,9 @@ def split_pictures(messages: list[ChatMessage], *,
     return shown, pictures
 
 
-def with_pictures(text: str, places: Sequence[int], pictures: Sequence[Picture],
-                  tokens: Mapping[PictureKind, str]) -> tuple[str, list[int], list[ShownPicture]]:
+def with_pictures(
+    text: str, places: Sequence[int], pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]
+) -> tuple[str, list[int], list[ShownPicture]]:
     """``text`` with each token of a picture replaced by what the picture shows, and ``places`` (characters)
     moved with it. ``tokens``: by kind. Raises RequestError where the template does not write as many as there
     are pictures of their kind."""
@@ -82,12 +89,16 @@ def with_pictures(text: str, places: Sequence[int], pictures: Sequence[Picture],
     pieces, written_tokens = pieces[::2], pieces[1::2]
     if written_tokens != [tokens[picture.kind] for picture in pictures]:
         shown_of = Counter(picture.kind for picture in pictures)
-        counts = [f"{token} {written_tokens.count(token)} times for {shown_of[kind]} "
-                  f"{kind.replace('image', 'picture')}{'s' * (shown_of[kind] != 1)}"
-                  for kind, token in tokens.items()]
+        counts = [
+            f"{token} {written_tokens.count(token)} times for {shown_of[kind]} "
+            f"{kind.replace('image', 'picture')}{'s' * (shown_of[kind] != 1)}"
+            for kind, token in tokens.items()
+        ]
         raise RequestError(
             f"the chat template writes {' and '.join(counts)}: a text of the conversation has it too, or the "
-            "template leaves some out or moves them", param="messages")
+            "template leaves some out or moves them",
+            param="messages",
+        )
     shown, out, at = [], [pieces[0]], len(pieces[0])
     ends, shifts = [], []
     for picture, token, after in zip(pictures, written_tokens, pieces[1:], strict=True):
@@ -105,17 +116,21 @@ def with_pictures(text: str, places: Sequence[int], pictures: Sequence[Picture],
         at += len(after)
     # Behind a picture places move by what it and those before it have grown; ``ends`` are in the new text.
     starts = [end - shift for end, shift in zip(ends, (0, *accumulate(shifts)), strict=False)]
-    moved = [place + sum(shift for start, shift in zip(starts, shifts, strict=True) if start < place)
-             for place in places]
+    moved = [
+        place + sum(shift for start, shift in zip(starts, shifts, strict=True) if start < place) for place in places
+    ]
     return "".join(out), moved, shown
 
 
 def placed(pictures: Sequence[ShownPicture], positions: Sequence[int]) -> list[PlacedPicture]:
     """``positions``: in tokens, of the first character of each span, in order."""
     following = iter(positions)
-    return [PlacedPicture(digest=picture.digest, data=picture.data,
-                          places=[(next(following), rows) for _, _, rows in picture.spans])
-            for picture in pictures]
+    return [
+        PlacedPicture(
+            digest=picture.digest, data=picture.data, places=[(next(following), rows) for _, _, rows in picture.spans]
+        )
+        for picture in pictures
+    ]
 
 
 def _is_picture(part: Any) -> bool:
@@ -128,10 +143,12 @@ def _read(part: Any, where: str, reads: Collection[PictureKind]) -> PicturePart:
         where = part.where
     if kind not in reads:
         what = "picture" if kind == "image" else "video"
-        sees = ("text and pictures: send some of the frames as pictures" if reads else
-                "text only: its checkpoint has no vision encoder")
-        raise RequestError(f"{where} is a {what}; this model reads {sees}", param=where,
-                           code="unsupported_parameter")
+        sees = (
+            "text and pictures: send some of the frames as pictures"
+            if reads
+            else "text only: its checkpoint has no vision encoder"
+        )
+        raise RequestError(f"{where} is a {what}; this model reads {sees}", param=where, code="unsupported_parameter")
     if isinstance(part, PicturePart):
         return part
     if kind == "video":
@@ -139,8 +156,9 @@ def _read(part: Any, where: str, reads: Collection[PictureKind]) -> PicturePart:
     value = part.get("image_url")
     url = value.get("url") if isinstance(value, dict) else value
     if not isinstance(url, str) or not url:
-        raise RequestError(f"{where}.image_url: expected an object with url, the picture as a data: URL",
-                           param=f"{where}.image_url")
+        raise RequestError(
+            f"{where}.image_url: expected an object with url, the picture as a data: URL", param=f"{where}.image_url"
+        )
     return PicturePart(url, where, part.get("cache_control"))
 
 
@@ -153,8 +171,10 @@ def _video(part: dict[str, Any], where: str, name: str) -> PicturePart:
     source: Any = inner.get("url") if inner else value
     frames = source if isinstance(source, list) else [source]
     if not frames or not all(isinstance(one, str) and one for one in frames):
-        raise RequestError(f"{where}.{field}: expected a data: URL of a video, or a list of those of its "
-                           "frames", param=f"{where}.{field}")
+        raise RequestError(
+            f"{where}.{field}: expected a data: URL of a video, or a list of those of its frames",
+            param=f"{where}.{field}",
+        )
     given = {key: inner.get(key, part.get(key)) for key in ("fps", "min_frames", "max_frames")}
     return PicturePart(source, where, part.get("cache_control"), "video", **checked_sampling(given, where))
 
@@ -164,7 +184,9 @@ def checked_sampling(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in given.items():
         right = isinstance(value, int | float if key == "fps" else int) and not isinstance(value, bool)
         if value is not None and not (right and 0 < value <= 1000):
-            raise RequestError(f"{where}.{key} is {value!r:.100}; it must be a "
-                               f"{'number above 0' if key == 'fps' else 'whole number from 1'}, to 1000",
-                               param=f"{where}.{key}")
+            raise RequestError(
+                f"{where}.{key} is {value!r:.100}; it must be a "
+                f"{'number above 0' if key == 'fps' else 'whole number from 1'}, to 1000",
+                param=f"{where}.{key}",
+            )
     return dict(given)

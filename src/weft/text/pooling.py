@@ -34,12 +34,19 @@ from weft.text.tokenizer import Tokenizer
 
 _BYTES_MAX = 1 << 20
 _SERVED_MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
-_MODE_KEYS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean",
-              "pooling_mode_max_tokens": "max", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-              "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken"}
+_MODE_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_JUDGE = ("<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
-          'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n')
+_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
 _VERDICT = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _NO_REFUSAL = ""
 
@@ -99,16 +106,22 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
             if len(modes) == 1 and modes[0] in _SERVED_MODES:
                 kind = _SERVED_MODES[modes[0]]
             else:
-                refusal = refusal or (f"its pooling is {' and '.join(modes) or 'not named'}; weft pools the "
-                                      "last token, or the mean")
+                refusal = refusal or (
+                    f"its pooling is {' and '.join(modes) or 'not named'}; weft pools the last token, or the mean"
+                )
     if "Pooling" not in kinds:
         refusal = refusal or "its modules.json has no Pooling"
     prompts, default = _prompts(directory)
     limit = _optional(directory / "sentence_bert_config.json").get("max_seq_length")
     return EmbeddingSettings(
-        kind="mean" if kind == "mean" else "last", normalize="Normalize" in kinds,
-        includes_prompt=includes_prompt, prompts=prompts, default_prompt=default,
-        tokens_max=limit if isinstance(limit, int) and limit > 0 else 0, refusal=refusal)
+        kind="mean" if kind == "mean" else "last",
+        normalize="Normalize" in kinds,
+        includes_prompt=includes_prompt,
+        prompts=prompts,
+        default_prompt=default,
+        tokens_max=limit if isinstance(limit, int) and limit > 0 else 0,
+        refusal=refusal,
+    )
 
 
 def _modes(settings: Mapping[str, Any]) -> list[str]:
@@ -123,8 +136,7 @@ def _modes(settings: Mapping[str, Any]) -> list[str]:
 def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     settings = _optional(directory / "config_sentence_transformers.json")
     given = settings.get("prompts")
-    prompts = {name: text for name, text in (given if isinstance(given, dict) else {}).items()
-               if isinstance(text, str)}
+    prompts = {name: text for name, text in (given if isinstance(given, dict) else {}).items() if isinstance(text, str)}
     default = settings.get("default_prompt_name")
     return prompts, default if isinstance(default, str) and default in prompts else None
 
@@ -152,22 +164,32 @@ class Pooler:
 
     # ------------------------------------------------------------------ embeddings
 
-    def embedding(self, given: str | Sequence[int], *, limit: int, prompt: str | None = None,
-                  prompt_name: str | None = None, truncate_to: int | None = None, param: str = "input",
-                  ) -> PooledPrompt:
+    def embedding(
+        self,
+        given: str | Sequence[int],
+        *,
+        limit: int,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        truncate_to: int | None = None,
+        param: str = "input",
+    ) -> PooledPrompt:
         """``limit``: the served context. ``prompt``: a text that goes before, ``prompt_name``: one of the
         checkpoint's. ``truncate_to``: the end of a longer input may be left out; None: it is an error.
         Raises RequestError, ContextLengthError."""
         settings = self.settings
         if settings.refusal:
-            raise RequestError(f"{self._name} cannot embed: {settings.refusal}", param="model",
-                               code="unsupported_parameter")
+            raise RequestError(
+                f"{self._name} cannot embed: {settings.refusal}", param="model", code="unsupported_parameter"
+            )
         before = self._instruction(prompt, prompt_name)
         bound = min(limit, settings.tokens_max or limit)
         if not isinstance(given, str):
             if before and (prompt is not None or prompt_name is not None):
-                raise RequestError("prompt and prompt_name go before texts; this input is token ids",
-                                   param="prompt_name" if prompt is None else "prompt")
+                raise RequestError(
+                    "prompt and prompt_name go before texts; this input is token ids",
+                    param="prompt_name" if prompt is None else "prompt",
+                )
             tokens, front, tail = list(given), 0, 0
         else:
             tokens, [front] = self._tokenizer.encode_with_boundaries(before + given, [len(before)])
@@ -179,12 +201,15 @@ class Pooler:
         if truncate_to is not None and len(tokens) > min(bound, truncate_to):
             length = min(bound, truncate_to)
             left_out = len(tokens) - length
-            ends = tokens[len(tokens) - tail:] if tail < length else []
-            tokens = tokens[:length - len(ends)] + ends
+            ends = tokens[len(tokens) - tail :] if tail < length else []
+            tokens = tokens[: length - len(ends)] + ends
         if len(tokens) > bound:
-            why = ("sentence_bert_config.json: max_seq_length" if bound < limit else "--max-model-len")
-            raise ContextLengthError(f"{param} has {len(tokens)} tokens; the limit is {bound} ({why})",
-                                     param=param, code="context_length_exceeded")
+            why = "sentence_bert_config.json: max_seq_length" if bound < limit else "--max-model-len"
+            raise ContextLengthError(
+                f"{param} has {len(tokens)} tokens; the limit is {bound} ({why})",
+                param=param,
+                code="context_length_exceeded",
+            )
         skip = front if settings.kind == "mean" and not settings.includes_prompt else 0
         pooling = Pooling(kind=settings.kind, skip=min(skip, len(tokens) - 1))
         return PooledPrompt(tokens, pooling, [front] if front else [], left_out)
@@ -192,8 +217,9 @@ class Pooler:
     def _instruction(self, prompt: str | None, prompt_name: str | None) -> str:
         prompts = self.settings.prompts
         if prompt is not None and prompt_name is not None:
-            raise RequestError("prompt and prompt_name are given; one of them goes before the input",
-                               param="prompt_name")
+            raise RequestError(
+                "prompt and prompt_name are given; one of them goes before the input", param="prompt_name"
+            )
         if prompt is not None:
             return prompt
         name = prompt_name if prompt_name is not None else self.settings.default_prompt
@@ -201,8 +227,9 @@ class Pooler:
             return ""
         if name not in prompts:
             known = ", ".join(sorted(prompts)) or "none"
-            raise RequestError(f"prompt_name is {name[:100]!r}; the prompts of this model are {known}",
-                               param="prompt_name")
+            raise RequestError(
+                f"prompt_name is {name[:100]!r}; the prompts of this model are {known}", param="prompt_name"
+            )
         return prompts[name]
 
     def _special_tail(self, tokens: Sequence[int]) -> int:
@@ -218,8 +245,9 @@ class Pooler:
         values = array("f", pooled)
         if dimensions is not None:
             if not 1 <= dimensions <= len(values):
-                raise RequestError(f"dimensions is {dimensions}; this model's embeddings have {len(values)}",
-                                   param="dimensions")
+                raise RequestError(
+                    f"dimensions is {dimensions}; this model's embeddings have {len(values)}", param="dimensions"
+                )
             values = values[:dimensions]
         if self.settings.normalize:
             length = math.sqrt(math.fsum(value * value for value in values))
@@ -228,24 +256,38 @@ class Pooler:
 
     # ------------------------------------------------------------------ scores
 
-    def scoring(self, query: str, document: str, *, limit: int, instruction: str | None = None,
-                truncate_to: int | None = None, param: str = "documents") -> PooledPrompt:
+    def scoring(
+        self,
+        query: str,
+        document: str,
+        *,
+        limit: int,
+        instruction: str | None = None,
+        truncate_to: int | None = None,
+        param: str = "documents",
+    ) -> PooledPrompt:
         """How well ``document`` answers ``query``. ``instruction``: of a generative reranker. Raises
         RequestError, ContextLengthError."""
         if self._score_refusal:
-            raise RequestError(f"{self._name} cannot score: {self._score_refusal}", param="model",
-                               code="unsupported_parameter")
+            raise RequestError(
+                f"{self._name} cannot score: {self._score_refusal}", param="model", code="unsupported_parameter"
+            )
         bound = limit if truncate_to is None else min(limit, truncate_to)
         if self._labels:
             if instruction is not None:
-                raise RequestError("instruction is of generative rerankers; this model has a score head, and "
-                                   "reads query and document alone", param="instruction")
+                raise RequestError(
+                    "instruction is of generative rerankers; this model has a score head, and "
+                    "reads query and document alone",
+                    param="instruction",
+                )
             tokens, front, back = self._tokenizer.encode_pair(query, document)
             pooling = Pooling(score=True)
         else:
             encode = self._tokenizer.encode
-            first = encode(f"{_JUDGE}<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n"
-                           "<Document>:", add_special_tokens=False)
+            first = encode(
+                f"{_JUDGE}<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>:",
+                add_special_tokens=False,
+            )
             end = encode(_VERDICT, add_special_tokens=False)
             tokens = [*first, *encode(f" {document}", add_special_tokens=False), *end]
             front, back = len(first), len(end)
@@ -254,15 +296,17 @@ class Pooler:
         if left_out:
             if truncate_to is None or bound <= front + back:
                 raise ContextLengthError(
-                    f"{param}: query and document have {len(tokens)} tokens; the limit is {bound} "
-                    "(--max-model-len)", param=param, code="context_length_exceeded")
-            tokens = tokens[:bound - back] + tokens[len(tokens) - back:]
+                    f"{param}: query and document have {len(tokens)} tokens; the limit is {bound} (--max-model-len)",
+                    param=param,
+                    code="context_length_exceeded",
+                )
+            tokens = tokens[: bound - back] + tokens[len(tokens) - back :]
         return PooledPrompt(tokens, pooling, [front], left_out)
 
     def score(self, pooled: bytes) -> float:
         """Between 0 and 1, but for a score head whose checkpoint wants the logit as it is."""
         values = array("f", pooled)
-        if len(values) == 2:   # of no and yes
+        if len(values) == 2:  # of no and yes
             return _sigmoid(values[1] - values[0])
         return _sigmoid(values[0]) if self._sigmoid else values[0]
 
@@ -277,14 +321,17 @@ def _has_identity(config: Mapping[str, Any]) -> bool:
     return str(named or config.get("sbert_ce_default_activation_function") or "").endswith("Identity")
 
 
-def _judging(config: Mapping[str, Any], directory: Path, name: str,
-             tokenizer: Tokenizer) -> tuple[tuple[int, ...], str]:
+def _judging(
+    config: Mapping[str, Any], directory: Path, name: str, tokenizer: Tokenizer
+) -> tuple[tuple[int, ...], str]:
     """The tokens of no and yes, or why there are none."""
     words = config.get("classifier_from_token")
     if not (isinstance(words, list) and len(words) == 2 and all(isinstance(word, str) for word in words)):
         if "rerank" not in name.lower() and "rerank" not in directory.name.lower():
-            return (), ("it has no score head (score.weight), and neither its name nor "
-                        "classifier_from_token in its config.json says that it is a reranker")
+            return (), (
+                "it has no score head (score.weight), and neither its name nor "
+                "classifier_from_token in its config.json says that it is a reranker"
+            )
         words = ["no", "yes"]
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in words]
     if any(len(one) != 1 for one in ids):

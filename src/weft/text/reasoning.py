@@ -49,8 +49,7 @@ FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
-    ReasoningFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>",
-                    signs=("<|channel|>", "<|message|>")),
+    ReasoningFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", signs=("<|channel|>", "<|message|>")),
 )
 NAMES = tuple(row.name for row in FORMATS)
 
@@ -70,14 +69,15 @@ def reasoning_format(name: str, template: str, has_token: Callable[[str], bool])
 
 
 def _is_in(template: str, row: ReasoningFormat) -> bool:
-    return (all(sign in template for sign in row.signs) if row.signs
-            else row.start in template or row.end in template)
+    return all(sign in template for sign in row.signs) if row.signs else row.start in template or row.end in template
 
 
 def check_reasoning_parser(name: str) -> None:
     if name not in (AUTO, NONE, *NAMES):
-        raise ConfigError(f"--reasoning-parser {name!r} is unknown; there are "
-                          f"{', '.join((AUTO, NONE, *NAMES))}", param="--reasoning-parser")
+        raise ConfigError(
+            f"--reasoning-parser {name!r} is unknown; there are {', '.join((AUTO, NONE, *NAMES))}",
+            param="--reasoning-parser",
+        )
 
 
 def begins_inside(row: ReasoningFormat, prompt: str, continued: str | None = None) -> bool:
@@ -152,7 +152,7 @@ class ReasoningSplitter:
         bare = self._held.lstrip()
         start = self._row.start
         if bare.startswith(start):
-            self._held, self._state = bare[len(start):], _State.INSIDE
+            self._held, self._state = bare[len(start) :], _State.INSIDE
         elif not start.startswith(bare):
             self._state = _State.INSIDE if self._opened else _State.CONTENT
 
@@ -163,9 +163,9 @@ class ReasoningSplitter:
         at = self._held.find(end)
         if at >= 0:
             reasoning = self._held[:at].rstrip("\n")
-            self._held, self._state, self.over = self._held[at + len(end):], _State.BEHIND, True
+            self._held, self._state, self.over = self._held[at + len(end) :], _State.BEHIND, True
             return reasoning
-        safe = self._held[:len(self._held) - held_characters(self._held, (end,))].rstrip("\n")
-        self._held = self._held[len(safe):]
+        safe = self._held[: len(self._held) - held_characters(self._held, (end,))].rstrip("\n")
+        self._held = self._held[len(safe) :]
         self._has_emitted = self._has_emitted or bool(safe)
         return safe

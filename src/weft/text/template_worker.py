@@ -39,22 +39,29 @@ CACHE_CONTROLS_MAX = 8
 _OTHER_TOOL = {"type": "function", "function": {"name": MARK, "description": MARK, "parameters": {}}}
 
 
-def marked_characters(template: ChatTemplate, messages: list[ChatMessage], text: str, *,
-                      variables: Mapping[str, Any] | None = None,
-                      tools: Sequence[Any] = ()) -> list[int]:
+def marked_characters(
+    template: ChatTemplate,
+    messages: list[ChatMessage],
+    text: str,
+    *,
+    variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Any] = (),
+) -> list[int]:
     """Characters of ``text``, which ``template`` made of ``messages`` and ``variables``, behind which the
     client set a mark; ascending. ``tools`` as it sent them; the template reads them from ``variables``.
 
     Raises RequestError: a ``cache_control`` that is none, or more than CACHE_CONTROLS_MAX of them."""
     marks = [*_in_tools(tools), *_in_messages(messages)]
     if len(marks) > CACHE_CONTROLS_MAX:
-        raise RequestError(f"cache_control is set in {len(marks)} places; the limit is {CACHE_CONTROLS_MAX} "
-                           "in a request. cache_boundaries takes more, as positions in tokens",
-                           param="cache_control")
+        raise RequestError(
+            f"cache_control is set in {len(marks)} places; the limit is {CACHE_CONTROLS_MAX} "
+            "in a request. cache_boundaries takes more, as positions in tokens",
+            param="cache_control",
+        )
     positions = set()
     for tool, message, part in marks:
         if message is None:
-            shown = {**(variables or {}), "tools": [*without_marks(tools[:tool + 1]), _OTHER_TOOL]}
+            shown = {**(variables or {}), "tools": [*without_marks(tools[: tool + 1]), _OTHER_TOOL]}
             positions.add(common_length(template.beginning(messages, shown), text))
         else:
             positions.add(_behind(template, messages, message, part, text, variables))
@@ -63,8 +70,10 @@ def marked_characters(template: ChatTemplate, messages: list[ChatMessage], text:
 
 def without_marks(tools: Sequence[Any]) -> list[Any]:
     """``tools`` as a template may show them."""
-    return [{name: value for name, value in tool.items() if name != "cache_control"}
-            if isinstance(tool, dict) else tool for tool in tools]
+    return [
+        {name: value for name, value in tool.items() if name != "cache_control"} if isinstance(tool, dict) else tool
+        for tool in tools
+    ]
 
 
 def _in_tools(tools: Sequence[Any]) -> Iterator[tuple[int, None, None]]:
@@ -88,16 +97,23 @@ def _is_mark(value: Any, where: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, dict) or value.get("type") != "ephemeral":
-        raise RequestError(f"{where}.cache_control must be {{\"type\": \"ephemeral\"}}, got {value!r}",
-                           param=f"{where}.cache_control")
+        raise RequestError(
+            f'{where}.cache_control must be {{"type": "ephemeral"}}, got {value!r}', param=f"{where}.cache_control"
+        )
     return True
 
 
-def _behind(template: ChatTemplate, messages: list[ChatMessage], message: int, part: int | None, text: str,
-            variables: Mapping[str, Any] | None) -> int:
+def _behind(
+    template: ChatTemplate,
+    messages: list[ChatMessage],
+    message: int,
+    part: int | None,
+    text: str,
+    variables: Mapping[str, Any] | None,
+) -> int:
     """Where ``messages[message]``, or its content up to ``part``, ends in ``text``."""
     if part is None:
-        beginning = template.beginning(messages[:message + 1], variables)
+        beginning = template.beginning(messages[: message + 1], variables)
         if beginning and text.startswith(beginning):
             return len(beginning)
     marked = list(messages)
@@ -157,16 +173,25 @@ class Refused(msgspec.Struct, tag=True):
 Answer = TemplateFacts | ChatPrompt | Refused
 
 
-def chat_prompt(template: ChatTemplate, messages: list[ChatMessage], *, chars_cut: int,
-                tools: Sequence[Any] = (), variables: dict[str, Any] | None = None,
-                **render: Any) -> ChatPrompt:
+def chat_prompt(
+    template: ChatTemplate,
+    messages: list[ChatMessage],
+    *,
+    chars_cut: int,
+    tools: Sequence[Any] = (),
+    variables: dict[str, Any] | None = None,
+    **render: Any,
+) -> ChatPrompt:
     """The text, and the places in it. A text of more than ``chars_cut`` characters gets no places: it is too
     long to be served. Raises RequestError."""
     text = template.render(messages, variables=variables, **render)
     if len(text) > chars_cut:
         return ChatPrompt(text, [], [])
-    return ChatPrompt(text, template.boundaries(messages, text, variables=variables),
-                      marked_characters(template, messages, text, variables=variables, tools=tools))
+    return ChatPrompt(
+        text,
+        template.boundaries(messages, text, variables=variables),
+        marked_characters(template, messages, text, variables=variables, tools=tools),
+    )
 
 
 def _answer(template: ChatTemplate, body: bytes) -> Answer:
@@ -184,16 +209,18 @@ def _encoded(answer: Answer) -> bytes:
     try:
         return msgspec.msgpack.encode(answer)
     except UnicodeEncodeError:
-        return msgspec.msgpack.encode(Refused("the messages have half of a surrogate pair, which is no text",
-                                              "messages"))
+        return msgspec.msgpack.encode(
+            Refused("the messages have half of a surrogate pair, which is no text", "messages")
+        )
 
 
 def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
     """The facts of the template, and the job that renders it."""
     given = msgspec.msgpack.decode(start, type=TemplateStart)
     try:
-        template = ChatTemplate(given.source, special_tokens=given.special_tokens, origin=given.origin,
-                                chars_max=given.chars_max)
+        template = ChatTemplate(
+            given.source, special_tokens=given.special_tokens, origin=given.origin, chars_max=given.chars_max
+        )
     except (WeftError, MemoryError, RecursionError, ValueError, OverflowError) as error:
         reason = error.message if isinstance(error, WeftError) else f"{given.origin}: {type(error).__name__}"
         return _encoded(Refused(reason, "--chat-template")), None

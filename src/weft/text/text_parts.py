@@ -58,7 +58,7 @@ class TextParts:
         spans = list(itertools.pairwise([*cuts, len(text)]))
         ids = list(self._before) if add_special_tokens else []
         for first in range(0, len(spans), _TOGETHER):
-            parts = [text[at:end] for at, end in spans[first:first + _TOGETHER]]
+            parts = [text[at:end] for at, end in spans[first : first + _TOGETHER]]
             for encoding in self._backend.encode_batch_fast(parts, add_special_tokens=False):
                 ids += encoding.ids
         return ids + self._behind if add_special_tokens else ids
@@ -80,8 +80,8 @@ def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
     plain = backend.encode("a", add_special_tokens=False).ids
     whole = backend.encode("a", add_special_tokens=True).ids
     for at in range(len(whole) - len(plain) + 1):
-        if plain and whole[at:at + len(plain)] == plain:
-            return TextParts(backend, whole[:at], whole[at + len(plain):])
+        if plain and whole[at : at + len(plain)] == plain:
+            return TextParts(backend, whole[:at], whole[at + len(plain) :])
     return None
 
 
@@ -112,7 +112,7 @@ def alternatives(pattern: str) -> list[str]:
     parts, part, depth, in_class, at = [], "", 0, False, 0
     while at < len(pattern):
         char = pattern[at]
-        step = pattern[at:at + 2] if char == "\\" else char
+        step = pattern[at : at + 2] if char == "\\" else char
         if char == "|" and not depth and not in_class:
             parts.append(part)
             step, part = "|", ""

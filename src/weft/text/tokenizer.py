@@ -53,15 +53,17 @@ def _texts_alone() -> Iterator[None]:
     try:
         yield
     except TypeError:
-        raise RequestError("the text has half of a surrogate pair, or bytes that are not UTF-8, which is no "
-                           "text") from None
+        raise RequestError(
+            "the text has half of a surrogate pair, or bytes that are not UTF-8, which is no text"
+        ) from None
 
 
 class Tokenizer:
     """``special_tokens`` maps bos_token, eos_token, ... to their text, as chat templates expect."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None,
-                 decoder: Any = None) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None, decoder: Any = None
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -84,9 +86,11 @@ class Tokenizer:
         missing or cannot be read."""
         path = tokenizer_path(directory)
         if not path.is_file():
-            raise CheckpointError(f"{path} is missing: weft reads fast tokenizers only. Load the "
-                                  "checkpoint's tokenizer with transformers' AutoTokenizer and "
-                                  "save_pretrained() it there.")
+            raise CheckpointError(
+                f"{path} is missing: weft reads fast tokenizers only. Load the "
+                "checkpoint's tokenizer with transformers' AutoTokenizer and "
+                "save_pretrained() it there."
+            )
         text = tokenizer_text(path)
         special_tokens = _special_tokens(directory)
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()
@@ -118,8 +122,9 @@ class Tokenizer:
                 return ids
             return self._parts.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_with_boundaries(self, text: str, boundaries: Sequence[int], *,
-                               add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+    def encode_with_boundaries(
+        self, text: str, boundaries: Sequence[int], *, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
         with _texts_alone():
@@ -232,16 +237,17 @@ def banned_sequences(words: Sequence[Any] | None, tokenizer: Tokenizer) -> tuple
     if not words:
         return ()
     if len(words) > BAD_WORDS_MAX:
-        raise RequestError(f"bad_words has {len(words)} texts; the limit is {BAD_WORDS_MAX}",
-                           param="bad_words")
+        raise RequestError(f"bad_words has {len(words)} texts; the limit is {BAD_WORDS_MAX}", param="bad_words")
     sequences: dict[tuple[int, ...], None] = {}
     for word in words:
         if not isinstance(word, str) or not word.strip():
-            raise RequestError(f"bad_words has {word!r:.60}; each must be a text with a visible character",
-                               param="bad_words")
+            raise RequestError(
+                f"bad_words has {word!r:.60}; each must be a text with a visible character", param="bad_words"
+            )
         if len(word) > BAD_WORD_CHARS_MAX:
-            raise RequestError(f"bad_words has a text of {len(word)} characters; the limit is "
-                               f"{BAD_WORD_CHARS_MAX}", param="bad_words")
+            raise RequestError(
+                f"bad_words has a text of {len(word)} characters; the limit is {BAD_WORD_CHARS_MAX}", param="bad_words"
+            )
         bare = word.lstrip()
         for spelled in (bare, f" {bare}"):
             tokens = tokenizer.encode(spelled, add_special_tokens=False)

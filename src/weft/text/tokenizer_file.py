@@ -69,16 +69,31 @@ def _world(path: Path, text: str) -> dict[str, Any]:
     tokens = {"".join(letters[byte] for byte in token): index for token, index in _tokens(path, text).items()}
     missing = next((byte for byte, letter in sorted(letters.items()) if letter not in tokens), None)
     if missing is not None:
-        raise CheckpointError(f"{path}: no token is the byte {missing:#04x}, so some texts have no tokens",
-                              param="model")
+        raise CheckpointError(
+            f"{path}: no token is the byte {missing:#04x}, so some texts have no tokens", param="model"
+        )
     bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     cut = {"type": "Split", "pattern": {"Regex": _longest(tokens)}, "behavior": "Isolated", "invert": False}
-    end = {"id": 0, "content": END_OF_TEXT, "single_word": False, "lstrip": False, "rstrip": False,
-           "normalized": False, "special": True}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end], "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_of, cut]}, "post_processor": None,
-            "decoder": bytes_of,
-            "model": {"type": "WordLevel", "vocab": {END_OF_TEXT: 0} | tokens, "unk_token": END_OF_TEXT}}
+    end = {
+        "id": 0,
+        "content": END_OF_TEXT,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [end],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_of, cut]},
+        "post_processor": None,
+        "decoder": bytes_of,
+        "model": {"type": "WordLevel", "vocab": {END_OF_TEXT: 0} | tokens, "unk_token": END_OF_TEXT},
+    }
 
 
 def _tokens(path: Path, text: str) -> dict[bytes, int]:
@@ -92,11 +107,19 @@ def _tokens(path: Path, text: str) -> dict[bytes, int]:
         except (SyntaxError, ValueError):
             literal = None
         token = literal.encode() if isinstance(literal, str) else literal
-        if (not matched or not token or not 0 < len(token) == int(matched[3]) <= TOKEN_BYTES_MAX
-                or token in tokens or int(matched[1]) == 0):
-            raise CheckpointError(f"{path}: line {number} is {line[:60]!r}; a line is an id from 1, a new "
-                                  "text or bytes in quotes, and their length in bytes, at most "
-                                  f"{TOKEN_BYTES_MAX}", param="model")
+        if (
+            not matched
+            or not token
+            or not 0 < len(token) == int(matched[3]) <= TOKEN_BYTES_MAX
+            or token in tokens
+            or int(matched[1]) == 0
+        ):
+            raise CheckpointError(
+                f"{path}: line {number} is {line[:60]!r}; a line is an id from 1, a new "
+                "text or bytes in quotes, and their length in bytes, at most "
+                f"{TOKEN_BYTES_MAX}",
+                param="model",
+            )
         tokens[token] = int(matched[1])
     return tokens
 
@@ -113,8 +136,9 @@ def _longest(tokens: dict[str, int]) -> str:
 
 def _expression(node: Trie, depth: int = 0) -> str:
     if depth < _NESTED:
-        ways = [re.escape(letter) + _expression(behind, depth + 1)
-                for letter, behind in node.items() if letter != _ENDS]
+        ways = [
+            re.escape(letter) + _expression(behind, depth + 1) for letter, behind in node.items() if letter != _ENDS
+        ]
     else:
         ways = [re.escape(end) for end in sorted(_ends_of(node), key=len, reverse=True) if end]
     if not ways:

@@ -224,7 +224,7 @@ def main() -> None:
     function = msgspec.msgpack.decode(named[1], type=JobFunction)
     module, _, name = function.name.partition(":")
     prepare = getattr(importlib.import_module(module), name)
-    start = read_frame(jobs)   # it may come much later: the imports are done by then
+    start = read_frame(jobs)  # it may come much later: the imports are done by then
     if start is None:
         return
     if not function.forks:

@@ -54,9 +54,13 @@ class BoundedWorker:
     def __init__(self, function: JobFunction, start: bytes | None = None) -> None:
         # A session of its own: signals of the terminal are for the parent alone.
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-c", "from weft.text.worker_main import main; main()"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, bufsize=0, start_new_session=True,
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"})
+            [sys.executable, "-c", "from weft.text.worker_main import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input = self._process.stdin.fileno()
@@ -125,7 +129,7 @@ class BoundedWorker:
     def _write(self, number: int, body: bytes) -> None:
         left = memoryview(HEAD.pack(len(body), number) + body)
         while left:
-            left = left[os.write(self._input, left):]
+            left = left[os.write(self._input, left) :]
 
     def _read(self, seconds: float) -> bool:
         """Takes what the child has written by then; whether it was something. Raises BrokenPipeError."""
@@ -140,7 +144,7 @@ class BoundedWorker:
             end = HEAD.size + size
             if len(self._unread) < end:
                 break
-            self._answers[number] = bytes(self._unread[HEAD.size:end])
+            self._answers[number] = bytes(self._unread[HEAD.size : end])
             del self._unread[:end]
         return True
 
@@ -152,8 +156,7 @@ class WorkerLane:
     A turn of a busy loop takes as long as tens of jobs. With one job a turn, the line grows while the worker
     has nothing to do. So those that wait are answered in one turn, up to _LINE_S."""
 
-    def __init__(self, start: Callable[[], BoundedWorker], seconds: float,
-                 worker: BoundedWorker | None = None) -> None:
+    def __init__(self, start: Callable[[], BoundedWorker], seconds: float, worker: BoundedWorker | None = None) -> None:
         self.waiting = 0
         self._start = start
         self._seconds = seconds

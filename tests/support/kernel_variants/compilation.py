@@ -16,8 +16,13 @@ CAPABILITIES = (80, 90, 86, 89, 120, 100)
 """Those that the compile gate knows: A100, H100, RTX 30, RTX 40 and L40, RTX 50, B200."""
 TYPES: dict[torch.dtype, str] = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 """Dtypes of inputs and of states -> Triton's name of a pointer to them."""
-TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
-                torch.float8_e4m3fn: "u8"}
+TRITON_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int8: "i8",
+    torch.float8_e4m3fn: "u8",
+}
 """Triton's types of pages; fp8 is passed as bytes."""
 _TABLES = dict.fromkeys(STEP_TABLES, "*i32") | {"slots": "*i64", "starts": "*i64"}
 
@@ -53,9 +58,16 @@ def by_choice(choose: Callable[[int], Choice]) -> list[tuple[Choice, frozenset[i
     return [(choice, frozenset(capabilities)) for choice, capabilities in chosen.values()]
 
 
-def compilation_of(name: str, kernel: Any, pointers: Mapping[str, str], constants: Mapping[str, Any],
-                   blocks: Blocks, floats: tuple[str, ...] = ("scale",), *,
-                   only: frozenset[int] | None = None) -> Compilation:
+def compilation_of(
+    name: str,
+    kernel: Any,
+    pointers: Mapping[str, str],
+    constants: Mapping[str, Any],
+    blocks: Blocks,
+    floats: tuple[str, ...] = ("scale",),
+    *,
+    only: frozenset[int] | None = None,
+) -> Compilation:
     """``pointers``: types of the tensor arguments that are not step tables. Any other argument is an int32,
     unless it is a constant or one of ``floats``; ``slot_stride`` is an int64."""
     signature = {}
@@ -65,10 +77,12 @@ def compilation_of(name: str, kernel: Any, pointers: Mapping[str, str], constant
         elif argument in floats:
             signature[argument] = "fp32"
         else:
-            signature[argument] = pointers.get(argument) or _TABLES.get(argument) or (
-                "i64" if argument == "slot_stride" else "i32")
-    return Compilation(name, kernel, signature, dict(constants), num_warps=blocks.warps,
-                       num_stages=blocks.stages, only=only)
+            signature[argument] = (
+                pointers.get(argument) or _TABLES.get(argument) or ("i64" if argument == "slot_stride" else "i32")
+            )
+    return Compilation(
+        name, kernel, signature, dict(constants), num_warps=blocks.warps, num_stages=blocks.stages, only=only
+    )
 
 
 def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object]]:
@@ -80,5 +94,12 @@ def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object
     return signature, {} if scaled else {"scales": None}
 
 
-PLACE_SIGNATURE = {"positions": "*i64", "table": "*i32", "table_stride": "i32", "chunk_run": "*i32",
-                   "chunk_first": "*i32", "chunk_tokens": "*i32", "decode_count": "i32"}
+PLACE_SIGNATURE = {
+    "positions": "*i64",
+    "table": "*i32",
+    "table_stride": "i32",
+    "chunk_run": "*i32",
+    "chunk_first": "*i32",
+    "chunk_tokens": "*i32",
+    "decode_count": "i32",
+}

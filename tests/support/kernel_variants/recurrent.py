@@ -16,29 +16,42 @@ from weft.tensor.kernels import mamba1, mamba2, running_max, wkv7
 
 def of_delta_rule() -> list[Compilation]:
     """Heads of 128 x 128; states of ``--state-dtype``."""
-    return [one for by_line in (False, True)
-            for one in (*_delta_recurrent_compilations(by_line), *_delta_chunk_compilations(by_line))]
+    return [
+        one
+        for by_line in (False, True)
+        for one in (*_delta_recurrent_compilations(by_line), *_delta_chunk_compilations(by_line))
+    ]
 
 
 def _delta_recurrent_compilations(by_line: bool) -> list[Compilation]:
     """Decode for the inputs of models; prefill for states in few bits."""
     variants = []
-    for dtype, state, prefill in (("*bf16", "*fp32", False), ("*bf16", "*bf16", False),
-                                  ("*bf16", "*bf16", True), ("*fp16", "*fp16", False),
-                                  ("*fp32", "*fp32", False)):
+    for dtype, state, prefill in (
+        ("*bf16", "*fp32", False),
+        ("*bf16", "*bf16", False),
+        ("*bf16", "*bf16", True),
+        ("*fp16", "*fp16", False),
+        ("*fp32", "*fp32", False),
+    ):
         pointers = dict.fromkeys(("q", "k", "v", "out"), dtype) | dict.fromkeys(("g", "beta"), "*fp32")
-        constants = {"GROUP": 2, "K": 128, "V": 128, "KP": 128, "BV": delta.RECURRENT.width,
-                     "BY_LINE": by_line,
-                     "PREFILL": prefill}
+        constants = {
+            "GROUP": 2,
+            "K": 128,
+            "V": 128,
+            "KP": 128,
+            "BV": delta.RECURRENT.width,
+            "BY_LINE": by_line,
+            "PREFILL": prefill,
+        }
         title = f"{_delta_form(by_line)} {'prefill' if prefill else 'decode'} {dtype[1:]} state {state[1:]}"
-        variants.append(compilation_of(title, delta.recurrent, pointers | {"state": state}, constants,
-                                       delta.RECURRENT))
+        variants.append(compilation_of(title, delta.recurrent, pointers | {"state": state}, constants, delta.RECURRENT))
     return variants
 
 
 def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
-    scratch = dict.fromkeys(("t_scratch", "p", "q_left", "k_up", "k_left", "decay", "state", "carry_in",
-                             "carry_out", "g", "beta"), "*fp32")
+    scratch = dict.fromkeys(
+        ("t_scratch", "p", "q_left", "k_up", "k_left", "decay", "state", "carry_in", "carry_out", "g", "beta"), "*fp32"
+    )
     dim, group = 128, 1 if by_line else 2
     prepare, prepare_blocks, own = delta._prepare_form(by_line, group, dim)
     variants = []
@@ -46,10 +59,19 @@ def _delta_chunk_compilations(by_line: bool) -> list[Compilation]:
         dtype = TYPES[of]
         pointers = scratch | dict.fromkeys(("q", "k", "v", "out"), dtype)
         of_chunks = {"GROUP": group, "V": dim, "KP": dim, "BV": delta.CHUNKS.width, "BY_LINE": by_line}
-        for name, kernel, sizes, more in (("prepare", prepare, prepare_blocks, own),
-                                          ("chunks", delta.chunks, delta.CHUNKS, of_chunks)):
-            variants.append(compilation_of(f"{_delta_form(by_line)} {name} {dtype[1:]} {dim}", kernel,
-                                           pointers, {"H": 32, "K": dim} | more, sizes))
+        for name, kernel, sizes, more in (
+            ("prepare", prepare, prepare_blocks, own),
+            ("chunks", delta.chunks, delta.CHUNKS, of_chunks),
+        ):
+            variants.append(
+                compilation_of(
+                    f"{_delta_form(by_line)} {name} {dtype[1:]} {dim}",
+                    kernel,
+                    pointers,
+                    {"H": 32, "K": dim} | more,
+                    sizes,
+                )
+            )
     return variants
 
 
@@ -60,37 +82,57 @@ def _delta_form(by_line: bool) -> str:
 def of_wkv7() -> list[Compilation]:
     """Heads of 64 x 64, as in all releases."""
     sizes = {"K": 64, "V": 64, "KP": 64, "BV": wkv7.RECURRENT.width}
-    return [compilation_of(f"wkv7 {dtype[1:]} state {state[1:]} prefill {prefill}", wkv7.recurrent,
-                           dict.fromkeys(("r", "k", "v", "kk", "b", "out"), dtype) | {
-                               "g": "*fp32", "state": state}, sizes | {"PREFILL": prefill}, wkv7.RECURRENT)
-            for dtype, state in (("*bf16", "*fp32"), ("*bf16", "*bf16"), ("*fp32", "*fp32"))
-            for prefill in (False, True)]
+    return [
+        compilation_of(
+            f"wkv7 {dtype[1:]} state {state[1:]} prefill {prefill}",
+            wkv7.recurrent,
+            dict.fromkeys(("r", "k", "v", "kk", "b", "out"), dtype) | {"g": "*fp32", "state": state},
+            sizes | {"PREFILL": prefill},
+            wkv7.RECURRENT,
+        )
+        for dtype, state in (("*bf16", "*fp32"), ("*bf16", "*bf16"), ("*fp32", "*fp32"))
+        for prefill in (False, True)
+    ]
 
 
 def of_delta_gates() -> list[Compilation]:
     floats = dict.fromkeys(("bias", "decay", "g", "beta"), "*fp32")
-    return [compilation_of(
-        f"delta gates {dtype[1:]}, {lines} lines{', floored' * floored}", gating._gates,
-        floats | {"a": dtype, "b": dtype},
-        {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(gating.COLUMNS.width, 32 * lines), "FLOORED": floored},
-        gating.COLUMNS, ("beta_scale", "floor"))
-        for dtype in TYPES.values() for lines, floored in ((1, False), (128, False), (128, True))]
+    return [
+        compilation_of(
+            f"delta gates {dtype[1:]}, {lines} lines{', floored' * floored}",
+            gating._gates,
+            floats | {"a": dtype, "b": dtype},
+            {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(gating.COLUMNS.width, 32 * lines), "FLOORED": floored},
+            gating.COLUMNS,
+            ("beta_scale", "floor"),
+        )
+        for dtype in TYPES.values()
+        for lines, floored in ((1, False), (128, False), (128, True))
+    ]
 
 
 def of_mamba1() -> list[Compilation]:
     sizes = {"C": 8192, "N": 16, "NP": 16, "BC": mamba1.CHANNELS.width}
     weights = dict.fromkeys(("A", "D", "dt_bias", "begins", "steps"), "*fp32")
-    variants = [compilation_of("mamba1 link", mamba1._link, weights | {"state": "*fp32"}, sizes,
-                               mamba1.CHANNELS)]
+    variants = [compilation_of("mamba1 link", mamba1._link, weights | {"state": "*fp32"}, sizes, mamba1.CHANNELS)]
     for name, dtype in TYPES.items():
         pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out", "state"), dtype)
         short = str(name).removeprefix("torch.")
         for flag in (False, True):
-            variants.append(compilation_of(f"mamba1 recurrent {short} prefill {flag}", mamba1._recurrent,
-                                           pointers,
-                                        sizes | {"PREFILL": flag}, mamba1.CHANNELS))
-            variants.append(compilation_of(f"mamba1 scan {short} ends {flag}", mamba1._scan, pointers,
-                                        sizes | {"ENDS": flag}, mamba1.CHANNELS))
+            variants.append(
+                compilation_of(
+                    f"mamba1 recurrent {short} prefill {flag}",
+                    mamba1._recurrent,
+                    pointers,
+                    sizes | {"PREFILL": flag},
+                    mamba1.CHANNELS,
+                )
+            )
+            variants.append(
+                compilation_of(
+                    f"mamba1 scan {short} ends {flag}", mamba1._scan, pointers, sizes | {"ENDS": flag}, mamba1.CHANNELS
+                )
+            )
     return variants
 
 
@@ -103,34 +145,71 @@ def of_mamba2() -> list[Compilation]:
         pointers = gates | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
         short = str(name).removeprefix("torch.")
         for prefill in (False, True):
-            variants.append(compilation_of(
-                f"mamba2 recurrent {short} prefill {prefill}", mamba2._recurrent, pointers | {"state": dtype},
-                sizes | {"BP": mamba2.RECURRENT.width, "PREFILL": prefill}, mamba2.RECURRENT, limits))
-    scratch = dict.fromkeys(("scores", "sizes", "whole_sums", "rest_sums", "pushes", "decay", "chunk_states",
-                             "state", "carry_in", "carry_out"), "*fp32")
+            variants.append(
+                compilation_of(
+                    f"mamba2 recurrent {short} prefill {prefill}",
+                    mamba2._recurrent,
+                    pointers | {"state": dtype},
+                    sizes | {"BP": mamba2.RECURRENT.width, "PREFILL": prefill},
+                    mamba2.RECURRENT,
+                    limits,
+                )
+            )
+    scratch = dict.fromkeys(
+        (
+            "scores",
+            "sizes",
+            "whole_sums",
+            "rest_sums",
+            "pushes",
+            "decay",
+            "chunk_states",
+            "state",
+            "carry_in",
+            "carry_out",
+        ),
+        "*fp32",
+    )
     for kind, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
         pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), kind)
         heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
         before = mamba2.states_blocks(width)
         for part, kernel, constants, blocks in (
-                ("prepare", mamba2._prepare, {"BH": 16}, mamba2.PREPARE),
-                ("states", mamba2._states, {"P": 64, "BP": before.width}, before)):
-            variants.append(compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers,
-                                           heads | constants, blocks, limits))
+            ("prepare", mamba2._prepare, {"BH": 16}, mamba2.PREPARE),
+            ("states", mamba2._states, {"P": 64, "BP": before.width}, before),
+        ):
+            variants.append(
+                compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers, heads | constants, blocks, limits)
+            )
         for head_dim in (16, 32, 64):
-            variants += [compilation_of(f"mamba2 outputs {kind[1:]} {width} P {head_dim}", mamba2._outputs,
-                                        pointers, heads | {"P": head_dim, "BP": after.width}, after, limits,
-                                        only=only)
-                         for after, only in by_choice(partial(mamba2.outputs_blocks, width, head_dim))]
+            variants += [
+                compilation_of(
+                    f"mamba2 outputs {kind[1:]} {width} P {head_dim}",
+                    mamba2._outputs,
+                    pointers,
+                    heads | {"P": head_dim, "BP": after.width},
+                    after,
+                    limits,
+                    only=only,
+                )
+                for after, only in by_choice(partial(mamba2.outputs_blocks, width, head_dim))
+            ]
     return variants
 
 
 def of_running_max() -> list[Compilation]:
     floats = dict.fromkeys(("log_decay", "x", "out"), "*fp32")
-    return [compilation_of(f"running max state {dtype[1:]} prefill {prefill}", running_max._running_max,
-                           floats | {"state": dtype}, {"H": 8, "HP": 16, "PREFILL": prefill},
-                           running_max.HEADS)
-            for dtype in TYPES.values() for prefill in (False, True)]
+    return [
+        compilation_of(
+            f"running max state {dtype[1:]} prefill {prefill}",
+            running_max._running_max,
+            floats | {"state": dtype},
+            {"H": 8, "HP": 16, "PREFILL": prefill},
+            running_max.HEADS,
+        )
+        for dtype in TYPES.values()
+        for prefill in (False, True)
+    ]
 
 
 def of_causal_conv() -> list[Compilation]:
@@ -140,9 +219,22 @@ def of_causal_conv() -> list[Compilation]:
         for width, gated in ((3, False), (2, True)):
             form = {"C": 8192, "W": width, "BIAS": gated, "SILU": not gated, "GATED": gated}
             title = f"{'short' if gated else 'causal'}_conv {{}} {str(name).removeprefix('torch.')}"
-            variants.append(compilation_of(title.format("tokens"), conv._tokens, pointers,
-                                        form | {"KP": 4, "BC": conv.TOKENS.width}, conv.TOKENS))
-            variants.append(compilation_of(title.format("rows"), conv._rows, pointers,
-                                        form | {"WP": triton.next_power_of_2(width), "BC": conv.ROWS.width},
-                                        conv.ROWS))
+            variants.append(
+                compilation_of(
+                    title.format("tokens"),
+                    conv._tokens,
+                    pointers,
+                    form | {"KP": 4, "BC": conv.TOKENS.width},
+                    conv.TOKENS,
+                )
+            )
+            variants.append(
+                compilation_of(
+                    title.format("rows"),
+                    conv._rows,
+                    pointers,
+                    form | {"WP": triton.next_power_of_2(width), "BC": conv.ROWS.width},
+                    conv.ROWS,
+                )
+            )
     return variants

@@ -27,11 +27,14 @@ def _kernels_as_before() -> Iterator[None]:
     native.choose("auto" if before else "torch")
 
 
-@pytest.mark.parametrize(("name", "groups"), [
-    ("Qwen3.5-0.8B", {"attention", "gated delta", "conv", "norm", "rotary", "write k, v", "silu x up"}),
-    ("granite-4.0-h-350m", {"attention", "Mamba-2", "conv", "norm", "write k, v"}),
-    ("LFM2-350M", {"attention", "short conv", "rotary", "zero 1 x", "copy 16 x state", "copy 16 x page"}),
-])
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("Qwen3.5-0.8B", {"attention", "gated delta", "conv", "norm", "rotary", "write k, v", "silu x up"}),
+        ("granite-4.0-h-350m", {"attention", "Mamba-2", "conv", "norm", "write k, v"}),
+        ("LFM2-350M", {"attention", "short conv", "rotary", "zero 1 x", "copy 16 x state", "copy 16 x page"}),
+    ],
+)
 def test_every_kind_of_layer_of_a_model_is_called_and_counted(name: str, groups: set[str]) -> None:
     geometry = find_geometry(name)
     assert geometry is not None

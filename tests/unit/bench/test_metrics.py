@@ -62,16 +62,18 @@ def test_only_the_figures_that_are_asked_for_are_there_and_nothing_has_no_figure
     assert found["request_throughput"] == 0.0
 
 
-@pytest.mark.parametrize(("promises", "kept"), [
-    ({}, (True, True, True)),
-    ({"ttft": 500.0}, (True, False, True)),
-    ({"tpot": 100.1}, (True, False, True)),
-    ({"e2el": 499.0}, (True, False, False)),
-    ({"ttft": 2000.0, "tpot": 50.0}, (False, False, True)),
-    ({"ttft": 99.0}, (False, False, False)),
-])
-def test_a_promise_is_kept_by_every_figure_it_names(promises: dict[str, float],
-                                                    kept: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(
+    ("promises", "kept"),
+    [
+        ({}, (True, True, True)),
+        ({"ttft": 500.0}, (True, False, True)),
+        ({"tpot": 100.1}, (True, False, True)),
+        ({"e2el": 499.0}, (True, False, False)),
+        ({"ttft": 2000.0, "tpot": 50.0}, (False, False, True)),
+        ({"ttft": 99.0}, (False, False, False)),
+    ],
+)
+def test_a_promise_is_kept_by_every_figure_it_names(promises: dict[str, float], kept: tuple[bool, ...]) -> None:
     timings = [QUICK, SLOW, SINGLE]
     assert tuple(keeps(times_of(timing), promises) for timing in timings) == kept
     if promises:
@@ -83,9 +85,15 @@ def test_a_promise_is_kept_to_the_last_millisecond() -> None:
     assert not keeps(Times(0.5001, None, (), 1.0), {"ttft": 500.0})
 
 
-@pytest.mark.parametrize(("given", "found"), [
-    (["ttft:500"], {"ttft": 500.0}), (["ttft:500 tpot:50"], {"ttft": 500.0, "tpot": 50.0}),
-    (["e2el:1e3", "ttft:1"], {"e2el": 1000.0, "ttft": 1.0}), ([], {})])
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (["ttft:500"], {"ttft": 500.0}),
+        (["ttft:500 tpot:50"], {"ttft": 500.0, "tpot": 50.0}),
+        (["e2el:1e3", "ttft:1"], {"e2el": 1000.0, "ttft": 1.0}),
+        ([], {}),
+    ],
+)
 def test_promises_are_read_as_the_field_writes_them(given: list[str], found: dict[str, float]) -> None:
     assert parse_goodput(given) == found
 
@@ -99,8 +107,12 @@ def test_a_promise_that_means_nothing_is_refused(given: str) -> None:
 def test_names_and_percentiles_are_read_and_checked() -> None:
     assert parse_names("ttft, itl,ttft") == ("ttft", "itl")
     assert parse_percentiles("50,99.9") == (50.0, 99.9)
-    for read, bad in ((parse_names, "ttft,x"), (parse_percentiles, "101"), (parse_percentiles, "a"),
-                      (parse_percentiles, "")):
+    for read, bad in (
+        (parse_names, "ttft,x"),
+        (parse_percentiles, "101"),
+        (parse_percentiles, "a"),
+        (parse_percentiles, ""),
+    ):
         with pytest.raises(ConfigError):
             read(bad)
 

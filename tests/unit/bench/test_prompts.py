@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.bench.prompts import (
-    SampleRequest,
-    file_requests,
-    prefix_repetition_requests,
-    random_requests,
-    warm_up_of,
-)
+from weft.bench.prompts import SampleRequest, file_requests, prefix_repetition_requests, random_requests, warm_up_of
 from weft.bench.serve import arrival_times
 from weft.errors import ConfigError
 
@@ -41,8 +35,7 @@ def test_lengths_vary_within_their_share() -> None:
 
 
 def test_each_prefix_is_used_as_often_as_any_other() -> None:
-    asks = prefix_repetition_requests(10, prefix_len=8, suffix_len=4, prefixes=3, output_len=2,
-                                      vocab_size=1000, seed=0)
+    asks = prefix_repetition_requests(10, prefix_len=8, suffix_len=4, prefixes=3, output_len=2, vocab_size=1000, seed=0)
     uses = Counter(tuple(ask.prompt[:8]) for ask in asks)
     assert sorted(uses.values()) == [3, 3, 4]
     assert len({tuple(ask.prompt[8:]) for ask in asks}) == 10
@@ -60,11 +53,16 @@ def test_a_rehearsal_is_as_long_and_starts_otherwise() -> None:
 
 def test_files_are_read_in_both_forms(tmp_path: Path) -> None:
     shared, lines = tmp_path / "shared.json", tmp_path / "lines.jsonl"
-    shared.write_text(json.dumps([
-        {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "an answer"}]},
-        {"conversations": [{"from": "human", "value": "alone"}]}, {"other": 1}]))
-    assert file_requests("sharegpt", shared, 9, output_len=None, seed=0) == [SampleRequest("ask", 0,
-                         "an answer")]
+    shared.write_text(
+        json.dumps(
+            [
+                {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "an answer"}]},
+                {"conversations": [{"from": "human", "value": "alone"}]},
+                {"other": 1},
+            ]
+        )
+    )
+    assert file_requests("sharegpt", shared, 9, output_len=None, seed=0) == [SampleRequest("ask", 0, "an answer")]
     assert file_requests("sharegpt", shared, 9, output_len=7, seed=0) == [SampleRequest("ask", 7)]
     lines.write_text('{"prompt": "a", "output_tokens": 3}\n\n{"prompt": "b", "output_tokens": 4}\n')
     asks = file_requests("custom", lines, 9, output_len=None, seed=0)
@@ -72,18 +70,20 @@ def test_files_are_read_in_both_forms(tmp_path: Path) -> None:
     assert len(file_requests("custom", lines, 1, output_len=None, seed=0)) == 1
 
 
-@pytest.mark.parametrize(("kind", "text", "words"), [
-    ("custom", '{"prompt": "a", "output_tokens": 3}\nno\n', "line 2"),
-    ("custom", '{"prompt": 1}', "prompt"),
-    ("custom", '{"prompt": "a", "output_tokens": 0}', "line 1: output_tokens is 0"),
-    ("custom", '{"prompt": "a"}', "--custom-output-len"),
-    ("custom", "", "nothing to ask"),
-    ("sharegpt", "{", "is not JSON"),
-    ("sharegpt", "{}", "a list of conversations"),
-    ("sharegpt", "[1]", "nothing to ask"),
-])
-def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, kind: str, text: str,
-                                                          words: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("custom", '{"prompt": "a", "output_tokens": 3}\nno\n', "line 2"),
+        ("custom", '{"prompt": 1}', "prompt"),
+        ("custom", '{"prompt": "a", "output_tokens": 0}', "line 1: output_tokens is 0"),
+        ("custom", '{"prompt": "a"}', "--custom-output-len"),
+        ("custom", "", "nothing to ask"),
+        ("sharegpt", "{", "is not JSON"),
+        ("sharegpt", "{}", "a list of conversations"),
+        ("sharegpt", "[1]", "nothing to ask"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, kind: str, text: str, words: str) -> None:
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):

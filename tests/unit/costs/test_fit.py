@@ -31,16 +31,16 @@ def run(meter: StepMeter, steps: int, slower: float = 1.0) -> None:
         meter.stepped(number, one, slower * TRUE.step_s(one))
 
 
-def feed(meter: StepMeter, steps: int, *, longest: int, pair_s: float = LONG.pair_s, noise: float = 0.05,
-         slower: float = 1.0) -> int:
+def feed(
+    meter: StepMeter, steps: int, *, longest: int, pair_s: float = LONG.pair_s, noise: float = 0.05, slower: float = 1.0
+) -> int:
     """Steps of prompts up to ``longest`` tokens, of decodes, and of both; how often a quadratic was due."""
     random, due = Random(7), 0
     for _ in range(steps):
         tokens = random.choice((0, random.randint(1, 4096)))
         start = random.randint(0, max(1, longest - tokens))
         decodes = random.randint(0, 64)
-        one = Work(tokens, tokens * start + tokens * tokens // 2, decodes,
-                   decodes * random.randint(100, longest))
+        one = Work(tokens, tokens * start + tokens * tokens // 2, decodes, decodes * random.randint(100, longest))
         seconds = LONG.step_s(one) + one.pairs * (pair_s - LONG.pair_s)
         meter.stepped(0, one, seconds * slower * random.uniform(1 - noise, 1 + noise))
         due += tokens > 0 and meter.quadratic_is_due
@@ -48,6 +48,7 @@ def feed(meter: StepMeter, steps: int, *, longest: int, pair_s: float = LONG.pai
 
 
 # ---------------------------------------------------------------------- the recent steps
+
 
 @pytest.mark.parametrize("pair_tokens", [None, 1e-4])
 def test_the_seconds_of_a_prefill_are_measured(pair_tokens: float | None) -> None:
@@ -78,8 +79,13 @@ def test_a_mean_of_replicas_is_one_of_each_term_and_a_guess_without_any() -> Non
 
 # ---------------------------------------------------------------------- the next step
 
-WORKS = [Work(1024, pairs_of(0, 1024), 0, 0), Work(256, 8 * pairs_of(0, 64), 4, 1000), Work(0, 0, 8, 2500),
-         Work(192, pairs_of(64, 256), 8, 2600), Work(0, 0, 32, 9000)]
+WORKS = [
+    Work(1024, pairs_of(0, 1024), 0, 0),
+    Work(256, 8 * pairs_of(0, 64), 4, 1000),
+    Work(0, 0, 8, 2500),
+    Work(192, pairs_of(64, 256), 8, 2600),
+    Work(0, 0, 32, 9000),
+]
 
 
 def expected_s(meter: StepMeter, one: Work) -> float:
@@ -130,6 +136,7 @@ def test_a_machine_that_becomes_slow_is_expected_to_be_slow_within_ten_steps() -
 
 # ---------------------------------------------------------------------- the currency of the cache
 
+
 @pytest.mark.parametrize("pair_s", [LONG.pair_s, 10 * LONG.pair_s])
 def test_it_finds_the_ratio_that_made_the_steps(pair_s: float) -> None:
     meter = StepMeter()
@@ -161,8 +168,7 @@ def test_what_would_be_negative_is_left_out_and_steps_without_time_are_not_steps
     assert meter.prefill_steps == before
 
 
-def test_old_steps_count_less_so_a_device_that_has_changed_is_learned_again(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_steps_count_less_so_a_device_that_has_changed_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for remembered in (60, 10**9):
         monkeypatch.setattr(fit, "STEPS_REMEMBERED", remembered)

@@ -41,25 +41,49 @@ class Answer:
 
 
 class Rig(LateExecutor):
-    def __init__(self, *, pages_per_frame: int = 5, slots_per_frame: int = 2, frame_count: int = 40,
-                 rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
-                 max_model_len: int | None = None, next_token: NextToken | None = None,
-                 cache: bool = False, snapshots: SnapshotPolicy = AUTO, overlap: bool = False,
-                 store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0,
-                 drafter: Drafter | None = None, exact: bool = True,
-                 encoder: PictureEncoder | None = None, pictures_bytes: int = 0,
-                 max_step_s: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        pages_per_frame: int = 5,
+        slots_per_frame: int = 2,
+        frame_count: int = 40,
+        rows_max: int = 4,
+        step_tokens_max: int = 256,
+        queue_max: int = 64,
+        seed: int = 0,
+        max_model_len: int | None = None,
+        next_token: NextToken | None = None,
+        cache: bool = False,
+        snapshots: SnapshotPolicy = AUTO,
+        overlap: bool = False,
+        store: Store | None = None,
+        buffer_bytes: int = 1 << 24,
+        token_s: float = 1.0,
+        drafter: Drafter | None = None,
+        exact: bool = True,
+        encoder: PictureEncoder | None = None,
+        pictures_bytes: int = 0,
+        max_step_s: float | None = None,
+    ) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
         also what was compressed once. ``tamper`` changes what the device gets."""
         super().__init__()
-        arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
-                            frame_count=frame_count)
-        self.sizes = Sizes(max_model_len=max_model_len or longest_alone(arena, 512), rows_max=rows_max,
-                           step_tokens_max=step_tokens_max, queue_max=queue_max,
-                           memory_bytes=arena.arena_bytes)
+        arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame, frame_count=frame_count)
+        self.sizes = Sizes(
+            max_model_len=max_model_len or longest_alone(arena, 512),
+            rows_max=rows_max,
+            step_tokens_max=step_tokens_max,
+            queue_max=queue_max,
+            memory_bytes=arena.arena_bytes,
+        )
         self.device = ScriptedExecutor(
-            arena, vocab_size=VOCAB_SIZE, rows_max=rows_max, max_model_len=self.sizes.max_model_len,
-            step_tokens_bound=step_tokens_bound(step_tokens_max, rows_max), next_token=next_token)
+            arena,
+            vocab_size=VOCAB_SIZE,
+            rows_max=rows_max,
+            max_model_len=self.sizes.max_model_len,
+            step_tokens_bound=step_tokens_bound(step_tokens_max, rows_max),
+            next_token=next_token,
+        )
         self.clock = VirtualClock()
         self.plans: list[StepPlan] = []
         self.before_execute: Callable[[StepPlan], None] = lambda plan: None
@@ -70,11 +94,23 @@ class Rig(LateExecutor):
             buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_bytes)
             self.device.arena.transfers.buffers = buffers
             self.tier = StoreTier(store, memory, buffers, RestorePrices(token_s), self.clock, exact=exact)
-        self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=memory,
-                               executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
-                               snapshots=snapshots, overlap=overlap, store=self.tier,
-                               pause=self.clock.advance, drafter=drafter, encoder=encoder,
-                               pictures_bytes=pictures_bytes, max_step_s=max_step_s)
+        self.core = EngineCore(
+            vocab_size=VOCAB_SIZE,
+            sizes=self.sizes,
+            memory=memory,
+            executor=self,
+            clock=self.clock,
+            seed=seed,
+            eos_ids=(EOS,),
+            snapshots=snapshots,
+            overlap=overlap,
+            store=self.tier,
+            pause=self.clock.advance,
+            drafter=drafter,
+            encoder=encoder,
+            pictures_bytes=pictures_bytes,
+            max_step_s=max_step_s,
+        )
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -92,15 +128,33 @@ class Rig(LateExecutor):
     def close(self) -> None:
         self.device.close()
 
-    def submit(self, name: str, prompt: int | list[int] = 20, *, priority: int = 0,
-               salt: str = "", boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-               pictures: list[PlacedPicture] | None = None, **sampling: object) -> None:
+    def submit(
+        self,
+        name: str,
+        prompt: int | list[int] = 20,
+        *,
+        priority: int = 0,
+        salt: str = "",
+        boundaries: tuple[int, ...] = (),
+        marks: tuple[int, ...] = (),
+        pictures: list[PlacedPicture] | None = None,
+        **sampling: object,
+    ) -> None:
         if isinstance(prompt, int):
             prompt = [(7 * at + len(name)) % VOCAB_SIZE for at in range(prompt)]
         chosen = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **sampling}
-        self.core.submit(Request(request_id=name, prompt_tokens=prompt, priority=priority,
-                                 cache_salt=salt, boundaries=list(boundaries), marks=list(marks),
-                                 pictures=pictures or [], sampling=SamplingParams(**chosen)))
+        self.core.submit(
+            Request(
+                request_id=name,
+                prompt_tokens=prompt,
+                priority=priority,
+                cache_salt=salt,
+                boundaries=list(boundaries),
+                marks=list(marks),
+                pictures=pictures or [],
+                sampling=SamplingParams(**chosen),
+            )
+        )
 
     def step(self) -> list[TokenEvent]:
         events = self.core.step()
@@ -130,4 +184,5 @@ def counting(first: int = 10) -> NextToken:
     def choose(state: int, seed: int) -> int:
         calls[0] += 1
         return calls[0]
+
     return choose

@@ -28,9 +28,16 @@ def steps_of(*, overlap: bool) -> list[list[TokenEvent]]:
     short that some are preempted."""
     rig = Rig(rows_max=9, frame_count=6, overlap=overlap, seed=5)
     for number in range(12):
-        rig.submit(f"r{number}", 10 + 3 * number, max_tokens=20 + 8 * number, temperature=1.0,
-                   ignore_eos=number % 3 == 0, n=1 + number % 2, logprobs=2 if number % 4 == 1 else None,
-                   stop_token_ids=(EOS + number,) if number % 5 == 0 else ())
+        rig.submit(
+            f"r{number}",
+            10 + 3 * number,
+            max_tokens=20 + 8 * number,
+            temperature=1.0,
+            ignore_eos=number % 3 == 0,
+            n=1 + number % 2,
+            logprobs=2 if number % 4 == 1 else None,
+            stop_token_ids=(EOS + number,) if number % 5 == 0 else (),
+        )
     steps = []
     while rig.core.has_work:
         if len(steps) == 15:
@@ -40,8 +47,7 @@ def steps_of(*, overlap: bool) -> list[list[TokenEvent]]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_columns_give_the_events_of_one_stream_after_the_other(
-        overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_give_the_events_of_one_stream_after_the_other(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     in_columns = steps_of(overlap=overlap)
     reasons = {event.finish_reason for step in in_columns for event in step}
     assert any(event.preemptions for step in in_columns for event in step), "too much memory"
@@ -68,8 +74,7 @@ def test_columns_that_miss_an_end_are_caught(broken: object, monkeypatch: pytest
     assert steps_of(overlap=False) != right
 
 
-def test_a_preemption_beside_a_step_in_flight_is_in_the_events_of_that_step(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preemption_beside_a_step_in_flight_is_in_the_events_of_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
     right = steps_of(overlap=True)
     whole = Settlement.note_admissions
 
@@ -112,12 +117,14 @@ def calls_of_a_step(running: int) -> int:
 
     settle, plan = rig.core.settlement.settle, rig.core.scheduler.plan
     for name, owner, verb in (("settle", rig.core.settlement, settle), ("plan", rig.core.scheduler, plan)):
+
         def counted(*args: object, verb: object = verb, **more: object) -> object:
             sys.setprofile(count)
             try:
-                return verb(*args, **more)   # type: ignore[operator]
+                return verb(*args, **more)  # type: ignore[operator]
             finally:
                 sys.setprofile(None)
+
         setattr(owner, name, counted)
     rig.core.step()
     return calls

@@ -102,19 +102,23 @@ def test_split_seeds_are_64_bit_and_differ() -> None:
     assert len(seeds) == 4 * 64, "-1 and 2**64 - 1 are one seed, all others differ"
 
 
-@pytest.mark.parametrize(("prompt", "sampling", "error", "words"), [
-    ([], {}, RequestError, ["empty"]),
-    ([1, 97], {}, RequestError, ["97", "96"]),
-    ([-1], {}, RequestError, ["-1"]),
-    ([2**70], {}, RequestError, ["no token id"]),
-    ([1], {"n": 0}, RequestError, ["n is 0"]),
-    ([1] * 91, {"max_tokens": 10}, ContextLengthError, ["91", "101", "100", "--max-model-len"]),
-    ([1] * 100, {"max_tokens": None}, ContextLengthError, ["100", "101"]),
-    ([1] * 101, {"max_tokens": 0}, ContextLengthError, ["101", "100"]),
-    ([1] * 90, {"max_tokens": None, "min_tokens": 11}, ContextLengthError, ["min_tokens", "101"]),
-])
-def test_what_cannot_be_done_is_refused_with_the_numbers(prompt: list[int], sampling: dict, error: type,
-                                                         words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error", "words"),
+    [
+        ([], {}, RequestError, ["empty"]),
+        ([1, 97], {}, RequestError, ["97", "96"]),
+        ([-1], {}, RequestError, ["-1"]),
+        ([2**70], {}, RequestError, ["no token id"]),
+        ([1], {"n": 0}, RequestError, ["n is 0"]),
+        ([1] * 91, {"max_tokens": 10}, ContextLengthError, ["91", "101", "100", "--max-model-len"]),
+        ([1] * 100, {"max_tokens": None}, ContextLengthError, ["100", "101"]),
+        ([1] * 101, {"max_tokens": 0}, ContextLengthError, ["101", "100"]),
+        ([1] * 90, {"max_tokens": None, "min_tokens": 11}, ContextLengthError, ["min_tokens", "101"]),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_numbers(
+    prompt: list[int], sampling: dict, error: type, words: list[str]
+) -> None:
     rig = Rig(max_model_len=100)
     with pytest.raises(error) as caught:
         rig.submit("a", prompt, **sampling)
@@ -181,6 +185,7 @@ def test_cancelling_during_a_step_drops_what_the_step_made() -> None:
     def cancel_in_third(plan: StepPlan) -> None:
         if plan.step == 2:
             assert rig.core.cancel("a", 1)
+
     rig.before_execute = cancel_in_third
     rig.run()
     assert (len(rig.tokens("a", 1)), rig.answers["a", 1].reason) == (2, "cancelled")
@@ -197,6 +202,7 @@ def test_cancelling_a_request_that_was_just_preempted_ends_it() -> None:
         if plan.preempted:
             assert plan.preempted == (1,)
             assert rig.core.cancel("b")
+
     rig.before_execute = cancel_the_victim
     rig.run()
     assert (rig.answers["b", 0].reason, rig.answers["b", 0].ends) == ("cancelled", 1)
@@ -232,6 +238,7 @@ def test_a_request_may_arrive_while_a_step_is_in_flight() -> None:
     def submit_in_second(plan: StepPlan) -> None:
         if plan.step == 1:
             rig.submit("b")
+
     rig.before_execute = submit_in_second
     rig.run()
     assert len(rig.tokens("b")) == 10
@@ -257,8 +264,7 @@ def _request(prompt: list[int]) -> Request:
 def test_prompt_logprobs_are_not_sent_twice_or_doubled_by_a_preemption() -> None:
     # 118 pages: 13 of "a", 104 of "b" and one to grow into. "b" needs 26 steps of prefill, in which "a"
     # crosses into a page twice.
-    rig = Rig(slots_per_frame=0, pages_per_frame=1, frame_count=118, rows_max=2, step_tokens_max=64,
-              max_model_len=1800)
+    rig = Rig(slots_per_frame=0, pages_per_frame=1, frame_count=118, rows_max=2, step_tokens_max=64, max_model_len=1800)
     prompt = [(3 * at) % 97 for at in range(1650)]
     rig.submit("a", 200, max_tokens=100)
     for _ in range(8):
@@ -302,6 +308,7 @@ def test_an_executor_that_raises_ends_every_request_and_the_engine_once() -> Non
     def break_down(plan: StepPlan) -> None:
         if plan.step == 4:
             raise RuntimeError("no more device")
+
     rig.before_execute = break_down
     rig.run()
     assert [(answer.reason, answer.ends) for answer in rig.answers.values()] == [("error", 1)] * 2
@@ -325,6 +332,7 @@ def test_a_step_that_was_interrupted_is_never_done_again() -> None:
 
     def interrupt(plan: StepPlan) -> None:
         raise KeyboardInterrupt
+
     rig.before_execute = interrupt
     with pytest.raises(KeyboardInterrupt):
         rig.step()

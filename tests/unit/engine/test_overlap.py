@@ -44,6 +44,7 @@ def ends_after(tokens: int):
     def choose(state: int, seed: int) -> int:
         token = made(state, seed)
         return EOS if token == 10 + tokens - 1 else token
+
     return choose
 
 
@@ -69,20 +70,34 @@ def test_decodes_are_planned_without_their_tokens() -> None:
     assert [int(plan.starts[0]) for plan in decodes] == [20, 21, 22, 23]
 
 
-@pytest.mark.parametrize("sampling", [
-    {}, {"temperature": 1.0, "seed": 5}, {"n": 3, "temperature": 0.7}, {"max_tokens": 1},
-    {"max_tokens": 0, "prompt_logprobs": 1}, {"logprobs": 2, "prompt_logprobs": 0},
-    {"ignore_eos": False, "stop_token_ids": [11, 40]}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 1.0, "seed": 5},
+        {"n": 3, "temperature": 0.7},
+        {"max_tokens": 1},
+        {"max_tokens": 0, "prompt_logprobs": 1},
+        {"logprobs": 2, "prompt_logprobs": 0},
+        {"ignore_eos": False, "stop_token_ids": [11, 40]},
+    ],
+)
 def test_overlap_changes_no_event(sampling: dict[str, object]) -> None:
     """Beside company: tokens, reasons, logprobs of each event, whatever was asked."""
+
     def told(overlap: bool) -> dict[tuple[str, int], list[object]]:
         rig = Rig(overlap=overlap, step_tokens_max=64)
         rig.submit("company", 100, max_tokens=30)
         rig.submit("a", 70, **sampling)
         rig.submit("b", 5, **sampling)
-        return {name: [(event.tokens, event.finish_reason, event.stop_reason, event.logprobs,
-                        event.prompt_logprobs) for event in answer.events]
-                for name, answer in rig.run().items()}
+        return {
+            name: [
+                (event.tokens, event.finish_reason, event.stop_reason, event.logprobs, event.prompt_logprobs)
+                for event in answer.events
+            ]
+            for name, answer in rig.run().items()
+        }
+
     assert told(overlap=True) == told(overlap=False)
 
 
@@ -106,8 +121,7 @@ def test_what_ended_is_kept_under_exactly_the_tokens_that_its_state_has_seen() -
         prompt = [(7 * at + 1) % 97 for at in range(40)]
         one.submit("b", [*prompt, *one.tokens("a"), 5, 6], max_tokens=2)
         one.run()
-    [cached], [cached_plain] = ({event.cached_tokens for event in one.answers["b", 0].events}
-                                for one in (rig, plain))
+    [cached], [cached_plain] = ({event.cached_tokens for event in one.answers["b", 0].events} for one in (rig, plain))
     assert cached == 40 + len(rig.tokens("a"))
     assert cached_plain == cached - 1
     assert rig.tokens("b") == plain.tokens("b")
@@ -125,6 +139,7 @@ def cancelled_in_flight() -> tuple[Rig, list[int], int]:
 
     def cancel(plan: StepPlan) -> None:
         rig.core.cancel("a")
+
     rig.before_execute = cancel
     rig.run()
     prompt = [(7 * at + 1) % 97 for at in range(40)]
@@ -182,6 +197,7 @@ def test_a_step_that_fails_in_flight_ends_every_answer_once() -> None:
     def fail(plan: StepPlan) -> None:
         if plan.step == 4:
             raise OSError("the device is gone")
+
     rig.before_execute = fail
     rig.submit("a", max_tokens=20)
     rig.submit("b", max_tokens=20)

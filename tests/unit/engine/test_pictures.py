@@ -63,7 +63,7 @@ def prompt(length: int, *pictures: PlacedPicture) -> list[int]:
     tokens = [10 + at % 80 for at in range(length)]
     for one in pictures:
         for first, count in one.places:
-            tokens[first:first + count] = [IMAGE] * count
+            tokens[first : first + count] = [IMAGE] * count
     return tokens
 
 
@@ -71,7 +71,8 @@ def seeing(**named: object) -> tuple[Rig, CountingEncoder]:
     encoder = CountingEncoder()
     rig = Rig(encoder=encoder, **{"pictures_bytes": 1 << 20, "cache": True, **named})
     rig.before_execute = lambda plan: [  # type: ignore[assignment, return-value]
-        _resident(encoder, one) for admission in plan.admissions for one in admission.pictures]
+        _resident(encoder, one) for admission in plan.admissions for one in admission.pictures
+    ]
     return rig, encoder
 
 
@@ -83,19 +84,20 @@ def _resident(encoder: CountingEncoder, one: PlacedPicture) -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 30), st.integers(0, 30), st.binary(min_size=1, max_size=4))
-def test_a_prefix_that_ends_in_a_picture_has_compared_its_digest(before: int, rows: int, behind: int,
-                                                                 name: bytes) -> None:
+def test_a_prefix_that_ends_in_a_picture_has_compared_its_digest(
+    before: int, rows: int, behind: int, name: bytes
+) -> None:
     length = before + rows + behind
     one, other = picture(repr(name), before, rows), picture(repr(name) + "'", before, rows)
     tokens = np.array(prompt(length, one), np.int32)
     keys, others = prompt_keys(tokens, [one]), prompt_keys(tokens, [other])
     lead = min(before, LEAD_TOKENS)
-    assert (keys[before - lead:before + rows] < 0).all()
-    assert (keys[:before - lead] == tokens[:before - lead]).all()
-    assert (keys[before + rows:] == tokens[before + rows:]).all()
+    assert (keys[before - lead : before + rows] < 0).all()
+    assert (keys[: before - lead] == tokens[: before - lead]).all()
+    assert (keys[before + rows :] == tokens[before + rows :]).all()
     assert (keys == prompt_keys(tokens, [one])).all()
     differs = np.flatnonzero(keys != others)
-    assert differs[0] == before - lead   # 2**-31 for each position, of which hypothesis finds none
+    assert differs[0] == before - lead  # 2**-31 for each position, of which hypothesis finds none
 
 
 def test_tiles_of_a_picture_are_one_stream_of_keys() -> None:
@@ -113,13 +115,15 @@ def test_tiles_of_a_picture_are_one_stream_of_keys() -> None:
 
 def test_two_pictures_under_one_text_share_nothing_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """vllm #43587, fastllm #750: a hit on text must not skip the picture."""
+
     def answers() -> list[list[int]]:
         rig, _ = seeing()
         for name in "abb":
             rig.submit(f"{name}{len(rig.answers)}", prompt(150, one := picture(name, 70, 40)), pictures=[one])
             rig.run()
         return [answer.tokens for answer in rig.answers.values()] + [
-            [rig.answers[key].events[0].cached_tokens for key in rig.answers]]
+            [rig.answers[key].events[0].cached_tokens for key in rig.answers]
+        ]
 
     first, second, again, cached = answers()
     assert first != second == again
@@ -127,7 +131,7 @@ def test_two_pictures_under_one_text_share_nothing_behind_it(monkeypatch: pytest
     assert cached[1] <= 70 - LEAD_TOKENS
     assert cached[2] > 70 + 40
     monkeypatch.setattr(sequence, "prompt_keys", lambda tokens, pictures: tokens)
-    with pytest.raises(EngineUnavailableError, match="does not hold the state"):   # the control
+    with pytest.raises(EngineUnavailableError, match="does not hold the state"):  # the control
         answers()
 
 
@@ -144,8 +148,13 @@ def test_an_answer_is_that_of_the_picture_whatever_else_happens() -> None:
         tokens = prompt(90, one)
         keys = prompt_keys(np.array(tokens, np.int32), [one]).tolist()
         expected, _ = reference_tokens(
-            keys, SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True), seed=split_seed(at, 0),
-            eos_ids=(EOS,), max_model_len=rig.sizes.max_model_len, next_token=hashed_token(VOCAB_SIZE))
+            keys,
+            SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True),
+            seed=split_seed(at, 0),
+            eos_ids=(EOS,),
+            max_model_len=rig.sizes.max_model_len,
+            next_token=hashed_token(VOCAB_SIZE),
+        )
         assert rig.tokens(name) == expected
     assert digest_of(keys) != digest_of(tokens)
     assert rig.core.pictures.stats().waiting == 0
@@ -190,7 +199,7 @@ def test_rows_of_sequences_that_live_stay_and_others_go_by_age() -> None:
 def test_a_cancelled_sequence_gives_its_rows_up(steps: int) -> None:
     rig, encoder = seeing(pictures_bytes=10 * 8, overlap=True)
     encoder.pieces_each = 4
-    rig.before_execute = lambda plan: None   # a step in flight has rows that were dropped: runner/pictures
+    rig.before_execute = lambda plan: None  # a step in flight has rows that were dropped: runner/pictures
     one = picture("a", 20, 10)
     rig.submit("a", prompt(60, one), pictures=[one], max_tokens=50)
     for _ in range(steps):
@@ -231,12 +240,16 @@ def test_decodes_wait_for_half_of_the_longest_step_at_most() -> None:
     assert max(gaps) <= 2.0 + 0.1 + 1e-9, "a step of the rig takes one second, and a piece ends"
 
 
-@pytest.mark.parametrize(("pictures", "words"), [
-    ([PlacedPicture(digest=b"1", places=[(5, 5)], data=b"x")], "a digest of 1 bytes"),
-    ([picture("a", 55, 10)], "from position 55 on"),
-    ([picture("a", 20, 10), picture("b", 25, 5)], "the rows before end at 30"),
-    ([PlacedPicture(digest=bytes(32), places=[(40, 4)], data=b"x")], "not all one of the tokens 5"),
-    ([PlacedPicture(digest=bytes(32), places=[(20, 10)], data=b"")], "it is empty")])
+@pytest.mark.parametrize(
+    ("pictures", "words"),
+    [
+        ([PlacedPicture(digest=b"1", places=[(5, 5)], data=b"x")], "a digest of 1 bytes"),
+        ([picture("a", 55, 10)], "from position 55 on"),
+        ([picture("a", 20, 10), picture("b", 25, 5)], "the rows before end at 30"),
+        ([PlacedPicture(digest=bytes(32), places=[(40, 4)], data=b"x")], "not all one of the tokens 5"),
+        ([PlacedPicture(digest=bytes(32), places=[(20, 10)], data=b"")], "it is empty"),
+    ],
+)
 def test_pictures_that_do_not_fit_the_prompt_are_refused(pictures: list[PlacedPicture], words: str) -> None:
     rig, _ = seeing()
     with pytest.raises(RequestError, match=words):

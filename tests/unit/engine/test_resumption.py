@@ -66,8 +66,10 @@ def test_it_goes_before_others_and_past_the_bound_of_the_queue() -> None:
     assert ends == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(("answers", "said"), [
-    ({3: [1]}, "answer 3"), ({0: [1] * 40}, "40 tokens"), ({0: [VOCAB_SIZE]}, "outside of 0 to 96")])
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [({3: [1]}, "answer 3"), ({0: [1] * 40}, "40 tokens"), ({0: [VOCAB_SIZE]}, "outside of 0 to 96")],
+)
 def test_a_resumption_that_cannot_be_is_refused(answers: dict[int, list[int]], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         Rig().core.submit(request(n=2, resumption=Resumption(answers=answers)))

@@ -51,8 +51,13 @@ def test_with_the_cache_off_nothing_is_kept_and_nothing_waits() -> None:
 
 def test_a_second_request_starts_where_the_first_left_a_state() -> None:
     rig = warm()
-    for name, prompt, expected in (("a", text(1, 200), 0), ("b", text(1, 200), 192), ("c", text(1, 65), 64),
-                                   ("d", text(1, 150), 64), ("e", text(2, 200), 0)):
+    for name, prompt, expected in (
+        ("a", text(1, 200), 0),
+        ("b", text(1, 200), 192),
+        ("c", text(1, 65), 64),
+        ("d", text(1, 150), 64),
+        ("e", text(2, 200), 0),
+    ):
         rig.submit(name, prompt, boundaries=(70,) if name == "a" else ())
         rig.run()
         assert cached(rig, name) == expected, name
@@ -164,11 +169,13 @@ def test_what_is_cancelled_is_kept_as_far_as_it_came() -> None:
     assert cached(rig, "b") == 192
 
 
-@pytest.mark.parametrize(("policy", "expected_taps", "expected_cached"), [
-    (NONE, [], 0), (PROMPT, [256], 256), (parse_snapshots("every:64"), [64, 128, 192, 256], 256),
-])
-def test_the_policy_says_where_states_are_kept(policy: SnapshotPolicy, expected_taps: list[int],
-                                               expected_cached: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "expected_taps", "expected_cached"),
+    [(NONE, [], 0), (PROMPT, [256], 256), (parse_snapshots("every:64"), [64, 128, 192, 256], 256)],
+)
+def test_the_policy_says_where_states_are_kept(
+    policy: SnapshotPolicy, expected_taps: list[int], expected_cached: int
+) -> None:
     rig = warm(snapshots=policy)
     rig.submit("a", text(1, 300), boundaries=(70,))
     rig.run()
@@ -185,8 +192,13 @@ def test_places_that_nobody_asked_for_are_kept_while_slots_lie_idle_and_no_longe
     auto.run()
     assert {512, 640, 768, 896, 1024} <= set(taps(auto)), "insurance, and between"
     for frame_count, kept in ((200, len(places)), (40, 2)):
-        rig = warm(frame_count=frame_count, max_model_len=1120, slots_per_frame=1, pages_per_frame=2,
-                   snapshots=parse_snapshots("spare"))
+        rig = warm(
+            frame_count=frame_count,
+            max_model_len=1120,
+            slots_per_frame=1,
+            pages_per_frame=2,
+            snapshots=parse_snapshots("spare"),
+        )
         rig.submit("a", text(1, 1100), max_tokens=2)
         rig.run()
         assert taps(rig) == places[:kept], frame_count
@@ -262,6 +274,7 @@ def test_the_numbers_say_what_was_reused_and_what_was_lost() -> None:
 
 # ---------------------------------------------------------------------- sources, one at a time
 
+
 def copies(rig: Rig) -> int:
     return sum(len(plan.arena_work.slot_copies) for plan in rig.plans)
 
@@ -291,13 +304,21 @@ def test_the_distance_of_an_answer_counts_from_where_it_began() -> None:
 
 def test_keeping_states_of_answers_takes_nothing_from_anybody() -> None:
     """Law L9: with no slot to spare for it, an answer goes on without, and no step is lost."""
+
     def steps(snapshots: str) -> tuple[int, int]:
-        rig = warm(snapshots=parse_snapshots(snapshots), slots_per_frame=1, frame_count=8,
-                   pages_per_frame=5, rows_max=2, max_model_len=200)
+        rig = warm(
+            snapshots=parse_snapshots(snapshots),
+            slots_per_frame=1,
+            frame_count=8,
+            pages_per_frame=5,
+            rows_max=2,
+            max_model_len=200,
+        )
         for name in ("a", "b"):
             rig.submit(name, text(len(name), 30), max_tokens=150)
         rig.run()
         return len(rig.plans), copies(rig)
+
     without, _ = steps("none")
     with_copies, made = steps("decode:64")
     assert with_copies == without
@@ -326,8 +347,7 @@ def test_what_was_kept_on_the_way_is_not_lost_with_a_slot_that_is_not_donated() 
 
 @pytest.mark.parametrize(("policy", "donates"), [("preemption", True), ("auto,-preemption", False)])
 def test_a_preempted_sequence_leaves_its_state_behind_or_not(policy: str, *, donates: bool) -> None:
-    rig = warm(snapshots=parse_snapshots(policy), pages_per_frame=4, frame_count=6, rows_max=3,
-               max_model_len=220)
+    rig = warm(snapshots=parse_snapshots(policy), pages_per_frame=4, frame_count=6, rows_max=3, max_model_len=220)
     for name in ("a", "bb", "ccc"):
         rig.submit(name, 30, max_tokens=130)
     rig.run()
@@ -348,8 +368,7 @@ def recomputed_after_preemption() -> tuple[int, int]:
     return sum(event.preemptions for event in last), sum(event.recomputed_tokens for event in last)
 
 
-def test_what_a_preempted_sequence_left_is_not_given_up_for_its_own_return(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_preempted_sequence_left_is_not_given_up_for_its_own_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for it is short by the very pages that others grow into; giving up more would not bring it
     back."""
     assert recomputed_after_preemption() == (1, 3 * 16)
@@ -358,8 +377,9 @@ def test_what_a_preempted_sequence_left_is_not_given_up_for_its_own_return(
     assert recomputed_after_preemption() == (1, 9 * 16), "the control: all of it goes, one page at a time"
 
 
-def without_sparing(transaction: Transaction, plain: Callable[..., bool], *, sparing: object = (),
-                    **asked: int) -> bool:
+def without_sparing(
+    transaction: Transaction, plain: Callable[..., bool], *, sparing: object = (), **asked: int
+) -> bool:
     return plain(transaction, **asked)
 
 
@@ -387,10 +407,15 @@ def test_a_mark_of_the_client_is_kept_where_boundaries_are_off() -> None:
         assert cached(rig, "b") == expected
 
 
-@pytest.mark.parametrize(("marks", "says"), [
-    ((0,), "is 0; it must be at least 1 and at most 20"), ((21,), "is 21; it must be at least 1"),
-    ((-3,), "is -3"), (tuple(range(1, 20)) * 2, "mark 38 positions; the limit is 32"),
-])
+@pytest.mark.parametrize(
+    ("marks", "says"),
+    [
+        ((0,), "is 0; it must be at least 1 and at most 20"),
+        ((21,), "is 21; it must be at least 1"),
+        ((-3,), "is -3"),
+        (tuple(range(1, 20)) * 2, "mark 38 positions; the limit is 32"),
+    ],
+)
 def test_marks_outside_the_prompt_or_too_many_are_refused(marks: tuple[int, ...], says: str) -> None:
     rig = warm()
     with pytest.raises(RequestError, match="cache_boundaries") as caught:
@@ -400,6 +425,7 @@ def test_marks_outside_the_prompt_or_too_many_are_refused(marks: tuple[int, ...]
 
 
 # ---------------------------------------------------------------------- what is lost, and why
+
 
 def test_what_another_computes_at_this_moment_is_not_ready_and_nothing_else() -> None:
     """The first is of worse rank than the second, so that the second does not wait for it."""
@@ -426,5 +452,4 @@ def test_each_lost_token_has_one_reason() -> None:
     match = Lost(no_checkpoint=100, evicted_state=50, evicted_kv=30)
     assert match.but("not_ready", 120) == Lost(no_checkpoint=30, evicted_kv=30, not_ready=120)
     assert match.but("not_ready", 500) == Lost(not_ready=500)
-    assert match.but("not_ready", 20) == Lost(no_checkpoint=100, evicted_state=30, evicted_kv=30,
-                                              not_ready=20)
+    assert match.but("not_ready", 20) == Lost(no_checkpoint=100, evicted_state=30, evicted_kv=30, not_ready=20)

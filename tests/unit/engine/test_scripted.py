@@ -29,6 +29,7 @@ def run_tampered(tamper: Tamper, *, when: Callable[[StepPlan], bool], rig: Rig |
             tampered.append(plan)
             plan = tamper(plan)
         return plain(plan)
+
     rig.device.execute = execute  # type: ignore[method-assign,assignment]
     rig.run()
     if rig.core.failure is not None:
@@ -57,15 +58,16 @@ def test_plans_that_are_left_alone_pass() -> None:
 def test_a_wrong_page_in_the_page_table_is_caught() -> None:
     # The second page of "b" is written where the first of "a" is.
     with pytest.raises(PlanViolation, match="L7"):
-        run_tampered(lambda plan: replace(plan, table_writes=edit(
-            plan.table_writes, (2, 4), plan.table_writes[2, 0])), when=at_step(0))
+        run_tampered(
+            lambda plan: replace(plan, table_writes=edit(plan.table_writes, (2, 4), plan.table_writes[2, 0])),
+            when=at_step(0),
+        )
 
 
 def test_a_wrong_page_that_nobody_else_has_is_caught_when_it_is_of_another_frame() -> None:
     free = 7 * 5
     with pytest.raises(PlanViolation, match="L6"):
-        run_tampered(lambda plan: replace(plan, table_writes=edit(plan.table_writes, (2, 4), free)),
-                     when=at_step(0))
+        run_tampered(lambda plan: replace(plan, table_writes=edit(plan.table_writes, (2, 4), free)), when=at_step(0))
 
 
 def test_swapped_pages_are_caught_when_the_table_changes_under_what_was_written() -> None:
@@ -74,6 +76,7 @@ def test_swapped_pages_are_caught_when_the_table_changes_under_what_was_written(
         device = rig.device
         device._table[0, [0, 1]] = device._table[0, [1, 0]]
         return plan
+
     rig = Rig(rows_max=2, frame_count=8, slots_per_frame=1)
     with pytest.raises(PlanViolation, match="does not hold position 0"):
         run_tampered(swap, when=at_step(3), rig=rig)
@@ -81,8 +84,10 @@ def test_swapped_pages_are_caught_when_the_table_changes_under_what_was_written(
 
 def test_a_missing_page_table_write_is_caught() -> None:
     with pytest.raises(PlanViolation, match="page table ends before"):
-        run_tampered(lambda plan: replace(plan, table_writes=np.empty((3, 0), dtype=np.int32)),
-                     when=lambda plan: plan.step > 0 and plan.table_writes.size > 0)
+        run_tampered(
+            lambda plan: replace(plan, table_writes=np.empty((3, 0), dtype=np.int32)),
+            when=lambda plan: plan.step > 0 and plan.table_writes.size > 0,
+        )
 
 
 def test_a_stale_row_is_caught() -> None:
@@ -92,8 +97,7 @@ def test_a_stale_row_is_caught() -> None:
 
 def test_a_run_on_the_row_of_another_sequence_is_caught() -> None:
     with pytest.raises(PlanViolation, match="the row holds"):
-        run_tampered(lambda plan: replace(plan, rows=edit(plan.rows, [0, 1], plan.rows[[1, 0]])),
-                     when=later_decode)
+        run_tampered(lambda plan: replace(plan, rows=edit(plan.rows, [0, 1], plan.rows[[1, 0]])), when=later_decode)
 
 
 def test_a_row_that_runs_twice_is_caught() -> None:
@@ -103,8 +107,7 @@ def test_a_row_that_runs_twice_is_caught() -> None:
 
 def test_a_slot_of_another_sequence_is_caught() -> None:
     with pytest.raises(PlanViolation, match="does not hold the state"):
-        run_tampered(lambda plan: replace(plan, slots=edit(plan.slots, [0, 1], plan.slots[[1, 0]])),
-                     when=later_decode)
+        run_tampered(lambda plan: replace(plan, slots=edit(plan.slots, [0, 1], plan.slots[[1, 0]])), when=later_decode)
 
 
 def test_a_slot_shared_by_two_runs_is_caught() -> None:
@@ -114,8 +117,9 @@ def test_a_slot_shared_by_two_runs_is_caught() -> None:
 
 def test_a_slot_that_does_not_start_fresh_is_caught() -> None:
     with pytest.raises(PlanViolation, match="fresh is False"):
-        run_tampered(lambda plan: replace(plan, fresh=edit(plan.fresh, -1, False)),
-                     when=lambda plan: bool(plan.admissions))
+        run_tampered(
+            lambda plan: replace(plan, fresh=edit(plan.fresh, -1, False)), when=lambda plan: bool(plan.admissions)
+        )
 
 
 def test_a_slot_that_starts_fresh_in_the_middle_is_caught() -> None:
@@ -131,6 +135,7 @@ def test_an_old_state_of_the_same_sequence_is_caught() -> None:
         before = int(rig.device.arena.states[slot])
         rig.device.arena.states[slot] = saved.setdefault("state", before)
         return plan
+
     rig = Rig(rows_max=2, frame_count=8, slots_per_frame=1)
     with pytest.raises(PlanViolation, match="does not hold the state after"):
         run_tampered(roll_back, when=later_decode, rig=rig)
@@ -153,8 +158,14 @@ def test_a_repeated_position_is_caught() -> None:
 
 def test_a_prefix_that_was_never_computed_is_caught() -> None:
     def pretend(plan: StepPlan) -> StepPlan:
-        return replace(plan, starts=edit(plan.starts, 0, 16), lengths=edit(plan.lengths, 0, 24),
-                       tokens=plan.tokens[16:], fresh=edit(plan.fresh, 0, False))
+        return replace(
+            plan,
+            starts=edit(plan.starts, 0, 16),
+            lengths=edit(plan.lengths, 0, 24),
+            tokens=plan.tokens[16:],
+            fresh=edit(plan.fresh, 0, False),
+        )
+
     with pytest.raises(PlanViolation, match="does not hold the state after 16"):
         run_tampered(pretend, when=at_step(0))
     attention_only = Rig(rows_max=2, frame_count=8, slots_per_frame=0)
@@ -164,8 +175,7 @@ def test_a_prefix_that_was_never_computed_is_caught() -> None:
 
 def test_a_token_that_is_not_the_sequences_is_caught() -> None:
     with pytest.raises(PlanViolation, match="tokens are not"):
-        run_tampered(lambda plan: replace(plan, tokens=edit(plan.tokens, 0, plan.tokens[0] ^ 1)),
-                     when=later_decode)
+        run_tampered(lambda plan: replace(plan, tokens=edit(plan.tokens, 0, plan.tokens[0] ^ 1)), when=later_decode)
 
 
 def zeroing(plan: StepPlan, frames: Iterable[int]) -> StepPlan:
@@ -184,9 +194,15 @@ def test_zeroing_a_frame_in_use_is_caught() -> None:
 
 def test_a_chunk_off_the_grid_is_caught() -> None:
     with pytest.raises(PlanViolation, match="off the grid"):
-        run_tampered(lambda plan: replace(
-            plan, lengths=edit(plan.lengths, 0, 20), samples=edit(plan.samples, 0, False),
-            tokens=np.delete(plan.tokens, slice(20, 40))), when=at_step(0))
+        run_tampered(
+            lambda plan: replace(
+                plan,
+                lengths=edit(plan.lengths, 0, 20),
+                samples=edit(plan.samples, 0, False),
+                tokens=np.delete(plan.tokens, slice(20, 40)),
+            ),
+            when=at_step(0),
+        )
 
 
 def test_a_step_over_its_bound_is_caught() -> None:

@@ -22,9 +22,13 @@ from weft.units import PAD, PageId, SlotId
 PROMPT = [(5 * at + 1) % 97 for at in range(130)]
 SHARED_PAGES = [(1, index, index) for index in range(4)]
 """The table of row 1: the first four pages of row 0, which hold tokens 0 to 63."""
-COLD = plans.plan([(0, 0, PROMPT, 0, True)], admissions=[plans.admission(0, PROMPT)],
-                  table_writes=[(0, index, index) for index in range(9)], zero_frames=[0, 1, 2, 3],
-                  taps=[Tap(0, 64, SlotId(1)), Tap(0, 128, SlotId(2))])
+COLD = plans.plan(
+    [(0, 0, PROMPT, 0, True)],
+    admissions=[plans.admission(0, PROMPT)],
+    table_writes=[(0, index, index) for index in range(9)],
+    zero_frames=[0, 1, 2, 3],
+    taps=[Tap(0, 64, SlotId(1)), Tap(0, 128, SlotId(2))],
+)
 
 
 def device(*, slots_per_frame: int = 4) -> ScriptedExecutor:
@@ -43,19 +47,31 @@ def shifted(plan: StepPlan, **changes: object) -> StepPlan:
     """``plan`` with its pages moved behind the frame of slots."""
     table = plan.table_writes.copy()
     table[2] += 10
-    copies = tuple(PageCopy(PageId(copy.src + 10), PageId(copy.dst + 10))
-                   for copy in plan.arena_work.page_copies)
+    copies = tuple(PageCopy(PageId(copy.src + 10), PageId(copy.dst + 10)) for copy in plan.arena_work.page_copies)
     work = replace(plan.arena_work, page_copies=copies)
     return replace(plan, table_writes=table, arena_work=work, **changes)  # type: ignore[arg-type]
 
 
-def hit(prompt: Sequence[int] = PROMPT, *, start: int = 64, slot_copies: object = ((1, 3),),
-        pages: Sequence[tuple[int, int, int]] = SHARED_PAGES, fresh: bool = False,
-        **more: object) -> StepPlan:
+def hit(
+    prompt: Sequence[int] = PROMPT,
+    *,
+    start: int = 64,
+    slot_copies: object = ((1, 3),),
+    pages: Sequence[tuple[int, int, int]] = SHARED_PAGES,
+    fresh: bool = False,
+    **more: object,
+) -> StepPlan:
     own = [(1, index, 20 + index) for index in range(len(pages), 9)]
-    return shifted(plans.plan([(1, start, prompt[start:], 3, True)], fresh=[fresh],
-                              admissions=[plans.admission(1, prompt)], table_writes=[*pages, *own],
-                              slot_copies=slot_copies, **more))  # type: ignore[arg-type]
+    return shifted(
+        plans.plan(
+            [(1, start, prompt[start:], 3, True)],
+            fresh=[fresh],
+            admissions=[plans.admission(1, prompt)],
+            table_writes=[*pages, *own],
+            slot_copies=slot_copies,
+            **more,
+        )
+    )  # type: ignore[arg-type]
 
 
 def test_a_right_hit_passes_and_chooses_what_a_cold_run_chooses() -> None:
@@ -65,8 +81,7 @@ def test_a_right_hit_passes_and_chooses_what_a_cold_run_chooses() -> None:
 
 def test_a_hit_in_the_middle_of_a_page_reads_a_copy_of_the_page() -> None:
     made = cold()
-    made.execute(shifted(plans.plan([(0, 130, [made.next_token(digest_of(PROMPT), 0)], 0, True)],
-                                    decode_count=1)))
+    made.execute(shifted(plans.plan([(0, 130, [made.next_token(digest_of(PROMPT), 0)], 0, True)], decode_count=1)))
     # The running slot of row 0 holds the state after 131 tokens; page 8 holds tokens 128 to 130 of them.
     longer = [*PROMPT, made.next_token(digest_of(PROMPT), 0), 1, 2, 3]
     table = [(1, index, index) for index in range(8)]
@@ -112,18 +127,24 @@ def test_writing_into_a_page_that_another_reads_is_caught() -> None:
         cold().execute(hit(pages=pages))
 
 
-@pytest.mark.parametrize(("copies", "says"), [
-    ([(5, 3)], "holds no state"), ([(PAD, 3)], "outside the arena"), ([(1, 99)], "outside the arena"),
-    ([(1, 3), (2, 3)], "two copies"),
-])
+@pytest.mark.parametrize(
+    ("copies", "says"),
+    [
+        ([(5, 3)], "holds no state"),
+        ([(PAD, 3)], "outside the arena"),
+        ([(1, 99)], "outside the arena"),
+        ([(1, 3), (2, 3)], "two copies"),
+    ],
+)
 def test_a_wrong_copy_of_a_slot_is_caught(copies: list[tuple[int, int]], says: str) -> None:
     with pytest.raises(PlanViolation, match=says):
         cold().execute(hit(slot_copies=copies))
 
 
-@pytest.mark.parametrize(("copies", "says"), [
-    ([(15, 28)], "holds no token"), ([(-11, 28)], "outside the arena"), ([(1, 28), (2, 28)], "two copies"),
-])
+@pytest.mark.parametrize(
+    ("copies", "says"),
+    [([(15, 28)], "holds no token"), ([(-11, 28)], "outside the arena"), ([(1, 28), (2, 28)], "two copies")],
+)
 def test_a_wrong_copy_of_a_page_is_caught(copies: list[tuple[int, int]], says: str) -> None:
     with pytest.raises(PlanViolation, match=says):
         cold().execute(hit(page_copies=copies))
@@ -134,12 +155,18 @@ def test_a_copy_into_a_frame_of_the_other_kind_is_caught() -> None:
         cold().execute(hit(slot_copies=[(1, 4 + 3)]))
 
 
-@pytest.mark.parametrize(("tap", "says"), [
-    (Tap(0, 63, SlotId(1)), "off the grid"), (Tap(0, 192, SlotId(1)), "outside the run"),
-    (Tap(0, 0, SlotId(1)), "outside the run"), (Tap(0, 64, SlotId(0)), "used twice"),
-    (Tap(0, 64, SlotId(PAD)), "outside the arena"), (Tap(1, 64, SlotId(1)), "a run that is not there"),
-    (Tap(0, 64, SlotId(4 + 1)), "L6"),
-])
+@pytest.mark.parametrize(
+    ("tap", "says"),
+    [
+        (Tap(0, 63, SlotId(1)), "off the grid"),
+        (Tap(0, 192, SlotId(1)), "outside the run"),
+        (Tap(0, 0, SlotId(1)), "outside the run"),
+        (Tap(0, 64, SlotId(0)), "used twice"),
+        (Tap(0, 64, SlotId(PAD)), "outside the arena"),
+        (Tap(1, 64, SlotId(1)), "a run that is not there"),
+        (Tap(0, 64, SlotId(4 + 1)), "L6"),
+    ],
+)
 def test_a_wrong_tap_is_caught(tap: Tap, says: str) -> None:
     with pytest.raises(PlanViolation, match=says):
         device().execute(shifted(COLD, taps=(tap,)))
@@ -162,8 +189,13 @@ def twice(prompt: Sequence[int]) -> ScriptedExecutor:
     """Two sequences that computed the same tokens into pages of their own, states at slots 0 and 3."""
     made = cold()
     own = [(1, index, 20 + index) for index in range(9)]
-    made.execute(shifted(plans.plan([(1, 0, prompt, 3, True)], admissions=[plans.admission(1, prompt)],
-                                    table_writes=own, zero_frames=[])))
+    made.execute(
+        shifted(
+            plans.plan(
+                [(1, 0, prompt, 3, True)], admissions=[plans.admission(1, prompt)], table_writes=own, zero_frames=[]
+            )
+        )
+    )
     return made
 
 

@@ -35,16 +35,31 @@ def steps() -> Iterator[StepPlan]:
     """A prompt keeps its states at 64 and 128. The one at 64 is compressed, into a frame that is zeroed in
     the same step. Then it is restored for a second sequence, and in that step its pages get the one at
     128."""
-    yield plans.plan([(0, 0, PROMPT, 0, True)], admissions=[plans.admission(0, PROMPT)],
-                     table_writes=[(0, index, 10 + index) for index in range(9)], zero_frames=[0, 1, 2],
-                     taps=[Tap(0, 64, SlotId(1)), Tap(0, 128, SlotId(2))])
-    yield replace(plans.plan(), arena_work=ArenaWork(
-        zero_frames=(FrameId(3),), state_compressions=(CompressState(NO_NODE, SlotId(1), COMPRESSED),)))
+    yield plans.plan(
+        [(0, 0, PROMPT, 0, True)],
+        admissions=[plans.admission(0, PROMPT)],
+        table_writes=[(0, index, 10 + index) for index in range(9)],
+        zero_frames=[0, 1, 2],
+        taps=[Tap(0, 64, SlotId(1)), Tap(0, 128, SlotId(2))],
+    )
     yield replace(
-        plans.plan([(1, 64, PROMPT[64:], 3, True)], fresh=[False], admissions=[plans.admission(1, PROMPT)],
-                   table_writes=[*SHARED, *OWN]),
-        arena_work=ArenaWork(state_restores=(RestoreState(COMPRESSED, SlotId(3)),),
-                             state_compressions=(CompressState(NO_NODE, SlotId(2), COMPRESSED),)))
+        plans.plan(),
+        arena_work=ArenaWork(
+            zero_frames=(FrameId(3),), state_compressions=(CompressState(NO_NODE, SlotId(1), COMPRESSED),)
+        ),
+    )
+    yield replace(
+        plans.plan(
+            [(1, 64, PROMPT[64:], 3, True)],
+            fresh=[False],
+            admissions=[plans.admission(1, PROMPT)],
+            table_writes=[*SHARED, *OWN],
+        ),
+        arena_work=ArenaWork(
+            state_restores=(RestoreState(COMPRESSED, SlotId(3)),),
+            state_compressions=(CompressState(NO_NODE, SlotId(2), COMPRESSED),),
+        ),
+    )
 
 
 def run() -> list[int]:
@@ -55,8 +70,10 @@ def run() -> list[int]:
 
 def with_order(patch: pytest.MonkeyPatch, first: Sequence[WorkKind]) -> None:
     """``first`` are performed before all others."""
+
     def ordered(work: ArenaWork) -> Iterator[tuple[WorkKind, Int32s]]:
         return iter(sorted(ORDERED(work), key=lambda item: item[0] not in first))
+
     patch.setattr(ArenaWork, "ordered", ordered)
 
 

@@ -44,9 +44,14 @@ def test_answers_are_those_of_an_engine_that_never_slept(seed: int, overlap: boo
         answer = rig.answers[name, 0]
         assert answer.ends == 1
         expected, _ = reference_tokens(
-            prompt, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True), seed=0, eos_ids=(EOS,),
-            max_model_len=rig.sizes.max_model_len, next_token=rig.device.next_token)
-        assert answer.tokens == expected[:len(answer.tokens)]
+            prompt,
+            SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+            seed=0,
+            eos_ids=(EOS,),
+            max_model_len=rig.sizes.max_model_len,
+            next_token=rig.device.next_token,
+        )
+        assert answer.tokens == expected[: len(answer.tokens)]
         finished += answer.reason == "length"
     assert finished > 10
     assert 0 < aborted < len(prompts)

@@ -42,10 +42,13 @@ def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overla
     rig.core.audit()
 
 
-@pytest.mark.parametrize(("step_s", "counts", "steps_most"), [
-    (1 / 1024, DRAFT_COUNTS, 60), (1.0, LONG_DRAFT_COUNTS, len(LONG_DRAFT_COUNTS) + 2)])
-def test_a_profile_run_measures_every_count_and_leaves_nothing(step_s: float, counts: tuple[int, ...],
-                                                             steps_most: int) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "counts", "steps_most"),
+    [(1 / 1024, DRAFT_COUNTS, 60), (1.0, LONG_DRAFT_COUNTS, len(LONG_DRAFT_COUNTS) + 2)],
+)
+def test_a_profile_run_measures_every_count_and_leaves_nothing(
+    step_s: float, counts: tuple[int, ...], steps_most: int
+) -> None:
     """A model with long steps is measured once for each of a few counts."""
     rig = Rig()
     memory = Memory(rig.core.memory.plan)
@@ -84,9 +87,14 @@ def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> N
     assert not drafter.awake
     before = rig.core.stats().speculation.accepted
     prompt = [(7 * at + len("r0-0")) % VOCAB_SIZE for at in range(40)]
-    rig.core.submit(Request(
-        request_id="again", prompt_tokens=prompt, prediction=answer,
-        sampling=SamplingParams(temperature=0.0, max_tokens=60, seed=0, ignore_eos=True)))
+    rig.core.submit(
+        Request(
+            request_id="again",
+            prompt_tokens=prompt,
+            prediction=answer,
+            sampling=SamplingParams(temperature=0.0, max_tokens=60, seed=0, ignore_eos=True),
+        )
+    )
     assert rig.run()["again", 0].tokens == answer
     assert rig.core.stats().speculation.accepted > before + 30
     rig.core.audit()

@@ -91,8 +91,9 @@ def test_a_request_behind_one_that_waits_does_not_wait() -> None:
     again.run()
     assert again.tokens("warm") == cold
     ended = {name: answer.events[-1] for (name, _), answer in again.answers.items()}
-    order = [event.request_id for plan in again.plans for event in ended.values()
-             if plan.admissions and event.request_id]
+    order = [
+        event.request_id for plan in again.plans for event in ended.values() if plan.admissions and event.request_id
+    ]
     first_admitted = next(plan for plan in again.plans if plan.admissions)
     assert order
     assert first_admitted.admissions[0].prompt_tokens == 30
@@ -238,15 +239,17 @@ def test_sleep_writes_what_memory_loses_and_waking_reads_it() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@example(seed=4022, overlap=True, frames=9)   # a page of a load moves
+@example(seed=4022, overlap=True, frames=9)  # a page of a load moves
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans(), frames=st.integers(9, 20))
 def test_whatever_the_store_does_the_tokens_are_right(seed: int, overlap: bool, frames: int) -> None:
     """Tiny pools with preemption, a store that is slow, loses, damages, refuses and reorders, cancels at any
     moment, a restart in the middle. Tokens are those of an engine without a store and without a cache."""
     chance = Random(seed)
     trunk = [chance.randrange(97) for _ in range(400)]
-    prompts = [trunk[:chance.randrange(1, 300)] + [chance.randrange(97) for _ in range(chance.randrange(20))]
-               for _ in range(8)]
+    prompts = [
+        trunk[: chance.randrange(1, 300)] + [chance.randrange(97) for _ in range(chance.randrange(20))]
+        for _ in range(8)
+    ]
     rows = {"rows_max": 3, "frame_count": frames, "max_model_len": 340}
     plain = Rig(**rows)  # type: ignore[arg-type]
     for number, prompt in enumerate(prompts):
@@ -254,11 +257,21 @@ def test_whatever_the_store_does_the_tokens_are_right(seed: int, overlap: bool, 
     plain.run()
     kept = contents(plain)
     for _ in range(2):
-        store = MemoryStore(kept, delay=lambda: chance.choice((1, 1, 2, 9, 60)), reorder=seed,
-                            fault=lambda: chance.choice((None, None, None, "damaged", "missing")),
-                            refuses=lambda: chance.random() < 0.2)
-        rig = Rig(cache=True, store=store, overlap=overlap, buffer_bytes=chance.choice((1 << 14, 1 << 22)),
-                  token_s=chance.choice((1e-3, 1.0)), **rows)  # type: ignore[arg-type]
+        store = MemoryStore(
+            kept,
+            delay=lambda: chance.choice((1, 1, 2, 9, 60)),
+            reorder=seed,
+            fault=lambda: chance.choice((None, None, None, "damaged", "missing")),
+            refuses=lambda: chance.random() < 0.2,
+        )
+        rig = Rig(
+            cache=True,
+            store=store,
+            overlap=overlap,
+            buffer_bytes=chance.choice((1 << 14, 1 << 22)),
+            token_s=chance.choice((1e-3, 1.0)),
+            **rows,
+        )  # type: ignore[arg-type]
         for number, prompt in enumerate(prompts):
             rig.submit(f"p{number}", prompt)
             for _ in range(chance.randrange(6)):
@@ -269,7 +282,7 @@ def test_whatever_the_store_does_the_tokens_are_right(seed: int, overlap: bool, 
         assert rig.core.failure is None
         for number in range(len(prompts)):
             answer = rig.tokens(f"p{number}")
-            assert answer == plain.tokens(f"p{number}")[:len(answer)]
+            assert answer == plain.tokens(f"p{number}")[: len(answer)]
             assert rig.answers[f"p{number}", 0].ends == 1
         rig.core.close()
         assert rig.core.failure is None

@@ -69,13 +69,16 @@ def from_a_buffer_that_is_freed(plan: StepPlan) -> StepPlan:
     return with_work(plan, page_loads=(replace(load, buffer=load.buffer + 7),))
 
 
-@pytest.mark.parametrize(("tamper", "says"), [
-    (to_another_page, "no lease of this plan loads it"),
-    (to_another_slot, "no lease of this plan loads it"),
-    (copied_before_it_landed, "loaded and copied in one step"),
-    (copied_state, "loaded and copied in one step"),
-    (from_a_buffer_that_is_freed, "was not added, or is freed"),
-])
+@pytest.mark.parametrize(
+    ("tamper", "says"),
+    [
+        (to_another_page, "no lease of this plan loads it"),
+        (to_another_slot, "no lease of this plan loads it"),
+        (copied_before_it_landed, "loaded and copied in one step"),
+        (copied_state, "loaded and copied in one step"),
+        (from_a_buffer_that_is_freed, "was not added, or is freed"),
+    ],
+)
 def test_a_load_that_breaks_a_law_is_noticed(tamper: Callable[[StepPlan], StepPlan], says: str) -> None:
     assert says in str(loaded_with(tamper).core.failure)
 
@@ -89,6 +92,7 @@ def test_the_same_loads_untouched_break_none() -> None:
 
 def test_a_load_into_a_frame_that_is_not_zeroed_is_noticed() -> None:
     """Frames held states, and a load makes them frames of pages (law L6). Without the zeros, it is seen."""
+
     def run(tamper: Callable[[StepPlan], StepPlan]) -> tuple[Rig, list[tuple[FrameId, ...]]]:
         contents, _ = stored()
         rig = Rig(cache=True, store=MemoryStore(contents), frame_count=10, max_model_len=320)
@@ -101,6 +105,7 @@ def test_a_load_into_a_frame_that_is_not_zeroed_is_noticed() -> None:
         def noting(plan: StepPlan) -> StepPlan:
             zeroed.append(plan.arena_work.zero_frames)
             return tamper(plan)
+
         return loaded_with(noting, rig), zeroed
 
     right, zeroed = run(lambda plan: plan)

@@ -35,8 +35,9 @@ class Life:
     def __init__(self, disk: MemoryDisk, **clock: Callable[[], float]) -> None:
         arena = Rig().core.memory.plan
         identity = NamespaceIdentity("tiny", "w0", {}, {}, "", "", "", "", arena.page_bytes, arena.slot_bytes)
-        options = StoreOptions(capacity_bytes=4 << 20, write_bytes_per_second=1e12, reserve_bytes=0,
-                               volume_bytes=1 << 20, read_threads=2)
+        options = StoreOptions(
+            capacity_bytes=4 << 20, write_bytes_per_second=1e12, reserve_bytes=0, volume_bytes=1 << 20, read_threads=2
+        )
         self.store = DirectoryStore(open_directory(PLACE, disk), identity, options, **clock)
         self.rig = Rig(cache=True, store=self.store)
         self.rig.core._pause = lambda seconds: time.sleep(1e-4)
@@ -53,8 +54,11 @@ class Life:
     @property
     def lost(self) -> dict[str, int]:
         counts = self.rig.core.stats().memory.cache.numbers()
-        return {name.removeprefix("lost_"): count for name, count in counts.items()
-                if name in ("lost_stored", "lost_damaged", "lost_store_busy") and count}
+        return {
+            name.removeprefix("lost_"): count
+            for name, count in counts.items()
+            if name in ("lost_stored", "lost_damaged", "lost_store_busy") and count
+        }
 
     def close(self) -> None:
         self.rig.core.close()
@@ -85,8 +89,9 @@ def disk(filled: MemoryDisk) -> MemoryDisk:
     return filled.after_kill(len(filled.log))
 
 
-def test_without_a_fault_the_prompt_is_a_hit(disk: MemoryDisk, right: tuple[list[int], list[int]],
-                                             caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_fault_the_prompt_is_a_hit(
+    disk: MemoryDisk, right: tuple[list[int], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     """The control: nothing is lost, counted or said."""
     life = Life(disk)
     assert life.tokens("warm") == right[0]
@@ -108,17 +113,26 @@ def a_row_twice(disk: MemoryDisk) -> None:
     disk.files[ROWS].content += disk.files[ROWS].content[-ROW_BYTES:]
 
 
-@pytest.mark.parametrize(("fault", "reason", "says", "cached"), [
-    (a_torn_row, "torn", "rows of the ledger were dropped: 1 torn", CACHED),
-    (a_row_twice, "duplicate", "rows of the ledger were dropped: 1 duplicate", CACHED),
-    (lambda disk: flip(disk, ROWS, ROW_BYTES + 20), "row_hash", "rows of the ledger were dropped: ", 0),
-    (lambda disk: flip(disk, VOLUME, 4096 + 7), "checksum", "a record is damaged (checksum) and retired", 0),
-    (lambda disk: flip(disk, TOKENS, 9), "tokens", "a record is damaged (tokens) and retired", 0),
-    (lambda disk: disk.files.pop(VOLUME), "place", "rows of the ledger were dropped: ", 0),
-], ids=["torn row", "row twice", "bit of a row", "bit of a payload", "bit of tokens", "no volume"])
+@pytest.mark.parametrize(
+    ("fault", "reason", "says", "cached"),
+    [
+        (a_torn_row, "torn", "rows of the ledger were dropped: 1 torn", CACHED),
+        (a_row_twice, "duplicate", "rows of the ledger were dropped: 1 duplicate", CACHED),
+        (lambda disk: flip(disk, ROWS, ROW_BYTES + 20), "row_hash", "rows of the ledger were dropped: ", 0),
+        (lambda disk: flip(disk, VOLUME, 4096 + 7), "checksum", "a record is damaged (checksum) and retired", 0),
+        (lambda disk: flip(disk, TOKENS, 9), "tokens", "a record is damaged (tokens) and retired", 0),
+        (lambda disk: disk.files.pop(VOLUME), "place", "rows of the ledger were dropped: ", 0),
+    ],
+    ids=["torn row", "row twice", "bit of a row", "bit of a payload", "bit of tokens", "no volume"],
+)
 def test_what_lies_wrong_on_the_disk_is_counted_and_said(
-        disk: MemoryDisk, fault: Callable[[MemoryDisk], object], reason: str, says: str, cached: int,
-        right: tuple[list[int], list[int]]) -> None:
+    disk: MemoryDisk,
+    fault: Callable[[MemoryDisk], object],
+    reason: str,
+    says: str,
+    cached: int,
+    right: tuple[list[int], list[int]],
+) -> None:
     fault(disk)
     life = Life(disk)
     assert life.tokens("warm") == right[0]
@@ -134,11 +148,12 @@ def test_what_lies_wrong_on_the_disk_is_counted_and_said(
     again.close()
 
 
-@pytest.mark.parametrize(("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "disk_error"),
-                                                (errno.EACCES, "disk_error")])
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EIO, "disk_error"), (errno.EACCES, "disk_error")]
+)
 def test_a_disk_that_takes_no_bytes_serves_what_it_has(
-        disk: MemoryDisk, number: int, reason: str, right: tuple[list[int], list[int]],
-        caplog: pytest.LogCaptureFixture) -> None:
+    disk: MemoryDisk, number: int, reason: str, right: tuple[list[int], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     life = Life(disk)
 
     def fault(operation: str, path: Path) -> None:
@@ -155,7 +170,8 @@ def test_a_disk_that_takes_no_bytes_serves_what_it_has(
 
 
 def test_permissions_that_are_lost_under_way_are_counted_and_said(
-        disk: MemoryDisk, right: tuple[list[int], list[int]], caplog: pytest.LogCaptureFixture) -> None:
+    disk: MemoryDisk, right: tuple[list[int], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     life = Life(disk)
 
     def fault(operation: str, path: Path) -> None:
@@ -165,15 +181,17 @@ def test_permissions_that_are_lost_under_way_are_counted_and_said(
     assert life.tokens("warm") == right[0]
     assert life.lost == {"store_busy": CACHED}
     assert life.store.stats().damaged == {"Permission denied": 1}
-    assert f"{PLACE}: a record could not be read (Permission denied); its prompt is computed" \
-        in caplog.messages
+    assert f"{PLACE}: a record could not be read (Permission denied); its prompt is computed" in caplog.messages
     disk.fault = lambda operation, path: None
     life.close()
 
 
 def test_a_disk_that_stalls_delays_no_request_past_its_deadline(
-        disk: MemoryDisk, right: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture) -> None:
+    disk: MemoryDisk,
+    right: tuple[list[int], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     monkeypatch.setattr(directory_store, "STALL_S", 0.0)
     life = Life(disk)
     goes_on = threading.Event()
@@ -208,7 +226,8 @@ def test_a_second_engine_reads_and_says_so(disk: MemoryDisk, right: tuple[list[i
 
 
 def test_a_volume_that_is_removed_under_way_is_counted_and_said(
-        disk: MemoryDisk, right: tuple[list[int], list[int]], caplog: pytest.LogCaptureFixture) -> None:
+    disk: MemoryDisk, right: tuple[list[int], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     life = Life(disk)
     disk.remove(VOLUME)
     assert (life.tokens("warm"), life.tokens("other", OTHER)) == right
@@ -222,8 +241,9 @@ def test_a_volume_that_is_removed_under_way_is_counted_and_said(
     again.close()
 
 
-def test_a_clock_that_jumps_changes_no_token(disk: MemoryDisk, right: tuple[list[int], list[int]],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_no_token(
+    disk: MemoryDisk, right: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     jumps = iter([1e6, -5e5, 1e9, -1e9, 3e12] * 100_000)
     monkeypatch.setattr(time, "time", lambda: next(jumps))
     life = Life(disk, clock=lambda: next(jumps))
@@ -233,8 +253,7 @@ def test_a_clock_that_jumps_changes_no_token(disk: MemoryDisk, right: tuple[list
     assert life.store.stats().damaged == {}
 
 
-def test_a_kill_at_any_operation_changes_no_token(filled: MemoryDisk,
-                                                  right: tuple[list[int], list[int]]) -> None:
+def test_a_kill_at_any_operation_changes_no_token(filled: MemoryDisk, right: tuple[list[int], list[int]]) -> None:
     cached = set()
     for count, operation in enumerate(filled.log):
         if operation[0] not in CHANGES:

@@ -25,8 +25,7 @@ class Forgetful(Exception):
 def summary(plan: StepPlan | None) -> Any:
     if plan is None:
         return None
-    opened = [(one.seq, one.match.cached_tokens, one.match.lost, one.pages)
-              for one in plan.reservation.opened]
+    opened = [(one.seq, one.match.cached_tokens, one.match.lost, one.pages) for one in plan.reservation.opened]
     return plan.store, plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), opened
 
 
@@ -52,14 +51,27 @@ def live_through(seed: int) -> int:
     """Two lives of an engine whose store fails in every way; the number of fetches."""
     chance = Random(seed)
     trunk = [chance.randrange(97) for _ in range(400)]
-    prompts = [trunk[:chance.randrange(1, 300)] + [chance.randrange(97) for _ in range(chance.randrange(20))]
-               for _ in range(PROMPTS)]
+    prompts = [
+        trunk[: chance.randrange(1, 300)] + [chance.randrange(97) for _ in range(chance.randrange(20))]
+        for _ in range(PROMPTS)
+    ]
     kept, fetches = Contents(Rig().core.memory.plan.page_bytes), 0
     for _ in range(2):
-        store = MemoryStore(kept, delay=lambda: chance.choice((1, 2, 9, 60)), reorder=seed,
-                            fault=lambda: chance.choice((None, None, "damaged", "missing")))
-        rig = Rig(cache=True, store=store, rows_max=2, frame_count=10, max_model_len=340,
-                  buffer_bytes=chance.choice((1 << 14, 1 << 22)), token_s=chance.choice((1e-3, 1.0)))
+        store = MemoryStore(
+            kept,
+            delay=lambda: chance.choice((1, 2, 9, 60)),
+            reorder=seed,
+            fault=lambda: chance.choice((None, None, "damaged", "missing")),
+        )
+        rig = Rig(
+            cache=True,
+            store=store,
+            rows_max=2,
+            frame_count=10,
+            max_model_len=340,
+            buffer_bytes=chance.choice((1 << 14, 1 << 22)),
+            token_s=chance.choice((1e-3, 1.0)),
+        )
         compare_plans(rig)
         for number, prompt in enumerate(prompts):
             rig.submit(f"p{number}", prompt, max_tokens=4)
@@ -77,10 +89,12 @@ def test_what_is_remembered_changes_no_plan() -> None:
     assert sum(live_through(seed) for seed in range(8)) > 20
 
 
-@pytest.mark.parametrize(("owner", "name", "blind"), [(tree, "note_change", lambda *args: None),
-                                                      (MemoryStore, "changes", 0)])
-def test_a_change_that_is_not_counted_shows(owner: Any, name: str, blind: object,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name", "blind"), [(tree, "note_change", lambda *args: None), (MemoryStore, "changes", 0)]
+)
+def test_a_change_that_is_not_counted_shows(
+    owner: Any, name: str, blind: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: the comparison fails where the tree or the store changes unseen."""
     monkeypatch.setattr(owner, name, blind)
     with pytest.raises(Forgetful):
@@ -112,8 +126,7 @@ def test_a_plan_looks_nothing_up_for_requests_that_wait_for_bytes(monkeypatch: p
         first.submit(f"p{number}", prompt(number), max_tokens=1)
     first.run()
     first.core.close()
-    rig = Rig(cache=True, frame_count=120, max_model_len=340,
-              store=MemoryStore(kept, delay=lambda: 1_000_000))
+    rig = Rig(cache=True, frame_count=120, max_model_len=340, store=MemoryStore(kept, delay=lambda: 1_000_000))
     rig.submit("decodes", [96] * 20, max_tokens=300)
     for number in range(8):
         rig.submit(f"p{number}", prompt(number), max_tokens=1)

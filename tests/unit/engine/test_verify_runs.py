@@ -28,8 +28,7 @@ def answers_of(rig: Rig) -> dict[tuple[str, int], tuple[list[int], str | None]]:
 
 def by_number(rig: Rig) -> dict[int, list[int]]:
     """The sequences are numbered in the order of their requests."""
-    return {number: answer[0] for number, answer in enumerate(
-        value for _, value in sorted(answers_of(rig).items()))}
+    return {number: answer[0] for number, answer in enumerate(value for _, value in sorted(answers_of(rig).items()))}
 
 
 def truth(**sampling: object) -> dict[int, list[int]]:
@@ -50,8 +49,9 @@ def _plain(sampling: tuple[tuple[str, object], ...]) -> Rig:
     return rig
 
 
-def speculating(kind: Kind, *, most: int = 7, sampling: dict[str, object] | None = None,
-                **options: object) -> tuple[Rig, AnswerDrafter]:
+def speculating(
+    kind: Kind, *, most: int = 7, sampling: dict[str, object] | None = None, **options: object
+) -> tuple[Rig, AnswerDrafter]:
     drafter = AnswerDrafter(kind, truth(**(sampling or {})), VOCAB_SIZE, most=most)
     rig = Rig(rows_max=4, drafter=drafter, **options)
     submit_all(rig, **(sampling or {}))
@@ -87,7 +87,8 @@ def test_a_full_window_brings_its_drafts_and_one_more_token() -> None:
 def test_no_draft_goes_past_the_last_token_of_the_answer(max_tokens: int) -> None:
     rig, _ = speculating("perfect", sampling={"max_tokens": max_tokens})
     assert [(len(tokens), reason) for tokens, reason in answers_of(rig).values()] == (
-        [(max_tokens, "length")] * len(PROMPTS))
+        [(max_tokens, "length")] * len(PROMPTS)
+    )
 
 
 @pytest.mark.parametrize("kind", ["perfect", "random"])
@@ -99,8 +100,11 @@ def test_an_end_token_inside_a_window_is_the_end(kind: Kind) -> None:
     assert sum(reason == "stop" for _, reason in expected.values()) >= 3
     rig, drafter = speculating(kind, sampling=sampling)
     assert answers_of(rig) == expected
-    assert not any(EOS in plan.tokens[int(plan.lengths[:run].sum()) + 1:][:int(plan.lengths[run]) - 1]
-                   for plan in rig.plans for run in plan.verify_runs), "an end of the answer was drafted"
+    assert not any(
+        EOS in plan.tokens[int(plan.lengths[:run].sum()) + 1 :][: int(plan.lengths[run]) - 1]
+        for plan in rig.plans
+        for run in plan.verify_runs
+    ), "an end of the answer was drafted"
     assert drafter.accepted > 20
 
 
@@ -114,8 +118,9 @@ def test_min_tokens_holds_inside_a_window() -> None:
 def test_logprobs_of_a_window_are_those_of_its_tokens() -> None:
     def logprobs(rig: Rig) -> dict[tuple[str, int], list[object]]:
         answers = rig.run()
-        return {name: [one for event in answer.events for one in event.logprobs or []]
-                for name, answer in answers.items()}
+        return {
+            name: [one for event in answer.events for one in event.logprobs or []] for name, answer in answers.items()
+        }
 
     plain = Rig(rows_max=4)
     submit_all(plain, logprobs=2)
@@ -137,8 +142,12 @@ def test_windows_stop_where_an_answer_saves_a_state() -> None:
     assert answers_of(rig) == expected
 
     def saved(one: Rig) -> set[tuple[int, int]]:
-        return {(saving.seq, saving.snapshot.position) for plan in one.plans
-                for saving in plan.reservation.saved if not plan.taps}
+        return {
+            (saving.seq, saving.snapshot.position)
+            for plan in one.plans
+            for saving in plan.reservation.saved
+            if not plan.taps
+        }
 
     assert saved(rig) == saved(plain) != set()
 

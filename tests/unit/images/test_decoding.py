@@ -27,11 +27,16 @@ def refused(data: bytes, limits: ImageLimits | None = None) -> str:
 
 def png_header(width: int, height: int) -> bytes:
     """A PNG of some bytes that says it is this large."""
+
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-            + chunk(b"IDAT", zlib.compress(bytes(64))) + chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(bytes(64)))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -50,8 +55,7 @@ def test_of_a_gif_the_first_frame() -> None:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-@pytest.mark.parametrize("block", [b"garbage", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff",
-                                   b"II*\0\xff\xff\xff\xff", b""])
+@pytest.mark.parametrize("block", [b"garbage", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff", b"II*\0\xff\xff\xff\xff", b""])
 def test_a_broken_block_of_exif_leaves_the_picture_as_it_is(form: str, block: bytes) -> None:
     assert (decode(encoded(RGB, form, exif=block)) == decode(encoded(RGB, form))).all()
 
@@ -61,9 +65,16 @@ def test_orientation_is_applied(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     pixels = decode(encoded(RGB, "PNG", exif=exif))
-    upright = {1: RGB, 2: RGB[:, ::-1], 3: RGB[::-1, ::-1], 4: RGB[::-1], 5: RGB.transpose(1, 0, 2),
-               6: RGB.transpose(1, 0, 2)[:, ::-1], 7: RGB.transpose(1, 0, 2)[::-1, ::-1],
-               8: RGB.transpose(1, 0, 2)[::-1]}[orientation]
+    upright = {
+        1: RGB,
+        2: RGB[:, ::-1],
+        3: RGB[::-1, ::-1],
+        4: RGB[::-1],
+        5: RGB.transpose(1, 0, 2),
+        6: RGB.transpose(1, 0, 2)[:, ::-1],
+        7: RGB.transpose(1, 0, 2)[::-1, ::-1],
+        8: RGB.transpose(1, 0, 2)[::-1],
+    }[orientation]
     assert pixels.tolist() == upright.tolist()
 
 
@@ -97,15 +108,17 @@ def test_a_bomb_is_refused_before_it_is_decoded(side: int, monkeypatch: pytest.M
     assert loaded == []
 
 
-@pytest.mark.parametrize(("options", "chunk"), [({}, b"VP8 "), ({"lossless": True}, b"VP8L"),
-                                                ({"xmp": b"<x/>"}, b"VP8X")])
-def test_a_canvas_of_webp_is_refused_before_it_is_allocated(options: dict[str, Any], chunk: bytes,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "chunk"), [({}, b"VP8 "), ({"lossless": True}, b"VP8L"), ({"xmp": b"<x/>"}, b"VP8X")]
+)
+def test_a_canvas_of_webp_is_refused_before_it_is_allocated(
+    options: dict[str, Any], chunk: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = encoded(RGB, "WEBP", **options)
     assert data[12:16] == chunk
     height, width, _ = RGB.shape
     assert decode(data, ImageLimits(image_side=max(height, width))).shape == RGB.shape
-    monkeypatch.setattr("PIL._webp.WebPAnimDecoder", None)   # calling it fails
+    monkeypatch.setattr("PIL._webp.WebPAnimDecoder", None)  # calling it fails
     refusal = refused(data, ImageLimits(image_side=8))
     assert f"{width} x {height} pixels; the limit is 8 on a side (limits.image_side)" in refusal
 
@@ -128,7 +141,8 @@ def test_a_broken_file_is_one_line(form: str) -> None:
         assert len(lines) < 2
 
 
-@pytest.mark.parametrize("data", [b"", b"GIF89a", b"<svg/>", b"%PDF-1.7", encoded(RGB, "TIFF"),
-                                  encoded(RGB, "PPM"), bytes(500)])
+@pytest.mark.parametrize(
+    "data", [b"", b"GIF89a", b"<svg/>", b"%PDF-1.7", encoded(RGB, "TIFF"), encoded(RGB, "PPM"), bytes(500)]
+)
 def test_what_is_no_picture_says_so(data: bytes) -> None:
     assert "the picture" in refused(data)

@@ -24,10 +24,17 @@ from weft.images.settings import ImageSettings
 
 STORED = np.load(FILE)
 ROWS: list[dict[str, Any]] = json.loads(bytes(STORED["rows"]))
-FIELDS = {"use_thumbnail": "thumbnail", "do_image_splitting": "split", "min_tiles": "min_tiles",
-          "max_tiles": "max_tiles", "resample": "resample", "min_image_tokens": "min_tokens",
-          "max_image_tokens": "max_tokens", "tile_size": "tile_size",
-          "use_image_special_tokens": "special_tokens"}
+FIELDS = {
+    "use_thumbnail": "thumbnail",
+    "do_image_splitting": "split",
+    "min_tiles": "min_tiles",
+    "max_tiles": "max_tiles",
+    "resample": "resample",
+    "min_image_tokens": "min_tokens",
+    "max_image_tokens": "max_tokens",
+    "tile_size": "tile_size",
+    "use_image_special_tokens": "special_tokens",
+}
 
 
 def prepared(number: int) -> Picture:
@@ -59,8 +66,10 @@ def test_a_picture_is_what_the_processor_makes_of_it(number: int) -> None:
 def test_patches_in_another_order_are_noticed() -> None:
     number = next(i for i, row in enumerate(ROWS) if row["kind"] == "photo" and len(row["grids"]) > 2)
     picture = prepared(number)
-    turned = [patches_of(np.ascontiguousarray(whole(tile.patches, tile.rows).transpose(1, 0, 2)), 16)
-              for tile in picture.tiles]
+    turned = [
+        patches_of(np.ascontiguousarray(whole(tile.patches, tile.rows).transpose(1, 0, 2)), 16)
+        for tile in picture.tiles
+    ]
     spoiled = Picture(picture.digest, tuple(turned), picture.text, picture.width, picture.height)
     assert worst_step(spoiled, number) > 1
 
@@ -77,9 +86,16 @@ def of_torch(rgb: Pixels, height: int, width: int) -> Pixels:
     return resized[0].permute(1, 2, 0).numpy()
 
 
-@pytest.mark.parametrize(("kind", "width", "height"), [
-    *((kind, 1000, 400) for kind in KINDS), ("noise", 40, 30), ("photo", 300, 900), ("text", 1024, 1024),
-    ("gradient", 2000, 1400)])
+@pytest.mark.parametrize(
+    ("kind", "width", "height"),
+    [
+        *((kind, 1000, 400) for kind in KINDS),
+        ("noise", 40, 30),
+        ("photo", 300, 900),
+        ("text", 1024, 1024),
+        ("gradient", 2000, 1400),
+    ],
+)
 def test_every_pixel_is_within_one_step_of_torchs_resize(kind: str, width: int, height: int) -> None:
     """Weights come from the sizes and roundings from what is shown: each size once, each kind at one size."""
     settings, rgb = ImageSettings(), drawn(kind, width, height, seed=7)
@@ -94,13 +110,20 @@ def test_every_pixel_is_within_one_step_of_torchs_resize(kind: str, width: int, 
     tiled = of_torch(rgb, rows * 512, columns * 512)
     for number, tile in enumerate(tiles[:-1]):
         top, left = number // columns * 512, number % columns * 512
-        assert np.abs(tile.astype(int) - tiled[top:top + 512, left:left + 512]).max() <= 1
+        assert np.abs(tile.astype(int) - tiled[top : top + 512, left : left + 512]).max() <= 1
 
 
 @pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize(("size", "wanted"), [
-    ((5, 900), (32, 200)), ((333, 77), (77, 333)), ((640, 480), (640, 96)), ((500, 400), (400, 320)),
-    ((1200, 70), (16, 16))])
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ((5, 900), (32, 200)),
+        ((333, 77), (77, 333)),
+        ((640, 480), (640, 96)),
+        ((500, 400), (400, 320)),
+        ((1200, 70), (16, 16)),
+    ],
+)
 def test_resizing_is_torchs(name: str, size: tuple[int, int], wanted: tuple[int, int]) -> None:
     rgb = drawn("noise", *size, seed=3)
     image = torch.from_numpy(rgb).permute(2, 0, 1)[None].contiguous()
@@ -111,8 +134,9 @@ def test_resizing_is_torchs(name: str, size: tuple[int, int], wanted: tuple[int,
 def test_a_resize_without_antialiasing_is_noticed() -> None:
     rgb = drawn("photo", 1000, 400, seed=7)
     [tile] = prepare(rgb, ImageSettings()).tiles
-    plain = F.interpolate(torch.from_numpy(rgb).permute(2, 0, 1)[None].float(),
-                          (tile.rows * 16, tile.columns * 16), mode="bilinear")
+    plain = F.interpolate(
+        torch.from_numpy(rgb).permute(2, 0, 1)[None].float(), (tile.rows * 16, tile.columns * 16), mode="bilinear"
+    )
     worst = np.abs(whole(tile.patches, tile.rows) - plain[0].permute(1, 2, 0).numpy()).max()
     assert worst > 1
 
@@ -126,15 +150,28 @@ def test_a_digest_names_pixels_shape_and_settings() -> None:
     other = rgb.copy()
     other[3, 5, 1] ^= 1
     turned = rgb.reshape(60, 40, 3)
-    assert len({one, prepare(other, settings).digest, prepare(turned, settings).digest,
-                prepare(rgb, ImageSettings(thumbnail=False)).digest}) == 4
+    assert (
+        len(
+            {
+                one,
+                prepare(other, settings).digest,
+                prepare(turned, settings).digest,
+                prepare(rgb, ImageSettings(thumbnail=False)).digest,
+            }
+        )
+        == 4
+    )
 
 
 def test_a_picture_crosses_a_process_boundary() -> None:
     picture = prepare(drawn("photo", 1300, 900), ImageSettings())
     back = Picture.from_bytes(picture.to_bytes())
     assert (back.digest, back.text, back.width, back.height) == (
-        picture.digest, picture.text, picture.width, picture.height)
+        picture.digest,
+        picture.text,
+        picture.width,
+        picture.height,
+    )
     for ours, theirs in zip(picture.tiles, back.tiles, strict=True):
         assert (ours.rows, ours.columns) == (theirs.rows, theirs.columns)
         np.testing.assert_array_equal(ours.patches, theirs.patches)
@@ -145,8 +182,9 @@ def test_a_picture_crosses_a_process_boundary() -> None:
 
 def test_long_and_narrow_pictures_are_refused_or_fit() -> None:
     settings = ImageSettings()
-    with pytest.raises(RequestError, match="20,000 x 10 pixels, too long and narrow: it makes 2,860 patches, "
-                                           "and the model takes 1,024"):
+    with pytest.raises(
+        RequestError, match="20,000 x 10 pixels, too long and narrow: it makes 2,860 patches, and the model takes 1,024"
+    ):
         prepare(np.zeros((10, 20_000, 3), np.uint8), settings)
     for width, height in [(1, 1), (1, 500), (16_000, 40), (8_000, 30), (3, 16_000)]:
         tall, wide = resized(height, width, settings)

@@ -24,8 +24,21 @@ from weft.images.settings import ImageSettings, read_settings
 
 STORED = np.load(FILE)
 ROWS: list[dict[str, Any]] = json.loads(bytes(STORED["qwen_rows"]))
-TOWER = VisionTower(64, 2, 4, 64, 16, 256, 1e-6, "gelu_tanh", Projector(256, "gelu", True, False, 2), 400,
-                    kind="qwen3_5", frames=2, sections=(11, 11, 10))
+TOWER = VisionTower(
+    64,
+    2,
+    4,
+    64,
+    16,
+    256,
+    1e-6,
+    "gelu_tanh",
+    Projector(256, "gelu", True, False, 2),
+    400,
+    kind="qwen3_5",
+    frames=2,
+    sections=(11, 11, 10),
+)
 
 
 def settings_of(directory: Path, written: dict[str, Any]) -> ImageSettings:
@@ -59,10 +72,11 @@ def test_pixels_in_another_order_are_noticed(tmp_path: Path) -> None:
     assert worst_step(dataclasses.replace(picture, tiles=(turned,)), number) > 1
 
 
-@pytest.mark.parametrize(("kind", "width", "height"), [
-    *((kind, 1000, 400) for kind in KINDS), ("noise", 40, 30), ("photo", 300, 900), ("gradient", 2000, 1400)])
-def test_every_pixel_is_within_one_step_of_torchs_resize(kind: str, width: int, height: int,
-                                                         tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "width", "height"),
+    [*((kind, 1000, 400) for kind in KINDS), ("noise", 40, 30), ("photo", 300, 900), ("gradient", 2000, 1400)],
+)
+def test_every_pixel_is_within_one_step_of_torchs_resize(kind: str, width: int, height: int, tmp_path: Path) -> None:
     """Weights come from the sizes and roundings from what is shown: each size once, each kind at one size."""
     rgb = drawn(kind, width, height, seed=7)
     [tile] = prepare(rgb, settings_of(tmp_path, {})).tiles
@@ -87,11 +101,18 @@ def test_silence_means_what_the_releases_say(tmp_path: Path) -> None:
     assert own.digest() != settings.digest()
 
 
-@pytest.mark.parametrize(("written", "reason"), [
-    ({"patch_size": 14}, "patch_size is 14: config.json has 16"), ({"merge_size": 4}, "merge_size is 4"),
-    ({"temporal_patch_size": 1}, "temporal_patch_size is 1"), ({"do_resize": False}, "do_resize is False"),
-    ({"size": 7}, "size is 7: it must be an object"), ({"image_std": [1, 0, 1]}, "divided by it"),
-    ({"size": {"shortest_edge": 8192, "longest_edge": 4096}}, "the least first")])
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ({"patch_size": 14}, "patch_size is 14: config.json has 16"),
+        ({"merge_size": 4}, "merge_size is 4"),
+        ({"temporal_patch_size": 1}, "temporal_patch_size is 1"),
+        ({"do_resize": False}, "do_resize is False"),
+        ({"size": 7}, "size is 7: it must be an object"),
+        ({"image_std": [1, 0, 1]}, "divided by it"),
+        ({"size": {"shortest_edge": 8192, "longest_edge": 4096}}, "the least first"),
+    ],
+)
 def test_a_setting_that_is_not_served_is_named(tmp_path: Path, written: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match=f"preprocessor_config.json: .*{reason}"):
         settings_of(tmp_path, written)

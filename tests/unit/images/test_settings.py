@@ -25,29 +25,52 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_the_file_of_a_release_is_read(tmp_path: Path) -> None:
     write(tmp_path, "processor_config.json", {"processor_class": "Lfm2VlProcessor"})
-    write(tmp_path, "preprocessor_config.json", {
-        "image_processor_type": "Lfm2VlImageProcessorFast", "use_thumbnail": False, "max_tiles": 6,
-        "image_mean": [0.5, 0.4, 0.3], "image_std": 0.25, "resample": 3, "tile_size": 256, "size": None})
+    write(
+        tmp_path,
+        "preprocessor_config.json",
+        {
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "use_thumbnail": False,
+            "max_tiles": 6,
+            "image_mean": [0.5, 0.4, 0.3],
+            "image_std": 0.25,
+            "resample": 3,
+            "tile_size": 256,
+            "size": None,
+        },
+    )
     assert read_settings(tmp_path, TOWER) == ImageSettings(
-        thumbnail=False, max_tiles=6, mean=(0.5, 0.4, 0.3), std=(0.25, 0.25, 0.25), resample=3, tile_size=256)
+        thumbnail=False, max_tiles=6, mean=(0.5, 0.4, 0.3), std=(0.25, 0.25, 0.25), resample=3, tile_size=256
+    )
 
 
 def test_nested_settings_win(tmp_path: Path) -> None:
     write(tmp_path, "preprocessor_config.json", {"max_tiles": 6})
-    write(tmp_path, "processor_config.json", {"image_processor": {"max_tiles": 4, "do_normalize": False},
-                                              "use_image_special_tokens": False})
+    write(
+        tmp_path,
+        "processor_config.json",
+        {"image_processor": {"max_tiles": 4, "do_normalize": False}, "use_image_special_tokens": False},
+    )
     settings = read_settings(tmp_path, TOWER)
     assert (settings.max_tiles, settings.special_tokens) == (4, False)
     assert (settings.mean, settings.std) == ((0.0,) * 3, (1.0,) * 3)
 
 
-@pytest.mark.parametrize(("key", "value", "reason"), [
-    ("encoder_patch_size", 14, "the tower's patches have 16"), ("downsample_factor", 3, "config.json has 2"),
-    ("tile_size", 500, "a multiple of 32"), ("min_tiles", 11, "max_tiles is 10"),
-    ("resample", 5, "from 2 to 3"),
-    ("use_thumbnail", 1, "true or false"), ("image_std", [1, 0, 1], "divided by it"),
-    ("image_mean", [1, 2], "three numbers"), ("max_pixels_tolerance", "2", "a number above 0"),
-    ("min_image_tokens", 300, "max_image_tokens is 256")])
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("encoder_patch_size", 14, "the tower's patches have 16"),
+        ("downsample_factor", 3, "config.json has 2"),
+        ("tile_size", 500, "a multiple of 32"),
+        ("min_tiles", 11, "max_tiles is 10"),
+        ("resample", 5, "from 2 to 3"),
+        ("use_thumbnail", 1, "true or false"),
+        ("image_std", [1, 0, 1], "divided by it"),
+        ("image_mean", [1, 2], "three numbers"),
+        ("max_pixels_tolerance", "2", "a number above 0"),
+        ("min_image_tokens", 300, "max_image_tokens is 256"),
+    ],
+)
 def test_a_setting_that_is_not_served_is_named(tmp_path: Path, key: str, value: Any, reason: str) -> None:
     write(tmp_path, "preprocessor_config.json", {key: value})
     with pytest.raises(CheckpointError, match=f"preprocessor_config.json: {key} is .*{reason}"):
@@ -55,8 +78,13 @@ def test_a_setting_that_is_not_served_is_named(tmp_path: Path, key: str, value: 
 
 
 def test_each_setting_changes_the_digest() -> None:
-    settings = [ImageSettings(), ImageSettings(split=False), ImageSettings(max_tiles=9),
-                ImageSettings(resample=3), ImageSettings(mean=(0.5, 0.5, 0.4)),
-                ImageSettings(special_tokens=False)]
+    settings = [
+        ImageSettings(),
+        ImageSettings(split=False),
+        ImageSettings(max_tiles=9),
+        ImageSettings(resample=3),
+        ImageSettings(mean=(0.5, 0.5, 0.4)),
+        ImageSettings(special_tokens=False),
+    ]
     assert len({one.digest() for one in settings}) == len(settings)
     assert ImageSettings().digest() == ImageSettings().digest()

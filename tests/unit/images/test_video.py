@@ -34,8 +34,9 @@ FRAMES = [drawn("photo", 96, 64, seed=seed) for seed in range(40)]
 def start_of(directory: Path, written: dict[str, Any] | None = None, **limits: int) -> PictureStart:
     if written is not None:
         (directory / "video_preprocessor_config.json").write_text(json.dumps(written))
-    return PictureStart(read_settings(directory, TOWER), ImageLimits(**limits),
-                        read_video_settings(directory, TOWER_OF_VIDEOS))
+    return PictureStart(
+        read_settings(directory, TOWER), ImageLimits(**limits), read_video_settings(directory, TOWER_OF_VIDEOS)
+    )
 
 
 def settings_of(directory: Path, written: dict[str, Any]) -> VideoSettings:
@@ -76,12 +77,17 @@ def test_a_digest_is_of_all_frames_and_settings(tmp_path: Path) -> None:
     settings, seconds = settings_of(tmp_path, {}), [0.0, 0.5, 1.0]
 
     def digest(frames: list[Pixels], settings: VideoSettings = settings) -> bytes:
-        return prepare(frames, seconds[:len(frames)], settings).digest
+        return prepare(frames, seconds[: len(frames)], settings).digest
 
     other = [FRAMES[0], FRAMES[1], FRAMES[2].copy()]
     other[2][-1, -1, -1] ^= 1
-    variants = [digest(FRAMES[:3]), digest(FRAMES[:2]), digest(other), digest(FRAMES[2::-1]),
-                digest(FRAMES[:3], dataclasses.replace(settings, max_pixels=1 << 16))]
+    variants = [
+        digest(FRAMES[:3]),
+        digest(FRAMES[:2]),
+        digest(other),
+        digest(FRAMES[2::-1]),
+        digest(FRAMES[:3], dataclasses.replace(settings, max_pixels=1 << 16)),
+    ]
     assert len(set(variants)) == len(variants)
     assert digest(list(map(np.copy, FRAMES[:3]))) == variants[0]
     later = prepare(FRAMES[:3], [5.0, 6.0, 7.0], settings)
@@ -95,8 +101,11 @@ def test_a_list_of_frames_is_taken_whole(tmp_path: Path) -> None:
     video = read_video(files, Sampling(fps=4), start)
     assert video.kind == "video"
     assert [part for part in video.text if isinstance(part, str)] == [
-        "<0.1 seconds><|vision_start|>", "<|vision_end|><0.6 seconds><|vision_start|>",
-        "<|vision_end|><1.0 seconds><|vision_start|>", "<|vision_end|>"]
+        "<0.1 seconds><|vision_start|>",
+        "<|vision_end|><0.6 seconds><|vision_start|>",
+        "<|vision_end|><1.0 seconds><|vision_start|>",
+        "<|vision_end|>",
+    ]
     assert len(read_video(files, Sampling(), start).tiles) == 3
     texts = [base64.b64encode(encoded(frame)).decode() for frame in FRAMES[:5]]
     joined = read_video(f"data:video/jpeg;base64,{','.join(texts)}", Sampling(fps=4), start)
@@ -113,8 +122,9 @@ def test_a_list_of_frames_is_taken_whole(tmp_path: Path) -> None:
         read_video(files, Sampling(), start_of(tmp_path, video_frames=4))
 
 
-@pytest.mark.parametrize(("form", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"),
-                                             ("matroska", "mjpeg")])
+@pytest.mark.parametrize(
+    ("form", "codec"), [("mp4", "libx264"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("matroska", "mjpeg")]
+)
 def test_frames_of_a_file_are_near_those_that_were_filmed(form: str, codec: str, tmp_path: Path) -> None:
     start = start_of(tmp_path, {})
     assert start.videos is not None
@@ -125,8 +135,10 @@ def test_frames_of_a_file_are_near_those_that_were_filmed(form: str, codec: str,
     assert taken == [0, 8, 16, 23, 31, 39]
     whole = prepare([steady[at] for at in taken], [at / 20 for at in taken], start.videos)
     assert video.text == whole.text
-    gaps = [float(np.abs(one.patches.astype(int) - other.patches).mean())
-            for one, other in zip(video.tiles, whole.tiles, strict=True)]
+    gaps = [
+        float(np.abs(one.patches.astype(int) - other.patches).mean())
+        for one, other in zip(video.tiles, whole.tiles, strict=True)
+    ]
     assert max(gaps) < 8, "of 255: codecs lose some"
     assert float(np.abs(video.tiles[0].patches.astype(int) - whole.tiles[-1].patches).mean()) > 16
     again = read_video(filmed(steady, form, codec, fps=20), Sampling(fps=3), start)
@@ -145,34 +157,40 @@ def test_frames_of_a_file_are_those_that_transformers_reads(tmp_path: Path) -> N
 def test_a_film_that_is_cut_short_is_read_by_the_frames_that_it_has(tmp_path: Path) -> None:
     data = filmed(FRAMES, "avi", "mpeg4", fps=20)
     index = data.rindex(b"idx1")
-    cut = data[:index // 2]
+    cut = data[: index // 2]
     video = read_video(cut, Sampling(), start_of(tmp_path, {}))
     assert 2 <= len(video.tiles) * 2 <= 40
 
 
 def test_a_phone_that_was_held_upright_films_upright(tmp_path: Path) -> None:
-    video = read_video(filmed(FRAMES[:8], "mp4", "libx264", fps=4, rotation=90), Sampling(),
-                       start_of(tmp_path, {}))
+    video = read_video(filmed(FRAMES[:8], "mp4", "libx264", fps=4, rotation=90), Sampling(), start_of(tmp_path, {}))
     assert (video.width, video.height) == (64, 96)
 
 
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
 
 
-@pytest.mark.parametrize(("data", "limits", "words"), [
-    (PLAYLIST, {}, "no known format; MP4, MOV, WebM"), (b"ffconcat version 1.0\nfile /etc/passwd\n", {},
-                                                        "no known format"),
-    (b"\x00\x00\x00\x20ftypisom" + PLAYLIST, {}, "cannot be decoded"), (b"", {}, "no known format"),
-    (encoded(FRAMES[0]), {}, "no known format"),
-    (filmed(FRAMES[:8], fps=4), {"video_bytes": 999}, r"the limit is .* \(limits.video_bytes\)"),
-    (filmed(FRAMES[:8], fps=4), {"image_side": 90}, r"the video is 96 x 64 pixels; .* \(limits.image_side\)"),
-    (filmed(FRAMES[:8], fps=4), {"image_pixels": 999}, r"\(limits.image_pixels\)"),
-    (filmed(FRAMES[:8], fps=1), {"video_frames": 3},
-     r"4 frames of the video would be read; the limit is 3 \(limits.video_frames\): lower fps or max_frames"),
-    (filmed(FRAMES[:8], "mp4", "libx264rgb", fps=4)[:400], {}, "cannot be decoded"),
-    (filmed(FRAMES[:8], "avi", "ffv1", fps=4), {}, "cannot be decoded")])
-def test_a_file_that_is_not_read_is_one_line(data: bytes, limits: dict[str, int], words: str,
-                                             tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "limits", "words"),
+    [
+        (PLAYLIST, {}, "no known format; MP4, MOV, WebM"),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", {}, "no known format"),
+        (b"\x00\x00\x00\x20ftypisom" + PLAYLIST, {}, "cannot be decoded"),
+        (b"", {}, "no known format"),
+        (encoded(FRAMES[0]), {}, "no known format"),
+        (filmed(FRAMES[:8], fps=4), {"video_bytes": 999}, r"the limit is .* \(limits.video_bytes\)"),
+        (filmed(FRAMES[:8], fps=4), {"image_side": 90}, r"the video is 96 x 64 pixels; .* \(limits.image_side\)"),
+        (filmed(FRAMES[:8], fps=4), {"image_pixels": 999}, r"\(limits.image_pixels\)"),
+        (
+            filmed(FRAMES[:8], fps=1),
+            {"video_frames": 3},
+            r"4 frames of the video would be read; the limit is 3 \(limits.video_frames\): lower fps or max_frames",
+        ),
+        (filmed(FRAMES[:8], "mp4", "libx264rgb", fps=4)[:400], {}, "cannot be decoded"),
+        (filmed(FRAMES[:8], "avi", "ffv1", fps=4), {}, "cannot be decoded"),
+    ],
+)
+def test_a_file_that_is_not_read_is_one_line(data: bytes, limits: dict[str, int], words: str, tmp_path: Path) -> None:
     """The decoder of the last one is no common one: what strangers send reaches few."""
     with pytest.raises(RequestError, match=words) as caught:
         read_video(data, Sampling(max_frames=4), start_of(tmp_path, {}, **limits))
@@ -206,19 +224,27 @@ def test_silence_means_what_the_library_says(tmp_path: Path) -> None:
     assert settings_of(tmp_path, {}) == VideoSettings()
     assert read_video_settings(tmp_path, TOWER) is None
     (tmp_path / "video_preprocessor_config.json").unlink()
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(
-        {"size": {"shortest_edge": 4096, "longest_edge": 8192}}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"size": {"shortest_edge": 4096, "longest_edge": 8192}})
+    )
     found = read_video_settings(tmp_path, TOWER_OF_VIDEOS)
     assert found == VideoSettings(min_pixels=4096, max_pixels=8192), "that of pictures stands in"
     (tmp_path / "processor_config.json").write_text(json.dumps({"video_processor": {"fps": 3.5}}))
     assert read_video_settings(tmp_path, TOWER_OF_VIDEOS) == VideoSettings(fps=3.5)
 
 
-@pytest.mark.parametrize(("written", "reason"), [
-    ({"patch_size": 14}, "patch_size is 14: config.json has 16"), ({"fps": 0}, "fps is 0: it must be a num"),
-    ({"temporal_patch_size": 1}, "temporal_patch_size is 1"), ({"do_resize": False}, "do_resize is False"),
-    ({"image_mean": [0.4, 0.5, 0.5]}, "pictures have"), ({"min_frames": "4"}, "a whole number"),
-    ({"size": {"shortest_edge": 8192, "longest_edge": 4096}}, "the least first")])
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ({"patch_size": 14}, "patch_size is 14: config.json has 16"),
+        ({"fps": 0}, "fps is 0: it must be a num"),
+        ({"temporal_patch_size": 1}, "temporal_patch_size is 1"),
+        ({"do_resize": False}, "do_resize is False"),
+        ({"image_mean": [0.4, 0.5, 0.5]}, "pictures have"),
+        ({"min_frames": "4"}, "a whole number"),
+        ({"size": {"shortest_edge": 8192, "longest_edge": 4096}}, "the least first"),
+    ],
+)
 def test_a_setting_that_is_not_served_is_named(tmp_path: Path, written: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match=f"video_preprocessor_config.json: .*{reason}"):
         settings_of(tmp_path, written)

@@ -35,7 +35,8 @@ EVERY_KIND = ArenaWork(
     slot_copies=(SlotCopy(SlotId(1), SlotId(4)), SlotCopy(SlotId(2), SlotId(5))),
     page_copies=(PageCopy(PAGES[0], PAGES[5]),),
     page_stores=(PageTransfer(BufferId(8), 0, PAGES[3:5]), PageTransfer(BufferId(9), 4, PAGES[:1])),
-    state_stores=(StateTransfer(BufferId(8), SlotId(3)),))
+    state_stores=(StateTransfer(BufferId(8), SlotId(3)),),
+)
 
 
 def test_every_kind_comes_once_and_in_the_order_of_the_fields() -> None:

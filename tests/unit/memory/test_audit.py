@@ -357,8 +357,7 @@ def test_the_audit_sees(corrupt: Callable[[MemoryState], None], complaint: str) 
         memory.audit()
 
 
-@pytest.mark.parametrize(("corrupt", "complaint"), CACHE_CORRUPTIONS,
-                         ids=[c.__name__ for c, _ in CACHE_CORRUPTIONS])
+@pytest.mark.parametrize(("corrupt", "complaint"), CACHE_CORRUPTIONS, ids=[c.__name__ for c, _ in CACHE_CORRUPTIONS])
 def test_the_audit_sees_in_the_cache(corrupt: Callable[[MemoryState], None], complaint: str) -> None:
     memory = cached()
     corrupt(memory._state)
@@ -367,8 +366,7 @@ def test_the_audit_sees_in_the_cache(corrupt: Callable[[MemoryState], None], com
 
 
 @pytest.mark.parametrize("corrupt", [an_owner_of_a_free_page, a_page_free_twice])
-def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(
-        corrupt: Callable[[MemoryState], None]) -> None:
+def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(corrupt: Callable[[MemoryState], None]) -> None:
     """Asserts in pairs: a commit that would give a held page to a second owner stops itself."""
     memory = small_memory(4, 0, 6)
     open_now(memory, (1, 16))

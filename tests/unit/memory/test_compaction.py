@@ -59,10 +59,10 @@ def test_pages_that_lie_apart_make_a_frame_for_a_slot() -> None:
     assert len(moved.moves.pages) == 2, "the emptiest frame has no more"
     after = memory.lease(ONE).pages
     assert {(before[at], after[at]) for at in range(8) if before[at] != after[at]} == {
-        (copy.src, copy.dst) for copy in moved.moves.pages}
+        (copy.src, copy.dst) for copy in moved.moves.pages
+    }
     assert moved.arena_work.page_copies == moved.moves.pages, "the executor is told"
-    patched = {patch.first_index + at: page for patch in moved.table_patches
-               for at, page in enumerate(patch.pages)}
+    patched = {patch.first_index + at: page for patch in moved.table_patches for at, page in enumerate(patch.pages)}
     assert patched == {at: after[at] for at in range(8) if before[at] != after[at]}
     assert [patch.seq for patch in moved.table_patches] == [ONE] * len(moved.table_patches)
     [frame] = opened.arena_work.zero_frames
@@ -86,7 +86,8 @@ def test_slots_that_lie_apart_make_a_frame_for_pages() -> None:
     left = {copy.src: copy.dst for copy in moved.moves.slots}
     assert len(left) == 2
     assert {patch.seq: patch.slot for patch in moved.moves.slot_patches} == {
-        seq: left[slot] for seq, slot in slots.items() if slot in left}
+        seq: left[slot] for seq, slot in slots.items() if slot in left
+    }
     assert all(memory.lease(SeqId(seq)).slot == left.get(slot, slot) for seq, slot in slots.items())
     in_one(memory, lambda transaction: transaction.extend(SeqId(0), 16 * 6))
     assert len(memory.lease(SeqId(0)).pages) == 6
@@ -110,12 +111,12 @@ def test_a_slot_that_moved_has_another_epoch() -> None:
 def read_by_two() -> Memory:
     """Frames of 2. A cached page lies alone with a hole; sequences 2 and 3 read it and two more."""
     memory = small_memory(2, 2, 16, cache=True)
-    open_now(memory, (1, 16))                                            # 1 .
-    in_one(memory, opening(memory, FIVE, tokens_of(1, 2, 3)))            # 1 a   b c
+    open_now(memory, (1, 16))  # 1 .
+    in_one(memory, opening(memory, FIVE, tokens_of(1, 2, 3)))  # 1 a   b c
     in_one(memory, lambda transaction: transaction.close(FIVE, keep=tokens_of(1, 2, 3)))
     in_one(memory, *(opening(memory, seq, tokens_of(1, 2, 3, seq)) for seq in (TWO, THREE)))
-    open_now(memory, (4, 16))                                            # 1 a   b c   2 3   4 .
-    close_now(memory, 1)                                                 # . a   b c   2 3   4 .
+    open_now(memory, (4, 16))  # 1 a   b c   2 3   4 .
+    close_now(memory, 1)  # . a   b c   2 3   4 .
     return memory
 
 
@@ -126,7 +127,9 @@ def test_every_reader_of_a_page_that_moves_is_told() -> None:
     [copy] = reservation.moves.pages
     assert copy.src == before
     assert {(patch.seq, patch.first_index, patch.pages) for patch in reservation.table_patches} == {
-        (TWO, 0, (copy.dst,)), (THREE, 0, (copy.dst,))}
+        (TWO, 0, (copy.dst,)),
+        (THREE, 0, (copy.dst,)),
+    }
     assert memory.lease(TWO).pages[0] == memory.lease(THREE).pages[0] == copy.dst
     assert hit(memory, tokens_of(1, 2, 3, 4)) == 48, "and the cache finds it where it is now"
 

@@ -45,13 +45,16 @@ def test_a_dropped_transaction_changes_nothing() -> None:
     memory.audit()
 
 
-@pytest.mark.parametrize("verb", [
-    lambda transaction, memory: open_in(transaction, memory, NEW, 1),
-    lambda transaction, memory: transaction.extend(ONE, 49),
-    lambda transaction, memory: transaction.close(TWO),
-], ids=["open", "extend", "close"])
-def test_the_picture_shows_each_verb_once_it_is_committed(
-        verb: Callable[[Transaction, Memory], object]) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda transaction, memory: open_in(transaction, memory, NEW, 1),
+        lambda transaction, memory: transaction.extend(ONE, 49),
+        lambda transaction, memory: transaction.close(TWO),
+    ],
+    ids=["open", "extend", "close"],
+)
+def test_the_picture_shows_each_verb_once_it_is_committed(verb: Callable[[Transaction, Memory], object]) -> None:
     """The negative control of "changes nothing": what is compared can see every change."""
     memory = lived_in()
     before = picture(memory)
@@ -113,8 +116,13 @@ def test_a_transaction_is_caught_when_another_was_committed_meanwhile() -> None:
     stale = memory.transaction()
     assert stale.extend(ONE, 49)
     close_now(memory, 2)
-    for use in (lambda: stale.extend(ONE, 1), lambda: open_in(stale, memory, NEW, 1),
-                lambda: stale.close(ONE), lambda: stale.slot_of(ONE), stale.seal):
+    for use in (
+        lambda: stale.extend(ONE, 1),
+        lambda: open_in(stale, memory, NEW, 1),
+        lambda: stale.close(ONE),
+        lambda: stale.slot_of(ONE),
+        stale.seal,
+    ):
         with pytest.raises(AssertionError, match="a transaction of version 3 was used on version 4"):
             use()
 
@@ -222,8 +230,7 @@ def test_misuse_is_caught() -> None:
     with pytest.raises(AssertionError, match="sequence 9 has no lease"):
         transaction.extend(SeqId(9), 1)
     transaction.close(TWO)
-    for use in (lambda: transaction.close(TWO), lambda: transaction.extend(TWO, 1),
-                lambda: transaction.slot_of(TWO)):
+    for use in (lambda: transaction.close(TWO), lambda: transaction.extend(TWO, 1), lambda: transaction.slot_of(TWO)):
         with pytest.raises(AssertionError, match="sequence 2 was closed in this transaction"):
             use()
 
@@ -291,7 +298,7 @@ def test_nothing_matches_while_nothing_is_kept() -> None:
 
 
 def test_every_byte_is_accounted_for() -> None:
-    memory = small_memory(4, 2, 5)          # P = 512, S' = 1024, F = 2048
+    memory = small_memory(4, 2, 5)  # P = 512, S' = 1024, F = 2048
     open_now(memory, (1, 40), (2, 17), (3, 1))
     usage = memory.usage()
     assert usage.arena_bytes == 5 * 2048

@@ -8,14 +8,23 @@ Config = dict[str, Any]
 
 _ROPES = {
     "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
-    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}}
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
 
 GEMMA_3_4B: Config = {
-    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "model_type": "gemma3",
+    "torch_dtype": "bfloat16",
     "text_config": {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
-        "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024, "vocab_size": 262208}}
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+        "vocab_size": 262208,
+    },
+}
 
 GEMMA_4_E2B: Config = {
     "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
@@ -59,10 +68,15 @@ def with_text(config: Config, **changes: Any) -> Config:
 
 
 GEMMA_RELEASES: dict[str, Config] = {
-    "gemma3": GEMMA_3_4B, "gemma4": GEMMA_4_E2B, "gemma4_moe": GEMMA_4_26B_A4B,
-    "recurrent_gemma": RECURRENT_GEMMA_2B}
+    "gemma3": GEMMA_3_4B,
+    "gemma4": GEMMA_4_E2B,
+    "gemma4_moe": GEMMA_4_26B_A4B,
+    "recurrent_gemma": RECURRENT_GEMMA_2B,
+}
 SMALLER_GEMMA: dict[str, Config] = {
-    "gemma3": with_text(GEMMA_3_4B, num_hidden_layers=6), "gemma4": GEMMA_4_E2B,
+    "gemma3": with_text(GEMMA_3_4B, num_hidden_layers=6),
+    "gemma4": GEMMA_4_E2B,
     "gemma4_moe": with_text(GEMMA_4_26B_A4B, num_hidden_layers=6, num_experts=8),
-    "recurrent_gemma": {"num_hidden_layers": 3}}
+    "recurrent_gemma": {"num_hidden_layers": 3},
+}
 """As many layers as show each kind: names repeat after that."""

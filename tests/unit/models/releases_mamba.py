@@ -147,19 +147,39 @@ XLSTM_7B: Config = {
     "vocab_size": 50304, "weight_mode": "single"}  # fmt: skip
 
 MAMBA_RELEASES: dict[str, Config] = {
-    "mamba": MAMBA_2_8B, "falcon_mamba": FALCON_MAMBA_7B, "mamba2": MAMBA_CODESTRAL_7B, "bamba": BAMBA_9B,
-    "falcon_h1": FALCON_H1_0_5B, "nemotron_h": NEMOTRON_H_8B, "jamba": JAMBA_1_5_MINI, "zamba": ZAMBA_7B,
-    "zamba2": ZAMBA2_2_7B, "xlstm": XLSTM_7B, "rwkv7": RWKV7_2_9B}
+    "mamba": MAMBA_2_8B,
+    "falcon_mamba": FALCON_MAMBA_7B,
+    "mamba2": MAMBA_CODESTRAL_7B,
+    "bamba": BAMBA_9B,
+    "falcon_h1": FALCON_H1_0_5B,
+    "nemotron_h": NEMOTRON_H_8B,
+    "jamba": JAMBA_1_5_MINI,
+    "zamba": ZAMBA_7B,
+    "zamba2": ZAMBA2_2_7B,
+    "xlstm": XLSTM_7B,
+    "rwkv7": RWKV7_2_9B,
+}
 """One of each family."""
 
-SMALLER_MAMBA: dict[str, Config] = {      # as many layers as show each kind: names repeat after that
-    "mamba": {"num_hidden_layers": 2}, "falcon_mamba": {"num_hidden_layers": 2},
-    "mamba2": {"num_hidden_layers": 2}, "bamba": {"num_hidden_layers": 10},
+SMALLER_MAMBA: dict[str, Config] = {  # as many layers as show each kind: names repeat after that
+    "mamba": {"num_hidden_layers": 2},
+    "falcon_mamba": {"num_hidden_layers": 2},
+    "mamba2": {"num_hidden_layers": 2},
+    "bamba": {"num_hidden_layers": 10},
     "falcon_h1": {"num_hidden_layers": 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
-    "jamba": {"num_hidden_layers": 6}, "rwkv7": {"num_hidden_layers": 2},
-    "xlstm": {"num_blocks": 2, "chunkwise_kernel": "chunkwise--native_autograd",   # as without its package
-              "sequence_kernel": "native_sequence__native", "step_kernel": "native"},
+    "jamba": {"num_hidden_layers": 6},
+    "rwkv7": {"num_hidden_layers": 2},
+    "xlstm": {
+        "num_blocks": 2,
+        "chunkwise_kernel": "chunkwise--native_autograd",  # as without its package
+        "sequence_kernel": "native_sequence__native",
+        "step_kernel": "native",
+    },
     "zamba": {"num_hidden_layers": 8, "layers_block_type": ZAMBA_7B["layers_block_type"][:8]},
-    "zamba2": {"num_hidden_layers": 20, "hybrid_layer_ids": [6, 12, 18],
-               "layers_block_type": ZAMBA2_2_7B["layers_block_type"][:20]}}
+    "zamba2": {
+        "num_hidden_layers": 20,
+        "hybrid_layer_ids": [6, 12, 18],
+        "layers_block_type": ZAMBA2_2_7B["layers_block_type"][:20],
+    },
+}

@@ -13,13 +13,24 @@ from weft.models.loading import load_model
 FORMS = more_forms()
 
 
-@pytest.mark.parametrize(("family", "form", "held"), [
-    ("qwen3_5", "fp8", "fp8"), ("qwen3_5", "fp8_modelopt", "fp8"), ("qwen3_5", "mxfp8", "fp8"),
-    ("qwen3_5", "nf4_plain", "nf4"), ("qwen3_5", "fp4", "fp4"), ("lfm2", "nf4", "nf4"),
-    ("granite", "fp8_quark", "fp8"), ("qwen3_next", "fp8_torchao", "fp8"),
-    ("qwen3_next", "nf4_plain", "nf4"), ("falcon_h1", "nf4_plain", "nf4")])
+@pytest.mark.parametrize(
+    ("family", "form", "held"),
+    [
+        ("qwen3_5", "fp8", "fp8"),
+        ("qwen3_5", "fp8_modelopt", "fp8"),
+        ("qwen3_5", "mxfp8", "fp8"),
+        ("qwen3_5", "nf4_plain", "nf4"),
+        ("qwen3_5", "fp4", "fp4"),
+        ("lfm2", "nf4", "nf4"),
+        ("granite", "fp8_quark", "fp8"),
+        ("qwen3_next", "fp8_torchao", "fp8"),
+        ("qwen3_next", "nf4_plain", "nf4"),
+        ("falcon_h1", "nf4_plain", "nf4"),
+    ],
+)
 def test_a_bfloat16_model_keeps_its_codes_and_has_the_widened_models_logits(
-        family: str, form: str, held: str, tmp_path: Path) -> None:
+    family: str, form: str, held: str, tmp_path: Path
+) -> None:
     quantised, plain = pack(family, FORMS[form], tmp_path)
     loaded, widened = (load_model(path, "bfloat16") for path in (quantised, plain))
     assert held in loaded.weights_form
@@ -27,8 +38,8 @@ def test_a_bfloat16_model_keeps_its_codes_and_has_the_widened_models_logits(
     size = (quantised / "model.safetensors").stat().st_size
     assert loaded.weights_bytes < (1.03 if form != "nf4" else 1.1) * size
     found, truth = logits(loaded), logits(widened)
-    words = form in ("nf4", "nf4_plain", "fp4", "fp8_quark")    # four sums for each row of a matrix
-    if words or family == "qwen3_next":    # small experts are multiplied by torch
+    words = form in ("nf4", "nf4_plain", "fp4", "fp8_quark")  # four sums for each row of a matrix
+    if words or family == "qwen3_next":  # small experts are multiplied by torch
         torch.testing.assert_close(found, truth, rtol=0.03, atol=0.03 * float(truth.abs().max()))
     else:
         assert torch.equal(found, truth)

@@ -28,7 +28,7 @@ def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int,
     weight = torch.randn((ROWS, WIDTH), generator=generator).to(dtype)
     embedding = Embedding(in_tiles(weight) if tiled else weight)
     tokens = torch.empty(count, dtype=torch.int64)
-    for _ in range(3):   # the same tensor asks with other tokens
+    for _ in range(3):  # the same tensor asks with other tokens
         tokens.copy_(torch.randint(0, ROWS, (count,), generator=generator))
         assert torch.equal(embedding.rows_at(tokens), weight[tokens])
     other = torch.randint(0, ROWS, (count,), generator=generator)
@@ -40,13 +40,13 @@ def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int,
 @pytest.mark.parametrize("count", [1, 5, 300])
 def test_rows_of_a_twelve_bit_table_are_those_of_the_table_bit_for_bit(count: int) -> None:
     if native.MISSING is not None:
-        return      # no weight is in 12 bits without the kernels
+        return  # no weight is in 12 bits without the kernels
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn((ROWS, WIDTH), generator=generator).bfloat16()
     made = to_twelve_bit((rows_of(weight),))
     assert made is not None
     embedding, tokens = Embedding(made), torch.empty(count, dtype=torch.int64)
-    for _ in range(3):   # the same tensor asks with other tokens
+    for _ in range(3):  # the same tensor asks with other tokens
         tokens.copy_(torch.randint(0, ROWS, (count,), generator=generator))
         assert torch.equal(embedding.rows_at(tokens), weight[tokens])
     with pytest.raises(IndexError):

@@ -85,8 +85,13 @@ QWEN3_8B: Config = {
     "transformers_version": "4.51.0", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
 
-RELEASES = {"qwen3_next": QWEN3_NEXT_80B, "qwen3_5": QWEN3_5_27B, "lfm2": LFM2_1_2B,
-            "granite_hybrid": GRANITE_4_H_SMALL, "qwen3": QWEN3_8B}
+RELEASES = {
+    "qwen3_next": QWEN3_NEXT_80B,
+    "qwen3_5": QWEN3_5_27B,
+    "lfm2": LFM2_1_2B,
+    "granite_hybrid": GRANITE_4_H_SMALL,
+    "qwen3": QWEN3_8B,
+}
 
 
 def changed(config: Config, **changes: Any) -> Config:
@@ -150,8 +155,10 @@ def test_qwen3_is_read_as_released() -> None:
 
 
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
-    sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
-             for name, spec in ((name, read_spec(config)) for name, config in RELEASES.items())}
+    sizes = {
+        name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
+        for name, spec in ((name, read_spec(config)) for name, config in RELEASES.items())
+    }
     assert sizes["qwen3_next"] == (24576, 36 * (32 * 128 * 128 * 4 + 8192 * 3 * 2))
     assert sizes["lfm2"] == (12288, 10 * 2048 * 2 * 2)
     assert sizes["granite_hybrid"] == (16384, 36 * (128 * 64 * 128 * 4 + (8192 + 256) * 3 * 2))
@@ -162,16 +169,19 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
 def test_the_new_spelling_of_rotary_settings_means_the_same(name: str) -> None:
     config = copy.deepcopy(RELEASES[name])
     inner = config.get("text_config", config)
-    if "rope_theta" in inner:       # old -> new
+    if "rope_theta" in inner:  # old -> new
         moved = {"rope_type": "default", "rope_theta": inner.pop("rope_theta")}
         inner.pop("rope_scaling", None)
         if "partial_rotary_factor" in inner:
             moved["partial_rotary_factor"] = inner.pop("partial_rotary_factor")
         inner["rope_parameters"] = moved
-    else:                           # new -> old
+    else:  # new -> old
         stated = inner.pop("rope_parameters")
-        inner |= {"rope_theta": stated["rope_theta"], "rope_scaling": None,
-                  "partial_rotary_factor": stated["partial_rotary_factor"]}
+        inner |= {
+            "rope_theta": stated["rope_theta"],
+            "rope_scaling": None,
+            "partial_rotary_factor": stated["partial_rotary_factor"],
+        }
     assert read_architecture(config) == read_architecture(RELEASES[name])
 
 
@@ -179,8 +189,9 @@ def test_the_new_spelling_of_rotary_settings_means_the_same(name: str) -> None:
 @pytest.mark.parametrize("key", ["layer_types", "layers_block_type"])
 def test_layer_kinds_mean_the_same_under_each_name(key: str, kinds: tuple[str, str]) -> None:
     listed = [kinds[i in (5, 15, 25, 35)] for i in range(40)]
-    assert read_architecture(changed(GRANITE_4_H_SMALL, layer_types=None) | {key: listed}) \
-        == read_architecture(GRANITE_4_H_SMALL)
+    assert read_architecture(changed(GRANITE_4_H_SMALL, layer_types=None) | {key: listed}) == read_architecture(
+        GRANITE_4_H_SMALL
+    )
 
 
 def test_full_attn_idxs_and_layer_types_mean_the_same() -> None:
@@ -198,45 +209,47 @@ def test_dtype_is_read_under_both_names_and_may_be_absent() -> None:
 
 @pytest.mark.parametrize("infinity", [float("inf"), "Infinity", {"__float__": "Infinity"}])
 def test_an_infinite_time_step_limit_is_read_in_each_spelling(infinity: object) -> None:
-    assert read_architecture(changed(GRANITE_4_H_SMALL, time_step_limit=[0.0, infinity])) \
-        == read_architecture(GRANITE_4_H_SMALL)
+    assert read_architecture(changed(GRANITE_4_H_SMALL, time_step_limit=[0.0, infinity])) == read_architecture(
+        GRANITE_4_H_SMALL
+    )
 
 
-@pytest.mark.parametrize("scaling", [
-    {"type": "linear", "factor": 2.0},
-    {"rope_type": "linear", "factor": 2.0},
-])
+@pytest.mark.parametrize("scaling", [{"type": "linear", "factor": 2.0}, {"rope_type": "linear", "factor": 2.0}])
 def test_old_and_new_scaling_keys_mean_the_same(scaling: Config) -> None:
     rope = read_architecture(changed(QWEN3_8B, rope_scaling=scaling)).mixers[0].rope  # type: ignore[union-attr]
     assert rope == Rope(1e6, 128, "linear", 2.0, 40960)
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), [
-    ("qwen3", {"hidden_size": None}, ["hidden_size", "missing"]),
-    ("qwen3", {"num_hidden_layers": "36"}, ["num_hidden_layers", "'36'"]),
-    ("qwen3", {"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
-    ("qwen3", {"num_key_value_heads": 5}, ["num_key_value_heads", "5", "32"]),
-    ("qwen3", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ["rope_type", "longrope", "yarn"]),
-    ("qwen3", {"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
-    ("qwen3", {"layer_types": ["sliding_attention"] * 36}, ["layer_types", "sliding_attention"]),
-    ("qwen3", {"layer_types": ["full_attention"] * 35}, ["layer_types", "36"]),
-    ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
-    ("qwen3", {"torch_dtype": "float8_e4m3fn"}, ["torch_dtype", "float8_e4m3fn", "bfloat16"]),
-    ("qwen3", {"quantization_config": {"quant_method": "hqq"}}, ["quantization_config", "hqq", "gptq"]),
-    ("qwen3_next", {"num_experts_per_tok": 600}, ["num_experts_per_tok", "600", "512"]),
-    ("qwen3_next", {"linear_num_value_heads": 24}, ["linear_num_value_heads", "24", "16"]),
-    ("granite_hybrid", {"mamba_n_heads": 96}, ["mamba_n_heads", "96", "8192"]),
-    ("granite_hybrid", {"position_embedding_type": "alibi"}, ["position_embedding_type", "alibi"]),
-    ("granite_hybrid", {"time_step_limit": "wide"}, ["time_step_limit", "wide"]),
-])
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("qwen3", {"hidden_size": None}, ["hidden_size", "missing"]),
+        ("qwen3", {"num_hidden_layers": "36"}, ["num_hidden_layers", "'36'"]),
+        ("qwen3", {"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
+        ("qwen3", {"num_key_value_heads": 5}, ["num_key_value_heads", "5", "32"]),
+        ("qwen3", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ["rope_type", "longrope", "yarn"]),
+        ("qwen3", {"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 36}, ["layer_types", "sliding_attention"]),
+        ("qwen3", {"layer_types": ["full_attention"] * 35}, ["layer_types", "36"]),
+        ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ("qwen3", {"torch_dtype": "float8_e4m3fn"}, ["torch_dtype", "float8_e4m3fn", "bfloat16"]),
+        ("qwen3", {"quantization_config": {"quant_method": "hqq"}}, ["quantization_config", "hqq", "gptq"]),
+        ("qwen3_next", {"num_experts_per_tok": 600}, ["num_experts_per_tok", "600", "512"]),
+        ("qwen3_next", {"linear_num_value_heads": 24}, ["linear_num_value_heads", "24", "16"]),
+        ("granite_hybrid", {"mamba_n_heads": 96}, ["mamba_n_heads", "96", "8192"]),
+        ("granite_hybrid", {"position_embedding_type": "alibi"}, ["position_embedding_type", "alibi"]),
+        ("granite_hybrid", {"time_step_limit": "wide"}, ["time_step_limit", "wide"]),
+    ],
+)
 def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, words: list[str]) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_spec(changed(RELEASES[name], **changes))
     assert all(word in caught.value.message for word in ["config.json", *words])
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
-                                    {"model_type": ["qwen3"]}])
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, {"model_type": ["qwen3"]}]
+)
 def test_an_unknown_architecture_is_named_beside_those_that_are_served(config: Config) -> None:
     with pytest.raises(UnknownArchitectureError) as caught:
         read_spec(config)
@@ -245,12 +258,20 @@ def test_an_unknown_architecture_is_named_beside_those_that_are_served(config: C
 
 
 def test_of_a_family_that_is_not_served_the_nearest_and_what_is_missing_are_named() -> None:
-    newer = changed(RELEASES["qwen3_next"], model_type="qwen9_next", dreams_per_layer=3, hidden_act="gelu",
-                    layer_types=["dream"] * 48, router_aux_loss_coef=0.1)
+    newer = changed(
+        RELEASES["qwen3_next"],
+        model_type="qwen9_next",
+        dreams_per_layer=3,
+        hidden_act="gelu",
+        layer_types=["dream"] * 48,
+        router_aux_loss_coef=0.1,
+    )
     with pytest.raises(UnknownArchitectureError) as caught:
         read_spec(newer)
-    assert ("by its keys the nearest is qwen3_next, which does not serve dreams_per_layer, hidden_act, "
-            "intermediate_size, layer_types; weft serves") in caught.value.message
+    assert (
+        "by its keys the nearest is qwen3_next, which does not serve dreams_per_layer, hidden_act, "
+        "intermediate_size, layer_types; weft serves"
+    ) in caught.value.message
     with pytest.raises(UnknownArchitectureError) as caught:
         read_spec({"model_type": "x", "hidden_size": [], "num_hidden_layers": {}, "layer_types": 3, "a": 1})
     assert "does not serve a, hidden_size" in caught.value.message

@@ -46,11 +46,25 @@ LLAMA_3_1_8B: Config = {
 }  # fmt: skip
 
 MISTRAL_7B: Config = {
-    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
-    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
-    "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000}
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
 
 QWEN3_30B_A3B: Config = {
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1,
@@ -344,8 +358,7 @@ def test_llama_is_read_as_released() -> None:
 
 
 def test_mistral_has_its_window_unless_it_says_null_or_no_text_is_longer() -> None:
-    assert read_architecture(MISTRAL_7B).mixers[0] == Attention(32, 8, 128, 128**-0.5, Rope(1e4, 128),
-                                                                window=4096)
+    assert read_architecture(MISTRAL_7B).mixers[0] == Attention(32, 8, 128, 128**-0.5, Rope(1e4, 128), window=4096)
     absent = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
     assert read_architecture(absent) == read_architecture(MISTRAL_7B)
     for config in (MISTRAL_7B | {"sliding_window": None}, MISTRAL_7B | {"sliding_window": 32768}):
@@ -380,9 +393,12 @@ def test_olmo3_scales_the_rotary_of_its_full_layers_only() -> None:
     assert isinstance(full, Attention)
     assert full.window is None
     assert full.rope == Rope(5e5, 128, "yarn", 8.0, 8192, attention_factor=1.2079441541679836)
-    nested = changed(OLMO_3_7B, rope_scaling=None, rope_theta=None) | {"rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 500000},
-        "full_attention": OLMO_3_7B["rope_scaling"] | {"rope_theta": 500000}}}
+    nested = changed(OLMO_3_7B, rope_scaling=None, rope_theta=None) | {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000},
+            "full_attention": OLMO_3_7B["rope_scaling"] | {"rope_theta": 500000},
+        }
+    }
     assert read_architecture(nested) == model
 
 
@@ -390,8 +406,15 @@ def test_olmo_hybrid_is_read_as_released() -> None:
     model = read_architecture(OLMO_HYBRID_7B)
     assert model.mixers[0] == GatedDelta(30, 30, 96, 192, 4, beta_scale=2.0)
     assert model.mixers[3] == Attention(30, 30, 128, 128**-0.5, None, qk_norm=True, norm_whole=True)
-    short = changed(OLMO_HYBRID_7B, layer_types=None, linear_num_key_heads=None, linear_num_value_heads=None,
-                    linear_key_head_dim=None, linear_value_head_dim=None, num_key_value_heads=None)
+    short = changed(
+        OLMO_HYBRID_7B,
+        layer_types=None,
+        linear_num_key_heads=None,
+        linear_num_value_heads=None,
+        linear_key_head_dim=None,
+        linear_value_head_dim=None,
+        num_key_value_heads=None,
+    )
     assert read_architecture(short) == model
     rotary = read_architecture(changed(OLMO_HYBRID_7B, rope_parameters=None)).mixers[3]
     assert isinstance(rotary, Attention)
@@ -405,16 +428,42 @@ def test_kimi_linear_is_read_as_released_and_as_saved_by_transformers() -> None:
     assert model.mixers[0] == KimiDelta(32, 128, 4)
     assert model.mixers[3] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5)
     assert model.feed_forwards[0] == Dense(9216)
-    assert set(model.feed_forwards[1:]) == {Experts(
-        256, 8, 1024, True, shared_width=1024, scoring="sigmoid", choice_bias=True, scale=2.446,
-        normalizer_eps=1e-20)}
-    saved = changed(KIMI_LINEAR_48B, linear_attn_config=None, num_experts_per_token=None, num_experts=None,
-                    moe_renormalize=None, num_shared_experts=None, num_expert_group=None,
-                    first_k_dense_replace=None, model_max_length=None) | {
-        "linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4,
-        "num_experts_per_tok": 8, "num_local_experts": 256, "norm_topk_prob": True, "n_shared_experts": 1,
-        "n_group": 1, "mlp_layer_types": ["dense"] + ["sparse"] * 26, "max_position_embeddings": 1048576,
-        "layer_types": ["full_attention" if i in full else "linear_attention" for i in range(27)]}
+    assert set(model.feed_forwards[1:]) == {
+        Experts(
+            256,
+            8,
+            1024,
+            True,
+            shared_width=1024,
+            scoring="sigmoid",
+            choice_bias=True,
+            scale=2.446,
+            normalizer_eps=1e-20,
+        )
+    }
+    saved = changed(
+        KIMI_LINEAR_48B,
+        linear_attn_config=None,
+        num_experts_per_token=None,
+        num_experts=None,
+        moe_renormalize=None,
+        num_shared_experts=None,
+        num_expert_group=None,
+        first_k_dense_replace=None,
+        model_max_length=None,
+    ) | {
+        "linear_head_dim": 128,
+        "linear_num_heads": 32,
+        "linear_conv_kernel_dim": 4,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 256,
+        "norm_topk_prob": True,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 26,
+        "max_position_embeddings": 1048576,
+        "layer_types": ["full_attention" if i in full else "linear_attention" for i in range(27)],
+    }
     assert read_architecture(saved) == model
 
 
@@ -423,30 +472,50 @@ def test_ling_is_read_as_released_and_as_saved_by_transformers() -> None:
     full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
     assert full == [5, 11, 17, 23, 29, 35, 41]
     assert model.mixers[0] == KimiDelta(32, 128, 4, wide_gates=True, decay_floor=-5.0)
-    assert model.mixers[5] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5, rope=Rope(6e6, 64),
-                                              head_gated=True)
+    assert model.mixers[5] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5, rope=Rope(6e6, 64), head_gated=True)
     assert model.feed_forwards[:2] == (Dense(6144), Dense(6144))
-    assert set(model.feed_forwards[2:]) == {Experts(
-        512, 8, 768, True, shared_width=768, scoring="sigmoid", choice_bias=True, scale=2.5,
-        normalizer_eps=1e-20, groups=8, groups_chosen=4)}
-    silent = {key: LING_3_FLASH[key] for key in ("model_type", "vocab_size", "hidden_size", "dtype",
-                                                 "num_hidden_layers", "num_attention_heads")}
+    assert set(model.feed_forwards[2:]) == {
+        Experts(
+            512,
+            8,
+            768,
+            True,
+            shared_width=768,
+            scoring="sigmoid",
+            choice_bias=True,
+            scale=2.5,
+            normalizer_eps=1e-20,
+            groups=8,
+            groups_chosen=4,
+        )
+    }
+    silent = {
+        key: LING_3_FLASH[key]
+        for key in ("model_type", "vocab_size", "hidden_size", "dtype", "num_hidden_layers", "num_attention_heads")
+    }
     assert read_architecture(silent) == model
     saved = changed(LING_3_FLASH, max_position_embeddings=None, num_experts_per_tok=None, n_group=None) | {
-        "head_dim": 64, "linear_head_dim": 128, "model_max_length": 262144, "num_experts_per_token": 8,
-        "num_expert_group": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 6000000.0},
-        "layer_types": ["full_attention" if i in full else "linear_attention" for i in range(42)]}
+        "head_dim": 64,
+        "linear_head_dim": 128,
+        "model_max_length": 262144,
+        "num_experts_per_token": 8,
+        "num_expert_group": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 6000000.0},
+        "layer_types": ["full_attention" if i in full else "linear_attention" for i in range(42)],
+    }
     assert read_architecture(saved) == model
     assert read_architecture(changed(LING_3_FLASH, kda_safe_gate=None) | {"kda_safe_gate": False}).mixers[
-        0] == KimiDelta(32, 128, 4, wide_gates=True)
+        0
+    ] == KimiDelta(32, 128, 4, wide_gates=True)
 
 
 def test_sparse_lfm2_is_read_as_released() -> None:
     model = read_architecture(LFM2_8B_A1B)
     assert [i for i, m in enumerate(model.mixers) if isinstance(m, Attention)] == [2, 6, 10, 14, 18, 21]
     assert model.feed_forwards[:2] == (Dense(7168), Dense(7168))
-    assert set(model.feed_forwards[2:]) == {Experts(32, 4, 1792, True, scoring="sigmoid", choice_bias=True,
-                                                    normalizer_eps=1e-6)}
+    assert set(model.feed_forwards[2:]) == {
+        Experts(32, 4, 1792, True, scoring="sigmoid", choice_bias=True, normalizer_eps=1e-6)
+    }
     assert model.tied_embeddings
 
 
@@ -454,12 +523,25 @@ def test_lfm3_is_read_as_released() -> None:
     model = read_architecture(LFM3_1_7B)
     common = {"qk_norm": True, "head_gated": True}
     assert model.mixers[:5] == (
-        ShortConv(2048, 7, False), ShortConv(2048, 7, False),
+        ShortConv(2048, 7, False),
+        ShortConv(2048, 7, False),
         Attention(16, 4, 128, 128**-0.5, Rope(1e6, 128, "proportional", turning_dim=64), **common),
-        ShortConv(2048, 7, False), Attention(16, 4, 128, 128**-0.5, Rope(1e4, 128), window=256, **common))
+        ShortConv(2048, 7, False),
+        Attention(16, 4, 128, 128**-0.5, Rope(1e4, 128), window=256, **common),
+    )
     assert model.sandwich_norms
-    silent = {key: LFM3_1_7B[key] for key in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers",
-                                              "num_attention_heads", "num_key_value_heads", "dtype")}
+    silent = {
+        key: LFM3_1_7B[key]
+        for key in (
+            "model_type",
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "dtype",
+        )
+    }
     assert read_architecture(silent) == model
 
 
@@ -468,12 +550,25 @@ def test_ling_2_5_shares_a_model_type_with_ling_3_and_has_lightning_attention() 
     full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
     assert full == [4, 9, 14, 19]
     assert model.mixers[4] == LatentAttention(16, 512, 64, 128, 128, 192**-0.5, rope=rope)
-    assert model.mixers[3] == Lightning(16, 128, 1 - 2 / 19 + 1e-5, silu=False, qk_norm=True, rope=rope,
-                                        scale=128**-0.5, norm_groups=4)
+    assert model.mixers[3] == Lightning(
+        16, 128, 1 - 2 / 19 + 1e-5, silu=False, qk_norm=True, rope=rope, scale=128**-0.5, norm_groups=4
+    )
     assert model.feed_forwards[0] == Dense(5120)
-    assert set(model.feed_forwards[1:]) == {Experts(
-        256, 8, 512, True, shared_width=512, scoring="sigmoid", choice_bias=True, scale=1.0,
-        normalizer_eps=1e-20, groups=8, groups_chosen=4)}
+    assert set(model.feed_forwards[1:]) == {
+        Experts(
+            256,
+            8,
+            512,
+            True,
+            shared_width=512,
+            scoring="sigmoid",
+            choice_bias=True,
+            scale=1.0,
+            normalizer_eps=1e-20,
+            groups=8,
+            groups_chosen=4,
+        )
+    }
     assert read_architecture(LING_2_5 | {"model_type": "bailing_hybrid"}) == model
     assert read_architecture({"model_type": "bailing_moe_v2_5", "dtype": "bfloat16"}) == model
     cut = read_architecture(LING_2_5 | {"num_hidden_layers": 7})
@@ -484,26 +579,62 @@ def test_gigachat_3_5_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(GIGACHAT_3_5)
     stretch = 0.1 * math.log(8) + 1
     assert model.mixers[3] == LatentAttention(
-        64, 512, 64, 128, 128, pytest.approx(192**-0.5 * stretch**2), query_rank=1536,
-        rope=Rope(1e5, 64, "yarn", 8.0, 32768), gated=True, norm_gate=NormGate(16, 2.0),
-        query_factor=(7168 / 1536)**0.5, latent_factor=14**0.5)
-    assert model.mixers[4] == GatedDelta(32, 64, 128, 128, 4, sigmoid_gate=True, gate_scale=2.0,
-                                         norm_plus_one=True)
+        64,
+        512,
+        64,
+        128,
+        128,
+        pytest.approx(192**-0.5 * stretch**2),
+        query_rank=1536,
+        rope=Rope(1e5, 64, "yarn", 8.0, 32768),
+        gated=True,
+        norm_gate=NormGate(16, 2.0),
+        query_factor=(7168 / 1536) ** 0.5,
+        latent_factor=14**0.5,
+    )
+    assert model.mixers[4] == GatedDelta(32, 64, 128, 128, 4, sigmoid_gate=True, gate_scale=2.0, norm_plus_one=True)
     assert [isinstance(mixer, LatentAttention) for mixer in model.mixers] == [False, False, False, True] * 10
     assert set(model.feed_forwards[:3]) == {Dense(18432, limit=10.0)}
-    assert set(model.feed_forwards[3:]) == {Experts(
-        256, 8, 2048, True, shared_width=2048, scoring="sigmoid", choice_bias=True, scale=2.5,
-        normalizer_eps=1e-20, limit=10.0)}
+    assert set(model.feed_forwards[3:]) == {
+        Experts(
+            256,
+            8,
+            2048,
+            True,
+            shared_width=2048,
+            scoring="sigmoid",
+            choice_bias=True,
+            scale=2.5,
+            normalizer_eps=1e-20,
+            limit=10.0,
+        )
+    }
     assert (model.norm_gate, model.sandwich_norms) == (NormGate(16, 2.0), True)
     assert model.mtp == MtpLayer(model.mixers[3], Dense(18432, limit=10.0))
-    said = ("model_type", "full_attention_layers", "dtype", "rope_scaling", "swiglu_limit",
-            "max_position_embeddings", "num_nextn_predict_layers")
+    said = (
+        "model_type",
+        "full_attention_layers",
+        "dtype",
+        "rope_scaling",
+        "swiglu_limit",
+        "max_position_embeddings",
+        "num_nextn_predict_layers",
+    )
     assert read_architecture({key: GIGACHAT_3_5[key] for key in said}) == model
-    plain = read_architecture(GIGACHAT_3_5 | {
-        "q_lora_rank": None, "gated_attention": False, "use_mla_scaling_factor": False, "rope_scaling": None,
-        "linear_gating_type": "gated_rmsnorm", "layer_types": ["attention"] + ["linear_attention"] * 39})
-    assert plain.mixers[0] == LatentAttention(64, 512, 64, 128, 128, 192**-0.5, rope=Rope(1e5, 64),
-                                              norm_gate=NormGate(16, 2.0))
+    plain = read_architecture(
+        GIGACHAT_3_5
+        | {
+            "q_lora_rank": None,
+            "gated_attention": False,
+            "use_mla_scaling_factor": False,
+            "rope_scaling": None,
+            "linear_gating_type": "gated_rmsnorm",
+            "layer_types": ["attention"] + ["linear_attention"] * 39,
+        }
+    )
+    assert plain.mixers[0] == LatentAttention(
+        64, 512, 64, 128, 128, 192**-0.5, rope=Rope(1e5, 64), norm_gate=NormGate(16, 2.0)
+    )
     assert set(plain.mixers[1:]) == {GatedDelta(32, 64, 128, 128, 4)}
 
 
@@ -513,8 +644,7 @@ def test_minicpm_sala_is_read_as_released() -> None:
     full = Attention(32, 2, 128, 128**-0.5, None, gated=True, index=index)
     assert model.indexed == (0, 9, 16, 17, 22, 29, 30, 31)
     assert {model.mixers[layer] for layer in model.indexed} == {full}
-    assert model.mixers[1] == Lightning(32, 128, 1.0, silu=False, qk_norm=True, rope=Rope(1e4, 128),
-                                        scale=128**-0.5)
+    assert model.mixers[1] == Lightning(32, 128, 1.0, silu=False, qk_norm=True, rope=Rope(1e4, 128), scale=128**-0.5)
     assert (model.embedding_multiplier, model.logits_divisor) == (12.0, 16.0)
     assert math.isclose(model.residual_multiplier, 1.4 / 32**0.5)
     assert full.index_width == 16
@@ -538,15 +668,28 @@ def test_gpt_oss_is_read_as_released_and_where_it_is_silent() -> None:
     assert isinstance(window, Attention)
     assert isinstance(full, Attention)
     assert (window.window, full.window, window.sinks, window.bias) == (128, None, True, True)
-    assert window.rope == full.rope == Rope(150_000.0, 64, "yarn", 32.0, 4096, truncate=False,
-                                            attention_factor=0.1 * math.log(32) + 1)
+    assert (
+        window.rope
+        == full.rope
+        == Rope(150_000.0, 64, "yarn", 32.0, 4096, truncate=False, attention_factor=0.1 * math.log(32) + 1)
+    )
     assert set(model.feed_forwards) == {Experts(32, 4, 2880, True, activation="clamped_swiglu", bias=True)}
     with pytest.raises(CheckpointError, match="no window"):
         read_architecture(GPT_OSS_20B | {"sliding_window": None})
-    silent = {key: GPT_OSS_20B[key] for key in ("model_type", "vocab_size", "hidden_size",
-                                                "num_hidden_layers", "num_attention_heads",
-                                                "num_key_value_heads", "dtype", "num_local_experts",
-                                                "num_experts_per_tok")}
+    silent = {
+        key: GPT_OSS_20B[key]
+        for key in (
+            "model_type",
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "dtype",
+            "num_local_experts",
+            "num_experts_per_tok",
+        )
+    }
     assert read_architecture(silent) == model
 
 
@@ -564,8 +707,9 @@ def test_minimax_turns_part_of_a_head_if_it_says_so_and_its_layers_forget_at_rat
 
 def test_qwen4_keeps_index_rows_behind_its_layers_and_the_last_tokens_in_a_layer_with_tables() -> None:
     model = read_architecture(QWEN4_EXP)
-    assert model.mixers[3] == Attention(24, 2, 256, 256**-0.5, Rope(1e7, 64), qk_norm=True, gated=True,
-                                        index=Index(4, 128, 4, 512))
+    assert model.mixers[3] == Attention(
+        24, 2, 256, 256**-0.5, Rope(1e7, 64), qk_norm=True, gated=True, index=Index(4, 128, 4, 512)
+    )
     delta = GatedDelta(16, 48, 128, 128, 4, sigmoid_gate=True)
     with_tables = model.mixers[1]
     assert isinstance(with_tables, WithNgrams)
@@ -586,12 +730,23 @@ def test_glm5_next_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(GLM_5_NEXT)
     assert model.mixers[0] == KimiDelta(64, 128, 4, decay_floor=-5.0)
     assert model.mixers[3] == LatentAttention(
-        64, 512, 0, 256, 256, 256**-0.5, query_rank=1536, norm_eps=1e-5,
-        index=Index(32, 128, 16, 128, learned=True))
+        64, 512, 0, 256, 256, 256**-0.5, query_rank=1536, norm_eps=1e-5, index=Index(32, 128, 16, 128, learned=True)
+    )
     assert model.feed_forwards[2] == Dense(12288, limit=10.0)
-    assert set(model.feed_forwards[3:]) == {Experts(
-        288, 8, 2048, True, shared_width=2048, scoring="sigmoid", choice_bias=True, scale=2.5,
-        normalizer_eps=1e-20, limit=10.0)}
+    assert set(model.feed_forwards[3:]) == {
+        Experts(
+            288,
+            8,
+            2048,
+            True,
+            shared_width=2048,
+            scoring="sigmoid",
+            choice_bias=True,
+            scale=2.5,
+            normalizer_eps=1e-20,
+            limit=10.0,
+        )
+    }
     assert model.streams == Streams("mixed", 4, rounds=20, eps=1e-6)
     silent = {key: GLM_5_NEXT[key] for key in ("model_type", "dtype", "mlp_layer_types")}
     assert read_architecture(silent) == model
@@ -618,32 +773,49 @@ def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(JET_NEMOTRON_2B)
     full = Attention(12, 2, 128, 128**-0.5, Rope(1e6, 128), bias=True, out_bias=False)
     delta = GatedDelta(12, 12, 96, 256, 4, kernel_rank=384, norm_eps=1e-5)
-    assert (model.mixers[13:15], model.mixers[20]) == (
-        (delta, full), dataclasses.replace(full, window=1152))
+    assert (model.mixers[13:15], model.mixers[20]) == ((delta, full), dataclasses.replace(full, window=1152))
     assert (model.norm_eps, model.tied_embeddings) == (1e-6, True)
     silent = {"model_type": "jet_nemotron", "torch_dtype": "bfloat16", "layer_types": ["jet"] * 28}
     settings = {"efficient_attention_config": {"jet": {"head_dim": 96, "num_heads": 12, "expand_v": 2}}}
     assert set(read_architecture(silent | settings).mixers) == {
-        GatedDelta(12, 12, 96, 192, 4, kernel_rank=288, norm_eps=1e-5)}
+        GatedDelta(12, 12, 96, 192, 4, kernel_rank=288, norm_eps=1e-5)
+    }
     assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
+
+
 def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -> None:
     model = read_architecture(INKLING)
     wide = Attention(64, 8, 128, 1 / 128, None, qk_norm=True)
     near = RelativeAttention(dataclasses.replace(wide, kv_heads=16, window=512), 16, 512, 4, 6144)
     full = RelativeAttention(wide, 16, 1024, 4, 6144)
     assert model.mixers == ((near,) * 5 + (full,)) * 11
-    assert set(model.feed_forwards) == {Experts(
-        256, 6, 3072, False, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=8.0,
-        shared_count=2)}
+    assert set(model.feed_forwards) == {
+        Experts(256, 6, 3072, False, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=8.0, shared_count=2)
+    }
     assert (model.logits_divisor, model.embedding_norm, model.head_tokens) == (24.0, True, 200058)
     silent = {"model_type": "inkling_text", "dtype": "bfloat16", "unpadded_vocab_size": 200058}
     assert read_architecture(silent) == model
-    released = changed(INKLING, **dict.fromkeys((
-        "moe_intermediate_size", "conv_kernel_size", "sliding_window_size", "layer_types", "mlp_layer_types",
-        "max_position_embeddings"))) | {
-            "intermediate_size": 3072, "dense_intermediate_size": 24576, "dense_mlp_idx": 2,
-            "sconv_kernel_size": 4, "sliding_window": 512, "model_max_length": 131072,
-            "local_layer_ids": [i for i in range(66) if i % 6 != 5]}
+    released = changed(
+        INKLING,
+        **dict.fromkeys(
+            (
+                "moe_intermediate_size",
+                "conv_kernel_size",
+                "sliding_window_size",
+                "layer_types",
+                "mlp_layer_types",
+                "max_position_embeddings",
+            )
+        ),
+    ) | {
+        "intermediate_size": 3072,
+        "dense_intermediate_size": 24576,
+        "dense_mlp_idx": 2,
+        "sconv_kernel_size": 4,
+        "sliding_window": 512,
+        "model_max_length": 131072,
+        "local_layer_ids": [i for i in range(66) if i % 6 != 5],
+    }
     other = read_architecture({"model_type": "inkling_mm_model", "text_config": released})
     assert other == dataclasses.replace(model, feed_forwards=(Dense(24576),) * 2 + model.feed_forwards[2:])
     far = read_architecture(INKLING | {"log_scaling_n_floor": 8192}).mixers
@@ -652,10 +824,15 @@ def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -
 
 
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
-    sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
-             for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
+    sizes = {
+        name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
+        for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())
+    }
     assert sizes == {
-        "llama": (131072, 0), "mistral": (131072, 0), "qwen3_moe": (98304, 0), "olmo3": (524288, 0),
+        "llama": (131072, 0),
+        "mistral": (131072, 0),
+        "qwen3_moe": (98304, 0),
+        "olmo3": (524288, 0),
         "qwen3_5_moe": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
         "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
         "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
@@ -665,21 +842,30 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
         "gigachat3_5": (10 * 576 * 2, 30 * (64 * 128 * 128 * 4 + 16384 * 3 * 2)),
         "minicpm_sala": (8 * (2 * 2 * 128 + 16) * 2, 24 * 32 * 128 * 128 * 4),
         "glm5_next": (11 * (512 + 256) * 2, 34 * (64 * 128 * 128 * 4 + 3 * 8192 * 3 * 2)),
-        "qwen4_exp": (10 * (2 * 2 * 256 + 128) * 2,
-                      30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2),
+        "qwen4_exp": (
+            10 * (2 * 2 * 256 + 128) * 2,
+            30 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) + (16 * 2 + 10240 * 9) * 2,
+        ),
         "zaya": (40 * 2 * 2 * 128 * 2, 40 * (2 * 1280 + 128) * 2),
         "jet_nemotron": (4 * 2 * 2 * 128 * 2, 24 * (12 * 96 * 256 * 4 + 3 * 3072 * 2)),
         "jet_nemotron_4b": (10 * 2 * 2 * 128 * 2, 26 * (16 * 128 * 256 * 4 + 3 * 4096 * 2)),
-        "inkling": (11 * 2 * 8 * 128 * 2, 55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2
-                    + 66 * 2 * 6144 * 3 * 2),
+        "inkling": (
+            11 * 2 * 8 * 128 * 2,
+            55 * 2 * 16 * 128 * (512 + 3) * 2 + 11 * 2 * 8 * 128 * 3 * 2 + 66 * 2 * 6144 * 3 * 2,
+        ),
         "gpt_oss": (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 128 * 2),
         "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
-        "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
+        "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2),
+    }
 
 
 def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name() -> None:
     base = changed(QWEN3_30B_A3B, num_experts=None, num_hidden_layers=4) | {
-        "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 1000, "max_window_layers": 3}
+        "model_type": "qwen3",
+        "use_sliding_window": True,
+        "sliding_window": 1000,
+        "max_window_layers": 3,
+    }
 
     def windows(config: Config) -> list[int | None]:
         return [mixer.window for mixer in read_architecture(config).mixers if isinstance(mixer, Attention)]
@@ -691,75 +877,114 @@ def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name()
     assert windows(base | {"sliding_window": None}) == [None] * 4
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), [
-    ("llama", {"mlp_bias": True}, ["mlp_bias"]),
-    ("llama", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
-    ("mistral", {"sliding_window": 0}, ["sliding_window", "0"]),
-    ("qwen3_moe", {"layer_types": ["sliding_attention"] * 48}, ["sliding_attention", "use_sliding_window"]),
-    ("qwen3_moe", {"layer_types": ["linear_attention"] * 48}, ["layer_types", "linear_attention"]),
-    ("qwen3_moe", {"num_experts_per_tok": 200}, ["num_experts_per_tok", "200", "128"]),
-    ("olmo3", {"layer_types": ["full_attention"] * 31}, ["layer_types", "32"]),
-    ("olmo_hybrid", {"linear_num_value_heads": 45}, ["linear_num_value_heads", "45", "30"]),
-    ("kimi_linear", {"mla_use_nope": False}, ["mla_use_nope"]),
-    ("kimi_linear", {"moe_router_activation_func": "softmax"}, ["softmax", "sigmoid"]),
-    ("kimi_linear", {"num_key_value_heads": 8}, ["num_key_value_heads", "8", "32"]),
-    ("kimi_linear", {"num_expert_group": 5}, ["num_expert_group", "5", "256"]),
-    ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1]}},
-     ["linear_attn_config", "27"]),
-    ("kimi_linear", {"num_experts_per_token": 300}, ["num_experts_per_token", "300", "256"]),
-    ("ling", {"kda_lower_bound": 0.5}, ["kda_lower_bound", "0.5", "below 0"]),
-    ("ling", {"score_function": "softmax"}, ["score_function", "softmax", "sigmoid"]),
-    ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
-    ("ling_2_5", {"num_attention_heads": 24}, ["num_attention_heads", "24", "power of two"]),
-    ("ling_2_5", {"linear_silu": True}, ["linear_silu", "True", "only false"]),
-    ("ling_2_5", {"group_norm_size": 3}, ["group_norm_size", "3", "2048"]),
-    ("ling_2_5", {"qk_rope_head_dim": 32}, ["qk_rope_head_dim", "32", "64"]),
-    ("gigachat3_5", {"norm_type": "GatedNorm"}, ["norm_type", "GatedNorm", "ZeroCenteredGatedNorm"]),
-    ("gigachat3_5", {"linear_gating_type": "sigmoid_gate"}, ["linear_gating_type", "sigmoid_gate"]),
-    ("gigachat3_5", {"full_attention_layers": [40]}, ["full_attention_layers", "40"]),
-    ("gigachat3_5", {"linear_attn_o_norm_eps": 1e-5}, ["linear_attn_o_norm_eps", "1e-05", "rms_norm_eps"]),
-    ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
-    ("jet_nemotron", {"efficient_attention_config": {"swa": {"window_size": 9}}},
-     ["efficient_attention_config.jet", "layer_types"]),
-    ("jet_nemotron_4b", {"efficient_attention_config": {"swa": {"window_size": 9}, "jet": {
-        "expand_v": 0.3, "head_dim": 128, "num_heads": 16}}}, ["expand_v", "0.3", "128"]),
-    *[("jet_nemotron", {"layer_types": ["jet"] * 28, "efficient_attention_config": {"jet": {key: value}}},
-       [key, str(value)]) for key, value in (
-        ("expand_v", -1.0), ("expand_v", 1e308), ("norm_eps", "tiny"), ("norm_eps", "nan"), ("conv_size", 1),
-        ("dconv_generator_reduction", 99999))],
-    ("minicpm_sala", {"mixer_types": ["minicpm4"] * 31}, ["mixer_types", "32 layers"]),
-    ("minicpm_sala", {"mixer_types": [["minicpm4"]] * 32}, ["mixer_types", "32 layers"]),
-    ("minicpm_sala", {"attn_use_rope": None}, ["attn_use_rope", "true or false"]),
-    ("minicpm_sala", {"attention_bias": True}, ["attention_bias", "only false"]),
-    ("minicpm_sala", {"lightning_nkv": 2}, ["lightning_nkv", "2", "32"]),
-    ("minicpm_sala", {"use_output_norm": False}, ["use_output_norm", "only true"]),
-    ("minicpm_sala", {"lightning_scale": 1}, ["lightning_scale", "1/d"]),
-    ("minicpm_sala", {"head_dim": 64}, ["head_dim", "64", "4096"]),
-    *[("minicpm_sala", {"sparse_config": MINICPM_SALA["sparse_config"] | {key: value}},
-       [f"sparse_config.{key}", str(value), *words]) for key, value, *words in (
-        ("kernel_size", 48, "16"), ("kernel_stride", 5, "2, 4, 8"), ("block_size", 72, "16"),
-        ("window_size", 2000, "64"), ("dense_len", 100, "32"), ("topk", 1, "init_blocks"))],
-    ("minimax", {"rotary_dim": 256}, ["rotary_dim", "256", "128"]),
-    ("minimax", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
-    ("qwen4_exp", {"indexer_budget": 2050}, ["indexer_budget", "2050", "4"]),
-    ("qwen4_exp", {"ple_layer_ids": [4]}, ["ple_layer_ids", "4", "delta"]),
-    ("qwen4_exp", {"ple_embed_dim": 2570}, ["ple_embed_dim", "2570", "16"]),
-    ("qwen4_exp", {"output_gate_type": "gelu"}, ["output_gate_type", "gelu", "sigmoid"]),
-    ("glm5_next", {"index_topk": 2050}, ["index_topk", "2050", "16"]),
-    ("glm5_next", {"indexer_types": ["shared"] * 45}, ["indexer_types", "index of their own"]),
-    ("glm5_next", {"qk_rope_head_dim": 64}, ["qk_rope_head_dim", "64", "without positions"]),
-    ("inkling", {"shared_expert_sink": False}, ["shared_expert_sink", "router"]),
-    ("inkling", {"swa_num_key_value_heads": 48}, ["swa_num_key_value_heads", "48", "64"]),
-    ("inkling", {"mlp_layer_types": ["moe"] * 66}, ["mlp_layer_types", "66"]),
-    ("zaya", {"attention_bias": True}, ["attention_bias", "only false"]),
-    ("zaya", {"num_experts_per_tok": 2}, ["num_experts_per_tok", "2", "only 1"]),
-    ("zaya", {"layer_types": ["hybrid_sliding"] * 40, "sliding_window": None}, ["sliding_window"]),
-    ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
-    ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
-    ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
-    ("lfm2_moe", {"layer_types": None}, ["layer_types"]),
-    ("lfm3", {"layer_types": ["mamba"] * 24}, ["layer_types", "mamba", "conv"]),
-])
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("llama", {"mlp_bias": True}, ["mlp_bias"]),
+        ("llama", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ("mistral", {"sliding_window": 0}, ["sliding_window", "0"]),
+        ("qwen3_moe", {"layer_types": ["sliding_attention"] * 48}, ["sliding_attention", "use_sliding_window"]),
+        ("qwen3_moe", {"layer_types": ["linear_attention"] * 48}, ["layer_types", "linear_attention"]),
+        ("qwen3_moe", {"num_experts_per_tok": 200}, ["num_experts_per_tok", "200", "128"]),
+        ("olmo3", {"layer_types": ["full_attention"] * 31}, ["layer_types", "32"]),
+        ("olmo_hybrid", {"linear_num_value_heads": 45}, ["linear_num_value_heads", "45", "30"]),
+        ("kimi_linear", {"mla_use_nope": False}, ["mla_use_nope"]),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, ["softmax", "sigmoid"]),
+        ("kimi_linear", {"num_key_value_heads": 8}, ["num_key_value_heads", "8", "32"]),
+        ("kimi_linear", {"num_expert_group": 5}, ["num_expert_group", "5", "256"]),
+        (
+            "kimi_linear",
+            {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1]}},
+            ["linear_attn_config", "27"],
+        ),
+        ("kimi_linear", {"num_experts_per_token": 300}, ["num_experts_per_token", "300", "256"]),
+        ("ling", {"kda_lower_bound": 0.5}, ["kda_lower_bound", "0.5", "below 0"]),
+        ("ling", {"score_function": "softmax"}, ["score_function", "softmax", "sigmoid"]),
+        ("ling", {"num_expert_group": 7}, ["num_expert_group", "7", "512"]),
+        ("ling_2_5", {"num_attention_heads": 24}, ["num_attention_heads", "24", "power of two"]),
+        ("ling_2_5", {"linear_silu": True}, ["linear_silu", "True", "only false"]),
+        ("ling_2_5", {"group_norm_size": 3}, ["group_norm_size", "3", "2048"]),
+        ("ling_2_5", {"qk_rope_head_dim": 32}, ["qk_rope_head_dim", "32", "64"]),
+        ("gigachat3_5", {"norm_type": "GatedNorm"}, ["norm_type", "GatedNorm", "ZeroCenteredGatedNorm"]),
+        ("gigachat3_5", {"linear_gating_type": "sigmoid_gate"}, ["linear_gating_type", "sigmoid_gate"]),
+        ("gigachat3_5", {"full_attention_layers": [40]}, ["full_attention_layers", "40"]),
+        ("gigachat3_5", {"linear_attn_o_norm_eps": 1e-5}, ["linear_attn_o_norm_eps", "1e-05", "rms_norm_eps"]),
+        ("jet_nemotron", {"layer_types": ["gdn"] * 28}, ["layer_types", "gdn", "jet, attn, swa"]),
+        (
+            "jet_nemotron",
+            {"efficient_attention_config": {"swa": {"window_size": 9}}},
+            ["efficient_attention_config.jet", "layer_types"],
+        ),
+        (
+            "jet_nemotron_4b",
+            {
+                "efficient_attention_config": {
+                    "swa": {"window_size": 9},
+                    "jet": {"expand_v": 0.3, "head_dim": 128, "num_heads": 16},
+                }
+            },
+            ["expand_v", "0.3", "128"],
+        ),
+        *[
+            (
+                "jet_nemotron",
+                {"layer_types": ["jet"] * 28, "efficient_attention_config": {"jet": {key: value}}},
+                [key, str(value)],
+            )
+            for key, value in (
+                ("expand_v", -1.0),
+                ("expand_v", 1e308),
+                ("norm_eps", "tiny"),
+                ("norm_eps", "nan"),
+                ("conv_size", 1),
+                ("dconv_generator_reduction", 99999),
+            )
+        ],
+        ("minicpm_sala", {"mixer_types": ["minicpm4"] * 31}, ["mixer_types", "32 layers"]),
+        ("minicpm_sala", {"mixer_types": [["minicpm4"]] * 32}, ["mixer_types", "32 layers"]),
+        ("minicpm_sala", {"attn_use_rope": None}, ["attn_use_rope", "true or false"]),
+        ("minicpm_sala", {"attention_bias": True}, ["attention_bias", "only false"]),
+        ("minicpm_sala", {"lightning_nkv": 2}, ["lightning_nkv", "2", "32"]),
+        ("minicpm_sala", {"use_output_norm": False}, ["use_output_norm", "only true"]),
+        ("minicpm_sala", {"lightning_scale": 1}, ["lightning_scale", "1/d"]),
+        ("minicpm_sala", {"head_dim": 64}, ["head_dim", "64", "4096"]),
+        *[
+            (
+                "minicpm_sala",
+                {"sparse_config": MINICPM_SALA["sparse_config"] | {key: value}},
+                [f"sparse_config.{key}", str(value), *words],
+            )
+            for key, value, *words in (
+                ("kernel_size", 48, "16"),
+                ("kernel_stride", 5, "2, 4, 8"),
+                ("block_size", 72, "16"),
+                ("window_size", 2000, "64"),
+                ("dense_len", 100, "32"),
+                ("topk", 1, "init_blocks"),
+            )
+        ],
+        ("minimax", {"rotary_dim": 256}, ["rotary_dim", "256", "128"]),
+        ("minimax", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
+        ("qwen4_exp", {"indexer_budget": 2050}, ["indexer_budget", "2050", "4"]),
+        ("qwen4_exp", {"ple_layer_ids": [4]}, ["ple_layer_ids", "4", "delta"]),
+        ("qwen4_exp", {"ple_embed_dim": 2570}, ["ple_embed_dim", "2570", "16"]),
+        ("qwen4_exp", {"output_gate_type": "gelu"}, ["output_gate_type", "gelu", "sigmoid"]),
+        ("glm5_next", {"index_topk": 2050}, ["index_topk", "2050", "16"]),
+        ("glm5_next", {"indexer_types": ["shared"] * 45}, ["indexer_types", "index of their own"]),
+        ("glm5_next", {"qk_rope_head_dim": 64}, ["qk_rope_head_dim", "64", "without positions"]),
+        ("inkling", {"shared_expert_sink": False}, ["shared_expert_sink", "router"]),
+        ("inkling", {"swa_num_key_value_heads": 48}, ["swa_num_key_value_heads", "48", "64"]),
+        ("inkling", {"mlp_layer_types": ["moe"] * 66}, ["mlp_layer_types", "66"]),
+        ("zaya", {"attention_bias": True}, ["attention_bias", "only false"]),
+        ("zaya", {"num_experts_per_tok": 2}, ["num_experts_per_tok", "2", "only 1"]),
+        ("zaya", {"layer_types": ["hybrid_sliding"] * 40, "sliding_window": None}, ["sliding_window"]),
+        ("gpt_oss", {"swiglu_limit": 8.0}, ["swiglu_limit", "8.0", "7.0"]),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, ["swiglu_alpha", "1.0", "1.702"]),
+        ("gpt_oss", {"num_experts_per_tok": 40}, ["num_experts_per_tok", "40", "32"]),
+        ("lfm2_moe", {"layer_types": None}, ["layer_types"]),
+        ("lfm3", {"layer_types": ["mamba"] * 24}, ["layer_types", "mamba", "conv"]),
+    ],
+)
 def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, words: list[str]) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_spec(changed(RELEASES_MORE[name], **changes))

@@ -38,12 +38,12 @@ def test_the_later_layers_of_gemma_4_read_the_last_layer_of_their_kind_that_has_
     model = read_architecture(GEMMA_4_E2B)
     window, full = model.mixers[0], model.mixers[4]
     assert window == Attention(8, 1, 256, 1.0, Rope(1e4, 256), qk_norm=True, window=512, values_normed=True)
-    assert full == Attention(8, 1, 512, 1.0, Rope(1e6, 512, "proportional", turning_dim=128), qk_norm=True,
-                             values_normed=True)
+    assert full == Attention(
+        8, 1, 512, 1.0, Rope(1e6, 512, "proportional", turning_dim=128), qk_norm=True, values_normed=True
+    )
     sources = [mixer.kv_of for mixer in model.mixers if isinstance(mixer, Attention)]
     assert sources == [None] * 15 + [14 if (i + 1) % 5 == 0 else 13 for i in range(15, 35)]
-    assert [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, Attention) and mixer.shared] == [
-        13, 14]
+    assert [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, Attention) and mixer.shared] == [13, 14]
     assert model.feed_forwards[14:16] == (Dense(6144, "gelu_tanh"), Dense(12288, "gelu_tanh"))
     assert (model.per_layer_width, model.logits_cap) == (256, 30.0)
 
@@ -61,10 +61,13 @@ def test_sparse_gemma_4_has_experts_beside_its_feed_forward_and_values_that_are_
     full = model.mixers[5]
     assert isinstance(full, Attention)
     assert (full.heads, full.kv_heads, full.head_dim, full.values_are_keys) == (16, 2, 512, True)
-    assert set(model.feed_forwards) == {Experts(128, 8, 704, True, shared_width=2112, activation="gelu_tanh",
-                                                normed_apart=True)}
-    saved = {"per_layer_config": {str(i): {"head_dim": 512, "num_key_value_heads": 2}
-                                  for i in range(5, 30, 6)}, "global_head_dim": None}
+    assert set(model.feed_forwards) == {
+        Experts(128, 8, 704, True, shared_width=2112, activation="gelu_tanh", normed_apart=True)
+    }
+    saved = {
+        "per_layer_config": {str(i): {"head_dim": 512, "num_key_value_heads": 2} for i in range(5, 30, 6)},
+        "global_head_dim": None,
+    }
     assert read_architecture(with_text(GEMMA_4_26B_A4B, **saved)) == model, "as transformers saves it"
 
 
@@ -77,22 +80,24 @@ def test_recurrent_gemma_is_read_as_released_and_where_it_is_silent() -> None:
     spec = read_spec(RECURRENT_GEMMA_2B)
     assert spec.kv_bytes_per_token("bfloat16") == 8 * 2 * 256 * 2
     assert spec.state_bytes_per_sequence("bfloat16") == 18 * 2560 * (4 + 3 * 2)
-    silent = {"model_type": "recurrent_gemma", "num_key_value_heads": 1, "intermediate_size": 15360,
-              "dtype": "float32"}
+    silent = {"model_type": "recurrent_gemma", "num_key_value_heads": 1, "intermediate_size": 15360, "dtype": "float32"}
     assert read_architecture(silent) == model
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), [
-    ("recurrent_gemma", {"block_types": ["mamba"]}, ["block_types", "mamba", "recurrent"]),
-    ("recurrent_gemma", {"lru_width": 2561}, ["lru_width", "2561", "10"]),
-    ("gemma3", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping", "50.0"]),
-    ("gemma3", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
-    ("gemma4", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention", "all"]),
-    ("gemma4", {"hidden_activation": "relu"}, ["hidden_activation", "relu", "gelu_pytorch_tanh"]),
-    ("gemma4", {"num_kv_shared_layers": 33}, ["num_kv_shared_layers", "33"]),
-    ("gemma4", {"vocab_size_per_layer_input": 1000}, ["vocab_size_per_layer_input", "1000", "262144"]),
-    ("gemma4_moe", {"top_k_experts": 200}, ["top_k_experts", "200", "128"]),
-])
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("recurrent_gemma", {"block_types": ["mamba"]}, ["block_types", "mamba", "recurrent"]),
+        ("recurrent_gemma", {"lru_width": 2561}, ["lru_width", "2561", "10"]),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping", "50.0"]),
+        ("gemma3", {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+        ("gemma4", {"use_bidirectional_attention": "all"}, ["use_bidirectional_attention", "all"]),
+        ("gemma4", {"hidden_activation": "relu"}, ["hidden_activation", "relu", "gelu_pytorch_tanh"]),
+        ("gemma4", {"num_kv_shared_layers": 33}, ["num_kv_shared_layers", "33"]),
+        ("gemma4", {"vocab_size_per_layer_input": 1000}, ["vocab_size_per_layer_input", "1000", "262144"]),
+        ("gemma4_moe", {"top_k_experts": 200}, ["top_k_experts", "200", "128"]),
+    ],
+)
 def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, words: list[str]) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_spec(changed(name, **changes))

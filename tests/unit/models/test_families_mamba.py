@@ -61,11 +61,15 @@ def test_falcon_h1_is_read_as_released() -> None:
     assert (model.embedding_multiplier, 1 / model.logits_divisor) == (5.656854249492381, 0.0390625)
 
 
-@pytest.mark.parametrize(("rms_norm", "before", "norm"), [
-    (False, True, "none"), (True, True, "gate_last"), (True, False, "gate_first")])
+@pytest.mark.parametrize(
+    ("rms_norm", "before", "norm"), [(False, True, "none"), (True, True, "gate_last"), (True, False, "gate_first")]
+)
 def test_falcon_h1_says_where_its_gate_comes_in(rms_norm: bool, before: bool, norm: str) -> None:
-    [mixer] = set(read_architecture(changed(MAMBA_RELEASES["falcon_h1"], mamba_rms_norm=rms_norm,
-                                            mamba_norm_before_gate=before)).mixers)
+    [mixer] = set(
+        read_architecture(
+            changed(MAMBA_RELEASES["falcon_h1"], mamba_rms_norm=rms_norm, mamba_norm_before_gate=before)
+        ).mixers
+    )
     assert isinstance(mixer, Parallel)
     assert mixer.mamba.norm == norm
 
@@ -83,20 +87,31 @@ def test_nemotron_3_is_read_as_released() -> None:
     model = read_architecture(NEMOTRON_3_NANO_30B)
     assert [i for i, m in enumerate(model.mixers) if isinstance(m, Attention)] == [5, 12, 19, 26, 33, 42]
     assert sum(isinstance(m, Mamba2) for m in model.mixers) == 23
-    experts = Experts(128, 6, 1856, True, shared_width=3712, scoring="sigmoid", choice_bias=True, scale=2.5,
-                      normalizer_eps=1e-20, activation="relu2", gated=False)
+    experts = Experts(
+        128,
+        6,
+        1856,
+        True,
+        shared_width=3712,
+        scoring="sigmoid",
+        choice_bias=True,
+        scale=2.5,
+        normalizer_eps=1e-20,
+        activation="relu2",
+        gated=False,
+    )
     assert model.feed_forwards.count(experts) == 23
 
 
-@pytest.mark.parametrize("names", [("mamba", "mlp", "attention"),
-                                   ("linear_attention", "mlp", "full_attention")])
+@pytest.mark.parametrize("names", [("mamba", "mlp", "attention"), ("linear_attention", "mlp", "full_attention")])
 @pytest.mark.parametrize("key", ["layers_block_type", "layer_types"])
 def test_nemotron_h_layers_mean_the_same_under_each_name(key: str, names: tuple[str, str, str]) -> None:
     release = MAMBA_RELEASES["nemotron_h"]
     table = dict(zip("M-*", names, strict=True))
     listed = [table[kind] for kind in release["hybrid_override_pattern"]]
-    assert read_architecture(changed(release, hybrid_override_pattern=None, **{key: listed},
-                                     attention_head_dim=None, head_dim=128)) == read_architecture(release)
+    assert read_architecture(
+        changed(release, hybrid_override_pattern=None, **{key: listed}, attention_head_dim=None, head_dim=128)
+    ) == read_architecture(release)
 
 
 def test_jamba_is_read_as_released() -> None:
@@ -146,13 +161,14 @@ def test_rwkv7_is_read_as_released_and_where_it_is_silent() -> None:
     assert set(model.mixers[1::2]) == {ChannelMix(2560, 10240)}
     assert (model.layer_count, model.layer_norms, model.norm_eps) == (64, True, 1e-5)
     silent = {"model_type": "rwkv7", "hidden_size": 1024, "num_hidden_layers": 2, "hidden_ratio": 3.5}
-    assert read_architecture(silent).mixers[2:] == (TimeMix(16, 64, 1024, 64, 64, 160, 64),
-                                                    ChannelMix(1024, 3584))
+    assert read_architecture(silent).mixers[2:] == (TimeMix(16, 64, 1024, 64, 64, 160, 64), ChannelMix(1024, 3584))
 
 
 def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
-    sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
-             for name, spec in ((name, read_spec(config)) for name, config in MAMBA_RELEASES.items())}
+    sizes = {
+        name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
+        for name, spec in ((name, read_spec(config)) for name, config in MAMBA_RELEASES.items())
+    }
     assert sizes["nemotron_h"] == (16384, 24 * (128 * 64 * 128 * 4 + (8192 + 2 * 8 * 128) * 3 * 2))
     assert sizes["jamba"] == (16384, 28 * (8192 * 16 * 4 + 8192 * 3 * 2))
     assert sizes["falcon_mamba"] == (0, 64 * (8192 * 16 * 4 + 8192 * 3 * 2))
@@ -168,35 +184,38 @@ def test_a_model_that_states_no_positions_is_served_far() -> None:
     assert read_spec(MAMBA_RELEASES["rwkv7"]).max_positions == 1 << 20
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), [
-    ("mamba2", {"num_heads": 100}, ["num_heads", "100", "8192"]),
-    ("mamba2", {"n_groups": 7}, ["n_groups", "7", "128"]),
-    ("falcon_h1", {"mamba_d_ssm": 1500}, ["mamba_n_heads", "mamba_d_ssm", "1500"]),
-    ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, ["ssm_multipliers", "5 numbers"]),
-    ("falcon_h1", {"lm_head_multiplier": 0.0}, ["lm_head_multiplier"]),
-    ("nemotron_h", {"hybrid_override_pattern": "M-X"}, ["hybrid_override_pattern", "'X'"]),
-    ("nemotron_h", {"hybrid_override_pattern": None}, ["hybrid_override_pattern"]),
-    ("nemotron_h", {"mlp_hidden_act": "gelu"}, ["mlp_hidden_act", "relu2"]),
-    ("nemotron_h", {"sliding_window": 4096}, ["sliding_window"]),
-    ("jamba", {"attn_layer_offset": 8}, ["attn_layer_offset", "8"]),
-    ("jamba", {"num_experts_per_tok": 17}, ["num_experts_per_tok", "17", "16"]),
-    ("zamba", {"attention_hidden_size": 3712}, ["attention_hidden_size", "3712", "7424"]),
-    ("zamba", {"n_mamba_heads": 3}, ["n_mamba_heads", "3", "7424"]),
-    ("xlstm", {"use_bias": True}, ["use_bias", "True", "only false"]),
-    ("xlstm", {"weight_mode": "fused"}, ["weight_mode", "fused"]),
-    ("xlstm", {"gate_soft_cap": 80.0}, ["gate_soft_cap", "80.0", "40"]),
-    ("xlstm", {"num_heads": 5}, ["num_heads", "5", "2048"]),
-    ("rwkv7", {"num_heads": 32}, ["num_heads", "32", "40"]),
-    ("rwkv7", {"head_dim": 96}, ["head_dim", "96", "2560"]),
-    ("rwkv7", {"norm_first": False}, ["norm_first"]),
-    ("rwkv7", {"attn": {"layers": [1], "num_heads": 40}}, ["attn", "attention beside"]),
-    ("rwkv7", {"value_dim": [2560] * 31 + [1280]}, ["value_dim", "2560"]),
-    ("rwkv7", {"hidden_act": "relu"}, ["hidden_act", "relu", "sqrelu"]),
-    ("zamba2", {"use_long_context": True}, ["use_long_context"]),
-    ("zamba2", {"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
-    ("zamba2", {"layers_block_type": ["mamba"] * 3}, ["layers_block_type", "54"]),
-    ("zamba2", {"layers_block_type": ["attention"] * 54}, ["layers_block_type", "attention", "hybrid"]),
-])
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("mamba2", {"num_heads": 100}, ["num_heads", "100", "8192"]),
+        ("mamba2", {"n_groups": 7}, ["n_groups", "7", "128"]),
+        ("falcon_h1", {"mamba_d_ssm": 1500}, ["mamba_n_heads", "mamba_d_ssm", "1500"]),
+        ("falcon_h1", {"ssm_multipliers": [1.0, 2.0]}, ["ssm_multipliers", "5 numbers"]),
+        ("falcon_h1", {"lm_head_multiplier": 0.0}, ["lm_head_multiplier"]),
+        ("nemotron_h", {"hybrid_override_pattern": "M-X"}, ["hybrid_override_pattern", "'X'"]),
+        ("nemotron_h", {"hybrid_override_pattern": None}, ["hybrid_override_pattern"]),
+        ("nemotron_h", {"mlp_hidden_act": "gelu"}, ["mlp_hidden_act", "relu2"]),
+        ("nemotron_h", {"sliding_window": 4096}, ["sliding_window"]),
+        ("jamba", {"attn_layer_offset": 8}, ["attn_layer_offset", "8"]),
+        ("jamba", {"num_experts_per_tok": 17}, ["num_experts_per_tok", "17", "16"]),
+        ("zamba", {"attention_hidden_size": 3712}, ["attention_hidden_size", "3712", "7424"]),
+        ("zamba", {"n_mamba_heads": 3}, ["n_mamba_heads", "3", "7424"]),
+        ("xlstm", {"use_bias": True}, ["use_bias", "True", "only false"]),
+        ("xlstm", {"weight_mode": "fused"}, ["weight_mode", "fused"]),
+        ("xlstm", {"gate_soft_cap": 80.0}, ["gate_soft_cap", "80.0", "40"]),
+        ("xlstm", {"num_heads": 5}, ["num_heads", "5", "2048"]),
+        ("rwkv7", {"num_heads": 32}, ["num_heads", "32", "40"]),
+        ("rwkv7", {"head_dim": 96}, ["head_dim", "96", "2560"]),
+        ("rwkv7", {"norm_first": False}, ["norm_first"]),
+        ("rwkv7", {"attn": {"layers": [1], "num_heads": 40}}, ["attn", "attention beside"]),
+        ("rwkv7", {"value_dim": [2560] * 31 + [1280]}, ["value_dim", "2560"]),
+        ("rwkv7", {"hidden_act": "relu"}, ["hidden_act", "relu", "sqrelu"]),
+        ("zamba2", {"use_long_context": True}, ["use_long_context"]),
+        ("zamba2", {"hidden_act": "silu"}, ["hidden_act", "silu", "gelu"]),
+        ("zamba2", {"layers_block_type": ["mamba"] * 3}, ["layers_block_type", "54"]),
+        ("zamba2", {"layers_block_type": ["attention"] * 54}, ["layers_block_type", "attention", "hybrid"]),
+    ],
+)
 def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, words: list[str]) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_spec(changed(MAMBA_RELEASES[name], **changes))

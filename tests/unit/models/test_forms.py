@@ -40,8 +40,11 @@ def experts_one_by_one(tensors: Tensors) -> Tensors:
     for name, tensor in tensors.items():
         if match := re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj", name):
             for expert, weight in enumerate(tensor):
-                parts = dict(zip(("gate", "up"), weight.chunk(2), strict=True)) if match[2] == "gate_up" \
+                parts = (
+                    dict(zip(("gate", "up"), weight.chunk(2), strict=True))
+                    if match[2] == "gate_up"
                     else {"down": weight}
+                )
                 out |= {f"{match[1]}.{expert}.{part}_proj.weight": value for part, value in parts.items()}
         else:
             out[name] = tensor
@@ -52,8 +55,10 @@ def experts_stacked(tensors: Tensors) -> Tensors:
     out = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     blocks = {name.split(".experts.")[0] + ".experts" for name in tensors if ".experts." in name}
     for block in blocks:
+
         def all_of(part: str, block: str = block) -> torch.Tensor:
             return torch.stack([tensors[f"{block}.{e}.{part}_proj.weight"] for e in range(8)])
+
         if f"{block}.gate_up_proj" in tensors:
             out |= {name: tensor for name, tensor in tensors.items() if name.startswith(block)}
         else:
@@ -72,9 +77,11 @@ def test_experts_stored_one_by_one_and_stacked_are_the_same_model(name: str, tmp
     assert torch.equal(logits(single), logits(checkpoint(name)))
 
 
-_OLD_GRANITE = {"block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
-                "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
-                "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight"}
+_OLD_GRANITE = {
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+    "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+}
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -86,6 +93,7 @@ def test_granite_experts_under_old_and_new_names_are_the_same_model(old: bool, t
             for before, after in names.items():
                 name = name.replace(before, after)
             return name
+
         return {new_name(name): tensor for name, tensor in tensors.items()}
 
     directory = reformed("granite_moe", tmp_path / "renamed", rename)
@@ -97,16 +105,24 @@ def test_granite_experts_under_old_and_new_names_are_the_same_model(old: bool, t
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model.", "language_model.", ""])
 def test_a_language_model_inside_a_wrapper_is_found(prefix: str, tmp_path: Path) -> None:
     """As hub releases of Qwen3.5: text_config, tensors under another prefix, beside a vision tower."""
+
     def wrap(tensors: Tensors) -> Tensors:
         renamed = {re.sub(r"^model\.", prefix, name): tensor for name, tensor in tensors.items()}
-        return renamed | {"model.visual.blocks.0.norm1.weight": torch.zeros(3),
-                          "mtp.norm.weight": torch.zeros(3)}
+        return renamed | {"model.visual.blocks.0.norm1.weight": torch.zeros(3), "mtp.norm.weight": torch.zeros(3)}
 
     directory = reformed("qwen3_5", tmp_path / "wrapped", wrap)
     text = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({
-        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
-        "vision_config": {"depth": 1}, "tie_word_embeddings": False}))
+    (directory / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["Qwen3_5ForConditionalGeneration"],
+                "model_type": "qwen3_5",
+                "text_config": text,
+                "vision_config": {"depth": 1},
+                "tie_word_embeddings": False,
+            }
+        )
+    )
     assert torch.equal(logits(directory), logits(checkpoint("qwen3_5")))
 
 

@@ -32,40 +32,38 @@ def array_key(name: str, kind: int, count: int, content: bytes = b"") -> bytes:
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "begins with"), "magic": (b"GGML" + bytes(60), "begins with b'GGML'"),
+    "empty": (b"", "begins with"),
+    "magic": (b"GGML" + bytes(60), "begins with b'GGML'"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs pointer"),
-    "version 1": (bytes_of([], [], version=1), "version 1, written by an old converter"), "byte order":
-        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "of the other byte order"), "short":
-            (b"GGUF\x03\0\0\0\0", "truncated at 9 bytes"), "keys claimed":
-                (bytes_of([], [], counts=(0, HUGE)), f"claims {HUGE} keys"),
-    "tensors claimed": (bytes_of([], [], counts=(HUGE, 0)), f"claims {HUGE} tensors"), "name too long":
-        (bytes_of([struct.pack("<Q", HUGE) + bytes(40)], []), "within the name of a key"), "text too long":
-            (bytes_of([text("general.name") + struct.pack("<IQ", STRING, HUGE) + bytes(40)],
-                      []), "within the key general.name"), "array too long":
-                          (bytes_of([array_key("a", UINT32, HUGE, bytes(64))],
-                                    []), f"the key a claims {HUGE} values"),
-    "texts too many": (bytes_of([array_key("a", STRING, HUGE, bytes(64))],
-                                []), f"the key a claims {HUGE} values"), "text in array too long":
-                                    (bytes_of([array_key("a", STRING, 1, struct.pack("<Q", HUGE))],
-                                              []), "within the key a"),
-    "arrays in arrays": (bytes_of([array_key("a", ARRAY, 1,
-                                             struct.pack("<IQ", ARRAY, 1) * 8)], []), "levels"),
-    "value type": (bytes_of([text("a") + struct.pack("<I", 77) + bytes(40)], []), "of type 77"), "name":
-        (bytes_of([struct.pack("<Q", 2) + b"\xff\xfe" + struct.pack("<IB", 0, 1)], []), "not UTF-8"
-         ), "key twice": (bytes_of([text_key("a", "b")] * 2, []), "the key a twice"), "alignment":
-             (bytes_of([text("general.alignment") + struct.pack("<II", UINT32, 33)], []), "power of 2"
-              ), "dims": (bytes_of([], [tensor_entry("t", (1,) * 5, 0, 0)]), "5 dims"), "shape":
-                  (bytes_of([], [tensor_entry("t",
-                                              (HUGE - 1, HUGE - 1), 0, 0)]), "which the file cannot hold"),
-    "tensor type": (bytes_of([], [tensor_entry("t", (4,), 99, 0)], bytes(64)), "type 99"), "blocks":
-        (bytes_of([], [tensor_entry("t", (2, 48), 8, 0)], bytes(256)), "blocks of 32 columns"), "offset":
-            (bytes_of([], [tensor_entry("t", (4,), 0, 7)], bytes(64)), "no multiple of 32"), "truncated":
-                (bytes_of([], [tensor_entry("t", (64,), 0, 0)], bytes(128)), "truncated: t ends at byte"),
-    "overlap": (bytes_of(
-        [], [tensor_entry("t",
-                          (64,), 0, 0), tensor_entry("u", (8,), 0, 32)],
-        bytes(512)), "t and u overlap"), "tensor twice": (bytes_of([], [tensor_entry("t", (8,), 0, 0)] * 2,
-                                                                   bytes(64)), "tensor t twice")
+    "version 1": (bytes_of([], [], version=1), "version 1, written by an old converter"),
+    "byte order": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "of the other byte order"),
+    "short": (b"GGUF\x03\0\0\0\0", "truncated at 9 bytes"),
+    "keys claimed": (bytes_of([], [], counts=(0, HUGE)), f"claims {HUGE} keys"),
+    "tensors claimed": (bytes_of([], [], counts=(HUGE, 0)), f"claims {HUGE} tensors"),
+    "name too long": (bytes_of([struct.pack("<Q", HUGE) + bytes(40)], []), "within the name of a key"),
+    "text too long": (
+        bytes_of([text("general.name") + struct.pack("<IQ", STRING, HUGE) + bytes(40)], []),
+        "within the key general.name",
+    ),
+    "array too long": (bytes_of([array_key("a", UINT32, HUGE, bytes(64))], []), f"the key a claims {HUGE} values"),
+    "texts too many": (bytes_of([array_key("a", STRING, HUGE, bytes(64))], []), f"the key a claims {HUGE} values"),
+    "text in array too long": (bytes_of([array_key("a", STRING, 1, struct.pack("<Q", HUGE))], []), "within the key a"),
+    "arrays in arrays": (bytes_of([array_key("a", ARRAY, 1, struct.pack("<IQ", ARRAY, 1) * 8)], []), "levels"),
+    "value type": (bytes_of([text("a") + struct.pack("<I", 77) + bytes(40)], []), "of type 77"),
+    "name": (bytes_of([struct.pack("<Q", 2) + b"\xff\xfe" + struct.pack("<IB", 0, 1)], []), "not UTF-8"),
+    "key twice": (bytes_of([text_key("a", "b")] * 2, []), "the key a twice"),
+    "alignment": (bytes_of([text("general.alignment") + struct.pack("<II", UINT32, 33)], []), "power of 2"),
+    "dims": (bytes_of([], [tensor_entry("t", (1,) * 5, 0, 0)]), "5 dims"),
+    "shape": (bytes_of([], [tensor_entry("t", (HUGE - 1, HUGE - 1), 0, 0)]), "which the file cannot hold"),
+    "tensor type": (bytes_of([], [tensor_entry("t", (4,), 99, 0)], bytes(64)), "type 99"),
+    "blocks": (bytes_of([], [tensor_entry("t", (2, 48), 8, 0)], bytes(256)), "blocks of 32 columns"),
+    "offset": (bytes_of([], [tensor_entry("t", (4,), 0, 7)], bytes(64)), "no multiple of 32"),
+    "truncated": (bytes_of([], [tensor_entry("t", (64,), 0, 0)], bytes(128)), "truncated: t ends at byte"),
+    "overlap": (
+        bytes_of([], [tensor_entry("t", (64,), 0, 0), tensor_entry("u", (8,), 0, 32)], bytes(512)),
+        "t and u overlap",
+    ),
+    "tensor twice": (bytes_of([], [tensor_entry("t", (8,), 0, 0)] * 2, bytes(64)), "tensor t twice"),
 }
 
 
@@ -89,11 +87,10 @@ def test_the_header_is_that_of_the_library(tmp_path: Path) -> None:
         if not key.startswith("GGUF."):
             value = ours.keys[key]
             assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents()
-    assert {
-        (one.name, one.type, one.shape, one.stored_bytes, one.begin) for one in ours.tensors.values()
-    } == {(one.name, one.tensor_type.name, tuple(int(x)
-                                                 for x in one.shape[::-1]), one.n_bytes, one.data_offset)
-          for one in theirs.tensors}
+    assert {(one.name, one.type, one.shape, one.stored_bytes, one.begin) for one in ours.tensors.values()} == {
+        (one.name, one.tensor_type.name, tuple(int(x) for x in one.shape[::-1]), one.n_bytes, one.data_offset)
+        for one in theirs.tensors
+    }
 
 
 def test_a_file_cut_at_any_place_is_refused(tmp_path: Path) -> None:
@@ -107,10 +104,12 @@ def test_a_file_cut_at_any_place_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
-    [("general.architecture", "gpt-j", "general.architecture is 'gpt-j'; of GGUF files weft serves lfm2"),
-     ("tokenizer.ggml.model", "bert", "tokenizer.ggml.model is 'bert'; weft reads gpt2, llama"),
-     ("tokenizer.ggml.pre", "klingon",
-      "tokenizer.ggml.pre is 'klingon'; the pre-tokenizers that weft knows are")])
+    [
+        ("general.architecture", "gpt-j", "general.architecture is 'gpt-j'; of GGUF files weft serves lfm2"),
+        ("tokenizer.ggml.model", "bert", "tokenizer.ggml.model is 'bert'; weft reads gpt2, llama"),
+        ("tokenizer.ggml.pre", "klingon", "tokenizer.ggml.pre is 'klingon'; the pre-tokenizers that weft knows are"),
+    ],
+)
 def test_what_is_not_served_is_named(key: str, value: str, reason: str, tmp_path: Path) -> None:
     def change(writer: gguf.GGUFWriter) -> None:
         writer.kv_data[0][key].value = value
@@ -128,9 +127,11 @@ def test_a_shape_that_contradicts_the_keys_is_named(tmp_path: Path) -> None:
         writer.kv_data[0]["lfm2.feed_forward_length"].value = 99
 
     directory = resolve_model(write_gguf(checkpoint("lfm2"), tmp_path / "model.gguf", change=change))
-    with pytest.raises(CheckpointError,
-                       match=r"feed_forward.w1.weight has shape \[96, 64\]; config.json makes it "
-                       r"\[99, 64\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"feed_forward.w1.weight has shape \[96, 64\]; config.json makes it "
+        r"\[99, 64\]",
+    ):
         load_model(directory)
 
 
@@ -172,8 +173,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         resolve_model(file)
 
 
-def test_views_of_files_that_are_gone_go_and_so_do_the_oldest(tmp_path: Path,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_of_files_that_are_gone_go_and_so_do_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.models.gguf.view._VIEWS_MAX", 2)
     files = [write_gguf(checkpoint("lfm2"), tmp_path / f"{name}.gguf") for name in "abcd"]
     first, second = resolve_model(files[0]), resolve_model(files[1])

@@ -40,16 +40,17 @@ def test_values_are_those_of_the_library_to_the_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_model_in_blocks_gives_the_logits_of_its_values(name: str, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_in_blocks_gives_the_logits_of_its_values(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """float32, inputs as they are: kept forms and widened ones are the same model."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = make_checkpoint(tmp_path / "wide", "lfm2", **WIDE)
     kind = {"blk.": GGMLQuantizationType[name]}
-    loaded = load_model(resolve_model(write_gguf(source, tmp_path / "a.gguf", types=kind)), "float32",
-                        quantize_inputs=False)
-    values = load_model(resolve_model(write_gguf(source, tmp_path / "b.gguf", types=kind, widened=True)),
-                        "float32")
+    loaded = load_model(
+        resolve_model(write_gguf(source, tmp_path / "a.gguf", types=kind)), "float32", quantize_inputs=False
+    )
+    values = load_model(resolve_model(write_gguf(source, tmp_path / "b.gguf", types=kind, widened=True)), "float32")
     kept = name in BLOCK_FORMS
     assert kept == any("int" in form for form in loaded.weights_form.split(", "))
     assert kept != any("widened" in warning for warning in loaded.warnings)
@@ -63,17 +64,24 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("types", [{"blk.": "Q4_K", "token_embd": "Q6_K"}, {"": "Q8_0"}])
-def test_a_tied_embedding_and_moved_columns_are_served_in_blocks(types: dict[str, str], tmp_path: Path,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_embedding_and_moved_columns_are_served_in_blocks(
+    types: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Qwen3.5 with V heads of 64 columns in tiled order, whose output projection has its columns moved."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kinds = {begin: GGMLQuantizationType[name] for begin, name in types.items()}
-    source = make_checkpoint(tmp_path / "wide", "qwen3_5", hidden_size=256, intermediate_size=512,
-                             linear_value_head_dim=64, tie_word_embeddings=True)
-    loaded = load_model(resolve_model(write_gguf(source, tmp_path / "a.gguf", types=kinds)), "float32",
-                        quantize_inputs=False)
-    values = load_model(resolve_model(write_gguf(source, tmp_path / "b.gguf", types=kinds, widened=True)),
-                        "float32")
+    source = make_checkpoint(
+        tmp_path / "wide",
+        "qwen3_5",
+        hidden_size=256,
+        intermediate_size=512,
+        linear_value_head_dim=64,
+        tie_word_embeddings=True,
+    )
+    loaded = load_model(
+        resolve_model(write_gguf(source, tmp_path / "a.gguf", types=kinds)), "float32", quantize_inputs=False
+    )
+    values = load_model(resolve_model(write_gguf(source, tmp_path / "b.gguf", types=kinds, widened=True)), "float32")
     assert (logits(loaded.model) - logits(values.model)).abs().max().item() < 1e-4
 
 
@@ -84,7 +92,7 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, monkeypatch: pyt
 
     tensor = read_header(file).tensors["blk.0.ffn_up.weight"]
     content = bytearray(file.read_bytes())
-    content[tensor.begin:tensor.begin + 2] = np.float16(np.nan).tobytes()
+    content[tensor.begin : tensor.begin + 2] = np.float16(np.nan).tobytes()
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"feed_forward.w3.weight has scales that are no finite"):
         load_model(resolve_model(file), "float32")

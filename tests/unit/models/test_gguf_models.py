@@ -57,15 +57,19 @@ FORGOTTEN = [("qwen3_5", "log"), ("qwen3_5", "plus_one"), ("qwen3_5", "tiled"), 
 @functools.cache
 def original(name: str) -> Path:
     if name == "granite_attention":  # the architecture without Mamba, which has a name of its own
-        return make_checkpoint(checkpoint("granite").parent / name,
-                               "granite_rope",
-                               layer_types=["attention"] * 4,
-                               mamba_conv_bias=True)
+        return make_checkpoint(
+            checkpoint("granite").parent / name, "granite_rope", layer_types=["attention"] * 4, mamba_conv_bias=True
+        )
     if name == "llama_scaled":
-        scaled = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
-                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-        return make_checkpoint(checkpoint("llama").parent / name, "llama", rope_parameters=scaled,
-                               head_dim=64)
+        scaled = {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+        return make_checkpoint(checkpoint("llama").parent / name, "llama", rope_parameters=scaled, head_dim=64)
     if not CASES[name]:
         return checkpoint(name)
     return make_checkpoint(checkpoint("lfm2").parent / f"{name}_plainer", name, **CASES[name])
@@ -102,36 +106,38 @@ def test_the_file_gives_the_logits_of_the_checkpoint(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "forgotten"), FORGOTTEN)
-def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, forgotten: str,
-                                                                     tmp_path: Path) -> None:
+def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, forgotten: str, tmp_path: Path) -> None:
     """The control: the inverse is then applied to what was never changed."""
-    assert (distance(name, write_gguf(original(name), tmp_path / "model.gguf", forget={forgotten}))
-            > 100 * TOLERANCE)
+    assert distance(name, write_gguf(original(name), tmp_path / "model.gguf", forget={forgotten})) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "key", "value", "reason"), [
-    ("ling", "rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
-    ("ling", "swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp is"),
-    ("gigachat3_5", "swiglu_clamp_exp", [1.5, 7.0], "swiglu_clamp_exp is"),
-    ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
-    ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
-    ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
-    ("gemma4", "feed_forward_length", [96], "the file has 6 layers"),
-    ("glm5_next", "attention.indexer.kpool_select_tail", False, "attention sees the unfinished block"),
-    ("glm5_next", "attention.indexer.types", [True, False] * 2, "an index of their own"),
-    ("glm5_next", "attention.indexer.kpool", None, "attention.indexer.kpool is missing"),
-    ("qwen4_exp", "attention.compress_ratios", [0, 4, 0, 2], "one ratio for all attention layers"),
-    ("qwen4_exp", "ple.head_offsets", [0] * 8, "tables with rows, one behind the other"),
-    ("qwen4_exp", "ple.layers", [0, 2], "tables in front of one delta layer"),
-    ("qwen4_exp", "ple.layers", [1], "tables in front of one delta layer")])
-def test_a_key_that_is_not_served_is_one_line(name: str, key: str, value: Any, reason: str,
-                                              tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "key", "value", "reason"),
+    [
+        ("ling", "rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
+        ("ling", "swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp is"),
+        ("gigachat3_5", "swiglu_clamp_exp", [1.5, 7.0], "swiglu_clamp_exp is"),
+        ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
+        ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
+        ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
+        ("gemma4", "feed_forward_length", [96], "the file has 6 layers"),
+        ("glm5_next", "attention.indexer.kpool_select_tail", False, "attention sees the unfinished block"),
+        ("glm5_next", "attention.indexer.types", [True, False] * 2, "an index of their own"),
+        ("glm5_next", "attention.indexer.kpool", None, "attention.indexer.kpool is missing"),
+        ("qwen4_exp", "attention.compress_ratios", [0, 4, 0, 2], "one ratio for all attention layers"),
+        ("qwen4_exp", "ple.head_offsets", [0] * 8, "tables with rows, one behind the other"),
+        ("qwen4_exp", "ple.layers", [0, 2], "tables in front of one delta layer"),
+        ("qwen4_exp", "ple.layers", [1], "tables in front of one delta layer"),
+    ],
+)
+def test_a_key_that_is_not_served_is_one_line(name: str, key: str, value: Any, reason: str, tmp_path: Path) -> None:
     def change(writer: gguf.GGUFWriter) -> None:
         full = f"{writer.arch}.{key}"
         writer.kv_data[0].pop(full, None)
         if value is not None:
-            {str: writer.add_string, int: writer.add_uint32, list: writer.add_array,
-             bool: writer.add_bool}[type(value)](full, value)
+            {str: writer.add_string, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}[
+                type(value)
+            ](full, value)
 
     file = write_gguf(original(name), tmp_path / "model.gguf", change=change)
     with pytest.raises(CheckpointError, match=reason) as error:
@@ -144,7 +150,7 @@ def test_the_first_of_several_heads_is_read_and_gates_its_norms(tmp_path: Path) 
     """GigaChat's: a head for each place of a draft, under one name in each block."""
     made = with_head(tmp_path / "made", "gigachat3_5")
     config = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps(config | {"layernorm_gating_weight": 2.0}))   # of all files
+    (made / "config.json").write_text(json.dumps(config | {"layernorm_gating_weight": 2.0}))  # of all files
     file = resolve_model(write_gguf(made, tmp_path / "model.gguf"))
     stored, read = (load_model(one, "float32", mtp=True).model.mtp for one in (made, file))
     assert isinstance(stored, MtpHead)
@@ -184,9 +190,12 @@ def test_a_head_behind_the_last_block_is_that_of_the_checkpoint(name: str, tmp_p
 def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
     made = make_checkpoint(tmp_path / "made", "qwen4_exp", ple_layer_ids=[1], ple_embed_dim=256)
     kinds = {"per_layer_token_embd": gguf.GGMLQuantizationType.Q4_0}
-    blocks, values = (load_model(resolve_model(
-        write_gguf(made, tmp_path / f"{widened}.gguf", types=kinds, widened=widened)), "float32")
-        for widened in (False, True))
+    blocks, values = (
+        load_model(
+            resolve_model(write_gguf(made, tmp_path / f"{widened}.gguf", types=kinds, widened=widened)), "float32"
+        )
+        for widened in (False, True)
+    )
     assert (logits(blocks) - logits(values)).abs().max() < TOLERANCE
     before = blocks.model.layers[0].before
     assert isinstance(before, NgramsBlock)

@@ -26,8 +26,21 @@ from weft.models.hub import resolve_model
 from weft.models.loading import load_model
 from weft.tensor.weights.quantized import rounded
 
-FAMILIES = ["lfm2_moe", "qwen3_5_moe", "qwen3_next", "granite_moe", "granite_attention", "nemotron_h_moe",
-            "falcon_h1", "jamba", "falcon_mamba", "mamba2", "qwen3_tied", "llama_scaled", "gpt_oss"]
+FAMILIES = [
+    "lfm2_moe",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "granite_moe",
+    "granite_attention",
+    "nemotron_h_moe",
+    "falcon_h1",
+    "jamba",
+    "falcon_mamba",
+    "mamba2",
+    "qwen3_tied",
+    "llama_scaled",
+    "gpt_oss",
+]
 FIRST_KEYS = ("attention.head_count_kv", "feed_forward_length", "ssm.inner_size", "attention.key_length")
 """Keys that the fixture writes in another form, or of layers that the model lacks."""
 
@@ -60,8 +73,9 @@ def test_the_file_has_the_names_shapes_and_values_of_a_converted_one(name: str, 
 @pytest.fixture(scope="module")
 def wide() -> Path:
     """Rows of whole blocks."""
-    return make_checkpoint(checkpoint("qwen3_5").parent / "wide_qwen3_5", "qwen3_5", hidden_size=256,
-                           intermediate_size=512)
+    return make_checkpoint(
+        checkpoint("qwen3_5").parent / "wide_qwen3_5", "qwen3_5", hidden_size=256, intermediate_size=512
+    )
 
 
 def test_the_model_of_the_file_is_near_and_the_report_says_how_near(wide: Path, tmp_path: Path) -> None:
@@ -72,8 +86,7 @@ def test_the_model_of_the_file_is_near_and_the_report_says_how_near(wide: Path, 
     assert kinds["blk.0.ssm_alpha.weight"] == GGMLQuantizationType.F32, "decay is steered in full"
     assert all(0.05 < one.error < 0.09 for one in errors if kinds[one.name] == GGMLQuantizationType.Q4_K)
     assert sum(one.copied_bytes for one in errors) < sum(one.stored_bytes for one in errors) / 5
-    found, truth = (logits(load_model(path, "float32"))
-                    for path in (resolve_model(tmp_path / "out.gguf"), wide))
+    found, truth = (logits(load_model(path, "float32")) for path in (resolve_model(tmp_path / "out.gguf"), wide))
     rounded_too = logits(load_model(wide, "float32", quantize="int4"))
     assert (found - truth).norm() < (rounded_too - truth).norm()
 
@@ -81,8 +94,14 @@ def test_the_model_of_the_file_is_near_and_the_report_says_how_near(wide: Path, 
 def test_the_packer_means_what_gguf_reads_and_errs_less_than_int4() -> None:
     generator = torch.Generator().manual_seed(3)
     normal = torch.randn(64, 1024, generator=generator)
-    for rows in (normal, normal ** 3, normal + 2, torch.zeros(2, 256), torch.full((1, 256), 0.3),
-                 torch.full((1, 256), -0.3)):
+    for rows in (
+        normal,
+        normal**3,
+        normal + 2,
+        torch.zeros(2, 256),
+        torch.full((1, 256), 0.3),
+        torch.full((1, 256), -0.3),
+    ):
         blocks, values = q4_k(rows)
         assert np.array_equal(dequantize(blocks.numpy(), GGMLQuantizationType.Q4_K), values.numpy())
         assert float((values - rows).norm()) <= 0.9 * float((rounded(rows, 4).dense() - rows).norm()) + 1e-2
@@ -120,8 +139,7 @@ def test_kill_9_in_the_middle_leaves_no_file_and_the_next_run_goes_on(wide: Path
     assert not (tmp_path / "out.gguf.partial").exists()
 
 
-def test_what_cannot_be_written_is_one_line(wide: Path, tmp_path: Path,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_one_line(wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(CheckpointError, match=r"name ends in \.gguf"):
         write_gguf(wide, tmp_path / "out")
@@ -151,4 +169,7 @@ def test_only_the_kernel_of_a_short_convolution_stays_in_32_bits(tmp_path: Path)
     kinds = {tensor.name: tensor.tensor_type.name for tensor in tensors}
     layer = next(name.split(".")[1] for name in kinds if "shortconv" in name)
     assert [kinds[f"blk.{layer}.shortconv.{part}.weight"] for part in ("conv", "in_proj", "out_proj")] == [
-        "F32", "Q4_K", "Q4_K"]
+        "F32",
+        "Q4_K",
+        "Q4_K",
+    ]

@@ -42,7 +42,8 @@ def test_a_directory_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hub_model_that_ranks_do_not_divide_is_said_before_anything_listens(
-        hub_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in (hub_cache / "models--maker--tiny" / "snapshots" / COMMIT).iterdir():
         if file.name != "config.json":
             file.unlink()
@@ -54,7 +55,8 @@ def test_a_hub_model_that_ranks_do_not_divide_is_said_before_anything_listens(
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_an_adapter_of_the_hub_that_is_a_pickle_is_named_as_one(
-        hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: bool) -> None:
+    hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: bool
+) -> None:
     files = tmp_path / "adapter"
     files.mkdir()
     (files / "adapter_config.json").write_text("{}")
@@ -71,8 +73,9 @@ def test_an_adapter_of_the_hub_that_is_a_pickle_is_named_as_one(
     with hub_server({"maker/adapter": files}) as hub:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
-                            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         with pytest.raises(CheckpointError, match=refused):
             resolve_adapter("maker/adapter")
         (files / "adapter_model.bin").unlink()
@@ -89,17 +92,21 @@ def test_a_hub_name_is_found_in_the_cache_and_loads(hub_cache: Path) -> None:
     assert resolve_model("maker/tiny", revision=COMMIT) == found
 
 
-@pytest.mark.parametrize(("name", "revision", "words"), [
-    ("maker/other", None, ["'maker/other'", "cache", "cannot be reached"]),
-    ("maker/tiny", "v2", ["'maker/tiny'", "'v2'", "cannot be reached"]),
-    ("LFM2-350M", None, ["'LFM2-350M'", "cannot be reached", "owner/name, such as LiquidAI/LFM2-350M"]),
-    ("maker//tiny", None, ["no such directory"]),
-    ("./missing", None, ["missing", "no such directory"]),
-    ("/nowhere/at/all", None, ["/nowhere/at/all", "no such directory"]),
-    ("bad name!", None, ["'bad name!'", "not a hub name"]),
-])
-def test_what_cannot_be_resolved_says_what_was_tried(hub_cache: Path, name: str, revision: str | None,
-                                                     words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "revision", "words"),
+    [
+        ("maker/other", None, ["'maker/other'", "cache", "cannot be reached"]),
+        ("maker/tiny", "v2", ["'maker/tiny'", "'v2'", "cannot be reached"]),
+        ("LFM2-350M", None, ["'LFM2-350M'", "cannot be reached", "owner/name, such as LiquidAI/LFM2-350M"]),
+        ("maker//tiny", None, ["no such directory"]),
+        ("./missing", None, ["missing", "no such directory"]),
+        ("/nowhere/at/all", None, ["/nowhere/at/all", "no such directory"]),
+        ("bad name!", None, ["'bad name!'", "not a hub name"]),
+    ],
+)
+def test_what_cannot_be_resolved_says_what_was_tried(
+    hub_cache: Path, name: str, revision: str | None, words: list[str]
+) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve_model(name, revision)
     assert all(word in caught.value.message for word in words), caught.value.message
@@ -115,14 +122,18 @@ def test_a_directory_or_hub_model_without_config_is_refused(hub_cache: Path, tmp
         resolve_model(checkpoint("lfm2") / "config.json")
 
 
-@pytest.mark.parametrize(("raised", "words"), [
-    (errors.RepositoryNotFoundError, "no such model"),
-    (errors.GatedRepoError, "gated"),
-    (errors.RevisionNotFoundError, "not this revision"),
-    (errors.HfHubHTTPError, "did not deliver"),
-])
-def test_answers_of_the_hub_become_errors_that_say_what_to_do(raised: type[errors.HfHubHTTPError], words: str,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (errors.RepositoryNotFoundError, "no such model"),
+        (errors.GatedRepoError, "gated"),
+        (errors.RevisionNotFoundError, "not this revision"),
+        (errors.HfHubHTTPError, "did not deliver"),
+    ],
+)
+def test_answers_of_the_hub_become_errors_that_say_what_to_do(
+    raised: type[errors.HfHubHTTPError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def download(name: str, **options: object) -> str:
         raise raised("no", response=httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid")))
 
@@ -141,8 +152,8 @@ def test_only_what_serving_reads_is_fetched(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     resolve_model("maker/tiny", "v1")
     assert (asked["name"], asked["revision"]) == ("maker/tiny", "v1")
-    assert "*.safetensors" in asked["allow_patterns"]           # type: ignore[operator]
-    assert not any("bin" in pattern for pattern in asked["allow_patterns"])     # type: ignore[attr-defined]
+    assert "*.safetensors" in asked["allow_patterns"]  # type: ignore[operator]
+    assert not any("bin" in pattern for pattern in asked["allow_patterns"])  # type: ignore[attr-defined]
 
 
 def hub_gguf(hub_cache: Path, *names: str) -> Path:
@@ -157,8 +168,9 @@ def hub_gguf(hub_cache: Path, *names: str) -> Path:
     return snapshot
 
 
-def test_a_gguf_file_of_the_hub_is_named_by_its_type(hub_cache: Path, tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gguf_file_of_the_hub_is_named_by_its_type(
+    hub_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hub_gguf(hub_cache, "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf", "mmproj-tiny-Q8_0.gguf")
     view = resolve_model("maker/tiny:q8_0")
@@ -169,14 +181,23 @@ def test_a_gguf_file_of_the_hub_is_named_by_its_type(hub_cache: Path, tmp_path: 
 
 
 def test_a_type_is_a_word_of_the_name_and_parts_are_one_model() -> None:
-    files = ["README.md", "a-Q4_K_M.gguf", "a-Q4_K_S.gguf", "a-UD-Q4_K_XL.gguf", "a-Q8_0.gguf",
-             "a-UD-Q8_0.gguf", "BF16/a-BF16-00002-of-00002.gguf", "BF16/a-BF16-00001-of-00002.gguf",
-             "b.IQ4_XS.gguf", "c-Q2_K.gguf", "d-Q2_K.gguf"]
+    files = [
+        "README.md",
+        "a-Q4_K_M.gguf",
+        "a-Q4_K_S.gguf",
+        "a-UD-Q4_K_XL.gguf",
+        "a-Q8_0.gguf",
+        "a-UD-Q8_0.gguf",
+        "BF16/a-BF16-00002-of-00002.gguf",
+        "BF16/a-BF16-00001-of-00002.gguf",
+        "b.IQ4_XS.gguf",
+        "c-Q2_K.gguf",
+        "d-Q2_K.gguf",
+    ]
     assert files_of_type(files, "Q4_K") == []
     assert files_of_type(files, "Q4_K_XL") == [["a-UD-Q4_K_XL.gguf"]]
     assert files_of_type(files, "Q8_0") == [["a-Q8_0.gguf"]]
     assert files_of_type(files, "UD-Q8_0") == [["a-UD-Q8_0.gguf"]]
     assert files_of_type(files, "iq4_xs") == [["b.IQ4_XS.gguf"]]
-    assert files_of_type(files, "BF16") == [["BF16/a-BF16-00001-of-00002.gguf",
-                                             "BF16/a-BF16-00002-of-00002.gguf"]]
+    assert files_of_type(files, "BF16") == [["BF16/a-BF16-00001-of-00002.gguf", "BF16/a-BF16-00002-of-00002.gguf"]]
     assert len(files_of_type(files, "Q2_K")) == 2

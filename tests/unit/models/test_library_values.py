@@ -60,15 +60,18 @@ def test_values_are_those_of_the_library(name: str, keeps_fp8: bool) -> None:
 
 def test_one_bit_of_a_stored_matrix_changes_its_values() -> None:
     """The control of the test above."""
-    for name, tensor in (("nvfp4-modelopt", "x.weight"), ("nf4-bitsandbytes", "x.weight"),
-                         ("mxfp4-compressed", "x.weight_scale"), ("gptq4-auto-round", "x.qzeros")):
+    for name, tensor in (
+        ("nvfp4-modelopt", "x.weight"),
+        ("nf4-bitsandbytes", "x.weight"),
+        ("mxfp4-compressed", "x.weight_scale"),
+        ("gptq4-auto-round", "x.qzeros"),
+    ):
         made, values = read(DIRECTORY / f"{name}.safetensors", keeps_fp8=False, spoil=tensor)
         assert not torch.equal(made, values), name
 
 
 def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_path: Path) -> None:
-    quantised = copy_checkpoint(checkpoint("qwen3_next"), tmp_path / "q",
-                                quantization_config={"quant_method": "mxfp4"})
+    quantised = copy_checkpoint(checkpoint("qwen3_next"), tmp_path / "q", quantization_config={"quant_method": "mxfp4"})
     plain = copy_checkpoint(checkpoint("qwen3_next"), tmp_path / "p")
     stored: Tensors = {}
     values: Tensors = {}
@@ -91,7 +94,7 @@ def test_experts_in_the_layout_of_gpt_oss_have_the_logits_of_their_values(tmp_pa
     block, truth = (model.model.layers[0].feed_forward for model in (loaded, other))
     assert isinstance(block, ExpertsBlock)
     assert isinstance(truth, ExpertsBlock)
-    assert torch.equal(block.gate_up.dense(), truth.gate_up.dense())       # type: ignore[union-attr, operator]
+    assert torch.equal(block.gate_up.dense(), truth.gate_up.dense())  # type: ignore[union-attr, operator]
 
 
 def test_a_checkpoint_of_gpt_oss_has_the_logits_of_transformers_over_its_values(tmp_path: Path) -> None:
@@ -100,8 +103,9 @@ def test_a_checkpoint_of_gpt_oss_has_the_logits_of_transformers_over_its_values(
     quantised = make_checkpoint(tmp_path / "q", "gpt_oss", intermediate_size=64)
     plain = copy_checkpoint(quantised, tmp_path / "p")
     config = json.loads((quantised / "config.json").read_text())
-    (quantised / "config.json").write_text(json.dumps(config | {"quantization_config": {
-        "quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}))
+    (quantised / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}})
+    )
     stored = load_file(quantised / "model.safetensors")
     values = dict(stored)
     for name in [name for name in stored if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
@@ -116,12 +120,15 @@ def test_a_checkpoint_of_gpt_oss_has_the_logits_of_transformers_over_its_values(
     tokens = list(range(3, 43))
     with torch.inference_mode():
         truth = load_reference(plain)(torch.tensor([tokens])).logits[0]
-    [coded], [floats] = (ModelDriver(each.model, sequences=1, length=64).step((0, tokens))
-                         for each in (loaded, load(plain)))
+    [coded], [floats] = (
+        ModelDriver(each.model, sequences=1, length=64).step((0, tokens)) for each in (loaded, load(plain))
+    )
     torch.testing.assert_close(floats, truth, rtol=0, atol=1e-4)
     torch.testing.assert_close(coded, truth, rtol=0, atol=1e-3)
-    other = {**values, "model.layers.0.mlp.experts.gate_up_proj": values[
-        "model.layers.0.mlp.experts.gate_up_proj"].flip(-1)}   # the control: rows in another order
+    other = {
+        **values,
+        "model.layers.0.mlp.experts.gate_up_proj": values["model.layers.0.mlp.experts.gate_up_proj"].flip(-1),
+    }  # the control: rows in another order
     save_file({name: tensor.contiguous() for name, tensor in other.items()}, plain / "model.safetensors")
     [wrong] = ModelDriver(load(plain).model, sequences=1, length=64).step((0, tokens))
     assert (wrong - truth).abs().max() > 0.01
@@ -132,18 +139,21 @@ def test_settings_of_modelopt_are_found_in_their_own_file(tmp_path: Path) -> Non
     config = json.loads((quantised / "config.json").read_text())
     del config["quantization_config"]
     (quantised / "config.json").write_text(json.dumps(config))
-    (quantised / "hf_quant_config.json").write_text(json.dumps(
-        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}))
+    (quantised / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    )
     torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
 
 
 def broken(source: str, tmp_path: Path, change: dict[str, torch.Tensor | None]) -> str:
     """The error of a checkpoint in the form ``source`` with other tensors."""
+
     def spoil(tensors: Tensors) -> None:
         for name, tensor in change.items():
             del tensors[name]
             if tensor is not None:
                 tensors[name] = tensor
+
     quantised, _ = write("qwen3_5", tmp_path, FORMS[source], spoil=spoil)
     with pytest.raises(CheckpointError) as caught:
         load(quantised)
@@ -159,10 +169,16 @@ def test_bad_tensors_are_named_in_one_line(tmp_path: Path) -> None:
         ("nvfp4", {f"{Q_PROJ}_global_scale": torch.zeros(1)}, ["_global_scale", "finite"]),
         ("nvfp4_modelopt", {f"{Q_PROJ}_scale_2": None}, ["_scale_2", "missing"]),
         ("int8_bitsandbytes", {f"{q}SCB": torch.ones(3)}, ["SCB", "[3]", f"[{shape[0]}]"]),
-        ("auto_round", {f"{q}qweight": torch.zeros(16, shape[0], dtype=torch.int32)},
-         [q.removesuffix("."), "8 bits", "auto-round", "4"]),
-        ("nf4", {f"{Q_PROJ}.quant_state.bitsandbytes__nf4": torch.zeros(4, dtype=torch.uint8)},
-         ["quant_state", "JSON"]),
+        (
+            "auto_round",
+            {f"{q}qweight": torch.zeros(16, shape[0], dtype=torch.int32)},
+            [q.removesuffix("."), "8 bits", "auto-round", "4"],
+        ),
+        (
+            "nf4",
+            {f"{Q_PROJ}.quant_state.bitsandbytes__nf4": torch.zeros(4, dtype=torch.uint8)},
+            ["quant_state", "JSON"],
+        ),
         ("fp8_modelopt", {Q_PROJ: torch.zeros(shape[0], 32, dtype=torch.uint8)}, ["q_proj", "fp8"]),
     ]
     for index, (source, change, words) in enumerate(cases):

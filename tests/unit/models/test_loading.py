@@ -96,7 +96,7 @@ def test_faults_are_found_before_any_weight_is_read(directory: Path, monkeypatch
     monkeypatch.setattr(loading, "TensorReader", reading)
     rewrite(directory, lambda tensors: tensors.pop("model.norm.weight"))
     failure(directory, "model.norm.weight")
-    with pytest.raises(AssertionError, match="was read"):       # the same trap on a good checkpoint
+    with pytest.raises(AssertionError, match="was read"):  # the same trap on a good checkpoint
         load_model(checkpoint("qwen3_5"))
 
 
@@ -117,12 +117,15 @@ def test_a_truncated_file_is_named(directory: Path, kept: int) -> None:
     load_model(directory)
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", ["git-lfs pointer"]),
-    (b"PK\x03\x04" + b"\xff" * 100, ["header claims"]),
-    ((8).to_bytes(8, "little") + b"not json", ["header cannot be read"]),
-    ((21).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}', ["header cannot be read"]),
-])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", ["git-lfs pointer"]),
+        (b"PK\x03\x04" + b"\xff" * 100, ["header claims"]),
+        ((8).to_bytes(8, "little") + b"not json", ["header cannot be read"]),
+        ((21).to_bytes(8, "little") + b'{"a":{"dtype":"F32"}}', ["header cannot be read"]),
+    ],
+)
 def test_a_file_that_is_no_safetensors_is_named(directory: Path, content: bytes, words: list[str]) -> None:
     (directory / "model.safetensors").write_bytes(content)
     failure(directory, "model.safetensors", *words)
@@ -156,12 +159,18 @@ def test_a_bad_generation_config_is_named_and_an_absent_one_falls_back(directory
     assert (len(defaults.eos_ids), defaults.sampling()) == (1, {})
 
 
-@pytest.mark.parametrize(("stated", "temperature"), [
-    ({"do_sample": False, "temperature": 0.6}, 0.0), ({"do_sample": True, "temperature": 0.6}, 0.6),
-    ({"temperature": 0.6}, 0.6), ({}, None),
-])
-def test_a_checkpoint_that_does_not_sample_is_greedy(directory: Path, stated: dict[str, object],
-                                                     temperature: float | None) -> None:
+@pytest.mark.parametrize(
+    ("stated", "temperature"),
+    [
+        ({"do_sample": False, "temperature": 0.6}, 0.0),
+        ({"do_sample": True, "temperature": 0.6}, 0.6),
+        ({"temperature": 0.6}, 0.6),
+        ({}, None),
+    ],
+)
+def test_a_checkpoint_that_does_not_sample_is_greedy(
+    directory: Path, stated: dict[str, object], temperature: float | None
+) -> None:
     (directory / "generation_config.json").write_text(json.dumps(stated))
     assert read_generation_defaults(directory, {}).temperature == temperature
 
@@ -172,16 +181,29 @@ def test_an_unknown_architecture_is_told_from_a_broken_checkpoint(directory: Pat
 
 
 def test_tensors_of_other_parts_are_ignored_and_strangers_are_reported(directory: Path) -> None:
-    rewrite(directory, lambda tensors: tensors.update({
-        "mtp.fc.weight": torch.zeros(2), "model.visual.patch_embed.proj.weight": torch.zeros(2),
-        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}))
+    rewrite(
+        directory,
+        lambda tensors: tensors.update(
+            {
+                "mtp.fc.weight": torch.zeros(2),
+                "model.visual.patch_embed.proj.weight": torch.zeros(2),
+                "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2),
+            }
+        ),
+    )
     [skipped] = load_model(directory).warnings
     assert skipped == "Skipped the vision tower (1 tensor, 8 B): weft serves the text part of this model."
-    rewrite(directory, lambda tensors: tensors.update(
-        {f"model.layers.0.extra.{i}": torch.zeros(2) for i in range(7)}))
-    rewrite(directory, lambda tensors: tensors.update({
-        f"{name}.{i}.weight": torch.zeros(300) for i in range(3)
-        for name in ("vision_tower.blocks", "model.multi_modal_projector", "model.audio_tower.layers")}))
+    rewrite(directory, lambda tensors: tensors.update({f"model.layers.0.extra.{i}": torch.zeros(2) for i in range(7)}))
+    rewrite(
+        directory,
+        lambda tensors: tensors.update(
+            {
+                f"{name}.{i}.weight": torch.zeros(300)
+                for i in range(3)
+                for name in ("vision_tower.blocks", "model.multi_modal_projector", "model.audio_tower.layers")
+            }
+        ),
+    )
     skipped, warning = load_model(directory).warnings
     assert "vision tower (7 tensors, 7.0 KiB) and the audio tower (3 tensors, 3.5 KiB)" in skipped
     assert "7 tensors are not used" in warning
@@ -194,9 +216,13 @@ def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     whole, sharded = load_model(checkpoint("qwen3_5")).model, load_model(tmp_path).model
     for columns, one, other in (
-            (64, whole.head, sharded.head),
-            (96, whole.layers[3].feed_forward.down,                         # type: ignore[attr-defined]
-             sharded.layers[3].feed_forward.down)):                         # type: ignore[attr-defined]
+        (64, whole.head, sharded.head),
+        (
+            96,
+            whole.layers[3].feed_forward.down,  # type: ignore[attr-defined]
+            sharded.layers[3].feed_forward.down,
+        ),
+    ):  # type: ignore[attr-defined]
         each_column = torch.eye(columns)
         assert torch.equal(one(each_column), other(each_column))
 
@@ -230,9 +256,16 @@ def shared_blocks(directory: Path) -> tuple[str, str]:
     kinds = config.get("layers_block_type") or config["layer_types"]
     users = [number for number, kind in enumerate(kinds) if kind == "hybrid"]
     last = f"model.layers.{users[config.get('num_mem_blocks', 1)]}"
-    rewrite(directory, lambda stored: stored.update(
-        {last + name.removeprefix(layer): tensor.clone() for name, tensor in tensors.items()
-         if name.startswith(f"{layer}.shared_transformer.")}))
+    rewrite(
+        directory,
+        lambda stored: stored.update(
+            {
+                last + name.removeprefix(layer): tensor.clone()
+                for name, tensor in tensors.items()
+                if name.startswith(f"{layer}.shared_transformer.")
+            }
+        ),
+    )
     return first, last + first.removeprefix(layer)
 
 

@@ -47,18 +47,25 @@ def apart(name: str) -> int:
 
 def other_than(end: str) -> Form:
     """Matrices whose names end so have another order than their neighbours."""
-    return replace(ORDERED, quantise=gptq(symmetric=False, first_version=True, ordered=True,
-                                          seed=lambda name: 1 if name.endswith(end) else 0))
+    return replace(
+        ORDERED,
+        quantise=gptq(
+            symmetric=False, first_version=True, ordered=True, seed=lambda name: 1 if name.endswith(end) else 0
+        ),
+    )
 
 
 def read(tensors: Tensors, rows: int, columns: int, **settings: object) -> Codes | torch.Tensor:
     config = {"quantization_config": {**ORDERED.config, **settings}}
-    form = stored_form(config, {name: StoredTensor(Path(), name, NAMES[one.dtype], tuple(one.shape), 0)
-                                for name, one in tensors.items()})
+    form = stored_form(
+        config,
+        {name: StoredTensor(Path(), name, NAMES[one.dtype], tuple(one.shape), 0) for name, one in tensors.items()},
+    )
 
     def ask(name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
         assert tuple(tensors[name].shape) == shape
         return tensors[name]
+
     return form.read(ask, "x.weight", (rows, columns))
 
 
@@ -69,13 +76,16 @@ def stored(rows: int, of_column: torch.Tensor, bits: int, group: int) -> tuple[T
     codes = torch.randint(0, 1 << bits, (rows, columns), generator=draw)
     zeros = torch.randint(1, 1 << bits, (rows, groups), generator=draw)
     scales = (torch.rand(rows, groups, generator=draw) / 64).half().float()
-    tensors = {"x.qweight": to_words(codes, bits).T, "x.scales": scales.T.half(),
-               "x.qzeros": to_words((zeros - 1).T, bits), "x.g_idx": of_column.int()}
+    tensors = {
+        "x.qweight": to_words(codes, bits).T,
+        "x.scales": scales.T.half(),
+        "x.qzeros": to_words((zeros - 1).T, bits),
+        "x.g_idx": of_column.int(),
+    }
     return tensors, meant(codes.float(), zeros.float(), scales, of_column)
 
 
-@pytest.mark.parametrize(("bits", "columns", "group"),
-                         [(4, 256, 32), (8, 256, 128), (4, 144, 64), (4, 96, 24)])
+@pytest.mark.parametrize(("bits", "columns", "group"), [(4, 256, 32), (8, 256, 128), (4, 144, 64), (4, 96, 24)])
 def test_values_are_those_of_the_library_and_so_are_products(bits: int, columns: int, group: int) -> None:
     """144 columns have a last group of 16, and groups of 24 columns are widened."""
     of_column = groups_of(columns, group)[torch.randperm(columns, generator=torch.Generator().manual_seed(2))]
@@ -127,13 +137,18 @@ def test_a_whole_row_that_is_one_group_has_no_order(tmp_path: Path) -> None:
     assert torch.equal(made.dense(), values)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda groups: groups.index_fill_(0, torch.tensor([3]), 4), ["names the group 4", "groups 0 to 1"]),
-    (lambda groups: groups.index_fill_(0, torch.tensor([3]), -1), ["names the group -1", "groups 0 to 1"]),
-    (lambda groups: groups.zero_(), ["gives group 0 64 columns", "groups have 32"])])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda groups: groups.index_fill_(0, torch.tensor([3]), 4), ["names the group 4", "groups 0 to 1"]),
+        (lambda groups: groups.index_fill_(0, torch.tensor([3]), -1), ["names the group -1", "groups 0 to 1"]),
+        (lambda groups: groups.zero_(), ["gives group 0 64 columns", "groups have 32"]),
+    ],
+)
 def test_groups_that_are_none_are_named(change: object, words: list[str], tmp_path: Path) -> None:
     def spoil(tensors: Tensors) -> None:
-        change(tensors[G_IDX])      # type: ignore[operator]
+        change(tensors[G_IDX])  # type: ignore[operator]
+
     quantised, _ = write("qwen3_5", tmp_path, ORDERED, spoil=spoil)
     with pytest.raises(CheckpointError) as caught:
         load(quantised)
@@ -145,16 +160,15 @@ def test_groups_that_are_none_are_named(change: object, words: list[str], tmp_pa
 def test_projections_of_one_input_are_one_matrix_and_one_gather(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, ORDERED)
     layer = load(quantised).model.layers[1]
-    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)                # type: ignore[union-attr]
-    assert isinstance(layer.feed_forward.gate_up.weight, OrderedWeight)     # type: ignore[union-attr]
+    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)  # type: ignore[union-attr]
+    assert isinstance(layer.feed_forward.gate_up.weight, OrderedWeight)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("end", "count"), [("v_proj.weight", 2), ("k_proj.weight", 3)])
-def test_projections_with_orders_of_their_own_are_multiplied_apart(end: str, count: int,
-                                                                   tmp_path: Path) -> None:
+def test_projections_with_orders_of_their_own_are_multiplied_apart(end: str, count: int, tmp_path: Path) -> None:
     quantised, plain = write("qwen3_5", tmp_path, other_than(end))
     loaded = load(quantised)
-    qkv = loaded.model.layers[1].mixer.qkv.weight       # type: ignore[union-attr]
+    qkv = loaded.model.layers[1].mixer.qkv.weight  # type: ignore[union-attr]
     assert isinstance(qkv, JoinedWeight)
     assert [type(part) for part in qkv.parts] == [OrderedWeight] * count
     torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
@@ -162,17 +176,20 @@ def test_projections_with_orders_of_their_own_are_multiplied_apart(end: str, cou
 
 def test_another_order_has_other_logits(tmp_path: Path) -> None:
     """The control: two columns of one matrix change groups."""
+
     def spoil(tensors: Tensors) -> None:
         first, other = (int((tensors[G_IDX] == group).nonzero()[0]) for group in (0, 1))
         tensors[G_IDX][first], tensors[G_IDX][other] = 1, 0
+
     quantised, plain = write("qwen3_5", tmp_path, ORDERED, spoil=spoil)
     assert (logits(load(quantised)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]
 
 
 @pytest.mark.parametrize("source", ["lfm2", "granite"])
 def test_other_families_have_the_logits_of_their_values(source: str, tmp_path: Path) -> None:
-    quantised, plain = write(source, tmp_path, replace(ORDERED, quantise=gptq(
-        symmetric=False, first_version=True, ordered=True, seed=apart)))
+    quantised, plain = write(
+        source, tmp_path, replace(ORDERED, quantise=gptq(symmetric=False, first_version=True, ordered=True, seed=apart))
+    )
     torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
 
 
@@ -182,20 +199,33 @@ def compressed(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     base = name.removesuffix("weight")
     codes = unpacked(made[f"{base}qweight"], 4, 0).T
     of_column = made[f"{base}g_idx"] if "down_proj" not in name else torch.full((matrix.shape[1],), -1)
-    return {f"{name}_packed": to_words(codes, 4), f"{name}_scale": made[f"{base}scales"].T,
-            f"{name}_g_idx": of_column.int(), f"{name}_shape": torch.tensor(matrix.shape)}, values
+    return {
+        f"{name}_packed": to_words(codes, 4),
+        f"{name}_scale": made[f"{base}scales"].T,
+        f"{name}_g_idx": of_column.int(),
+        f"{name}_shape": torch.tensor(matrix.shape),
+    }, values
 
 
-COMPRESSED = Form({**FORMS["packed_int4"].config, "config_groups": {"group_0": {"weights": {
-    "num_bits": 4, "type": "int", "group_size": 32, "actorder": "group"}}}}, compressed, "_scale", "int4")
+COMPRESSED = Form(
+    {
+        **FORMS["packed_int4"].config,
+        "config_groups": {
+            "group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "actorder": "group"}}
+        },
+    },
+    compressed,
+    "_scale",
+    "int4",
+)
 
 
 def test_compressed_tensors_with_groups_by_act_order(tmp_path: Path) -> None:
     quantised, plain = write("qwen3_5", tmp_path, COMPRESSED)
     loaded = load(quantised)
     layer = loaded.model.layers[1]
-    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)                # type: ignore[union-attr]
-    assert isinstance(layer.feed_forward.down.weight, QuantizedWeight)      # type: ignore[union-attr]
+    assert isinstance(layer.mixer.qkv.weight, OrderedWeight)  # type: ignore[union-attr]
+    assert isinstance(layer.feed_forward.down.weight, QuantizedWeight)  # type: ignore[union-attr]
     torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
     with pytest.raises(CheckpointError, match=r"actorder.*--tp cannot cut them"):
         load_ranks(quantised, 2)
@@ -203,13 +233,16 @@ def test_compressed_tensors_with_groups_by_act_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["no such name", "up_proj.weight"])
 def test_experts_keep_an_order_each_and_those_with_two_are_widened(
-        end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make_checkpoint(tmp_path / "wide", "qwen3_next", moe_intermediate_size=64)
     monkeypatch.setattr(quantised_forms, "checkpoint", lambda name: source)
     quantised, plain = write("wide", tmp_path, other_than(end))
     loaded, truth = load(quantised), load(plain)
-    block, other = (next(layer.feed_forward for layer in model.model.layers
-                         if isinstance(layer.feed_forward, ExpertsBlock)) for model in (loaded, truth))
+    block, other = (
+        next(layer.feed_forward for layer in model.model.layers if isinstance(layer.feed_forward, ExpertsBlock))
+        for model in (loaded, truth)
+    )
     assert isinstance(block.down, OrderedWeight)
     assert isinstance(block.gate_up, OrderedWeight) == (end == "no such name")
     assert isinstance(other, ExpertsBlock)
@@ -228,8 +261,10 @@ def test_weights_take_the_bytes_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quantize", ["int8", "int4", "w8a8"])
 def test_quantize_leaves_the_codes_and_their_order(quantize: str, tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, ORDERED)
-    kept, rounded = (model.model.layers[1].feed_forward.down.weight         # type: ignore[union-attr]
-                     for model in (load(quantised), load(quantised, quantize=quantize)))
+    kept, rounded = (
+        model.model.layers[1].feed_forward.down.weight  # type: ignore[union-attr]
+        for model in (load(quantised), load(quantised, quantize=quantize))
+    )
     assert torch.equal(kept.order, rounded.order)
     assert torch.equal(kept.weight.codes, rounded.weight.codes)
 
@@ -237,7 +272,7 @@ def test_quantize_leaves_the_codes_and_their_order(quantize: str, tmp_path: Path
 def test_the_order_sleeps_and_wakes_with_its_codes(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, ORDERED)
     model = load(quantised).model
-    down = model.layers[1].feed_forward.down                # type: ignore[union-attr]
+    down = model.layers[1].feed_forward.down  # type: ignore[union-attr]
     x = torch.randn(3, down.weight.columns)
     before = down(x)
     asleep = HostWeights(storages_of(model))
@@ -259,14 +294,15 @@ def test_columns_are_taken_in_their_order(columns: int, dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("end", ["no such name", "v_proj.weight"])
-def test_a_decode_is_one_call_with_the_bits_of_its_layers(end: str, tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_is_one_call_with_the_bits_of_its_layers(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quantised, _ = write("qwen3_5", tmp_path, other_than(end))
     loaded, taken = load_model(quantised), []
     run = FusedDecoder.run
 
     def seen(*args: object) -> torch.Tensor | None:
-        found = run(*args)          # type: ignore[arg-type]
+        found = run(*args)  # type: ignore[arg-type]
         taken.append(found is not None)
         return found
 
@@ -280,8 +316,10 @@ def test_a_decode_is_one_call_with_the_bits_of_its_layers(end: str, tmp_path: Pa
 def test_adapters_add_to_columns_as_they_are_named(tmp_path: Path) -> None:
     quantised, plain = write("qwen3_5", tmp_path, ORDERED)
     width = json.loads((plain / "config.json").read_text())["intermediate_size"]
-    factors_of = {**factors("model.layers.1.mlp.down_proj", 64, width),
-                  **factors("model.layers.1.mlp.up_proj", width, 64)}
+    factors_of = {
+        **factors("model.layers.1.mlp.down_proj", 64, width),
+        **factors("model.layers.1.mlp.up_proj", width, 64),
+    }
     directory, found = written(tmp_path / "a", factors_of), []
     for path in (quantised, plain):
         model, adapter = load(path).model, read_adapter("a", directory)

@@ -65,7 +65,7 @@ def through_ring(transfers: LateTransfers, pins: Pins) -> list[torch.Tensor]:
         copied = tensor.clone()
         out.append(ring.to_device(copied))
         if copied.nbytes >= 200:
-            copied.fill_(-1.0)   # the caller's memory may be used again at once
+            copied.fill_(-1.0)  # the caller's memory may be used again at once
     assert len(pins.locked) == 2
     ring.close()
     ring.close()

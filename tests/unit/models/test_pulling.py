@@ -50,8 +50,9 @@ def hub(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CHUNK_BYTES)
     with hub_server({"maker/tiny": files}) as running:
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
-                            running.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         yield running
 
 
@@ -63,8 +64,7 @@ def pull_a_part(name: str = "maker/tiny") -> None:
         came[now.file.path] = now.file_bytes
 
     with pytest.raises(PullCancelledError):
-        pull(name, on_progress=on_progress,
-             cancelled=lambda: came.get(WEIGHTS, 0) >= 2 * CHUNK_BYTES)
+        pull(name, on_progress=on_progress, cancelled=lambda: came.get(WEIGHTS, 0) >= 2 * CHUNK_BYTES)
 
 
 def test_a_model_is_fetched_once_and_is_found_by_its_name(hub: Hub) -> None:
@@ -96,12 +96,10 @@ def test_a_pull_goes_on_where_the_last_one_ended_and_half_a_model_never_loads(hu
     hub.ranges.clear()
     pull("maker/tiny")
     assert dict(hub.ranges)[WEIGHTS] == held
-    assert (model_directory() / "maker--tiny" / WEIGHTS).read_bytes() == (
-        checkpoint("lfm2") / WEIGHTS).read_bytes()
+    assert (model_directory() / "maker--tiny" / WEIGHTS).read_bytes() == (checkpoint("lfm2") / WEIGHTS).read_bytes()
 
 
-def test_a_connection_that_is_lost_costs_no_more_than_a_piece(
-        hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_lost_costs_no_more_than_a_piece(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10 << 20)
     monkeypatch.setattr(pulling, "PIECE_BYTES", CHUNK_BYTES)
     cut = 5 * CHUNK_BYTES + 1
@@ -115,9 +113,14 @@ def test_a_connection_that_is_lost_costs_no_more_than_a_piece(
 def test_a_pull_that_was_killed_leaves_what_it_had_and_no_lock(hub: Hub) -> None:
     hub.cuts[WEIGHTS], hub.held[WEIGHTS] = [5 * CHUNK_BYTES], threading.Event()
     child = subprocess.Popen(
-        [sys.executable, "-c", f"from huggingface_hub import constants as c; c.DOWNLOAD_CHUNK_SIZE = "
-         f"{CHUNK_BYTES}; from weft.cli.main import main; main(['pull', 'maker/tiny'])"],
-        env={**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": str(Path(local.__file__).parents[2])})
+        [
+            sys.executable,
+            "-c",
+            f"from huggingface_hub import constants as c; c.DOWNLOAD_CHUNK_SIZE = "
+            f"{CHUNK_BYTES}; from weft.cli.main import main; main(['pull', 'maker/tiny'])",
+        ],
+        env={**os.environ, "HF_ENDPOINT": hub.endpoint, "PYTHONPATH": str(Path(local.__file__).parents[2])},
+    )
     unfinished = model_directory() / "maker--tiny.part" / (WEIGHTS + INCOMPLETE)
     while not unfinished.exists() or unfinished.stat().st_size < 4 * CHUNK_BYTES:
         assert child.poll() is None
@@ -140,7 +143,7 @@ def test_a_wrong_checksum_costs_one_more_download_and_then_the_pull(hub: Hub) ->
     pull("maker/tiny")
     assert [name for name, _ in hub.ranges].count(WEIGHTS) == 2
     remove("maker/tiny")
-    hub.wrong["tokenizer.json"] = 2   # a small file, by git's digest
+    hub.wrong["tokenizer.json"] = 2  # a small file, by git's digest
     with pytest.raises(CheckpointError, match=r"tokenizer\.json came 2 times with another checksum"):
         pull("maker/tiny")
     assert [model.state for model in listed()] == ["partial"]
@@ -214,8 +217,7 @@ def test_a_hub_writes_nowhere_else(hub: Hub, path: str, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("evil.json"))
 
 
-def test_a_hub_replaces_no_manifest_and_fills_no_disk(hub: Hub, files: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_replaces_no_manifest_and_fills_no_disk(hub: Hub, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files / MANIFEST).write_text("{}")
     assert find("maker/tiny") is None
     usage = shutil.disk_usage
@@ -242,10 +244,13 @@ def test_one_gguf_file_of_a_repository_is_a_model_of_its_own(hub: Hub, tmp_path:
         pull("maker/files")
 
 
-def test_what_the_hub_has_not_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPatch,
-                                          capsys: pytest.CaptureFixture[str]) -> None:
-    for name, revision, words in (("maker/other", None, "the hub has no such model"),
-                                  ("maker/tiny", "v9", "not this revision")):
+def test_what_the_hub_has_not_is_one_line(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, revision, words in (
+        ("maker/other", None, "the hub has no such model"),
+        ("maker/tiny", "v9", "not this revision"),
+    ):
         with pytest.raises(CheckpointError, match=words):
             pull(name, revision)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -253,9 +258,9 @@ def test_what_the_hub_has_not_is_one_line(hub: Hub, monkeypatch: pytest.MonkeyPa
     assert "the hub http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
 
 
-def test_the_commands_show_what_is_there_and_what_is_wrong(hub: Hub, monkeypatch: pytest.MonkeyPatch,
-                                                           tmp_path: Path,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_show_what_is_there_and_what_is_wrong(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     assert main(["list"]) == 0
     assert "`weft pull owner/name` fetches one" in capsys.readouterr().out
@@ -292,8 +297,11 @@ def test_a_cancelled_pull_asks_a_silent_hub_no_second_time(hub: Hub, monkeypatch
 
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE",
-                            f"http://127.0.0.1:{silent.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            f"http://127.0.0.1:{silent.getsockname()[1]}/{{repo_id}}/{{revision}}/{{filename}}",
+        )
 
         def accept() -> None:
             with contextlib.suppress(OSError):

@@ -38,7 +38,7 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
 
 
 def load(directory: Path, **more: object) -> LoadedModel:
-    return load_model(directory, quantize_inputs=False, **more)      # type: ignore[arg-type]
+    return load_model(directory, quantize_inputs=False, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -51,13 +51,27 @@ def test_a_quantised_checkpoint_has_the_logits_of_its_values(form: str, tmp_path
     torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
 
 
-@pytest.mark.parametrize(("source", "form"), [
-    *((source, form) for source in ("qwen3_next", "lfm2", "granite")
-      for form in ("fp8", "int8_rows", "packed_int4_zeros", "awq", "auto_round_mixed", "mxfp4",
-                   "nvfp4_modelopt", "nf4")),
-    ("gigachat3_5", "fp8")])
-def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form: str,
-                                                               tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        *(
+            (source, form)
+            for source in ("qwen3_next", "lfm2", "granite")
+            for form in (
+                "fp8",
+                "int8_rows",
+                "packed_int4_zeros",
+                "awq",
+                "auto_round_mixed",
+                "mxfp4",
+                "nvfp4_modelopt",
+                "nf4",
+            )
+        ),
+        ("gigachat3_5", "fp8"),
+    ],
+)
+def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form: str, tmp_path: Path) -> None:
     quantised, plain = write(source, tmp_path, FORMS[form])
     torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
 
@@ -65,17 +79,20 @@ def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form
 @pytest.mark.parametrize("form", FORMS)
 def test_a_wrong_scale_changes_the_logits(form: str, tmp_path: Path) -> None:
     """The control of the tests above."""
+
     def spoil(tensors: Tensors) -> None:
         name = next(name for name in tensors if name.endswith(FORMS[form].scale))
         scales = tensors[name].float().flatten()
         scales[:4] = scales[:4] + 1 if tensors[name].dtype == torch.uint8 else scales[:4] * 1.5
         tensors[name] = scales.view(tensors[name].shape).to(tensors[name].dtype)
+
     quantised, plain = write("qwen3_5", tmp_path, FORMS[form], spoil=spoil)
     assert (logits(load(quantised)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]
 
 
 def assert_named_if_missing(form: str, missing: str, tmp_path: Path) -> None:
     """In one line."""
+
     def drop(tensors: Tensors) -> None:
         del tensors[missing]
 
@@ -98,6 +115,7 @@ def test_a_scale_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
 
     def cut(tensors: Tensors) -> None:
         tensors[name] = tensors[name][:, :1]
+
     quantised, _ = write("qwen3_5", tmp_path, FORMS["fp8"], spoil=cut)
     with pytest.raises(CheckpointError) as caught:
         load(quantised)
@@ -113,27 +131,42 @@ def test_a_truncated_file_is_named_with_the_tensor_that_it_ends_in(tmp_path: Pat
     assert str(weights) in str(caught.value)
 
 
-@pytest.mark.parametrize(("config", "words"), [
-    ({"quant_method": "hqq"}, ["hqq", "fp8", "compressed-tensors", "gptq", "awq"]),
-    ({"quant_method": "auto-round", "bits": 2}, ["bits", "2", "4 and 8", "auto-round"]),
-    ({"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 3}}},
-     ["extra_config.a.bits", "3", "4 and 8"]),
-    ({"quant_method": "auto-round", "packing_format": "auto_round:fp8_static"},
-     ["packing_format", "fp8_static", "auto_round:auto_awq"]),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, ["quant_algo", "NVFP4_AWQ", "W4A16_NVFP4"]),
-    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, ["int4", "fp8_e4m3"]),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
-     ["bnb_4bit_quant_storage", "bfloat16", "uint8"]),
-    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {
-        "int4_packing_format": "marlin_sparse"}}}}, ["marlin_sparse", "plain"]),
-    ({"quant_method": "gptq", "bits": 3, "group_size": 32}, ["bits", "3", "4 and 8"]),
-    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
-    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),
-    ({"quant_method": "fp8"}, ["weight_block_size", "None", "[128, 128]"]),
-    ({"quant_method": "compressed-tensors", "format": "marlin-24"}, ["marlin-24", "pack-quantized"]),
-])
-def test_a_quantisation_that_is_not_read_is_named(config: dict[str, object], words: list[str],
-                                                  tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"quant_method": "hqq"}, ["hqq", "fp8", "compressed-tensors", "gptq", "awq"]),
+        ({"quant_method": "auto-round", "bits": 2}, ["bits", "2", "4 and 8", "auto-round"]),
+        (
+            {"quant_method": "auto-round", "bits": 4, "extra_config": {"a": {"bits": 3}}},
+            ["extra_config.a.bits", "3", "4 and 8"],
+        ),
+        (
+            {"quant_method": "auto-round", "packing_format": "auto_round:fp8_static"},
+            ["packing_format", "fp8_static", "auto_round:auto_awq"],
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, ["quant_algo", "NVFP4_AWQ", "W4A16_NVFP4"]),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, ["int4", "fp8_e4m3"]),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+            ["bnb_4bit_quant_storage", "bfloat16", "uint8"],
+        ),
+        (
+            {
+                "quant_method": "torchao",
+                "quant_type": {
+                    "default": {"_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": "marlin_sparse"}}
+                },
+            },
+            ["marlin_sparse", "plain"],
+        ),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 32}, ["bits", "3", "4 and 8"]),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),
+        ({"quant_method": "fp8"}, ["weight_block_size", "None", "[128, 128]"]),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, ["marlin-24", "pack-quantized"]),
+    ],
+)
+def test_a_quantisation_that_is_not_read_is_named(config: dict[str, object], words: list[str], tmp_path: Path) -> None:
     directory = copy_checkpoint(checkpoint("qwen3_5"), tmp_path, quantization_config=config)
     with pytest.raises(CheckpointError) as caught:
         load(directory)
@@ -152,14 +185,19 @@ RARE: dict[str, dict[str, Any]] = {
     "auto-round": {"extra_config": {"a": {"bits": 4, "group_size": 32}}, "rotation_config": None},
     "modelopt": {"quantized_layers": {"a": {"quant_algo": "FP8"}}},
     "quark": {"layer_quant_config": {"a": {"weight": {"dtype": "fp4"}}}, "layer_type_quant_config": {}},
-    "torchao": {"quant_type": {"default": {"_data": {"int4_packing_format": {"_data": "plain"}}}}}}
+    "torchao": {"quant_type": {"default": {"_data": {"int4_packing_format": {"_data": "plain"}}}}},
+}
 
 
 @pytest.mark.parametrize("method", sorted({form.config["quant_method"] for form in FORMS.values()}))
 def test_settings_of_another_kind_are_one_line_or_as_good_as_none(method: str) -> None:
     said: list[str] = []
-    whole = {key: value for form in FORMS.values() if form.config["quant_method"] == method
-             for key, value in form.config.items()} | RARE.get(method, {})
+    whole = {
+        key: value
+        for form in FORMS.values()
+        if form.config["quant_method"] == method
+        for key, value in form.config.items()
+    } | RARE.get(method, {})
     for *above, key in keys_of(whole):
         for value in (7, "x", ["x"], {"a": 7}, None, 1.5):
             settings = inner = copy.deepcopy(whole)
@@ -176,10 +214,13 @@ def test_settings_of_another_kind_are_one_line_or_as_good_as_none(method: str) -
 
 def test_names_of_settings_are_said_in_full(tmp_path: Path) -> None:
     for settings, said in (
-            (_changed("packed_int4", 7, "config_groups", "group_0", "weights"),
-             "quantization_config.config_groups.group_0.weights 7"),
-            (_changed("gptq", "many", "group_size"), "quantization_config.group_size 'many'"),
-            (_changed("fp8_modelopt", [1], "quantized_layers"), "quantization_config.quantized_layers [1]")):
+        (
+            _changed("packed_int4", 7, "config_groups", "group_0", "weights"),
+            "quantization_config.config_groups.group_0.weights 7",
+        ),
+        (_changed("gptq", "many", "group_size"), "quantization_config.group_size 'many'"),
+        (_changed("fp8_modelopt", [1], "quantized_layers"), "quantization_config.quantized_layers [1]"),
+    ):
         with pytest.raises(CheckpointError) as caught:
             stored_form({"quantization_config": settings}, {})
         assert said in str(caught.value)
@@ -193,10 +234,20 @@ def _changed(form: str, value: object, *keys: str) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.parametrize(("form", "zeros"), [
-    ("packed_int4_zeros", "weight_zero_point"), ("int8_groups", "weight_zero_point"), ("gptq", "qzeros"),
-    ("gptq_zeros", "qzeros"), ("awq", "qzeros"), ("auto_round", "qzeros"), ("auto_round_awq", "qzeros"),
-    ("int4_torchao", "_weight_zero_point"), ("int4_torchao_tiles", "_weight_scale_and_zero")])
+@pytest.mark.parametrize(
+    ("form", "zeros"),
+    [
+        ("packed_int4_zeros", "weight_zero_point"),
+        ("int8_groups", "weight_zero_point"),
+        ("gptq", "qzeros"),
+        ("gptq_zeros", "qzeros"),
+        ("awq", "qzeros"),
+        ("auto_round", "qzeros"),
+        ("auto_round_awq", "qzeros"),
+        ("int4_torchao", "_weight_zero_point"),
+        ("int4_torchao_tiles", "_weight_scale_and_zero"),
+    ],
+)
 def test_missing_zero_points_are_named(form: str, zeros: str, tmp_path: Path) -> None:
     assert_named_if_missing(form, Q_PROJ.removesuffix("weight") + zeros, tmp_path)
 
@@ -208,52 +259,70 @@ def test_zero_points_that_the_settings_deny_are_read_where_they_are(tmp_path: Pa
 
 
 def compressed(*inputs: object, kind: str = "float") -> dict[str, object]:
-    return {"quant_method": "compressed-tensors", "config_groups": {
-        str(number): {"weights": {"type": kind, "num_bits": 8}, "input_activations": given}
-        for number, given in enumerate(inputs)}}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {
+            str(number): {"weights": {"type": kind, "num_bits": 8}, "input_activations": given}
+            for number, given in enumerate(inputs)
+        },
+    }
 
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 QUARK = {"weight": {"dtype": "fp8_e4m3"}}
 WEIGHTS_ALONE = [
-    compressed(None), compressed({"num_bits": 8}, None), {**BLOCKS, "activation_scheme": None},
+    compressed(None),
+    compressed({"num_bits": 8}, None),
+    {**BLOCKS, "activation_scheme": None},
     {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"},
     {"quant_method": "quark", "global_quant_config": QUARK},
-    {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}]
+    {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}},
+]
 INPUTS_TOO = [
-    compressed({"num_bits": 8}), compressed(None, kind="int"), BLOCKS,
+    compressed({"num_bits": 8}),
+    compressed(None, kind="int"),
+    BLOCKS,
     {**BLOCKS, "activation_scheme": "dynamic"},
     {"quant_method": "modelopt", "quant_algo": "FP8"},
     {"quant_method": "quark", "global_quant_config": {**QUARK, "input_tensors": {"dtype": "fp8_e4m3"}}},
-    {"quant_method": "torchao", "quant_type": {"default": {
-        "_type": "Float8DynamicActivationFloat8WeightConfig"}}}]
+    {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8DynamicActivationFloat8WeightConfig"}}},
+]
 
 
-@pytest.mark.parametrize(("settings", "rounds"), [
-    *((settings, False) for settings in WEIGHTS_ALONE), *((settings, True) for settings in INPUTS_TOO)])
-def test_inputs_are_rounded_where_the_settings_do_not_say_weights_alone(settings: dict[str, object],
-                                                                        rounds: bool) -> None:
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [*((settings, False) for settings in WEIGHTS_ALONE), *((settings, True) for settings in INPUTS_TOO)],
+)
+def test_inputs_are_rounded_where_the_settings_do_not_say_weights_alone(
+    settings: dict[str, object], rounds: bool
+) -> None:
     assert stored_form({"quantization_config": settings}, {}).rounds_inputs is rounds
 
 
 def test_what_a_quantised_checkpoint_leaves_plain_stays_plain(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, FORMS["awq"])
     layer = load(quantised).model.layers[0]
-    parts = layer.mixer.project.weight.parts     # type: ignore[union-attr]
-    assert [getattr(part, "bits", "plain") for part in parts] == [4, "plain"]      # q k v z, and b a
+    parts = layer.mixer.project.weight.parts  # type: ignore[union-attr]
+    assert [getattr(part, "bits", "plain") for part in parts] == [4, "plain"]  # q k v z, and b a
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.held != "float32"])
 def test_a_matrix_that_is_kept_takes_the_bytes_of_its_tensors(name: str) -> None:
     """Within 3 %: a matrix of 512 columns, beside which sizes of models are larger."""
     matrix = torch.randn(256, 512, generator=torch.Generator().manual_seed(1))
-    tensors, _ = FORMS[name].quantise("a.self_attn.x.weight" if name == "auto_round_mixed" else "a.x.weight",
-                                      matrix)
-    stored = sum(tensor.numel() * tensor.itemsize for end, tensor in tensors.items()
-                 if not end.endswith(("_shape", "g_idx", "weight_format")))
-    form = stored_form({"quantization_config": FORMS[name].config}, {
-        end: StoredTensor(Path(), end, NAMES[tensor.dtype], tuple(tensor.shape), 0)
-        for end, tensor in tensors.items()})
+    tensors, _ = FORMS[name].quantise("a.self_attn.x.weight" if name == "auto_round_mixed" else "a.x.weight", matrix)
+    stored = sum(
+        tensor.numel() * tensor.itemsize
+        for end, tensor in tensors.items()
+        if not end.endswith(("_shape", "g_idx", "weight_format"))
+    )
+    form = stored_form(
+        {"quantization_config": FORMS[name].config},
+        {
+            end: StoredTensor(Path(), end, NAMES[tensor.dtype], tuple(tensor.shape), 0)
+            for end, tensor in tensors.items()
+        },
+    )
     full = next(end for end in ("a.self_attn.x.weight", "a.x.weight") if form.holds(end))
     read = form.read(lambda end, shape, dtypes: tensors[end].reshape(shape), full, (256, 512))
     assert isinstance(read, Codes)
@@ -262,8 +331,11 @@ def test_a_matrix_that_is_kept_takes_the_bytes_of_its_tensors(name: str) -> None
 
 def test_codes_take_the_bytes_that_they_take_in_the_file(tmp_path: Path) -> None:
     quantised, plain = write("qwen3_5", tmp_path, FORMS["packed_int4"])
-    stored = sum(tensor.numel() * tensor.itemsize for name, tensor in
-                 load_file(quantised / "model.safetensors").items() if not name.endswith("_shape"))
+    stored = sum(
+        tensor.numel() * tensor.itemsize
+        for name, tensor in load_file(quantised / "model.safetensors").items()
+        if not name.endswith("_shape")
+    )
     held = load(quantised).weights_bytes
     assert stored <= held < 1.02 * stored
     assert held < 0.5 * load(plain).weights_bytes
@@ -272,10 +344,12 @@ def test_codes_take_the_bytes_that_they_take_in_the_file(tmp_path: Path) -> None
 def test_quantize_leaves_codes_as_they_are_and_rounds_what_is_plain(tmp_path: Path) -> None:
     quantised, _ = write("qwen3_5", tmp_path, FORMS["awq"])
     rounded = load(quantised, quantize="int8")
-    parts = rounded.model.layers[0].mixer.project.weight.parts     # type: ignore[union-attr]
+    parts = rounded.model.layers[0].mixer.project.weight.parts  # type: ignore[union-attr]
     assert [part.bits for part in parts] == [4, 8]
-    assert torch.equal(load(quantised).model.layers[0].mixer.project.weight.parts[0].codes,   # type: ignore
-                       parts[0].codes)
+    assert torch.equal(
+        load(quantised).model.layers[0].mixer.project.weight.parts[0].codes,  # type: ignore
+        parts[0].codes,
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite"])
@@ -294,8 +368,11 @@ def test_rounded_weights_are_close_and_smaller(name: str) -> None:
 
 def test_int4_keeps_the_steps_of_mamba_1_in_int8() -> None:
     """They steer every decay, and are few."""
-    mixer = next(layer.mixer for layer in load(checkpoint("jamba"), quantize="int4").model.layers
-                 if hasattr(layer.mixer, "scans"))
+    mixer = next(
+        layer.mixer
+        for layer in load(checkpoint("jamba"), quantize="int4").model.layers
+        if hasattr(layer.mixer, "scans")
+    )
     assert mixer.project.weight.bits == 4
     assert [part.weight.bits for scan in mixer.scans for part in (scan.select, scan.step)] == [8, 8]
 
@@ -354,6 +431,7 @@ def test_experts_are_rounded_and_routers_are_not(name: str) -> None:
 def test_fp16_checkpoints_are_read(tmp_path: Path) -> None:
     def halved(tensors: Tensors) -> Tensors:
         return {name: tensor.half() for name, tensor in tensors.items()}
+
     directory = reformed("qwen3_5", tmp_path, halved)
     loaded = load_model(directory, "float32")
     assert loaded.weights_form == "float32"
@@ -371,8 +449,7 @@ def test_a_prediction_head_of_other_shapes_is_left_out_with_a_warning(tmp_path: 
     assert plain.spec == loaded.spec
     assert loaded.model.mtp is None
     assert not any("multi-token" in line for line in plain.warnings)
-    assert any("multi-token prediction is left out" in line and "tensor mtp." in line
-               for line in loaded.warnings)
+    assert any("multi-token prediction is left out" in line and "tensor mtp." in line for line in loaded.warnings)
 
 
 def test_what_was_read_is_counted(tmp_path: Path) -> None:
@@ -385,7 +462,6 @@ def test_what_was_read_is_counted(tmp_path: Path) -> None:
 def test_a_form_that_is_not_the_files_is_seen(tmp_path: Path) -> None:
     """Zeros of the second version read as the first's: the quirk matters."""
     quantised, plain = write("qwen3_5", tmp_path, FORMS["gptq_v2"])
-    wrong = copy_checkpoint(quantised, tmp_path / "wrong",
-                            quantization_config=replace(FORMS["gptq_zeros"]).config)
+    wrong = copy_checkpoint(quantised, tmp_path / "wrong", quantization_config=replace(FORMS["gptq_zeros"]).config)
     save_file(load_file(quantised / "model.safetensors"), wrong / "model.safetensors")
     assert (logits(load(wrong)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]

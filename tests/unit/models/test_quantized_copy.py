@@ -59,25 +59,35 @@ def each_expert(tensors: dict[str, torch.Tensor], source: str) -> dict[str, torc
     """Matrices of each expert, by the names of packed checkpoints; rows of gpt-oss take turns in columns."""
     out = {}
     for name, tensor in tensors.items():
-        match = re.fullmatch(r"(.*?)(\.experts)?\.(gate_up_proj|down_proj|input_linear\.weight|"
-                             r"output_linear\.weight)", name)
+        match = re.fullmatch(
+            r"(.*?)(\.experts)?\.(gate_up_proj|down_proj|input_linear\.weight|"
+            r"output_linear\.weight)",
+            name,
+        )
         if match is None or tensor.ndim != 3 or "shared_experts" in name:
             out[name] = tensor
             continue
         names = ("gate", "up") if match[3] in ("gate_up_proj", "input_linear.weight") else ("down",)
         for number, expert in enumerate(tensor):
-            halves = (expert.chunk(len(names)) if source != "gpt_oss" else
-                      [expert.T[place::len(names)] for place in range(len(names))])
-            out |= {f"{match[1]}.experts.{number}.{part}_proj.weight": half
-                    for part, half in zip(names, halves, strict=True)}
+            halves = (
+                expert.chunk(len(names))
+                if source != "gpt_oss"
+                else [expert.T[place :: len(names)] for place in range(len(names))]
+            )
+            out |= {
+                f"{match[1]}.experts.{number}.{part}_proj.weight": half
+                for part, half in zip(names, halves, strict=True)
+            }
     return out
 
 
-@pytest.mark.parametrize(("source", "form", "held"), [
-    ("qwen3_5", "int4", "int4"), ("granite", "w8a8", "int8"), ("jamba", "int4", "int4"),
-    ("qwen3_5", "int8", "int8")])
-def test_a_copy_is_the_model_of_its_values_and_says_their_errors(source: str, form: quantized_copy.CopyForm,
-                                                                 held: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "form", "held"),
+    [("qwen3_5", "int4", "int4"), ("granite", "w8a8", "int8"), ("jamba", "int4", "int4"), ("qwen3_5", "int8", "int8")],
+)
+def test_a_copy_is_the_model_of_its_values_and_says_their_errors(
+    source: str, form: quantized_copy.CopyForm, held: str, tmp_path: Path
+) -> None:
     errors = write_quantized(checkpoint(source), tmp_path / "out", form)
     loaded = load(tmp_path / "out")
     plain = plain_of(tmp_path / "out", checkpoint(source), tmp_path / "plain")
@@ -95,16 +105,30 @@ def test_a_copy_is_the_model_of_its_values_and_says_their_errors(source: str, fo
     assert not (tmp_path / "out.partial").exists()
 
 
-@pytest.mark.parametrize(("source", "form"), [
-    ("granite_moe", "int4"), ("granite_moe", "w8a8"), ("qwen3_5_moe", "int4"), ("qwen3_5_moe", "w8a8"),
-    ("qwen3_next", "int4"), ("gpt_oss", "w8a8"), ("gemma4_moe", "w8a8"), ("zaya", "w8a8"),
-    ("inkling", "w8a8")])
-def test_a_tensor_of_all_experts_becomes_the_matrices_of_each(source: str, form: quantized_copy.CopyForm,
-                                                              tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("granite_moe", "int4"),
+        ("granite_moe", "w8a8"),
+        ("qwen3_5_moe", "int4"),
+        ("qwen3_5_moe", "w8a8"),
+        ("qwen3_next", "int4"),
+        ("gpt_oss", "w8a8"),
+        ("gemma4_moe", "w8a8"),
+        ("zaya", "w8a8"),
+        ("inkling", "w8a8"),
+    ],
+)
+def test_a_tensor_of_all_experts_becomes_the_matrices_of_each(
+    source: str, form: quantized_copy.CopyForm, tmp_path: Path
+) -> None:
     stacked = with_stacks(source, tmp_path / "stacked")
     truth = load_file(stacked / "model.safetensors")
-    stacks = {name for name, tensor in truth.items() if tensor.ndim == 3 and "conv" not in name
-              and "shared_experts" not in name}
+    stacks = {
+        name
+        for name, tensor in truth.items()
+        if tensor.ndim == 3 and "conv" not in name and "shared_experts" not in name
+    }
     apart = each_expert(truth, source)
     errors = {one.name: one for one in write_quantized(stacked, tmp_path / "out", form)}
     plain = plain_of(tmp_path / "out", stacked, tmp_path / "plain")
@@ -119,9 +143,9 @@ def test_a_tensor_of_all_experts_becomes_the_matrices_of_each(source: str, form:
     assert {*of_experts} <= errors.keys() if rounds else not {*of_experts} & errors.keys()
     for name, one in errors.items():
         distance = float((values[name] - apart[name]).norm() / apart[name].norm())
-        assert one.error == pytest.approx(distance, rel=1e-3)     # 1.4 if rows were those of another matrix
+        assert one.error == pytest.approx(distance, rel=1e-3)  # 1.4 if rows were those of another matrix
         assert 0 < one.error < (0.15 if form == "int4" else 0.02)
-    for name in apart.keys() - errors.keys():     # routers, biases, embeddings, ...
+    for name in apart.keys() - errors.keys():  # routers, biases, embeddings, ...
         assert torch.equal(values[name], apart[name])
     left = ("router", "mlp.gate.", "shared_expert_gate", "bias", "in_proj_a", "in_proj_b", "embed", "conv1d")
     assert not any(part in name for part in left for name in errors)
@@ -139,20 +163,19 @@ def test_experts_whose_columns_are_no_whole_groups_are_apart_and_as_they_were(tm
     assert gate.removesuffix(".weight") not in settings["ignore"]
 
 
-def test_one_expert_of_a_stack_is_in_memory_at_a_time(tmp_path: Path,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_expert_of_a_stack_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, sizes = MappedFiles.read, []
 
     def noted(self: MappedFiles, *args: Any) -> torch.Tensor:
         tensor = read(self, *args)
         sizes.append(tensor.numel() * tensor.itemsize)
         return tensor
+
     monkeypatch.setattr(MappedFiles, "read", noted)
     write_quantized(checkpoint("granite_moe"), tmp_path / "out", "w8a8")
     truth = load_file(checkpoint("granite_moe") / "model.safetensors")
     experts = [tensor[0].numel() * 4 for tensor in truth.values() if tensor.ndim == 3 and len(tensor) == 6]
-    matrices = [tensor.numel() * 4 for name, tensor in truth.items()
-                if tensor.ndim == 2 and "emb" not in name]
+    matrices = [tensor.numel() * 4 for name, tensor in truth.items() if tensor.ndim == 2 and "emb" not in name]
     assert max(sizes) == max(matrices)
     assert max(experts) <= max(matrices) < 6 * max(experts)
     assert len(sizes) > 6 * 2 * 4
@@ -160,7 +183,8 @@ def test_one_expert_of_a_stack_is_in_memory_at_a_time(tmp_path: Path,
 
 @pytest.mark.parametrize("form", ["int4", "w8a8"])
 def test_a_copy_of_stacked_experts_is_planned_and_answers_as_its_values_do(
-        form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(checkpoint("granite_moe")), str(out), "--form", form]) == 0
     assert "  model.layers.3 " in capsys.readouterr().out
@@ -174,7 +198,7 @@ def test_a_copy_of_stacked_experts_is_planned_and_answers_as_its_values_do(
             [answer] = engine.generate("The river runs past", max_tokens=24, temperature=0.0)
             answers.append(answer.tokens)
     assert answers[0] == answers[1]
-    assert answers[0] != answers[2]     # the control: rounding is seen in such an answer
+    assert answers[0] != answers[2]  # the control: rounding is seen in such an answer
 
 
 def test_the_report_has_a_line_for_each_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +221,7 @@ def test_a_run_that_is_broken_off_leaves_no_out_and_goes_on(source: str, at: int
     def killed(one: MatrixError) -> None:
         if seen.append(one.name) or len(seen) == at:
             raise Killed
+
     seen: list[str | None] = []
     out = tmp_path / "out"
     with pytest.raises(Killed):

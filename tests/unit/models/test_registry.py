@@ -13,13 +13,15 @@ from tests.unit.models.test_families_attention import RELEASES_MORE
 from weft.families import FAMILIES, SUPPORTED, read_spec
 from weft.models.families import NAMES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8").partition(
-    "\n## What was compared with transformers\n")[0]
+PAGE = (
+    (Path(__file__).parents[3] / "docs" / "models.md")
+    .read_text(encoding="utf-8")
+    .partition("\n## What was compared with transformers\n")[0]
+)
 
 
 def test_each_family_has_names_a_release_and_a_test_checkpoint() -> None:
-    releases = [*RELEASES.values(), *RELEASES_MORE.values(), *MAMBA_RELEASES.values(),
-                *GEMMA_RELEASES.values()]
+    releases = [*RELEASES.values(), *RELEASES_MORE.values(), *MAMBA_RELEASES.values(), *GEMMA_RELEASES.values()]
     assert {read_spec(config).family for config in releases} == {family.name for family in FAMILIES}
     assert set(NAMES) == {family.name for family in FAMILIES}
     assert set(TESTED) <= set(CHECKPOINTS)

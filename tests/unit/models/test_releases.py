@@ -27,9 +27,18 @@ from weft.models.families import build
 from weft.models.reader import TensorCheck
 from weft.models.safetensors_header import StoredTensor
 
-SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: names repeat after that
-    "qwen3_next": {"num_hidden_layers": 8}, "qwen3": {"num_hidden_layers": 4}, "qwen3_5": {}, "lfm2": {},
-    "granite_hybrid": {}} | SMALLER_MORE | SMALLER_MAMBA | SMALLER_GEMMA
+SMALLER: dict[str, dict[str, Any]] = (
+    {  # as many layers as show each kind: names repeat after that
+        "qwen3_next": {"num_hidden_layers": 8},
+        "qwen3": {"num_hidden_layers": 4},
+        "qwen3_5": {},
+        "lfm2": {},
+        "granite_hybrid": {},
+    }
+    | SMALLER_MORE
+    | SMALLER_MAMBA
+    | SMALLER_GEMMA
+)
 ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES | GEMMA_RELEASES
 
 
@@ -37,13 +46,16 @@ def stand_in(config: dict[str, Any]) -> CheckpointFiles:
     """A checkpoint as transformers would save it, with headers only."""
     text = copy.deepcopy(config.get("text_config", config))
     with torch.device("meta"):
-        whole = text["model_type"] == "glm5_next"   # without a class of text alone
+        whole = text["model_type"] == "glm5_next"  # without a class of text alone
         auto = transformers.AutoModelForImageTextToText if whole else transformers.AutoModelForCausalLM
         model = auto.from_config(transformers.AutoConfig.for_model(**text), dtype=torch.bfloat16)
     file = Path("model.safetensors")
-    stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}   # shared ones once
-    tensors = {name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
-               for name, value in model.state_dict().items() if name in stored and ".visual." not in name}
+    stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}  # shared ones once
+    tensors = {
+        name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
+        for name, value in model.state_dict().items()
+        if name in stored and ".visual." not in name
+    }
     prefix = f"{model.base_model_prefix}.{'language_model.' if whole else ''}"
     return CheckpointFiles(Path(), config, tensors, prefix, file)
 

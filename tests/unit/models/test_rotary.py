@@ -18,13 +18,24 @@ from weft.models.rotary import RotaryTable
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "default": None,
     "linear": {"rope_type": "linear", "factor": 3.0},
-    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 8192},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
-    "yarn with all its settings": {"rope_type": "yarn", "factor": 4.0,
-                                   "original_max_position_embeddings": 8192, "beta_fast": 16.0,
-                                   "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5,
-                                   "truncate": False},
+    "yarn with all its settings": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "truncate": False,
+    },
 }
 
 
@@ -62,7 +73,7 @@ def test_what_is_gathered_is_what_is_computed_to_the_last_bit(kind: str) -> None
     generator = torch.Generator().manual_seed(0)
     positions = torch.empty(37, dtype=torch.int64)
     for most in (50, 1_000, 3_000, 9_000, 100_000, 3_000):
-        positions.copy_(torch.randint(0, most, (37,), generator=generator))   # the same tensor asks again
+        positions.copy_(torch.randint(0, most, (37,), generator=generator))  # the same tensor asks again
         for mine, other in zip(table.at(positions), table.computed(positions), strict=True):
             assert torch.equal(mine, other)
     shifted = table.computed(positions + 1)
@@ -72,8 +83,15 @@ def test_what_is_gathered_is_what_is_computed_to_the_last_bit(kind: str) -> None
 
 def test_text_turns_by_three_equal_positions_as_by_one() -> None:
     """To the last bit; a picture's rows turn by three, as transformers' Qwen3.5 has it."""
-    config = Qwen3_5TextConfig(head_dim=64, rope_parameters={
-        "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5, "mrope_section": [6, 6, 4]})
+    config = Qwen3_5TextConfig(
+        head_dim=64,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [6, 6, 4],
+        },
+    )
     table = RotaryTable(Rope(theta=1e6, rotary_dim=32), sections=(6, 6, 4))
     positions = torch.tensor([0, 1, 7, 300, 5000])
     for mine, other in zip(table.at(positions.expand(3, -1)), table.at(positions), strict=True):

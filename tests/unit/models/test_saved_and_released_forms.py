@@ -31,23 +31,29 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
 
 def reformed(source: str, directory: Path, tensors: Tensors) -> Path:
     copy_checkpoint(checkpoint(source), directory)
-    save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()},
-              directory / "model.safetensors")
+    save_file(
+        {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()},
+        directory / "model.safetensors",
+    )
     return directory
 
 
-@pytest.mark.parametrize(("name", "saved", "held"), [
-    ("kimi_linear", "block_sparse_moe.experts.7.w3.weight", "mlp.experts.gate_up_proj"),
-    ("kimi_linear", "self_attn.A_log", "self_attn.forget_gate.A_log"),
-    ("ling", "attention.k_conv1d.weight", "self_attn.conv1d.weight"),
-    ("ling", "attention.dense.weight", "self_attn.o_proj.weight"),
-    ("olmo_hybrid", "linear_attn.k_conv1d.weight", "linear_attn.conv1d.weight"),
-    ("lfm2_moe", "feed_forward.experts.7.w1.weight", "feed_forward.experts.gate_up_proj"),
-    ("lfm3", "self_attn.gate_proj.weight", "self_attn.g_proj.weight"),
-    ("qwen3_moe", "mlp.experts.7.up_proj.weight", "mlp.experts.gate_up_proj"),
-])
-def test_what_is_saved_and_what_is_held_in_memory_are_the_same_model(name: str, saved: str, held: str,
-                                                                     tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "saved", "held"),
+    [
+        ("kimi_linear", "block_sparse_moe.experts.7.w3.weight", "mlp.experts.gate_up_proj"),
+        ("kimi_linear", "self_attn.A_log", "self_attn.forget_gate.A_log"),
+        ("ling", "attention.k_conv1d.weight", "self_attn.conv1d.weight"),
+        ("ling", "attention.dense.weight", "self_attn.o_proj.weight"),
+        ("olmo_hybrid", "linear_attn.k_conv1d.weight", "linear_attn.conv1d.weight"),
+        ("lfm2_moe", "feed_forward.experts.7.w1.weight", "feed_forward.experts.gate_up_proj"),
+        ("lfm3", "self_attn.gate_proj.weight", "self_attn.g_proj.weight"),
+        ("qwen3_moe", "mlp.experts.7.up_proj.weight", "mlp.experts.gate_up_proj"),
+    ],
+)
+def test_what_is_saved_and_what_is_held_in_memory_are_the_same_model(
+    name: str, saved: str, held: str, tmp_path: Path
+) -> None:
     memory = reference(name).state_dict()
     assert any(held in key for key in memory)
     assert any(saved in key for key in load_file(checkpoint(name) / "model.safetensors"))
@@ -58,8 +64,10 @@ def test_what_is_saved_and_what_is_held_in_memory_are_the_same_model(name: str, 
 
 def kimi_as_released(tensors: Tensors) -> Tensors:
     """Dense layers under ``mlp``, as on the hub."""
-    return {re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name): tensor
-            for name, tensor in tensors.items()}
+    return {
+        re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name): tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def olmo_as_released(tensors: Tensors) -> Tensors:
@@ -72,38 +80,52 @@ def olmo_as_released(tensors: Tensors) -> Tensors:
                 out[name.replace("q_conv1d", f"{part}_conv1d")] = piece
         elif "conv1d" not in name:
             attention = name.startswith(("model.layers.1.", "model.layers.3."))
-            out[name.replace("feedforward_layer_norm", "post_attention_layernorm")
-                if attention else name] = tensor
+            out[name.replace("feedforward_layer_norm", "post_attention_layernorm") if attention else name] = tensor
     return out
 
 
 def inkling_as_released(tensors: Tensors) -> Tensors:
     """Rows of gate and up take turns in one tensor; shared experts too."""
+
     def turns(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return torch.stack((gate, up), dim=-2).flatten(-3, -2)
 
     out: Tensors = {}
     for name, tensor in tensors.items():
         if name.endswith("gate_proj.weight"):
-            name, tensor = (name.replace("gate_proj", "w13_dn"),
-                            turns(tensor, tensors[name.replace("gate_proj", "up_proj")]))
+            name, tensor = (
+                name.replace("gate_proj", "w13_dn"),
+                turns(tensor, tensors[name.replace("gate_proj", "up_proj")]),
+            )
         elif name.endswith("shared_experts.gate_proj"):
-            name, tensor = (name.replace("gate_proj", "shared_w13_weight"),
-                            turns(tensor, tensors[name.replace("gate_proj", "up_proj")]))
+            name, tensor = (
+                name.replace("gate_proj", "shared_w13_weight"),
+                turns(tensor, tensors[name.replace("gate_proj", "up_proj")]),
+            )
         elif "experts.gate_up_proj" in name:
             name, tensor = name.replace("gate_up_proj", "w13_weight"), turns(*tensor.chunk(2, dim=1))
         elif ".up_proj" in name:
             continue
         for here, released in (
-                ("lm_head", "model.llm.unembed"), ("model.embed_tokens.embed_norm", "model.llm.embed_norm"),
-                ("model.embed_tokens", "model.llm.embed"), ("model.layers", "model.llm.layers"),
-                ("model.norm", "model.llm.norm"),
-                ("shared_experts.down_proj", "shared_experts.shared_w2_weight"),
-                ("experts.down_proj", "experts.w2_weight"), ("mlp.down_proj", "mlp.w2_md"),
-                ("gate.e_score_correction_bias", "gate.bias"), ("q_proj", "wq_du"), ("k_proj", "wk_dv"),
-                ("v_proj", "wv_dv"), ("r_proj", "wr_du"), ("o_proj", "wo_ud"), ("sconv.conv1d", "sconv"),
-                ("self_attn", "attn"), ("input_layernorm", "attn_norm"),
-                ("post_attention_layernorm", "mlp_norm")):
+            ("lm_head", "model.llm.unembed"),
+            ("model.embed_tokens.embed_norm", "model.llm.embed_norm"),
+            ("model.embed_tokens", "model.llm.embed"),
+            ("model.layers", "model.llm.layers"),
+            ("model.norm", "model.llm.norm"),
+            ("shared_experts.down_proj", "shared_experts.shared_w2_weight"),
+            ("experts.down_proj", "experts.w2_weight"),
+            ("mlp.down_proj", "mlp.w2_md"),
+            ("gate.e_score_correction_bias", "gate.bias"),
+            ("q_proj", "wq_du"),
+            ("k_proj", "wk_dv"),
+            ("v_proj", "wv_dv"),
+            ("r_proj", "wr_du"),
+            ("o_proj", "wo_ud"),
+            ("sconv.conv1d", "sconv"),
+            ("self_attn", "attn"),
+            ("input_layernorm", "attn_norm"),
+            ("post_attention_layernorm", "mlp_norm"),
+        ):
             name = name.replace(here, released)
         out[name] = tensor
     return out
@@ -118,14 +140,18 @@ def rwkv_as_first_released(tensors: Tensors) -> Tensors:
     return out
 
 
-@pytest.mark.parametrize(("name", "change", "spelling"), [
-    ("rwkv7", rwkv_as_first_released, "model.layers.2.attn.x_x"),
-    ("inkling", inkling_as_released, "model.llm.layers.1.attn.wq_du.weight"),
-    ("kimi_linear", kimi_as_released, "model.layers.0.mlp.up_proj.weight"),
-    ("olmo_hybrid", olmo_as_released, "model.layers.1.post_attention_layernorm.weight"),
-])
+@pytest.mark.parametrize(
+    ("name", "change", "spelling"),
+    [
+        ("rwkv7", rwkv_as_first_released, "model.layers.2.attn.x_x"),
+        ("inkling", inkling_as_released, "model.llm.layers.1.attn.wq_du.weight"),
+        ("kimi_linear", kimi_as_released, "model.layers.0.mlp.up_proj.weight"),
+        ("olmo_hybrid", olmo_as_released, "model.layers.1.post_attention_layernorm.weight"),
+    ],
+)
 def test_what_is_saved_and_what_is_released_are_the_same_model(
-        name: str, change: Callable[[Tensors], Tensors], spelling: str, tmp_path: Path) -> None:
+    name: str, change: Callable[[Tensors], Tensors], spelling: str, tmp_path: Path
+) -> None:
     before = load_file(checkpoint(name) / "model.safetensors")
     after = change(before)
     assert spelling in after
@@ -140,8 +166,16 @@ def test_a_multimodal_checkpoint_as_transformers_writes_it_has_the_same_text(tmp
     text = CHECKPOINTS["qwen3_5_moe"][1]
     config = transformers.Qwen3_5MoeConfig(
         text_config=text | {"eos_token_id": 2, "bos_token_id": None, "pad_token_id": None},
-        vision_config={"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48,
-                       "patch_size": 4, "out_hidden_size": 64, "num_position_embeddings": 16})
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 48,
+            "patch_size": 4,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 16,
+        },
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = transformers.Qwen3_5MoeForConditionalGeneration(config).eval().float()
@@ -160,15 +194,17 @@ def test_a_multimodal_checkpoint_as_transformers_writes_it_has_the_same_text(tmp
 
 def test_inkling_in_its_wrapper_has_the_same_text_beside_towers_that_are_skipped(tmp_path: Path) -> None:
     tensors = inkling_as_released(load_file(checkpoint("inkling") / "model.safetensors"))
-    towers = {"model.visual.layers.linear_0.weight": torch.zeros(2, 2), "model.audio.encoder.weight":
-              torch.zeros(2, 2)}
+    towers = {"model.visual.layers.linear_0.weight": torch.zeros(2, 2), "model.audio.encoder.weight": torch.zeros(2, 2)}
     directory = reformed("inkling", tmp_path / "hub", tensors | towers)
     text = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(
-        {"model_type": "inkling_mm_model", "text_config": text | {"unpadded_vocab_size": 480}}))
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "inkling_mm_model", "text_config": text | {"unpadded_vocab_size": 480}})
+    )
     loaded = load_model(directory)
-    assert loaded.warnings == ("Skipped the vision tower (1 tensor, 16 B) and the audio tower (1 tensor, "
-                               "16 B): weft serves the text part of this model.",)
+    assert loaded.warnings == (
+        "Skipped the vision tower (1 tensor, 16 B) and the audio tower (1 tensor, "
+        "16 B): weft serves the text part of this model.",
+    )
     got, whole = logits(loaded), logits(load_model(checkpoint("inkling")))
     assert torch.equal(got[:, :480], whole[:, :480])
-    assert (got[:, 480:] == float("-inf")).all()   # the head is padded to the vocabulary
+    assert (got[:, 480:] == float("-inf")).all()  # the head is padded to the vocabulary

@@ -52,13 +52,28 @@ def fp8_rows(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 FP8_BY_ROWS = Form(
-    {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": {
-        "targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}},
-    fp8_rows, "_scale", "float32")
+    {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+        },
+    },
+    fp8_rows,
+    "_scale",
+    "float32",
+)
 STACKED = {**FORMS, "fp8_rows": FP8_BY_ROWS}
-CASES = [("granite_moe", "int8_rows"), ("granite_moe", "int8_groups"), ("granite_moe", "packed_int4"),
-         ("granite_moe", "packed_int4_zeros"), ("granite_moe", "fp8_rows"), ("granite_moe", "mxfp4"),
-         ("qwen3_5_moe", "fp8"), ("qwen3_next", "fp8")]
+CASES = [
+    ("granite_moe", "int8_rows"),
+    ("granite_moe", "int8_groups"),
+    ("granite_moe", "packed_int4"),
+    ("granite_moe", "packed_int4_zeros"),
+    ("granite_moe", "fp8_rows"),
+    ("granite_moe", "mxfp4"),
+    ("qwen3_5_moe", "fp8"),
+    ("qwen3_next", "fp8"),
+]
 
 
 @pytest.mark.parametrize(("source", "form"), CASES)

@@ -64,6 +64,7 @@ def change(at: int) -> Callable[[Path], None]:
         text = bytearray(path.read_bytes())
         text[at] ^= 64
         path.write_bytes(text)
+
     return changed
 
 
@@ -75,10 +76,12 @@ def other_key(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"key": "key"', b'"key": "kee"'))
 
 
-@pytest.mark.parametrize("damage", [cut, change(5000), change(-100), foreign, other_key,
-                                    lambda path: path.write_bytes(b"")])
-def test_a_damaged_or_foreign_file_is_made_again(damage: Callable[[Path], None], tmp_path: Path,
-                                                 caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "damage", [cut, change(5000), change(-100), foreign, other_key, lambda path: path.write_bytes(b"")]
+)
+def test_a_damaged_or_foreign_file_is_made_again(
+    damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     if not BUILT:
         return
     path, weights = written(tmp_path)

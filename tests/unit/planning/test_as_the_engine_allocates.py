@@ -66,8 +66,9 @@ def test_the_models_own_head_counts_where_the_engine_reads_it(speculate: str) ->
 
 
 def test_another_dtype_changes_plan_and_engine_alike() -> None:
-    made = assemble(EngineConfig(model=str(checkpoint("granite_moe")), memory=str(ARENA_BYTES), threads=1,
-                                 dtype="bfloat16"))
+    made = assemble(
+        EngineConfig(model=str(checkpoint("granite_moe")), memory=str(ARENA_BYTES), threads=1, dtype="bfloat16")
+    )
     plan = planned("granite_moe", dtype="bfloat16")
     assert plan.weights.rank_bytes == made.info.weights_bytes
     assert plan.arena == made.core.memory.plan
@@ -78,16 +79,14 @@ def test_another_dtype_changes_plan_and_engine_alike() -> None:
 
 
 @pytest.mark.parametrize("name", ["granite_moe", "qwen3_5"])
-def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str,
-                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Odd weights are estimated; a limit of small matrices stands for that of large models."""
     assert weights.TWELVE_BIT_ELEMENTS == tiles.TWELVE_BIT_SIZE_MIN
     if native.MISSING is not None or not native.extension().has_twelve_bit_products():
         return
     monkeypatch.setattr(weights, "TWELVE_BIT_ELEMENTS", 2048)
     monkeypatch.setattr(tiles, "TWELVE_BIT_SIZE_MIN", 2048)
-    loaded = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1,
-                                   dtype="bfloat16"))
+    loaded = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1, dtype="bfloat16"))
     held = loaded.info.weights_bytes
     loaded.core.close()
     plan = planned(name, dtype="bfloat16", twelve_bit=True)
@@ -97,19 +96,19 @@ def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str,
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5", "granite", "qwen3_next", "jamba"])
-@pytest.mark.parametrize("form", ["gptq", "awq", "int8_rows", "packed_int4_zeros", "auto_round_mixed",
-                                  "int4_torchao"])
-def test_matrices_that_a_quantised_checkpoint_leaves_in_floats_are_counted(family: str, form: str,
-                                                                           tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["gptq", "awq", "int8_rows", "packed_int4_zeros", "auto_round_mixed", "int4_torchao"])
+def test_matrices_that_a_quantised_checkpoint_leaves_in_floats_are_counted(
+    family: str, form: str, tmp_path: Path
+) -> None:
     """config.json names none of them: convolutions' projections, rows of beta and decay, routers, ..."""
     directory, _ = write(family, tmp_path, FORMS[form])
     held = load_model(directory).weights_bytes
-    asked = PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)       # of a CPU
+    asked = PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)  # of a CPU
     _, config = find_config(str(directory))
     plan = make_plan(family, config, asked)
     assert plan.weights.rank_bytes == pytest.approx(held, rel=0.015)
     assert plan.weights.rank_bytes == sum(plan.weights.parts.values())
-    if family in ("lfm2", "jamba"):     # the control: what config.json says alone
+    if family in ("lfm2", "jamba"):  # the control: what config.json says alone
         said = json.loads((directory / "config.json").read_text())
         assert make_plan(family, said, asked).weights.rank_bytes < 0.8 * held
 
@@ -126,8 +125,7 @@ def test_a_checkpoint_whose_files_are_not_all_there_is_counted_by_its_config(tmp
 
 def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
     """The engine's memory itself: that many leases are given, one more is refused."""
-    made = assemble(EngineConfig(model=str(checkpoint("lfm2")), memory=str(ARENA_BYTES), threads=1,
-                                 prefix_cache=False))
+    made = assemble(EngineConfig(model=str(checkpoint("lfm2")), memory=str(ARENA_BYTES), threads=1, prefix_cache=False))
     plan = planned("lfm2", lengths=(200,))
     fit = plan.fits[0].sequences
     assert fit > 3
@@ -139,8 +137,7 @@ def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
     made.core.close()
 
 
-def test_a_plan_of_a_gguf_file_counts_the_forms_that_it_has(tmp_path: Path,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_a_gguf_file_counts_the_forms_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = make_checkpoint(tmp_path / "wide", "lfm2", hidden_size=512, intermediate_size=1536)
     types = {"blk.": GGMLQuantizationType.Q4_K, "token_embd": GGMLQuantizationType.Q6_K}
@@ -148,7 +145,7 @@ def test_a_plan_of_a_gguf_file_counts_the_forms_that_it_has(tmp_path: Path,
     made = assemble(EngineConfig(model=str(file), memory=str(ARENA_BYTES), threads=1))
     config = json.loads((resolve_model(file) / "config.json").read_text())
     plan = make_plan("a", config, PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)).weights
-    assert plan.form == "Q4_K"   # norms and kernels of convolutions are no matrices
+    assert plan.form == "Q4_K"  # norms and kernels of convolutions are no matrices
     assert made.info.weights_bytes <= plan.rank_bytes <= 1.1 * made.info.weights_bytes
     del config["quantization_config"]
     wide = make_plan("a", config, PlanOptions(arena_bytes=ARENA_BYTES, twelve_bit=True)).weights

@@ -30,7 +30,8 @@ def test_a_page_in_fp8_is_exactly_half_and_twice_the_tokens_fit(geometry: Geomet
     assert 2 * half.kv_token_bytes == wide.kv_token_bytes
     for tokens in (1, 100, 1000, longest):
         assert 2 * half.arena.pages_for(tokens) * half.arena.page_bytes == (
-            wide.arena.pages_for(tokens) * wide.arena.page_bytes)
+            wide.arena.pages_for(tokens) * wide.arena.page_bytes
+        )
     if not wide.kv_token_bytes:
         return
     # Of what is not slots, up to a frame that is not full of whole pages.
@@ -52,18 +53,30 @@ def test_int8_takes_two_bytes_more_for_each_token_and_head_and_block(geometry: G
 @each_geometry
 def test_states_in_half_the_bits_are_half_without_their_convolutions(geometry: Geometry) -> None:
     wide, half = (plan_of(geometry, "bfloat16", state_dtype=state) for state in ("float32", "float16"))
-    windows = sum(part.part_bytes(wide.spec.dtype) for layer in wide.spec.layers for part in layer.state
-                  if part.dtype not in ("float32", "float16"))
+    windows = sum(
+        part.part_bytes(wide.spec.dtype)
+        for layer in wide.spec.layers
+        for part in layer.state
+        if part.dtype not in ("float32", "float16")
+    )
     assert 2 * (half.state_bytes - windows) == wide.state_bytes - windows
 
 
-@pytest.mark.parametrize(("name", "kv", "state"), [
-    ("qwen3_5", "fp8", "float16"), ("granite", "int8", "bfloat16"), ("kimi_linear", "int8", "float32"),
-    ("mistral", "fp8", "float32"), ("mistral", "int8", "float32")])
+@pytest.mark.parametrize(
+    ("name", "kv", "state"),
+    [
+        ("qwen3_5", "fp8", "float16"),
+        ("granite", "int8", "bfloat16"),
+        ("kimi_linear", "int8", "float32"),
+        ("mistral", "fp8", "float32"),
+        ("mistral", "int8", "float32"),
+    ],
+)
 def test_the_engine_allocates_what_the_plan_says_in_these_dtypes_too(name: str, kv: str, state: str) -> None:
     assert name in CHECKPOINTS
-    made = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1,
-                                 kv_dtype=kv, state_dtype=state))  # type: ignore[arg-type]
+    made = assemble(
+        EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1, kv_dtype=kv, state_dtype=state)
+    )  # type: ignore[arg-type]
     plan = planned(name, kv_dtype=KV_DTYPES[kv], state_dtype=state)
     assert plan.arena == made.core.memory.plan
     assert plan.arena.arena_bytes == buffer_bytes(made.core)

@@ -13,12 +13,21 @@ from weft.spec import CacheDTypeName
 GIB = 1 << 30
 
 
-def plan_of(name: str, *, tp: int = 1, kv_dtype: CacheDTypeName = "bfloat16",
-            state_dtype: CacheDTypeName = "float32", arena_bytes: int = 40 * GIB) -> ModelPlan:
+def plan_of(
+    name: str,
+    *,
+    tp: int = 1,
+    kv_dtype: CacheDTypeName = "bfloat16",
+    state_dtype: CacheDTypeName = "float32",
+    arena_bytes: int = 40 * GIB,
+) -> ModelPlan:
     geometry = find_geometry(name)
     assert geometry is not None
-    return make_plan(geometry.name, geometry.config,
-                     PlanOptions(arena_bytes=arena_bytes, tp=tp, kv_dtype=kv_dtype, state_dtype=state_dtype))
+    return make_plan(
+        geometry.name,
+        geometry.config,
+        PlanOptions(arena_bytes=arena_bytes, tp=tp, kv_dtype=kv_dtype, state_dtype=state_dtype),
+    )
 
 
 def padded(plan: ModelPlan) -> PaddedPages:
@@ -27,16 +36,24 @@ def padded(plan: ModelPlan) -> PaddedPages:
     return layout
 
 
-@pytest.mark.parametrize(("name", "tp", "state_dtype", "block"), [
-    ("Qwen3.5-397B-A17B", 1, "float32", 2096), ("Qwen3.5-397B-A17B", 2, "float32", 2096),
-    ("Qwen3.5-397B-A17B", 8, "float32", 528), ("Qwen3.5-4B", 1, "float32", 528),
-    ("Qwen3-Next-80B-A3B", 1, "float32", 1056), ("Granite-4.0-H-Small", 1, "bfloat16", 528),
-    ("Nemotron-H-8B", 1, "float32", 1040), ("LFM2-1.2B", 1, "float32", 16),
-    ("AI21-Jamba-1.5-Mini", 1, "float32", 144),
-    ("NVIDIA-Nemotron-Nano-9B-v2", 1, "bfloat16", 672),
-])
+@pytest.mark.parametrize(
+    ("name", "tp", "state_dtype", "block"),
+    [
+        ("Qwen3.5-397B-A17B", 1, "float32", 2096),
+        ("Qwen3.5-397B-A17B", 2, "float32", 2096),
+        ("Qwen3.5-397B-A17B", 8, "float32", 528),
+        ("Qwen3.5-4B", 1, "float32", 528),
+        ("Qwen3-Next-80B-A3B", 1, "float32", 1056),
+        ("Granite-4.0-H-Small", 1, "bfloat16", 528),
+        ("Nemotron-H-8B", 1, "float32", 1040),
+        ("LFM2-1.2B", 1, "float32", 16),
+        ("AI21-Jamba-1.5-Mini", 1, "float32", 144),
+        ("NVIDIA-Nemotron-Nano-9B-v2", 1, "bfloat16", 672),
+    ],
+)
 def test_the_block_elsewhere_is_the_one_that_is_reported(
-        name: str, tp: int, state_dtype: CacheDTypeName, block: int) -> None:
+    name: str, tp: int, state_dtype: CacheDTypeName, block: int
+) -> None:
     assert padded(plan_of(name, tp=tp, state_dtype=state_dtype)).block_tokens == block
 
 
@@ -46,30 +63,42 @@ def test_fp8_kv_doubles_the_block_elsewhere_and_not_here() -> None:
     assert plan.layouts[0].block_tokens == 16
 
 
-@pytest.mark.parametrize(("name", "state_dtype", "kv", "state_mb"), [
-    ("Qwen3.5-397B-A17B", "float32", 30720, 192.1), ("Qwen3-Next-80B-A3B", "float32", 24576, 77.3),
-    ("Granite-4.0-H-Small", "bfloat16", 16384, 77.3), ("Nemotron-H-8B", "float32", 16384, 102.1),
-    ("LFM2-1.2B", "float32", 12288, 0.082), ("AI21-Jamba-1.5-Mini", "float32", 16384, 16.1),
-])
+@pytest.mark.parametrize(
+    ("name", "state_dtype", "kv", "state_mb"),
+    [
+        ("Qwen3.5-397B-A17B", "float32", 30720, 192.1),
+        ("Qwen3-Next-80B-A3B", "float32", 24576, 77.3),
+        ("Granite-4.0-H-Small", "bfloat16", 16384, 77.3),
+        ("Nemotron-H-8B", "float32", 16384, 102.1),
+        ("LFM2-1.2B", "float32", 12288, 0.082),
+        ("AI21-Jamba-1.5-Mini", "float32", 16384, 16.1),
+    ],
+)
 def test_a_token_and_a_sequence_cost_what_the_table_says(
-        name: str, state_dtype: CacheDTypeName, kv: int, state_mb: float) -> None:
+    name: str, state_dtype: CacheDTypeName, kv: int, state_mb: float
+) -> None:
     plan = plan_of(name, state_dtype=state_dtype)
     assert plan.kv_token_bytes == kv
     assert round(plan.state_bytes / 1e6, 1 if state_mb > 1 else 3) == state_mb
 
 
-@pytest.mark.parametrize(("name", "state_dtype", "exact", "elsewhere", "speculating"), [
-    ("Qwen3.5-397B-A17B", "float32", 195.1, 258, 837), ("Qwen3-Next-80B-A3B", "float32", 79.7, 104, 337),
-    ("Granite-4.0-H-Small", "bfloat16", 79.0, 87, 320),
-])
+@pytest.mark.parametrize(
+    ("name", "state_dtype", "exact", "elsewhere", "speculating"),
+    [
+        ("Qwen3.5-397B-A17B", "float32", 195.1, 258, 837),
+        ("Qwen3-Next-80B-A3B", "float32", 79.7, 104, 337),
+        ("Granite-4.0-H-Small", "bfloat16", 79.0, 87, 320),
+    ],
+)
 def test_a_request_of_100_tokens_costs_what_the_table_says(
-        name: str, state_dtype: CacheDTypeName, exact: float, elsewhere: int, speculating: int) -> None:
+    name: str, state_dtype: CacheDTypeName, exact: float, elsewhere: int, speculating: int
+) -> None:
     plan = plan_of(name, state_dtype=state_dtype)
     assert round((plan.state_bytes + 100 * plan.kv_token_bytes) / 1e6, 1) == exact
     assert round(padded(plan).request_bytes(Load(100)) / 1e6) == elsewhere
     assert round(padded(plan).request_bytes(Load(100, drafts=3)) / 1e6) == speculating
     ours = plan.layouts[0].request_bytes(Load(100)) / 1e6
-    assert exact < ours < exact * 1.01      # whole pages, and the slot's stride
+    assert exact < ours < exact * 1.01  # whole pages, and the slot's stride
 
 
 def test_lfm2_pads_its_states_by_300_percent_elsewhere() -> None:
@@ -100,17 +129,22 @@ def test_a_request_that_speculates_costs_less_than_a_hundredth_more() -> None:
 
 def test_packing_n_layers_in_a_page_divides_the_block_by_n() -> None:
     spec = plan_of("Qwen3.5-397B-A17B").spec
-    blocks = {packed: padded_pages(spec, "bfloat16", GIB, packed=packed).block_tokens
-              for packed in (1, 3, 5, 15)}
-    assert blocks == {1: 2096, 3: 704, 5: 432, 15: 144}     # 2096 / N, rounded up to the kernel's 16
+    blocks = {packed: padded_pages(spec, "bfloat16", GIB, packed=packed).block_tokens for packed in (1, 3, 5, 15)}
+    assert blocks == {1: 2096, 3: 704, 5: 432, 15: 144}  # 2096 / N, rounded up to the kernel's 16
 
 
-@pytest.mark.parametrize(("name", "state_dtype", "pages", "slots", "tokens"), [
-    ("Qwen3.5-397B-A17B", "float32", 391, 1, 6256), ("LFM2-1.2B", "float32", 5, 12, 6),
-    ("Granite-4.0-H-Small", "bfloat16", 295, 1, 4720), ("AI21-Jamba-1.5-Mini", "float32", 123, 2, 984),
-])
+@pytest.mark.parametrize(
+    ("name", "state_dtype", "pages", "slots", "tokens"),
+    [
+        ("Qwen3.5-397B-A17B", "float32", 391, 1, 6256),
+        ("LFM2-1.2B", "float32", 5, 12, 6),
+        ("Granite-4.0-H-Small", "bfloat16", 295, 1, 4720),
+        ("AI21-Jamba-1.5-Mini", "float32", 123, 2, 984),
+    ],
+)
 def test_frames_and_the_cost_of_a_checkpoint(
-        name: str, state_dtype: CacheDTypeName, pages: int, slots: int, tokens: int) -> None:
+    name: str, state_dtype: CacheDTypeName, pages: int, slots: int, tokens: int
+) -> None:
     plan = plan_of(name, state_dtype=state_dtype)
     assert (plan.arena.pages_per_frame, plan.arena.slots_per_frame) == (pages, slots)
     assert plan.snapshot_tokens == tokens

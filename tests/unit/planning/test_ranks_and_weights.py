@@ -31,18 +31,28 @@ def test_parameters_are_as_many_as_the_makers_say(geometry) -> None:
     plan = make_plan(geometry.name, geometry.config, PlanOptions(arena_bytes=1 << 30))
     assert plan.weights.parameters / 1e9 == pytest.approx(geometry.published, rel=0.03)
     assert plan.weights.rank_bytes == sum(plan.weights.parts.values())
-    assert plan.weights.rank_bytes == pytest.approx(2 * plan.weights.parameters, rel=0.005)     # bf16
+    assert plan.weights.rank_bytes == pytest.approx(2 * plan.weights.parameters, rel=0.005)  # bf16
 
 
-@pytest.mark.parametrize(("name", "kv_heads", "state_mb"), [
-    ("Qwen3.5-0.8B", 6 * 2 * 256, 19.5), ("Qwen3.5-4B", 8 * 4 * 256, 51.5), ("Qwen3.5-9B", 8 * 4 * 256, 51.5),
-    ("Qwen3.5-27B", 16 * 4 * 256, 153.9), ("Qwen3.5-35B-A3B", 10 * 2 * 256, 64.4),
-    ("Qwen3.5-122B-A10B", 12 * 2 * 256, 153.6), ("granite-4.0-h-350m", 4 * 4 * 64, 22.3),
-    ("granite-4.0-h-1b", 4 * 4 * 128, 57.3), ("granite-4.0-h-micro", 4 * 8 * 64, 76.4),
-    ("granite-4.0-h-tiny", 4 * 4 * 128, 57.3), ("LFM2-350M", 6 * 8 * 64, 0.041),
-    ("LFM2-700M", 6 * 8 * 64, 0.061),
-    ("NVIDIA-Nemotron-Nano-9B-v2", 4 * 8 * 128, 143.5), ("Falcon-H1-7B", 44 * 2 * 128, 139.4),
-])
+@pytest.mark.parametrize(
+    ("name", "kv_heads", "state_mb"),
+    [
+        ("Qwen3.5-0.8B", 6 * 2 * 256, 19.5),
+        ("Qwen3.5-4B", 8 * 4 * 256, 51.5),
+        ("Qwen3.5-9B", 8 * 4 * 256, 51.5),
+        ("Qwen3.5-27B", 16 * 4 * 256, 153.9),
+        ("Qwen3.5-35B-A3B", 10 * 2 * 256, 64.4),
+        ("Qwen3.5-122B-A10B", 12 * 2 * 256, 153.6),
+        ("granite-4.0-h-350m", 4 * 4 * 64, 22.3),
+        ("granite-4.0-h-1b", 4 * 4 * 128, 57.3),
+        ("granite-4.0-h-micro", 4 * 8 * 64, 76.4),
+        ("granite-4.0-h-tiny", 4 * 4 * 128, 57.3),
+        ("LFM2-350M", 6 * 8 * 64, 0.041),
+        ("LFM2-700M", 6 * 8 * 64, 0.061),
+        ("NVIDIA-Nemotron-Nano-9B-v2", 4 * 8 * 128, 143.5),
+        ("Falcon-H1-7B", 44 * 2 * 128, 139.4),
+    ],
+)
 def test_a_row_has_the_kv_heads_and_states_of_its_model(name: str, kv_heads: int, state_mb: float) -> None:
     """``kv_heads``: numbers of keys per token, layers x heads x dims."""
     plan = plan_of(name)
@@ -51,12 +61,19 @@ def test_a_row_has_the_kv_heads_and_states_of_its_model(name: str, kv_heads: int
 
 
 def test_every_mixer_and_feed_forward_can_be_weighed() -> None:
-    architectures = [read_architecture(json.loads((checkpoint(name) / "config.json").read_text()))
-                     for name in CHECKPOINTS]
+    architectures = [
+        read_architecture(json.loads((checkpoint(name) / "config.json").read_text())) for name in CHECKPOINTS
+    ]
     records = [record for one in architectures for record in (*one.mixers, *one.feed_forwards)]
     assert {type(record) for record in records if record} == {*get_args(Mixer), *get_args(FeedForward)}
-    assert all(tensor.elements(1) > 0 for record in records if record for table in tables(record, 64)
-               for stored in table.values() for tensor in stored)
+    assert all(
+        tensor.elements(1) > 0
+        for record in records
+        if record
+        for table in tables(record, 64)
+        for stored in table.values()
+        for tensor in stored
+    )
 
 
 def test_kv_heads_are_divided_and_then_replicated() -> None:
@@ -70,7 +87,7 @@ def test_groups_of_mamba2_are_replicated_and_those_of_experts_left_alone() -> No
     tp8 = plan_of("Nemotron-H-8B", tp=8)
     tp16 = plan_of("Nemotron-H-8B", tp=16)
     assert tp8.state_bytes * 8 == plan_of("Nemotron-H-8B").state_bytes
-    assert tp16.state_bytes * 2 > tp8.state_bytes       # B and C no longer shrink
+    assert tp16.state_bytes * 2 > tp8.state_bytes  # B and C no longer shrink
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
@@ -86,7 +103,8 @@ def test_a_tp_that_does_not_divide_names_what_and_which_do() -> None:
         plan_of("Qwen3.5-4B", tp=3)
     assert caught.value.message == (
         "--tp is 3, which does not divide this model: 16 key heads of gated delta, 32 value heads of gated "
-        "delta, 16 heads of attention, 4 KV heads of attention; it may be 1, 2, 4, 8, 16")
+        "delta, 16 heads of attention, 4 KV heads of attention; it may be 1, 2, 4, 8, 16"
+    )
     assert caught.value.param == "--tp"
 
 
@@ -96,8 +114,10 @@ def test_a_rank_of_one_is_the_model_itself() -> None:
     whole = read_architecture(geometry.config)
     assert rank_architecture(whole, 1) is whole
     assert possible_tps(whole) == [1, 2, 4, 6, 12]
-    assert rank_architecture(whole, 2).spec().state_bytes_per_sequence("bfloat16") > \
-        whole.spec().state_bytes_per_sequence("bfloat16") // 2      # one group, on both
+    assert (
+        rank_architecture(whole, 2).spec().state_bytes_per_sequence("bfloat16")
+        > whole.spec().state_bytes_per_sequence("bfloat16") // 2
+    )  # one group, on both
 
 
 def test_quantised_weights_take_what_their_form_says() -> None:
@@ -106,30 +126,43 @@ def test_quantised_weights_take_what_their_form_says() -> None:
     assert fp8.parts["embedding"] == bf16.parts["embedding"]
     for form, bits in ((fp8, 8), (int4, 4 + 20 / 128)):
         assert (form.rank_bytes - tables) / (bf16.rank_bytes - tables) == pytest.approx(bits / 16, abs=0.002)
-    assert FORMS["int4"].matrix_bytes(128) == 64 + 3        # 16-bit scale, 4-bit zero, rounded up
+    assert FORMS["int4"].matrix_bytes(128) == 64 + 3  # 16-bit scale, 4-bit zero, rounded up
 
 
-@pytest.mark.parametrize(("quantization", "name", "bits"), [
-    (None, "bfloat16", 16), ({}, "bfloat16", 16),
-    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8),
-    ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq 4-bit", 4),
-    ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq 4-bit", 4),
-    ({"quant_method": "compressed-tensors",
-      "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": None}}}},
-     "compressed-tensors 8-bit", 8),
-    ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, "auto-round 4-bit", 4),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4, widened to bfloat16", 16),
-    ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", 8),
-    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}},
-     "mxfp4 as int8 codes", 8),
-    ({"quant_method": "mxfp4"}, "mxfp4 as int8 codes", 8),
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4 or fp4, widened to bfloat16", 16),
-    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes 8-bit", 8),
-    ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}},
-     "torchao 8-bit", 8),
-    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {
-        "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}, "nvfp4, widened to bfloat16", 16),
-])
+@pytest.mark.parametrize(
+    ("quantization", "name", "bits"),
+    [
+        (None, "bfloat16", 16),
+        ({}, "bfloat16", 16),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq 4-bit", 4),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq 4-bit", 4),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": None}}},
+            },
+            "compressed-tensors 8-bit",
+            8,
+        ),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, "auto-round 4-bit", 4),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4, widened to bfloat16", 16),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", 8),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, "mxfp4 as int8 codes", 8),
+        ({"quant_method": "mxfp4"}, "mxfp4 as int8 codes", 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4 or fp4, widened to bfloat16", 16),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bitsandbytes 8-bit", 8),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}, "torchao 8-bit", 8),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+            },
+            "nvfp4, widened to bfloat16",
+            16,
+        ),
+    ],
+)
 def test_the_form_of_weights_is_read_from_config_json(quantization: object, name: str, bits: int) -> None:
     form = form_of({"quantization_config": quantization}, "bfloat16", None)
     assert (form.name, form.bits) == (name, bits)
@@ -162,8 +195,10 @@ def test_floats_in_codes_are_counted_as_a_cpu_with_wide_vectors_keeps_them() -> 
     assert bits({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "float16") == 16
 
 
-@pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},
-                                          {"quant_method": "compressed-tensors"}])
+@pytest.mark.parametrize(
+    "quantization",
+    [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3}, {"quant_method": "compressed-tensors"}],
+)
 def test_an_unknown_form_names_its_method_and_the_flag(quantization: dict[str, object]) -> None:
     with pytest.raises(CheckpointError, match="--quantize"):
         form_of({"quantization_config": quantization}, "bfloat16", None)
@@ -175,8 +210,10 @@ def test_a_tied_head_is_not_counted_twice() -> None:
     tied = read_architecture(geometry.config)
     untied = read_architecture({**geometry.config, "tie_word_embeddings": False})
     form = form_of({}, "bfloat16", None)
-    assert count_weights(untied, untied, 1, form).parameters \
-        - count_weights(tied, tied, 1, form).parameters == 248320 * 2560
+    assert (
+        count_weights(untied, untied, 1, form).parameters - count_weights(tied, tied, 1, form).parameters
+        == 248320 * 2560
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3", "int8"])

@@ -17,14 +17,16 @@ def idle(*replicas: int) -> list[ReplicaLoad]:
     return [ReplicaLoad(replica, 0, 0, rows=8) for replica in replicas]
 
 
-@pytest.mark.parametrize(("loads", "chosen"), [
-    ([(0, 3, 10), (1, 2, 900)], 1),     # sequences before tokens
-    ([(0, 2, 500), (1, 2, 400)], 1),    # then tokens
-    ([(1, 2, 400), (4, 2, 400)], 1),    # then the number
-    ([(3, 0, 0)], 3),
-])
-def test_the_replica_with_the_least_in_flight_is_chosen(loads: list[tuple[int, int, int]],
-                                                        chosen: int) -> None:
+@pytest.mark.parametrize(
+    ("loads", "chosen"),
+    [
+        ([(0, 3, 10), (1, 2, 900)], 1),  # sequences before tokens
+        ([(0, 2, 500), (1, 2, 400)], 1),  # then tokens
+        ([(1, 2, 400), (4, 2, 400)], 1),  # then the number
+        ([(3, 0, 0)], 3),
+    ],
+)
+def test_the_replica_with_the_least_in_flight_is_chosen(loads: list[tuple[int, int, int]], chosen: int) -> None:
     candidates = [ReplicaLoad(replica, sequences, tokens, rows=8) for replica, sequences, tokens in loads]
     assert LeastLoaded().choose(REQUEST, candidates).replica == chosen
 

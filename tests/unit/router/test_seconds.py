@@ -43,14 +43,19 @@ class Rig:
 
     def report(self, replica: int, *prefixes: list[int], salt: str = "", is_full: bool = False) -> bool:
         self._reports[replica] += 1
-        added = [ReportedSnapshot(int(prefix_digests(prefix, salt)[-1]),
-                                    len(prefix) // PAGE_TOKENS * PAGE_TOKENS) for prefix in prefixes]
-        return self.router.reported(replica, SnapshotReport(number=self._reports[replica], added=added,
-                                                              is_full=is_full))
+        added = [
+            ReportedSnapshot(int(prefix_digests(prefix, salt)[-1]), len(prefix) // PAGE_TOKENS * PAGE_TOKENS)
+            for prefix in prefixes
+        ]
+        return self.router.reported(
+            replica, SnapshotReport(number=self._reports[replica], added=added, is_full=is_full)
+        )
 
     def loads(self) -> list[ReplicaLoad]:
-        return [ReplicaLoad(replica, count, 0, rows=8, costs=self.costs[replica])
-                for replica, count in self.sequences.items()]
+        return [
+            ReplicaLoad(replica, count, 0, rows=8, costs=self.costs[replica])
+            for replica, count in self.sequences.items()
+        ]
 
     def choose(self, tokens: list[int], salt: str = "") -> Route:
         return self.router.choose(RoutedRequest("asked", tokens, salt), self.loads())
@@ -173,8 +178,10 @@ def test_nothing_is_left_of_requests_that_ended() -> None:
     for number in range(50):
         rig.router.ended(str(number))
     assert not rig.router._flights
-    assert all(not known.queue._prefills and not known.queue._by_beginning and not known.queue._work_s
-               for known in rig.router._replicas.values())
+    assert all(
+        not known.queue._prefills and not known.queue._by_beginning and not known.queue._work_s
+        for known in rig.router._replicas.values()
+    )
 
 
 def test_a_router_that_restarts_under_load_knows_what_full_reports_say() -> None:

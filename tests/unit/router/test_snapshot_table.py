@@ -25,10 +25,13 @@ def removed(position: int) -> RemovedSnapshot:
     return RemovedSnapshot(one.digest, one.tail)
 
 
-def report(number: int, *positions: int, gone: tuple[int, ...] = (),
-           is_full: bool = False) -> SnapshotReport:
-    return SnapshotReport(number=number, added=[checkpoint(position) for position in positions],
-                            removed=[removed(position) for position in gone], is_full=is_full)
+def report(number: int, *positions: int, gone: tuple[int, ...] = (), is_full: bool = False) -> SnapshotReport:
+    return SnapshotReport(
+        number=number,
+        added=[checkpoint(position) for position in positions],
+        removed=[removed(position) for position in gone],
+        is_full=is_full,
+    )
 
 
 def joined(*replicas: int) -> SnapshotTable:
@@ -41,8 +44,7 @@ def joined(*replicas: int) -> SnapshotTable:
     return table
 
 
-def positions(table: SnapshotTable, prompt: npt.NDArray[np.int32] = PROMPT,
-              salt: str = "") -> dict[int, int]:
+def positions(table: SnapshotTable, prompt: npt.NDArray[np.int32] = PROMPT, salt: str = "") -> dict[int, int]:
     matches = table.matches(prefix_digests(prompt, salt), prompt)
     return {replica: match.position for replica, match in matches.items()}
 
@@ -84,7 +86,7 @@ def test_digests_continue_from_any_ancestor() -> None:
     assert whole.size == 25
     for pages in (0, 1, 7):
         before = int(whole[pages - 1]) if pages else salt_digest("a")
-        later = extended_digests(before, PROMPT[pages * PAGE_TOKENS:], pages)
+        later = extended_digests(before, PROMPT[pages * PAGE_TOKENS :], pages)
         assert later.tolist() == whole[pages:].tolist()
     assert np.unique(whole).size == whole.size
 

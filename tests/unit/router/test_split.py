@@ -18,14 +18,15 @@ LINK = LinkStats(bytes_s=1e6, latency_s=0.0, kv_bytes=1600, state_bytes=50_000, 
 class Split(Rig):
     """One replica for prompts, one for answers."""
 
-    def __init__(self, roles: tuple[Role, ...] = ("prefill", "decode"),
-                 link: LinkStats | None = LINK) -> None:
+    def __init__(self, roles: tuple[Role, ...] = ("prefill", "decode"), link: LinkStats | None = LINK) -> None:
         super().__init__(len(roles))
         self.roles, self.links = roles, [link] * len(roles)
 
     def loads(self) -> list[ReplicaLoad]:
-        return [load._replace(role=role, link=link)
-                for load, role, link in zip(super().loads(), self.roles, self.links, strict=True)]
+        return [
+            load._replace(role=role, link=link)
+            for load, role, link in zip(super().loads(), self.roles, self.links, strict=True)
+        ]
 
     def route(self, tokens: list[int], **more: bool) -> Route:
         return self.router.choose(RoutedRequest("asked", tokens, **{"may_split": True, **more}), self.loads())

@@ -23,8 +23,9 @@ def uniform(seed: int, position: int) -> float:
     return (mix((key + (position + 1) * golden) & MASK) >> 11) * 2.0**-53
 
 
-def edited(logits: np.ndarray, sampling: SamplingParams, prompt: list[int], output: list[int],
-           stop_ids: tuple[int, ...]) -> np.ndarray:
+def edited(
+    logits: np.ndarray, sampling: SamplingParams, prompt: list[int], output: list[int], stop_ids: tuple[int, ...]
+) -> np.ndarray:
     logits = logits.astype(np.float64).copy()
     if len(output) < sampling.min_tokens:
         logits[list(stop_ids)] = -math.inf
@@ -36,7 +37,7 @@ def edited(logits: np.ndarray, sampling: SamplingParams, prompt: list[int], outp
     for token in set(output):
         logits[token] -= sampling.frequency_penalty * output.count(token) + sampling.presence_penalty
     for *head, last in sampling.banned_sequences:
-        if output[len(output) - len(head):] == head:
+        if output[len(output) - len(head) :] == head:
             logits[last] = -math.inf
     if sampling.allowed_token_ids:
         others = np.ones(len(logits), bool)
@@ -60,8 +61,14 @@ def distribution(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
     return p / p.sum()
 
 
-def choose(logits: np.ndarray, sampling: SamplingParams, prompt: list[int], output: list[int], seed: int,
-           stop_ids: tuple[int, ...] = ()) -> int:
+def choose(
+    logits: np.ndarray,
+    sampling: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    seed: int,
+    stop_ids: tuple[int, ...] = (),
+) -> int:
     logits = edited(logits, sampling, prompt, output, stop_ids)
     if sampling.greedy:
         return int(np.argmax(logits))

@@ -51,8 +51,13 @@ def _launch_of(kernel: InterpretedFunction[Any], grid: tuple[int, ...], args: An
     bound, specialization, options = bind(*args, **kwargs)
     module = kernel.fn.__module__.removeprefix("weft.").removesuffix(".triton").rpartition(".")[2]
     by_argument = dict(zip([one.name for one in compiled.params], specialization, strict=True))
-    return Launch(f"{module}.{kernel.fn.__name__}", grid, by_argument, options,
-                  {key: value for key, value in bound.items() if isinstance(value, torch.Tensor)})
+    return Launch(
+        f"{module}.{kernel.fn.__name__}",
+        grid,
+        by_argument,
+        options,
+        {key: value for key, value in bound.items() if isinstance(value, torch.Tensor)},
+    )
 
 
 @contextlib.contextmanager

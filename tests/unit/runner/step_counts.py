@@ -74,7 +74,7 @@ class Operators(TorchDispatchMode):
     """``launched`` is told what torch launches, ``made`` the storages of new tensors."""
 
     def __init__(self, launched: Callable[[Operator], None], made: Callable[[set[int]], None]) -> None:
-        super().__init__()   # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]
         self._launched, self._made = launched, made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -83,7 +83,7 @@ class Operators(TorchDispatchMode):
         written = {storage_of(one): one for one in _tensors(out)}
         new = written.keys() - read.keys()
         if not new and not func._schema.is_mutable:
-            return out   # a view
+            return out  # a view
         self._made(new)
         if not str(func).startswith(_FREE):
             self._launched(Operator(str(func), args, out, read, written))
@@ -110,8 +110,9 @@ def counts_of(model: Any, batch: int, *, prompt: int = 0) -> StepCounts:
     """A step of ``batch`` decodes behind CONTEXT tokens, beside ``prompt`` tokens of a new sequence."""
     counts = StepCounts()
     spec = model.spec
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, batch + 1, max(CONTEXT, prompt))[0],
-                      kv_dtype=spec.dtype, kv_layout="rows")
+    plan = plan_arena(
+        spec, memory_for(spec, spec.dtype, batch + 1, max(CONTEXT, prompt))[0], kv_dtype=spec.dtype, kv_layout="rows"
+    )
     arena = DeviceArena(plan, META)
     caches = arena.layer_caches(len(spec.layers))
     inputs = step_inputs(batch, prompt)
@@ -131,7 +132,7 @@ def counts_of(model: Any, batch: int, *, prompt: int = 0) -> StepCounts:
 
     def note(launch: Launch) -> None:
         counts.triton += 1
-        known: set[int] = set()   # an argument that a kernel does not read is another one of its tensors
+        known: set[int] = set()  # an argument that a kernel does not read is another one of its tensors
         for name, tensor in launch.tensors.items():
             if storage_of(tensor) == arena_storage or id(tensor) in known:
                 continue
@@ -157,11 +158,19 @@ def step_inputs(batch: int, prompt: int, *, padded: bool = False) -> StepInputs:
     lengths = [1] * batch + [prompt] * bool(prompt)
     count = len(starts)
     rows = torch.zeros(count, dtype=torch.int64, device=META)
-    runs = Runs(offsets=[*range(batch), *([batch] if prompt else [])], starts=starts, lengths=lengths,
-                slots=list(range(count)), fresh=[False] * batch + [True] * bool(prompt), decode_count=batch,
-                starts_R=rows, slots_R=rows, context_R=rows, padded=padded,
-                page_table_RP=torch.zeros(count, pages_for(max(CONTEXT, prompt)), dtype=torch.int32,
-                                          device=META))
+    runs = Runs(
+        offsets=[*range(batch), *([batch] if prompt else [])],
+        starts=starts,
+        lengths=lengths,
+        slots=list(range(count)),
+        fresh=[False] * batch + [True] * bool(prompt),
+        decode_count=batch,
+        starts_R=rows,
+        slots_R=rows,
+        context_R=rows,
+        padded=padded,
+        page_table_RP=torch.zeros(count, pages_for(max(CONTEXT, prompt)), dtype=torch.int32, device=META),
+    )
     tokens_T = torch.zeros(sum(lengths), dtype=torch.int64, device=META)
     return StepInputs(tokens_T, tokens_T, runs)
 
@@ -187,4 +196,3 @@ def bytes_in(tensor: torch.Tensor) -> int:
     for size in sizes:
         count *= size
     return count
-

@@ -42,7 +42,7 @@ def test_an_arena_begins_as_zeros(arena: DeviceArena) -> None:
 
 
 def test_a_frame_is_written_only_when_it_is_named_again(arena: DeviceArena) -> None:
-    frames_of(arena).fill_(7)   # what no plan does; it shows where the arena writes
+    frames_of(arena).fill_(7)  # what no plan does; it shows where the arena writes
     arena.zero_frames([1, 3])
     assert (frames_of(arena) == 7).all()
     arena.zero_frames([3, 2])
@@ -54,7 +54,8 @@ def test_a_frame_is_written_only_when_it_is_named_again(arena: DeviceArena) -> N
 
 @pytest.mark.parametrize("fill", [fill_frames, fill_pages, fill_slots])
 def test_nothing_counts_as_never_written_once_something_was_filled(
-        arena: DeviceArena, fill: Callable[[DeviceArena, list[int], int], None]) -> None:
+    arena: DeviceArena, fill: Callable[[DeviceArena, list[int], int], None]
+) -> None:
     fill(arena, [0], NAN_BYTE)
     frames_of(arena).fill_(7)
     arena.zero_frames([1])
@@ -119,7 +120,7 @@ def test_memory_of_a_device_is_zeroed_when_it_is_allocated(monkeypatch: pytest.M
 
     def noted(size: int, **of: object) -> torch.Tensor:
         zeroed.append((size, str(of["device"])))
-        return zeros(size, **of)   # type: ignore[call-overload, no-any-return]
+        return zeros(size, **of)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(torch, "zeros", noted)
     arena = DeviceArena(plan_arena(SPEC, 200_000), torch.device("meta"))
@@ -144,11 +145,17 @@ class Watched:
     def __init__(self, *, clears: bool = True) -> None:
         model = load_model(checkpoint("granite"))
         plan = plan_arena(model.spec, 400_000)
-        sizes = Sizes(max_model_len=512, rows_max=24, step_tokens_max=256, queue_max=64,
-                      memory_bytes=plan.arena_bytes)
+        sizes = Sizes(max_model_len=512, rows_max=24, step_tokens_max=256, queue_max=64, memory_bytes=plan.arena_bytes)
         self.executor = TorchExecutor(model.model, plan, sizes)
-        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=Memory(plan, cache=True),
-                               executor=self.executor, clock=lambda: 0.0, seed=0, eos_ids=())
+        self.core = EngineCore(
+            vocab_size=model.spec.vocab_size,
+            sizes=sizes,
+            memory=Memory(plan, cache=True),
+            executor=self.executor,
+            clock=lambda: 0.0,
+            seed=0,
+            eos_ids=(),
+        )
         self.named = self.were_zero = 0
         self.dirty_after: list[int] = []
         zero_frames = self.executor.arena.zero_frames
@@ -172,8 +179,7 @@ class Watched:
             for number in range(2 if turn % 2 == 0 else 24):
                 tokens = random.integers(3, 200, 400 if turn % 2 == 0 else 20).tolist()
                 sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
-                self.core.submit(Request(request_id=f"{turn}-{number}", prompt_tokens=tokens,
-                                         sampling=sampling))
+                self.core.submit(Request(request_id=f"{turn}-{number}", prompt_tokens=tokens, sampling=sampling))
             while self.core.has_work:
                 self.core.step()
                 assert self.core.failure is None, self.core.failure

@@ -48,7 +48,8 @@ def builder(pad_decode_to: int = 0) -> BatchBuilder:
 
 @pytest.mark.parametrize("tokens", [8192, 512])
 def test_the_first_long_prompts_fit_into_the_staging_buffer(
-        arena: DeviceArena, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    arena: DeviceArena, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
     """What does not fit goes by a copy of pageable memory, and the host waits for each. One row has a hit of
     the longest context; all rows draw, and ask for logprobs."""
     rows = rows_on(CPU, rows_max=64, pages_max=4096, step_tokens_max=tokens)
@@ -61,9 +62,14 @@ def test_the_first_long_prompts_fit_into_the_staging_buffer(
     admissions = [plans.admission(row, list(range(65)), logprobs=3) for row in range(63)]
     admissions.append(plans.admission(63, list(range(long + 64)), prompt_logprobs=2))
     admissions = [replace(one, sampling=structs.replace(one.sampling, temperature=0.8)) for one in admissions]
-    step = plans.plan(runs, decode_count=63, admissions=admissions, prompt_logprob_runs=[63], zero_frames=[0],
-                      table_writes=[(63, column, 1) for column in range(4096)]
-                      + [(row, 4, 2) for row in range(63)])
+    step = plans.plan(
+        runs,
+        decode_count=63,
+        admissions=admissions,
+        prompt_logprob_runs=[63],
+        zero_frames=[0],
+        table_writes=[(63, column, 1) for column in range(4096)] + [(row, 4, 2) for row in range(63)],
+    )
     elsewhere: list[int] = []
     send = Staging.send
     monkeypatch.setattr(Staging, "send", lambda self: (elsewhere.append(self._asked), send(self))[1])
@@ -79,8 +85,10 @@ def sampler() -> Sampler:
 
 MIXED = plans.plan(
     [(3, 20, [7], 2, True), (0, 5, [8], 0, True), (4, 0, [1, 2, 3], 5, False), (1, 64, [9, 10], 1, True)],
-    decode_count=2, admissions=[plans.admission(4, [1, 2, 3, 4])],
-    table_writes=[(3, 0, 11), (3, 1, 12), (0, 0, 13), (4, 0, 14), (1, 0, 20), (1, 4, 21)])
+    decode_count=2,
+    admissions=[plans.admission(4, [1, 2, 3, 4])],
+    table_writes=[(3, 0, 11), (3, 1, 12), (0, 0, 13), (4, 0, 14), (1, 0, 20), (1, 4, 21)],
+)
 
 
 def test_a_mixed_step_becomes_flat_tokens_positions_and_runs(arena):
@@ -96,8 +104,12 @@ def test_a_mixed_step_becomes_flat_tokens_positions_and_runs(arena):
     assert runs.starts_R.tolist() == runs.starts
     assert runs.slots_R.tolist() == runs.slots
     assert runs.page_table_RP.dtype == torch.int32
-    assert runs.page_table_RP.tolist() == [[11, 12, PAD, PAD, PAD], [13, PAD, PAD, PAD, PAD],
-                                           [14, PAD, PAD, PAD, PAD], [20, PAD, PAD, PAD, 21]]
+    assert runs.page_table_RP.tolist() == [
+        [11, 12, PAD, PAD, PAD],
+        [13, PAD, PAD, PAD, PAD],
+        [14, PAD, PAD, PAD, PAD],
+        [20, PAD, PAD, PAD, 21],
+    ]
     assert batch.sample_runs.tolist() == [0, 1, 3]
     assert batch.sample_rows.tolist() == [3, 0, 1]
     assert batch.sample_positions.tolist() == [21, 6, 66]
@@ -135,8 +147,9 @@ def test_a_cleared_row_has_no_page_left_before_the_next_owner_writes(arena):
     batches = builder()
     batches.apply(MIXED, sampler(), arena)
     assert batches.pages_of(3) == [11, 12]
-    following = plans.plan([(3, 0, [1], 2, True)], rows_cleared=[3], admissions=[plans.admission(3, [1])],
-                           table_writes=[(3, 0, 5)])
+    following = plans.plan(
+        [(3, 0, [1], 2, True)], rows_cleared=[3], admissions=[plans.admission(3, [1])], table_writes=[(3, 0, 5)]
+    )
     batches.apply(following, sampler(), arena)
     assert batches.pages_of(3) == [5]
     assert batches.build(following).inputs.runs.page_table_RP.tolist() == [[5]]
@@ -149,9 +162,12 @@ def test_a_cleared_row_has_no_page_left_before_the_next_owner_writes(arena):
 
 def test_taps_and_prompt_logprobs_follow_their_run_past_the_pads(arena):
     step = plans.plan(
-        [(0, 9, [1], 0, True), (1, 64, [20, 21, 22], 1, False)], decode_count=1,
+        [(0, 9, [1], 0, True), (1, 64, [20, 21, 22], 1, False)],
+        decode_count=1,
         admissions=[plans.admission(1, list(range(100)), prompt_logprobs=2)],
-        taps=[Tap(run=1, position=66, slot=SlotId(3))], prompt_logprob_runs=[1])
+        taps=[Tap(run=1, position=66, slot=SlotId(3))],
+        prompt_logprob_runs=[1],
+    )
     for pads in (0, 3):
         batches = builder(pad_decode_to=pads)
         batches.apply(step, sampler(), arena)
@@ -166,8 +182,11 @@ def test_taps_and_prompt_logprobs_follow_their_run_past_the_pads(arena):
 
 def test_prompt_logprobs_end_before_the_first_generated_token(arena):
     """Also where a preempted sequence computes its prompt and its answer again."""
-    step = plans.plan([(0, 0, [1, 2, 3, 4, 5], 0, True)], prompt_logprob_runs=[0],
-                      admissions=[plans.admission(0, [1, 2, 3, 4, 5], prompt_tokens=3, prompt_logprobs=0)])
+    step = plans.plan(
+        [(0, 0, [1, 2, 3, 4, 5], 0, True)],
+        prompt_logprob_runs=[0],
+        admissions=[plans.admission(0, [1, 2, 3, 4, 5], prompt_tokens=3, prompt_logprobs=0)],
+    )
     batches = builder()
     batches.apply(step, sampler(), arena)
     assert batches.build(step).prompt_spans[0].next_tokens_N.tolist() == [2, 3]
@@ -240,9 +259,14 @@ def test_arena_work_is_performed_in_its_one_order(arena, monkeypatch):
     performed = []
     monkeypatch.setattr(DeviceArena, "perform", lambda _, kind, ids: performed.append(kind))
     step = plans.plan(zero_frames=[1], slot_copies=[(0, 1)], page_copies=[(0, 1)])
-    step = replace(step, arena_work=replace(
-        step.arena_work, state_restores=(RestoreState((PageId(2),), SlotId(2)),),
-        state_compressions=(CompressState(NO_NODE, SlotId(3), (PageId(3),)),)))
+    step = replace(
+        step,
+        arena_work=replace(
+            step.arena_work,
+            state_restores=(RestoreState((PageId(2),), SlotId(2)),),
+            state_compressions=(CompressState(NO_NODE, SlotId(3), (PageId(3),)),),
+        ),
+    )
     builder().apply(step, sampler(), arena)
     assert performed == [kind for kind, _ in step.arena_work.ordered()]
     assert len(performed) == 5

@@ -25,8 +25,10 @@ from weft.units import PAD
 
 CPU = torch.device("cpu")
 FIRST = plans.plan(
-    [(3, 30, [7], 2, True), (0, 5, [8], 0, True), (4, 15, [9], 5, True)], decode_count=3,
-    table_writes=[(3, 0, 11), (3, 1, 12), (0, 0, 13), (4, 0, 14)])
+    [(3, 30, [7], 2, True), (0, 5, [8], 0, True), (4, 15, [9], 5, True)],
+    decode_count=3,
+    table_writes=[(3, 0, 11), (3, 1, 12), (0, 0, 13), (4, 0, 14)],
+)
 WRITES = {2: [(3, 2, 15), (4, 1, 16)], 5: [(1, 0, 17)]}
 """By step; the last one is of a row that does not decode."""
 
@@ -48,8 +50,11 @@ def going_on(steps: int, before: StepPlan = FIRST) -> list[StepPlan]:
     found = [before]
     for step in range(1, steps):
         writes = np.array(WRITES.get(step, []), np.int32).reshape(-1, 3).T
-        found.append(replace(before, step=step, starts=before.starts + step, tokens=before.tokens + 3 * step,
-                             table_writes=writes))
+        found.append(
+            replace(
+                before, step=step, starts=before.starts + step, tokens=before.tokens + 3 * step, table_writes=writes
+            )
+        )
     return found
 
 
@@ -64,10 +69,27 @@ def built(batches: BatchBuilder, plan: StepPlan, arena: DeviceArena) -> StepBatc
 def told(batch: StepBatch) -> list[object]:
     inputs = batch.inputs
     runs = inputs.runs
-    numbers = (inputs.tokens_T, inputs.positions_T, runs.starts_R, runs.slots_R, runs.context_R,
-               runs.page_table_RP, batch.sample_runs, batch.sample_rows, batch.sample_positions)
-    return [*(number.tolist() for number in numbers), list(runs.offsets), list(runs.starts),
-            list(runs.lengths), list(runs.slots), list(runs.fresh), runs.decode_count, inputs.asked]
+    numbers = (
+        inputs.tokens_T,
+        inputs.positions_T,
+        runs.starts_R,
+        runs.slots_R,
+        runs.context_R,
+        runs.page_table_RP,
+        batch.sample_runs,
+        batch.sample_rows,
+        batch.sample_positions,
+    )
+    return [
+        *(number.tolist() for number in numbers),
+        list(runs.offsets),
+        list(runs.starts),
+        list(runs.lengths),
+        list(runs.slots),
+        list(runs.fresh),
+        runs.decode_count,
+        inputs.asked,
+    ]
 
 
 def test_steps_that_go_on_see_what_steps_made_anew_see(arena):
@@ -120,7 +142,7 @@ class Counted(TorchDispatchMode):
 
 def test_a_step_that_goes_on_asks_torch_for_nothing(arena):
     batches = builder()
-    steps = going_on(8)   # none of them needs a page more than those before, from the third on
+    steps = going_on(8)  # none of them needs a page more than those before, from the third on
     for plan in steps[:3]:
         built(batches, plan, arena)
     with Counted() as counted:
@@ -164,15 +186,29 @@ class Graphed:
         block = batch.inputs
         assert isinstance(block, DecodeBlock)
         hidden = torch.arange(8.0).view(4, 2)
-        return [block.width, block.adapters, batch.sampled_of(hidden).tolist(), self.sampler.asked.pop(), *(
-            numbers.tolist() for numbers in (block.flat_6W, block.starts, block.slots, batch.sample_runs,
-                                             batch.sample_rows, batch.sample_positions, batch.sample_rows_X))]
+        return [
+            block.width,
+            block.adapters,
+            batch.sampled_of(hidden).tolist(),
+            self.sampler.asked.pop(),
+            *(
+                numbers.tolist()
+                for numbers in (
+                    block.flat_6W,
+                    block.starts,
+                    block.slots,
+                    batch.sample_runs,
+                    batch.sample_rows,
+                    batch.sample_positions,
+                    batch.sample_rows_X,
+                )
+            ),
+        ]
 
 
 def unknown(plans_of_steps: list[StepPlan]) -> list[StepPlan]:
     """Every second one does not know its tokens, as with overlap."""
-    return [replace(plan, tokens=np.full_like(plan.tokens, PAD)) if plan.step % 2 else plan
-            for plan in plans_of_steps]
+    return [replace(plan, tokens=np.full_like(plan.tokens, PAD)) if plan.step % 2 else plan for plan in plans_of_steps]
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -186,10 +222,16 @@ def test_a_block_that_goes_on_is_the_block_made_anew(arena, remote):
     assert going.batches._steady_block.step == -1
 
 
-@pytest.mark.parametrize("change", [
-    lambda plan: replace(plan, rows=plan.rows[::-1].copy()), lambda plan: replace(plan, slots=plan.slots + 1),
-    lambda plan: replace(plan, mtp_drafts=()), lambda plan: replace(plan, rows_cleared=(5,)),
-    lambda plan: replace(plan, admissions=(plans.admission(5, [1]),))])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: replace(plan, rows=plan.rows[::-1].copy()),
+        lambda plan: replace(plan, slots=plan.slots + 1),
+        lambda plan: replace(plan, mtp_drafts=()),
+        lambda plan: replace(plan, rows_cleared=(5,)),
+        lambda plan: replace(plan, admissions=(plans.admission(5, [1]),)),
+    ],
+)
 def test_a_block_does_not_go_on_where_rows_or_what_is_asked_of_them_change(arena, change):
     going, anew = Graphed(arena), Graphed(arena, anew=True)
     first, second, third = going_on(3)

@@ -141,9 +141,12 @@ def executor(model: Successor, capture: Recording | EagerCapture) -> TorchExecut
 
 
 def decodes(count: int, first: int = 5, unknown: bool = False) -> StepPlan:
-    return plans.plan([(row, 20 + row, [PAD if unknown else first + row], PAD, True) for row in range(count)],
-                      decode_count=count, admissions=[plans.admission(row, [1]) for row in range(count)],
-                      table_writes=[(row, 1, 30 + row) for row in range(count)])
+    return plans.plan(
+        [(row, 20 + row, [PAD if unknown else first + row], PAD, True) for row in range(count)],
+        decode_count=count,
+        admissions=[plans.admission(row, [1]) for row in range(count)],
+        table_writes=[(row, 1, 30 + row) for row in range(count)],
+    )
 
 
 def test_widths_reach_every_row_and_waste_few() -> None:
@@ -178,8 +181,9 @@ def test_a_step_of_decodes_goes_to_the_next_width_with_pad_rows_behind_it(runnin
     inputs = model.seen[-1]
     assert inputs.positions_T.tolist() == [20 + row for row in range(running)] + [PAD] * (width - running)
     assert inputs.runs.context_R.tolist() == [21 + row for row in range(running)] + [0] * (width - running)
-    assert inputs.runs.page_table_RP[:, 1].tolist() == ([30 + row for row in range(running)]
-                                                        + [PAD] * (width - running))
+    assert inputs.runs.page_table_RP[:, 1].tolist() == (
+        [30 + row for row in range(running)] + [PAD] * (width - running)
+    )
 
 
 def test_inputs_lie_at_the_same_addresses_at_every_replay() -> None:
@@ -198,8 +202,11 @@ def test_a_step_with_a_prompt_in_it_is_computed_without_a_graph() -> None:
     model, capture = Successor(), Recording()
     made = executor(model, capture)
     made.record_graphs()
-    step = plans.plan([(0, 20, [5], PAD, True), (1, 0, [1, 2, 3], PAD, True)], decode_count=1,
-                      admissions=[plans.admission(row, [1]) for row in range(2)])
+    step = plans.plan(
+        [(0, 20, [5], PAD, True), (1, 0, [1, 2, 3], PAD, True)],
+        decode_count=1,
+        admissions=[plans.admission(row, [1]) for row in range(2)],
+    )
     assert made.execute(step).tokens.tolist() == [6, 4]
     assert capture.replays == []
     assert model.seen[-1].runs.run_count == 2, "and without padding"
@@ -216,7 +223,8 @@ def test_without_recording_nothing_is_padded() -> None:
 @pytest.mark.parametrize("capture", [Recording(), EagerCapture()])
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_decode_whose_token_is_not_known_is_fed_what_its_row_chose_last(
-        capture: Recording | EagerCapture, recorded: bool) -> None:
+    capture: Recording | EagerCapture, recorded: bool
+) -> None:
     model = Successor()
     made = executor(model, capture)
     if recorded:
@@ -245,8 +253,7 @@ def test_an_op_that_reads_what_a_graph_would_freeze_is_named_and_nothing_is_reco
 def test_an_unreadable_list_has_a_length_and_nothing_else() -> None:
     unreadable = UnreadableList("starts", 3)
     assert len(unreadable) == 3
-    for read in (lambda: unreadable[0], lambda: list(unreadable), lambda: max(unreadable),
-                 lambda: 5 in unreadable):
+    for read in (lambda: unreadable[0], lambda: list(unreadable), lambda: max(unreadable), lambda: 5 in unreadable):
         with pytest.raises(RuntimeError, match="starts"):
             read()
 
@@ -287,7 +294,7 @@ def test_what_a_graph_reads_by_address_outlives_the_recording(monkeypatch: pytes
 
     def watched(*lists: Any) -> Any:
         flat, chunks = pack_lists(*lists)
-        tables.append(weakref.ref(flat))   # the tensor of a CPU shares the array's memory, and holds it
+        tables.append(weakref.ref(flat))  # the tensor of a CPU shares the array's memory, and holds it
         return flat, chunks
 
     monkeypatch.setattr(gpu, "fits", lambda *tensors: True)
@@ -304,8 +311,12 @@ def test_what_a_graph_reads_by_address_outlives_the_recording(monkeypatch: pytes
 
 
 def test_a_width_that_cannot_be_recorded_costs_no_other_width() -> None:
-    model, capture = Successor(), RunsOnce({8: torch.OutOfMemoryError("no memory for it"),
-                                            12: RuntimeError("too wide"), 2: RuntimeError("too wide")})
+    model, capture = (
+        Successor(),
+        RunsOnce(
+            {8: torch.OutOfMemoryError("no memory for it"), 12: RuntimeError("too wide"), 2: RuntimeError("too wide")}
+        ),
+    )
     partly = executor(model, capture)
     assert partly.record_graphs() == "batch sizes 2, 12: too wide; batch size 8: no memory for it"
     assert partly.graphs is not None
@@ -318,8 +329,7 @@ def test_a_width_that_cannot_be_recorded_costs_no_other_width() -> None:
     assert capture.replays == [4]
 
 
-def test_a_kernel_that_asks_for_more_than_the_card_has_is_no_end_of_the_start(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_asks_for_more_than_the_card_has_is_no_end_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = ModuleType("triton.errors")
     errors.TritonError = type("TritonError", (Exception,), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton.errors", errors)
@@ -353,8 +363,7 @@ def test_all_widths_are_recorded_on_one_stream_into_one_pool(monkeypatch: pytest
     assert len({options["pool"] for options in cuda.captures}) == 1
 
 
-def test_another_thread_cannot_end_a_recording_which_is_the_second_run(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_thread_cannot_end_a_recording_which_is_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, runs = FakeCuda(monkeypatch), []
     CudaCapture(torch.device("cuda", 0)).capture(lambda: runs.append(1) or torch.zeros(1))
     assert len(runs) == 2, "one run before the recording, and the recording"

@@ -13,8 +13,9 @@ from weft.units import FrameId, PageId, SlotId
 PER_FRAME = 4
 
 
-def admit(head: HeadPages, *pages: int, work: ArenaWork = NO_WORK, frames: tuple[FrameClaim, ...] = (),
-          runs: bool = False) -> list[int]:
+def admit(
+    head: HeadPages, *pages: int, work: ArenaWork = NO_WORK, frames: tuple[FrameClaim, ...] = (), runs: bool = False
+) -> list[int]:
     reservation = SimpleNamespace(pages=pages, frames=frames)
     plan: Any = SimpleNamespace(reservation=reservation, arena_work=work, mtp_drafts=1 if runs else None)
     return head.admit(plan)
@@ -60,7 +61,7 @@ def test_zeros_do_not_fall_into_a_compressed_state() -> None:
 def test_a_copy_waits_as_its_source_does() -> None:
     head = HeadPages(PER_FRAME)
     admit(head, 0)
-    assert admit(head, 8, 9, work=copies((0, 8), (1, 9))) == []   # page 1 has keys
+    assert admit(head, 8, 9, work=copies((0, 8), (1, 9))) == []  # page 1 has keys
     assert admit(head, runs=True) == [0, 8]
 
 

@@ -54,13 +54,18 @@ def test_values_of_another_size_get_another_scale_and_nothing_else_does(tmp_path
 
 
 def test_scales_of_the_checkpoint_are_taken_rounded_up(tmp_path: Path) -> None:
-    directory = with_tensors(tmp_path / "m", "qwen3", **{
-        "model.layers.0.self_attn.k_scale": torch.tensor(0.3),
-        "model.layers.0.self_attn.v_scale": torch.tensor([0.25, 5.0]),
-        "model.layers.0.self_attn.q_scale": torch.tensor(3.0),
-        "model.layers.2.self_attn.k_proj.output_scale": torch.tensor([1.0]),
-        "model.layers.2.self_attn.v_proj.output_scale": torch.tensor([0.01]),
-        "model.layers.3.self_attn.k_scale": torch.tensor(9.0)})
+    directory = with_tensors(
+        tmp_path / "m",
+        "qwen3",
+        **{
+            "model.layers.0.self_attn.k_scale": torch.tensor(0.3),
+            "model.layers.0.self_attn.v_scale": torch.tensor([0.25, 5.0]),
+            "model.layers.0.self_attn.q_scale": torch.tensor(3.0),
+            "model.layers.2.self_attn.k_proj.output_scale": torch.tensor([1.0]),
+            "model.layers.2.self_attn.v_proj.output_scale": torch.tensor([0.01]),
+            "model.layers.3.self_attn.k_scale": torch.tensor(9.0),
+        },
+    )
     loaded = load_model(directory)
     assert not any("scale" in warning for warning in loaded.warnings)
     assert sorted(loaded.kv_scales) == [0, 2], "a layer with one of two scales is measured"
@@ -71,8 +76,7 @@ def test_scales_of_the_checkpoint_are_taken_rounded_up(tmp_path: Path) -> None:
 
 
 def test_a_scale_of_a_shape_that_no_head_has_is_named(tmp_path: Path) -> None:
-    directory = with_tensors(tmp_path / "m", "qwen3", **{
-        "model.layers.0.self_attn.k_scale": torch.ones(3)})
+    directory = with_tensors(tmp_path / "m", "qwen3", **{"model.layers.0.self_attn.k_scale": torch.ones(3)})
     with pytest.raises(CheckpointError, match=r"k_scale holds 3 scales for 2 KV heads"):
         load_model(directory)
 

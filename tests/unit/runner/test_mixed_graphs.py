@@ -38,16 +38,22 @@ def executor(model: Successor, capture: Recording | EagerCapture | None) -> Torc
     return made
 
 
-def mixed(decodes: int = 2, prompts: tuple[int, ...] = (3, 5), taps: int = 0, first: int = 5,
-          unknown: bool = False) -> StepPlan:
+def mixed(
+    decodes: int = 2, prompts: tuple[int, ...] = (3, 5), taps: int = 0, first: int = 5, unknown: bool = False
+) -> StepPlan:
     """Decodes behind 20 tokens, and new prompts that count upwards."""
     runs = [(row, 20 + row, [PAD if unknown else first + row], row, True) for row in range(decodes)]
-    runs += [(decodes + i, 0, [(10 * i + token) % 50 for token in range(length)], decodes + i, True)
-             for i, length in enumerate(prompts)]
+    runs += [
+        (decodes + i, 0, [(10 * i + token) % 50 for token in range(length)], decodes + i, True)
+        for i, length in enumerate(prompts)
+    ]
     return plans.plan(
-        runs, decode_count=decodes, admissions=[plans.admission(row, [1]) for row, *_ in runs],
+        runs,
+        decode_count=decodes,
+        admissions=[plans.admission(row, [1]) for row, *_ in runs],
         table_writes=[(row, 0, 30 + row) for row, *_ in runs],
-        taps=[Tap(decodes, 1 + at, SlotId(20 + at)) for at in range(taps)])
+        taps=[Tap(decodes, 1 + at, SlotId(20 + at)) for at in range(taps)],
+    )
 
 
 def test_shapes_waste_little_and_reach_every_row() -> None:
@@ -101,17 +107,23 @@ def test_a_step_goes_to_the_first_shape_that_holds_it_with_pad_behind_decodes_an
     assert runs.offsets[runs.decode_count] == 8
 
 
-@pytest.mark.parametrize(("plan", "size"), [
-    (mixed(0, (50,)), 64), (mixed(0, (57,)), 112), (mixed(9, (3,)), 64), (mixed(9, (60,)), 112),
-    (mixed(2, (16, 1, 1, 1), taps=5), 64)])
+@pytest.mark.parametrize(
+    ("plan", "size"),
+    [
+        (mixed(0, (50,)), 64),
+        (mixed(0, (57,)), 112),
+        (mixed(9, (3,)), 64),
+        (mixed(9, (60,)), 112),
+        (mixed(2, (16, 1, 1, 1), taps=5), 64),
+    ],
+)
 def test_the_size_follows_from_tokens_and_decodes(plan: StepPlan, size: int) -> None:
     capture = Replayed()
     executor(Successor(), capture).execute(plan)
     assert capture.mixed == [size]
 
 
-@pytest.mark.parametrize("plan", [
-    mixed(0, (1, 1, 1, 1, 1)), mixed(0, (16,), taps=15)], ids=["prompts", "chunks"])
+@pytest.mark.parametrize("plan", [mixed(0, (1, 1, 1, 1, 1)), mixed(0, (16,), taps=15)], ids=["prompts", "chunks"])
 def test_a_step_that_no_shape_holds_is_launched_without_padding(plan: StepPlan) -> None:
     model, capture = Successor(), Replayed()
     made = executor(model, capture)
@@ -124,8 +136,11 @@ def test_a_step_that_no_shape_holds_is_launched_without_padding(plan: StepPlan) 
 
 def test_recorded_or_not_the_tokens_are_the_same_and_the_same_rows_are_known_afterwards() -> None:
     steps: list[Callable[[], StepPlan]] = [
-        mixed, lambda: mixed(4, (3,), unknown=True), lambda: mixed(3, (40, 2, 7), first=9),
-        lambda: mixed(5, (5,), unknown=True)]
+        mixed,
+        lambda: mixed(4, (3,), unknown=True),
+        lambda: mixed(3, (40, 2, 7), first=9),
+        lambda: mixed(5, (5,), unknown=True),
+    ]
     capture = Replayed()
     recorded, plain = executor(Successor(), capture), executor(Successor(), None)
     for step in steps:
@@ -135,9 +150,12 @@ def test_recorded_or_not_the_tokens_are_the_same_and_the_same_rows_are_known_aft
 
 
 def test_logprobs_of_a_prompt_come_from_the_tokens_of_its_run() -> None:
-    plan = plans.plan([(0, 20, [5], 0, True), (1, 0, [3, 4, 9], 1, True)], decode_count=1,
-                      admissions=[plans.admission(0, [1]), plans.admission(1, [3, 4, 9], prompt_logprobs=1)],
-                      prompt_logprob_runs=[1])
+    plan = plans.plan(
+        [(0, 20, [5], 0, True), (1, 0, [3, 4, 9], 1, True)],
+        decode_count=1,
+        admissions=[plans.admission(0, [1]), plans.admission(1, [3, 4, 9], prompt_logprobs=1)],
+        prompt_logprob_runs=[1],
+    )
     recorded, plain = executor(Successor(), Replayed()), executor(Successor(), None)
     one, other = (made.execute(plan).prompt_logprobs for made in (recorded, plain))
     assert one == other
@@ -146,12 +164,13 @@ def test_logprobs_of_a_prompt_come_from_the_tokens_of_its_run() -> None:
 
 @pytest.mark.parametrize("name", ["starts", "slots", "lengths", "offsets", "fresh", "taps"])
 def test_an_op_that_reads_a_list_of_the_host_is_refused(name: str) -> None:
-    made = TorchExecutor(Successor(looks_at=name), plan_arena(Successor().spec, 200_000), SIZES,
-                         capture=Replayed())
+    made = TorchExecutor(Successor(looks_at=name), plan_arena(Successor().spec, 200_000), SIZES, capture=Replayed())
     refused = made.record_graphs()
     assert refused is not None
-    assert ("steps of 64 tokens with 8 decodes, of 64 tokens with 12 decodes, of 112 tokens with 8 decodes, "
-            f"of 112 tokens with 12 decodes: an op reads Runs.{name}") in refused
+    assert (
+        "steps of 64 tokens with 8 decodes, of 64 tokens with 12 decodes, of 112 tokens with 8 decodes, "
+        f"of 112 tokens with 12 decodes: an op reads Runs.{name}"
+    ) in refused
     assert made.batches.mixed_shapes == ()
     assert made.execute(mixed()).tokens.tolist() == [6, 7, 3, 15], "it goes on without graphs"
 
@@ -204,5 +223,5 @@ def test_memory_that_a_graph_reads_by_address_lives_as_long_as_the_graph() -> No
     capture = ByAddress(model)
     made = executor(model, capture)
     assert capture.held() == {True}
-    made.graphs = made.mixed_graphs = None   # the control: their owner is gone
+    made.graphs = made.mixed_graphs = None  # the control: their owner is gone
     assert capture.held() == {False}

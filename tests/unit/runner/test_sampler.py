@@ -31,9 +31,15 @@ def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 
 
-def sample_rows(logits: np.ndarray, samplings: list[SamplingParams], *, prompt: list[int] = PROMPT,
-                output: list[int] | None = None, seeds: list[int] | None = None,
-                stop_ids: tuple[int, ...] = ()) -> Sampled:
+def sample_rows(
+    logits: np.ndarray,
+    samplings: list[SamplingParams],
+    *,
+    prompt: list[int] = PROMPT,
+    output: list[int] | None = None,
+    seeds: list[int] | None = None,
+    stop_ids: tuple[int, ...] = (),
+) -> Sampled:
     output = output or []
     sampler = Sampler(len(samplings), logits.shape[1])
     for row, sampling in enumerate(samplings):
@@ -86,8 +92,10 @@ def test_every_parameter_gives_the_token_of_the_dull_twin():
     output = [14, 14, 70, 2]
     seeds = [s * 7919 - 40 for s in range(len(samplings))]
     found = sample_rows(logits, samplings, output=output, seeds=seeds, stop_ids=(1, 2, 50)).tokens
-    expected = [dull_sampler.choose(row, sampling, PROMPT, output, seed, (1, 2, 50))
-                for row, sampling, seed in zip(logits, samplings, seeds, strict=True)]
+    expected = [
+        dull_sampler.choose(row, sampling, PROMPT, output, seed, (1, 2, 50))
+        for row, sampling, seed in zip(logits, samplings, seeds, strict=True)
+    ]
     assert found.tolist() == expected
     # The control: another position draws other tokens.
     shifted = sample_rows(logits, samplings, output=[*output, 2], seeds=seeds, stop_ids=(1, 2, 50)).tokens
@@ -116,10 +124,12 @@ def test_a_banned_sequence_is_refused_at_its_last_token_alone():
     logits[0, 4], logits[0, 5] = 2.0, 1.0
     banned = SamplingParams(temperature=0.0, banned_sequences=((4, 4, 4), (6, 5)))
     sampler = Sampler(1, 10)
-    sampler.admit(0, ids(4, 4, 4), 3, banned, 0, ())   # the prompt ends in it, which does not count
+    sampler.admit(0, ids(4, 4, 4), 3, banned, 0, ())  # the prompt ends in it, which does not count
     assert sampler.needs_previous_token(np.array([0]))
-    answer = [int(sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([3 + i])).tokens[0])
-              for i in range(6)]
+    answer = [
+        int(sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([3 + i])).tokens[0])
+        for i in range(6)
+    ]
     assert answer == [4, 4, 5, 4, 4, 5]
     # A sequence that was preempted comes back with its tokens.
     sampler.clear(0)
@@ -144,8 +154,7 @@ def test_an_allowed_token_is_chosen_even_where_every_one_is_banned_at_that_point
 
 def test_a_cleared_row_keeps_nothing_of_the_sequence_that_left():
     sampler = Sampler(1, VOCAB)
-    heavy = SamplingParams(logit_bias={40: 100.0}, repetition_penalty=3.0, logprobs=3, temperature=2.0,
-                           min_tokens=9)
+    heavy = SamplingParams(logit_bias={40: 100.0}, repetition_penalty=3.0, logprobs=3, temperature=2.0, min_tokens=9)
     sampler.admit(0, ids(7, 7), 2, heavy, 5, (8,))
     sampler.clear(0)
     logits = torch.zeros(1, VOCAB)
@@ -161,8 +170,13 @@ def test_frequencies_follow_the_filtered_distribution():
     draws = 4000
     vocab = 12
     logits = noisy(1, vocab, scale=1.2, seed=3)[0]
-    for sampling in (SamplingParams(), SamplingParams(temperature=2.0), SamplingParams(top_k=5),
-                     SamplingParams(top_p=0.8), SamplingParams(min_p=0.2)):
+    for sampling in (
+        SamplingParams(),
+        SamplingParams(temperature=2.0),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.8),
+        SamplingParams(min_p=0.2),
+    ):
         p = dull_sampler.distribution(logits.astype(np.float64), sampling)
         found = sample_rows(np.tile(logits, (draws, 1)), [sampling] * draws).tokens
         counts = np.bincount(found, minlength=vocab)
@@ -218,8 +232,12 @@ def test_everything_masked_still_gives_a_token():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_neither_raises_nor_spreads(bad):
     logits = noisy(4, seed=6)
-    samplings = [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_p=0.9),
-                 SamplingParams(logprobs=2)]
+    samplings = [
+        SamplingParams(),
+        SamplingParams(temperature=0.0),
+        SamplingParams(top_p=0.9),
+        SamplingParams(logprobs=2),
+    ]
     clean = sample_rows(logits, samplings).tokens
     for row in range(4):
         broken = logits.copy()
@@ -241,8 +259,11 @@ def test_bias_of_100_forces_and_of_minus_100_bans():
     logits = noisy(2, seed=7)
     best = int(logits[1].argmax())
     for seed in range(20):
-        found = sample_rows(logits, [SamplingParams(logit_bias={11: 100.0}),
-                                     SamplingParams(logit_bias={best: -100.0})], seeds=[seed, seed]).tokens
+        found = sample_rows(
+            logits,
+            [SamplingParams(logit_bias={11: 100.0}), SamplingParams(logit_bias={best: -100.0})],
+            seeds=[seed, seed],
+        ).tokens
         assert found[0] == 11
         assert found[1] != best
 
@@ -260,15 +281,16 @@ def test_repetition_counts_the_prompt_while_presence_and_frequency_do_not():
     logits = np.array([[2.0, 1.9, 0.0]], np.float32)
     repeated = SamplingParams(temperature=0.0, repetition_penalty=1.2)
     assert sample_rows(logits, [repeated], prompt=[0]).tokens[0] == 1
-    for sampling in (SamplingParams(temperature=0.0, presence_penalty=2.0),
-                     SamplingParams(temperature=0.0, frequency_penalty=2.0)):
+    for sampling in (
+        SamplingParams(temperature=0.0, presence_penalty=2.0),
+        SamplingParams(temperature=0.0, frequency_penalty=2.0),
+    ):
         assert sample_rows(logits, [sampling], prompt=[0]).tokens[0] == 0
         assert sample_rows(logits, [sampling], prompt=[0], output=[0]).tokens[0] == 1
 
 
 def test_penalties_count_what_the_sampler_itself_made_as_after_a_resume():
-    sampling = SamplingParams(temperature=0.0, frequency_penalty=0.3, presence_penalty=0.2,
-                              repetition_penalty=1.1)
+    sampling = SamplingParams(temperature=0.0, frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.1)
     logits = noisy(1, scale=1.0, seed=8)
     sampler = Sampler(1, VOCAB)
     sampler.admit(0, ids(*PROMPT), len(PROMPT), sampling, 0, ())
@@ -276,8 +298,7 @@ def test_penalties_count_what_the_sampler_itself_made_as_after_a_resume():
     for step in range(150):
         expected = dull_sampler.choose(logits[0], sampling, PROMPT, output, 0)
         resumed = sample_rows(logits, [sampling], output=output).tokens[0] if step % 20 == 0 else expected
-        token = sampler.sample(torch.from_numpy(logits.copy()), np.array([0]),
-                               np.array([len(PROMPT) + step])).tokens[0]
+        token = sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([len(PROMPT) + step])).tokens[0]
         assert token == expected == resumed
         output.append(int(token))
     assert len(set(output)) > 40
@@ -285,8 +306,11 @@ def test_penalties_count_what_the_sampler_itself_made_as_after_a_resume():
 
 def test_logprobs_are_of_the_raw_logits_with_rank_and_the_best_first():
     logits = noisy(3, seed=9)
-    samplings = [SamplingParams(logprobs=4, temperature=0.2, logit_bias={17: 100.0}, top_k=2),
-                 SamplingParams(), SamplingParams(logprobs=0, temperature=0.0)]
+    samplings = [
+        SamplingParams(logprobs=4, temperature=0.2, logit_bias={17: 100.0}, top_k=2),
+        SamplingParams(),
+        SamplingParams(logprobs=0, temperature=0.0),
+    ]
     found = sample_rows(logits, samplings)
     assert set(found.logprobs) == {0, 2}
     reference = logits.astype(np.float64)
@@ -305,22 +329,32 @@ def test_logprobs_are_of_the_raw_logits_with_rank_and_the_best_first():
 def test_asking_for_logprobs_changes_no_token():
     logits = noisy(len(SAMPLINGS), seed=10)
     plain = sample_rows(logits, SAMPLINGS).tokens
-    asked = [SamplingParams(**{f: getattr(s, f) for f in s.__struct_fields__ if f != "logprobs"}, logprobs=2)
-             for s in SAMPLINGS]
+    asked = [
+        SamplingParams(**{f: getattr(s, f) for f in s.__struct_fields__ if f != "logprobs"}, logprobs=2)
+        for s in SAMPLINGS
+    ]
     assert sample_rows(logits, asked).tokens.tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.05, 1.0, 4.0])
 def test_a_large_vocabulary_takes_the_same_token_from_few_candidates_as_from_all(scale, monkeypatch):
     vocab = 9000
-    samplings = [SamplingParams(top_k=50), SamplingParams(top_p=0.9), SamplingParams(top_p=0.3, min_p=0.02),
-                 SamplingParams(top_k=5000, top_p=0.5), SamplingParams(top_k=300, top_p=0.95),
-                 SamplingParams(), SamplingParams(top_k=8999), SamplingParams(top_k=4096, top_p=0.9)]
+    samplings = [
+        SamplingParams(top_k=50),
+        SamplingParams(top_p=0.9),
+        SamplingParams(top_p=0.3, min_p=0.02),
+        SamplingParams(top_k=5000, top_p=0.5),
+        SamplingParams(top_k=300, top_p=0.95),
+        SamplingParams(),
+        SamplingParams(top_k=8999),
+        SamplingParams(top_k=4096, top_p=0.9),
+    ]
     logits = noisy(len(samplings), vocab, scale, seed=11)
     logits[2] = logits[2].round()
     found = sample_rows(logits, samplings).tokens
-    expected = [dull_twin_fast(row, sampling, seed) for seed, (row, sampling)
-                in enumerate(zip(logits, samplings, strict=True))]
+    expected = [
+        dull_twin_fast(row, sampling, seed) for seed, (row, sampling) in enumerate(zip(logits, samplings, strict=True))
+    ]
     assert found.tolist() == expected
     monkeypatch.setattr(filters, "_CANDIDATES_MIN", vocab)
     monkeypatch.setattr(filters, "_CANDIDATES_MAX", vocab)
@@ -351,10 +385,12 @@ def test_filters_keep_what_transformers_keeps():
         TopKLogitsWarper,
         TopPLogitsWarper,
     )
+
     logits = noisy(1, seed=12)
     sampling = SamplingParams(temperature=1.5, top_k=40, top_p=0.85, min_p=0.03)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(1.5), TopKLogitsWarper(40), TopPLogitsWarper(0.85),
-                                   MinPLogitsWarper(0.03)])
+    warpers = LogitsProcessorList(
+        [TemperatureLogitsWarper(1.5), TopKLogitsWarper(40), TopPLogitsWarper(0.85), MinPLogitsWarper(0.03)]
+    )
     kept = warpers(torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(logits)).isfinite()[0].numpy()
     assert ((dull_sampler.distribution(logits[0].astype(np.float64), sampling) > 0) == kept).all()
     seen = set(sample_rows(np.tile(logits, (3000, 1)), [sampling] * 3000).tokens.tolist())

@@ -41,8 +41,9 @@ class Tied:
 def tied() -> Tied:
     Tied.__module__ = "weft.models.made_up"
     embedding = torch.arange(12.0).view(4, 3)
-    return Tied(embedding, [{"a": Linear(embedding[1:3])}, {"b": Linear(torch.ones(2, 3), torch.zeros(2))}],
-                Linear(embedding))
+    return Tied(
+        embedding, [{"a": Linear(embedding[1:3])}, {"b": Linear(torch.ones(2, 3), torch.zeros(2))}], Linear(embedding)
+    )
 
 
 def test_what_shares_bytes_is_moved_once_and_is_whole_again() -> None:
@@ -76,13 +77,17 @@ def test_the_walk_finds_all_that_was_loaded(family: str) -> None:
 
 
 def small_engine(directory: Path, **more: object) -> Assembled:
-    return assemble(EngineConfig(model=str(directory), memory="16MiB", max_model_len=512, threads=1,
-                                 **more))  # type: ignore[arg-type]
+    return assemble(EngineConfig(model=str(directory), memory="16MiB", max_model_len=512, threads=1, **more))  # type: ignore[arg-type]
 
 
 def answer(made: Assembled, name: str) -> list[int]:
-    made.core.submit(Request(request_id=name, prompt_tokens=list(range(3, 133)),
-                             sampling=SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)))
+    made.core.submit(
+        Request(
+            request_id=name,
+            prompt_tokens=list(range(3, 133)),
+            sampling=SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True),
+        )
+    )
     tokens: list[int] = []
     while made.core.has_work:
         for event in made.core.step():
@@ -104,7 +109,7 @@ def test_the_arena_goes_and_the_answers_stay(level: int, kv_dtype: str, overlap:
     assert isinstance(executor, TorchExecutor)
     arena_bytes = executor.arena.buffer.numel()
     before = answer(made, "before")
-    if overlap == "on":   # with "off" a GPU has one too: the start warms it
+    if overlap == "on":  # with "off" a GPU has one too: the start warms it
         assert step_threads() - others
     sleeper = Sleeper(made.core)
     sleeper.sleep(level)
@@ -126,10 +131,13 @@ def test_weights_that_come_back_wrong_show() -> None:
     sleeper.sleep()
     executor = made.core.executor
     assert isinstance(executor, TorchExecutor)
-    embedding = executor.model.embedding   # type: ignore[attr-defined]
+    embedding = executor.model.embedding  # type: ignore[attr-defined]
     # On a GPU the storage has no bytes now: they are on the host.
-    copies = {} if executor._on_host is None else {
-        storage._cdata: buffer.tensor for storage, buffer, _ in executor._on_host._copies}
+    copies = (
+        {}
+        if executor._on_host is None
+        else {storage._cdata: buffer.tensor for storage, buffer, _ in executor._on_host._copies}
+    )
     asleep = copies.get(embedding.untyped_storage()._cdata)
     assert (asleep is None) == (embedding.device.type == "cpu")
     with torch.inference_mode():
@@ -176,8 +184,7 @@ class LockedPages:
         del self.sizes[address]
 
 
-def test_copies_on_the_host_have_the_size_of_the_weights_and_are_given_back(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_on_the_host_have_the_size_of_the_weights_and_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's host allocator would round 48, 24 and 8 bytes up, and keep them."""
     monkeypatch.setattr(torch, "empty", without_pinning(torch.empty))
     model, pages = tied(), LockedPages()

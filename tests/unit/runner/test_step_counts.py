@@ -11,8 +11,15 @@ from tests.unit.models.test_releases import ALL
 from tests.unit.runner.step_counts import PROMPT, StepCounts, counts_of, released_model
 
 BATCHES = (1, 16, 256)
-MODELS = {"qwen3": "Qwen3 8B", "qwen3_5": "Qwen3.5 27B", "qwen3_next": "Qwen3-Next 80B", "lfm2": "LFM2 1.2B",
-          "bamba": "Bamba 9B", "jamba": "Jamba 1.5 Mini", "kimi_linear": "Kimi Linear 48B"}
+MODELS = {
+    "qwen3": "Qwen3 8B",
+    "qwen3_5": "Qwen3.5 27B",
+    "qwen3_next": "Qwen3-Next 80B",
+    "lfm2": "LFM2 1.2B",
+    "bamba": "Bamba 9B",
+    "jamba": "Jamba 1.5 Mini",
+    "kimi_linear": "Kimi Linear 48B",
+}
 BANDWIDTH, MATRIX_RATE = 3.35e12, 800e12
 """Of an H100: bytes and bfloat16 operations per second."""
 DOC = Path(__file__).parents[3] / "docs" / "gpu.md"
@@ -26,23 +33,26 @@ def row_of(title: str, step: str, counts: list[StepCounts]) -> str:
     assert launches - min(one.launches for one in counts) <= launches // 10
     [triton] = {one.triton for one in counts}
     size = " / ".join(f"{one.bytes / 1e9:.3g}" for one in counts)
-    roofline = " / ".join(
-        f"{max(one.bytes / BANDWIDTH, one.flops / MATRIX_RATE) * 1e3:.2g}" for one in counts)
+    roofline = " / ".join(f"{max(one.bytes / BANDWIDTH, one.flops / MATRIX_RATE) * 1e3:.2g}" for one in counts)
     return f"| {title} | {step} | {launches} | {triton} | {allocations} | {size} | {roofline} |"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_table_says_what_a_step_launches_allocates_and_moves(name: str) -> None:
     model = released_model(ALL[name])
-    rows = [row_of(MODELS[name], step, [counts_of(model, batch, prompt=prompt) for batch in BATCHES])
-            for step, prompt in (("decode", 0), ("mixed", PROMPT))]
+    rows = [
+        row_of(MODELS[name], step, [counts_of(model, batch, prompt=prompt) for batch in BATCHES])
+        for step, prompt in (("decode", 0), ("mixed", PROMPT))
+    ]
     check(rows)
 
 
 def test_int4_reads_a_quarter_of_the_weights_and_adds_the_sums_of_split_columns() -> None:
     model = released_model(ALL["qwen3"], "int4")
-    rows = [row_of("Qwen3 8B, int4", step, [counts_of(model, batch, prompt=prompt) for batch in (1, 16)])
-            for step, prompt in (("decode", 0), ("mixed", PROMPT))]
+    rows = [
+        row_of("Qwen3 8B, int4", step, [counts_of(model, batch, prompt=prompt) for batch in (1, 16)])
+        for step, prompt in (("decode", 0), ("mixed", PROMPT))
+    ]
     check(rows)
 
 

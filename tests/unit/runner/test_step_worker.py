@@ -89,7 +89,7 @@ def test_a_step_is_launched_before_the_one_before_it_is_home() -> None:
     device.home.clear()
     device.worker.begin(step(0))
     device.worker.begin(step(1))
-    device.worker._flights[1].result(WAIT_S)   # comes although nobody brings step 0 home
+    device.worker._flights[1].result(WAIT_S)  # comes although nobody brings step 0 home
     assert device.computed == [0, 1]
     device.home.set()
     assert [device.worker.finish().tokens.tolist() for _ in range(2)] == [[0], [101]]

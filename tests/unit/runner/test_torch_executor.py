@@ -52,8 +52,11 @@ def executor(model: Successor) -> TorchExecutor:
 
 
 def test_only_runs_that_sample_get_a_token_and_only_their_logits_are_made(executor, model):
-    step = plans.plan([(0, 9, [11], PAD, True), (1, 0, [1, 2, 3], PAD, False), (2, 0, [4, 5], PAD, True)],
-                      decode_count=1, admissions=[plans.admission(row, [1]) for row in range(3)])
+    step = plans.plan(
+        [(0, 9, [11], PAD, True), (1, 0, [1, 2, 3], PAD, False), (2, 0, [4, 5], PAD, True)],
+        decode_count=1,
+        admissions=[plans.admission(row, [1]) for row in range(3)],
+    )
     result = executor.execute(step)
     assert result.tokens.tolist() == [12, PAD, 6]
     assert model.asked == [2]
@@ -61,8 +64,9 @@ def test_only_runs_that_sample_get_a_token_and_only_their_logits_are_made(execut
 
 
 def test_a_step_without_runs_still_clears_rows_and_zeroes_frames(executor, model):
-    executor.execute(plans.plan([(0, 0, [1], PAD, True)], admissions=[plans.admission(0, [1])],
-                                table_writes=[(0, 0, 3)]))
+    executor.execute(
+        plans.plan([(0, 0, [1], PAD, True)], admissions=[plans.admission(0, [1])], table_writes=[(0, 0, 3)])
+    )
     fill_frames(executor.arena, range(executor.arena.plan.frame_count), 7)
     result = executor.execute(plans.plan(rows_cleared=[0], zero_frames=[2]))
     assert result.tokens.size == 0
@@ -77,8 +81,9 @@ def test_prompt_logits_are_made_in_slices_that_change_nothing(executor, model, m
     monkeypatch.setattr(torch_executor, "PROMPT_LOGITS_TOKENS", slice_tokens)
     tokens = [i % VOCAB for i in range(300)]
     tokens[200] = 3
-    step = plans.plan([(0, 0, tokens, PAD, True)], prompt_logprob_runs=[0],
-                      admissions=[plans.admission(0, tokens, prompt_logprobs=1)])
+    step = plans.plan(
+        [(0, 0, tokens, PAD, True)], prompt_logprob_runs=[0], admissions=[plans.admission(0, tokens, prompt_logprobs=1)]
+    )
     found = executor.execute(step).prompt_logprobs[0]
     assert len(found) == 299
     assert [entry.token for entry in found] == tokens[1:]
@@ -89,8 +94,9 @@ def test_prompt_logits_are_made_in_slices_that_change_nothing(executor, model, m
 
 def test_the_observer_sees_the_logits_before_anything_is_done_to_them(model):
     seen: list[torch.Tensor] = []
-    executor = TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES,
-                             observer=lambda plan, logits: seen.append(logits.clone()))
+    executor = TorchExecutor(
+        model, plan_arena(model.spec, 200_000), SIZES, observer=lambda plan, logits: seen.append(logits.clone())
+    )
     step = plans.plan([(0, 0, [1], PAD, True)], admissions=[plans.admission(0, [1], logit_bias={9: 100.0})])
     assert executor.execute(step).tokens.tolist() == [9]
     assert seen[0].argmax().item() == 2
@@ -98,8 +104,10 @@ def test_the_observer_sees_the_logits_before_anything_is_done_to_them(model):
 
 
 def test_logprobs_are_keyed_by_run_and_not_by_place_among_the_sampling_runs(executor):
-    step = plans.plan([(0, 0, [1, 2], PAD, False), (1, 0, [4], PAD, True)],
-                      admissions=[plans.admission(0, [1, 2, 3]), plans.admission(1, [4], logprobs=1)])
+    step = plans.plan(
+        [(0, 0, [1, 2], PAD, False), (1, 0, [4], PAD, True)],
+        admissions=[plans.admission(0, [1, 2, 3]), plans.admission(1, [4], logprobs=1)],
+    )
     assert list(executor.execute(step).logprobs) == [1]
 
 

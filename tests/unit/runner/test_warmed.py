@@ -32,12 +32,16 @@ from weft.text.grammars import regex_grammar
 SEQS, STEP_TOKENS, LENGTH = 6, 128, 512
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 DRAWN = structs.replace(GREEDY, temperature=1.0, seed=3)
-SAMPLINGS = [GREEDY, DRAWN, structs.replace(DRAWN, top_k=5), structs.replace(DRAWN, top_p=0.8),
-             structs.replace(DRAWN, top_k=9, top_p=0.9, logprobs=2, prompt_logprobs=1),
-             structs.replace(DRAWN, frequency_penalty=0.5, top_p=0.9, logit_bias={7: 1.0}, min_tokens=1),
-             structs.replace(GREEDY, ignore_eos=False, grammar=regex_grammar("[a-f]{9}", field="f"))]
-PROMPTS = [[7], [9, 8, 7], list(range(3, 300)), list(range(3, 80)), [5] * 65, [11] * 200,
-           list(range(100, 117))]
+SAMPLINGS = [
+    GREEDY,
+    DRAWN,
+    structs.replace(DRAWN, top_k=5),
+    structs.replace(DRAWN, top_p=0.8),
+    structs.replace(DRAWN, top_k=9, top_p=0.9, logprobs=2, prompt_logprobs=1),
+    structs.replace(DRAWN, frequency_penalty=0.5, top_p=0.9, logit_bias={7: 1.0}, min_tokens=1),
+    structs.replace(GREEDY, ignore_eos=False, grammar=regex_grammar("[a-f]{9}", field="f")),
+]
+PROMPTS = [[7], [9, 8, 7], list(range(3, 300)), list(range(3, 80)), [5] * 65, [11] * 200, list(range(100, 117))]
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -64,14 +68,30 @@ class Keys:
 
 def started(model: LoadedModel, keys: Keys, **more: Any) -> Serving:
     """An engine after the start of a server, the launches of which are noted in ``keys``."""
-    config = EngineConfig(kv_dtype=more.get("kv_dtype", "auto"),
-                          state_dtype=more.get("state_dtype", "float32"))
+    config = EngineConfig(kv_dtype=more.get("kv_dtype", "auto"), state_dtype=more.get("state_dtype", "float32"))
     spec, kv_dtype = cache_dtypes(config, model.spec)
     with recorded(keys.note):
-        measure_reserve(model.model, spec, kv_dtype, step_tokens=STEP_TOKENS, rows=SEQS, model_len=LENGTH,
-                        device=DEVICE, meter=NoMeter())
-        serving = Serving("", model=model, max_num_seqs=SEQS, step_tokens=STEP_TOKENS, max_model_len=LENGTH,
-                          remote=True, cache=True, capture=EagerCapture(), **more)
+        measure_reserve(
+            model.model,
+            spec,
+            kv_dtype,
+            step_tokens=STEP_TOKENS,
+            rows=SEQS,
+            model_len=LENGTH,
+            device=DEVICE,
+            meter=NoMeter(),
+        )
+        serving = Serving(
+            "",
+            model=model,
+            max_num_seqs=SEQS,
+            step_tokens=STEP_TOKENS,
+            max_model_len=LENGTH,
+            remote=True,
+            cache=True,
+            capture=EagerCapture(),
+            **more,
+        )
         sampling_kernels.warm(model.spec.vocab_size, DEVICE)
         warm(serving.executor.arena)
     return serving
@@ -79,7 +99,7 @@ def started(model: LoadedModel, keys: Keys, **more: Any) -> Serving:
 
 def day(serving: Serving, keys: Keys) -> None:
     with recorded(keys.note):
-        for _ in range(2):   # the second round begins with hits
+        for _ in range(2):  # the second round begins with hits
             serving.run(PROMPTS, SAMPLINGS, stagger_steps=1)
         arena_work(serving.executor.arena)
 
@@ -112,8 +132,7 @@ def compiled_in_requests(family: str, quantize: Any = "none", **more: Any) -> tu
     at_start, at_day = Keys(), Keys()
     serving = started(model, at_start, **more)
     tokenizer = directory(family) / "tokenizer.json"
-    serving.core.grammars = GrammarCompiler(tokenizer.read_text, serving.core.eos_ids,
-                                            serving.core.vocab_size)
+    serving.core.grammars = GrammarCompiler(tokenizer.read_text, serving.core.eos_ids, serving.core.vocab_size)
     day(serving, at_day)
     late = at_day.seen.keys() - at_start.seen.keys()
     return {f"{kernel} {key}" for key, kernel in at_day.seen.items() if key in late}, {*at_day.seen.values()}
@@ -152,7 +171,8 @@ def test_a_day_launches_only_what_the_start_compiled(name: str) -> None:
 
 
 def test_the_control_a_start_with_one_long_prompt_leaves_compilations_to_requests(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reserve, "step_shapes", lambda **sizes: step_shapes(**sizes)[:1])
     late, _ = compiled_in_requests("qwen3_5")
     assert any("paged_attention._decode" in one for one in late), "decodes of short contexts beside a prompt"

@@ -3,16 +3,19 @@ import pytest
 from weft.schedule.budget import Budget, step_tokens_bound
 
 
-@pytest.mark.parametrize(("left", "start", "end", "stops"), [
-    (256, 0, 100, 100),     # reaches the end: no grid
-    (100, 0, 100, 100),
-    (99, 0, 100, 64),       # does not: back to the grid
-    (127, 0, 500, 64),
-    (128, 0, 500, 128),
-    (130, 64, 500, 192),
-    (63, 64, 500, 64),      # less than a chunk is no run
-    (63, 64, 127, 127),
-])
+@pytest.mark.parametrize(
+    ("left", "start", "end", "stops"),
+    [
+        (256, 0, 100, 100),  # reaches the end: no grid
+        (100, 0, 100, 100),
+        (99, 0, 100, 64),  # does not: back to the grid
+        (127, 0, 500, 64),
+        (128, 0, 500, 128),
+        (130, 64, 500, 192),
+        (63, 64, 500, 64),  # less than a chunk is no run
+        (63, 64, 127, 127),
+    ],
+)
 def test_a_prefill_that_does_not_end_stops_on_the_grid(left: int, start: int, end: int, stops: int) -> None:
     budget = Budget(left, 0)
     budget.left = left

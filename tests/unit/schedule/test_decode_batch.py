@@ -36,8 +36,13 @@ def test_steps_of_the_same_decodes_share_their_arrays_until_somebody_joins_or_le
 
 def test_who_writes_what_steps_share_is_caught() -> None:
     decode_batch = DecodeBatch(np.array([3, 1], np.int32), [SeqId(7), SeqId(9)], np.array([0, 2], np.int32))
-    for values in (decode_batch.rows, decode_batch.slots, decode_batch.lengths, decode_batch.fresh,
-                   decode_batch.samples):
+    for values in (
+        decode_batch.rows,
+        decode_batch.slots,
+        decode_batch.lengths,
+        decode_batch.fresh,
+        decode_batch.samples,
+    ):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 1
 

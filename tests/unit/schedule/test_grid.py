@@ -12,8 +12,16 @@ from weft.units import SeqId
 
 @pytest.mark.parametrize("grid", [16, 64])
 def test_every_wish_lies_on_the_grid(grid: int) -> None:
-    found = wanted_positions(AUTO, known_tokens=3001, start=0, boundaries=[77, 1000], marks=[511],
-                             kv_tokens=700, insurance_first=512, grid=grid)
+    found = wanted_positions(
+        AUTO,
+        known_tokens=3001,
+        start=0,
+        boundaries=[77, 1000],
+        marks=[511],
+        kv_tokens=700,
+        insurance_first=512,
+        grid=grid,
+    )
     assert found
     assert all(position % grid == 0 for position in found)
     assert (992 in found) == (grid == 16)

@@ -5,26 +5,28 @@ from weft.schedule.admission import headroom_pages, victim_count
 S = True
 
 
-@pytest.mark.parametrize(("pages", "short", "freed", "victims"), [
-    # Nobody short; or what finished sequences free is enough.
-    ([3, 3, 3], [0, 0, 0], 0, 0),
-    ([3, 3, 3], [S, 0, 0], 1, 0),
-    ([3, 3, 3], [S, S, 0], 2, 0),
-    # The worst gives way, and no more than needed.
-    ([3, 3, 3], [S, 0, 0], 0, 1),
-    ([3, 3, 3], [S, S, 0], 0, 1),
-    ([3, 3, 1], [S, S, 0], 0, 2),
-    ([3, 3, 1], [S, S, 0], 1, 1),
-    # The worst is short itself: it waits, and goes only for another.
-    ([3, 3, 3], [0, 0, S], 0, 0),
-    ([3, 1, 1], [S, 0, S], 0, 1),
-    ([9, 1, 1], [S, S, S], 0, 2),
-    ([9, 1, 1, 1, 1], [S, S, S, S, S], 0, 3),
-    # Alone: nobody to take from, nobody is taken.
-    ([3], [S], 0, 0),
-])
-def test_just_enough_of_the_worst_give_way(pages: list[int], short: list[bool], freed: int,
-                                           victims: int) -> None:
+@pytest.mark.parametrize(
+    ("pages", "short", "freed", "victims"),
+    [
+        # Nobody short; or what finished sequences free is enough.
+        ([3, 3, 3], [0, 0, 0], 0, 0),
+        ([3, 3, 3], [S, 0, 0], 1, 0),
+        ([3, 3, 3], [S, S, 0], 2, 0),
+        # The worst gives way, and no more than needed.
+        ([3, 3, 3], [S, 0, 0], 0, 1),
+        ([3, 3, 3], [S, S, 0], 0, 1),
+        ([3, 3, 1], [S, S, 0], 0, 2),
+        ([3, 3, 1], [S, S, 0], 1, 1),
+        # The worst is short itself: it waits, and goes only for another.
+        ([3, 3, 3], [0, 0, S], 0, 0),
+        ([3, 1, 1], [S, 0, S], 0, 1),
+        ([9, 1, 1], [S, S, S], 0, 2),
+        ([9, 1, 1, 1, 1], [S, S, S, S, S], 0, 3),
+        # Alone: nobody to take from, nobody is taken.
+        ([3], [S], 0, 0),
+    ],
+)
+def test_just_enough_of_the_worst_give_way(pages: list[int], short: list[bool], freed: int, victims: int) -> None:
     assert victim_count(pages, [bool(one) for one in short], freed) == victims
 
 

@@ -9,8 +9,9 @@ from weft.units import SeqId
 
 
 def sequence(rank: Rank) -> Sequence:
-    return Sequence(SeqId(hash(rank)), prompt=np.zeros(1, dtype=np.int32), sampling=SamplingParams(), seed=0,
-                    stop_ids=(), rank=rank)
+    return Sequence(
+        SeqId(hash(rank)), prompt=np.zeros(1, dtype=np.int32), sampling=SamplingParams(), seed=0, stop_ids=(), rank=rank
+    )
 
 
 def test_lower_priority_then_arrival_then_index_comes_first() -> None:

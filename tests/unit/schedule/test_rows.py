@@ -8,8 +8,14 @@ from weft.units import PAD, RowId, SeqId, SlotId
 
 
 def running(number: int, prompt: int = 20) -> Sequence:
-    seq = Sequence(SeqId(number), prompt=np.arange(prompt, dtype=np.int32), sampling=SamplingParams(), seed=0,
-                   stop_ids=(), rank=(0, number, 0))
+    seq = Sequence(
+        SeqId(number),
+        prompt=np.arange(prompt, dtype=np.int32),
+        sampling=SamplingParams(),
+        seed=0,
+        stop_ids=(),
+        rank=(0, number, 0),
+    )
     seq.state = SeqState.RUNNING
     return seq
 
@@ -34,13 +40,19 @@ def test_a_row_that_is_given_back_is_wiped() -> None:
     rows, seq = RowTable(2), running(7)
     assign(rows, 1, seq)
     rows.add_pages(np.asarray([1, 1], dtype=np.int32), np.asarray([0, 1], dtype=np.int32))
-    rows.advance(np.asarray([1], dtype=np.int32), np.asarray([20], dtype=np.int32),
-                 np.asarray([9], dtype=np.int32))
+    rows.advance(np.asarray([1], dtype=np.int32), np.asarray([20], dtype=np.int32), np.asarray([9], dtype=np.int32))
     assert rows.release(seq) == 1
     rows.audit([])
     assert rows.seqs[1] is rows.known[1] is None
-    for array, empty in ((rows.computed, 0), (rows.target, 0), (rows.capacity, 0), (rows.pages_held, 0),
-                         (rows.slots, PAD), (rows.last_token, PAD), (rows.seq_ids, PAD)):
+    for array, empty in (
+        (rows.computed, 0),
+        (rows.target, 0),
+        (rows.capacity, 0),
+        (rows.pages_held, 0),
+        (rows.slots, PAD),
+        (rows.last_token, PAD),
+        (rows.seq_ids, PAD),
+    ):
         assert array[1] == empty
 
 

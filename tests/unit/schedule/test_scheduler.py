@@ -86,7 +86,10 @@ def test_the_last_token_of_a_prompt_left_over_by_the_grid_is_no_decode() -> None
     rig.submit("a", 129)
     rig.run()
     assert [(plan.decode_count, runs(plan)) for plan in rig.plans[:3]] == [
-        (0, [(0, 0, 64)]), (0, [(0, 64, 64)]), (0, [(0, 128, 1)])]
+        (0, [(0, 0, 64)]),
+        (0, [(0, 64, 64)]),
+        (0, [(0, 128, 1)]),
+    ]
     assert [plan.samples.tolist() for plan in rig.plans[:3]] == [[False], [False], [True]]
 
 
@@ -145,8 +148,9 @@ def test_a_prompt_that_does_not_fit_yet_is_not_overtaken() -> None:
 def test_logprobs_of_a_prompt_are_not_skipped_by_a_cached_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(rows_max=2)
     plain, asked = rig.core.memory.match, []
-    monkeypatch.setattr(rig.core.memory, "match", lambda tokens, *, salt: (
-        asked.append(len(tokens)), plain(tokens, salt=salt))[1])
+    monkeypatch.setattr(
+        rig.core.memory, "match", lambda tokens, *, salt: (asked.append(len(tokens)), plain(tokens, salt=salt))[1]
+    )
     rig.submit("a", 20)
     rig.submit("b", 20, prompt_logprobs=0)
     rig.run()
@@ -208,8 +212,11 @@ def test_a_preempted_sequence_returns_to_its_own_place_with_its_tokens() -> None
     rig.submit("later", 5)
     rig.run()
     assert rig.tokens("b") == alone.tokens("b")
-    order = [(admission.seq, admission.prompt_tokens, admission.tokens.size)
-             for plan in rig.plans for admission in plan.admissions]
+    order = [
+        (admission.seq, admission.prompt_tokens, admission.tokens.size)
+        for plan in rig.plans
+        for admission in plan.admissions
+    ]
     assert [seq for seq, _, _ in order][-1] == 2
     resumed = [tokens for seq, prompt, tokens in order if seq == 1 and prompt == 30]
     assert resumed[0] == 30

@@ -36,8 +36,9 @@ def test_the_tokens_within_a_time_take_that_time_and_no_more(start: int, seconds
 
 
 def test_a_chunk_deep_in_a_prompt_is_shorter_because_its_attention_takes_longer() -> None:
-    shallow, deep = (Budget(4096, 1, StepLimit(0.5, MILLISECONDS)).chunk_end(start, 100_000) - start
-                     for start in (0, 64_000))
+    shallow, deep = (
+        Budget(4096, 1, StepLimit(0.5, MILLISECONDS)).chunk_end(start, 100_000) - start for start in (0, 64_000)
+    )
     assert (shallow, deep) == (384, 64)
 
 

@@ -21,11 +21,21 @@ class OneSnapshot:
     def __init__(self) -> None:
         self.gone = False
         self.new = [7]
-        self.plan = SimpleNamespace(pages_per_frame=1, compressed_kv_dtype=None, compressed_kv_bytes=0,
-                                    page_bytes=4)
+        self.plan = SimpleNamespace(pages_per_frame=1, compressed_kv_dtype=None, compressed_kv_bytes=0, page_bytes=4)
         self.contents = SimpleNamespace(
-            node=7, start=0, position=16 * PAGES, form="exact", salt="", tokens=np.arange(16 * PAGES),
-            exact=True, has_compressed=False, pages=tuple(range(PAGES)), slot=3, parts=(), hits=0)
+            node=7,
+            start=0,
+            position=16 * PAGES,
+            form="exact",
+            salt="",
+            tokens=np.arange(16 * PAGES),
+            exact=True,
+            has_compressed=False,
+            pages=tuple(range(PAGES)),
+            slot=3,
+            parts=(),
+            hits=0,
+        )
 
     def take_new_snapshots(self) -> list[int]:
         new, self.new = self.new, []
@@ -52,15 +62,23 @@ def buffers() -> TransferBuffers:
 def writes(memory: OneSnapshot, buffers: TransferBuffers) -> StoreWrites:
     store: Any = SimpleNamespace(offer=lambda *_, **__: SimpleNamespace(start=0, above=0))
     prices: Any = SimpleNamespace(worth_of_write_s=lambda *_: 1.0, compute_s=lambda *_: 1.0)
-    made = StoreWrites(store, memory, buffers, prices, lambda: 0.0,   # type: ignore[arg-type]
-                       write_bytes_s=0, step_bytes=2 * 4)
+    made = StoreWrites(
+        store,
+        memory,
+        buffers,
+        prices,
+        lambda: 0.0,  # type: ignore[arg-type]
+        write_bytes_s=0,
+        step_bytes=2 * 4,
+    )
     memory.new = [7]
     made.committed(ArenaWork(), 1)
     return made
 
 
 def test_a_buffer_that_a_step_in_flight_writes_is_not_given_away(
-        memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites) -> None:
+    memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites
+) -> None:
     """The step was launched or will be; its snapshot is evicted meanwhile."""
     writes.look()
     pages, states = writes.work(idle=False)
@@ -79,7 +97,8 @@ def test_a_buffer_that_a_step_in_flight_writes_is_not_given_away(
 
 
 def test_a_buffer_that_no_step_names_is_free_at_once(
-        memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites) -> None:
+    memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites
+) -> None:
     writes.look()
     assert len(buffers) == 1
     memory.gone = True

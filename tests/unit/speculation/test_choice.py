@@ -28,7 +28,7 @@ def test_costs_are_interpolated_and_never_fall() -> None:
 def test_measurements_replace_the_guess() -> None:
     costs = RowCosts()
     assert not costs.measured(1)
-    for seconds in (2.0, 0.02, 0.021):   # the first one compiles
+    for seconds in (2.0, 0.02, 0.021):  # the first one compiles
         costs.note(1, seconds)
     assert costs.measured(1)
     assert costs.seconds(1) == pytest.approx(0.02)
@@ -132,8 +132,7 @@ def test_a_sequence_that_differs_from_the_others_has_its_own_factor() -> None:
 
 def test_where_rows_are_dear_no_draft_may_pay_with_many_sequences() -> None:
     """One more row costs half a step: 2 sequences can gain, 32 cannot, and ``choose`` agrees."""
-    costs = RowCosts({rows: 1.0 + 0.5 * rows for rows in ROWS},
-                      {rows: 3.0 + 0.5 * rows for rows in ROWS})
+    costs = RowCosts({rows: 1.0 + 0.5 * rows for rows in ROWS}, {rows: 3.0 + 0.5 * rows for rows in ROWS})
     assert may_pay(2, 30, costs)
     assert not may_pay(32, 60, costs)
     assert sum(choose([[1.0] * 15] * 2, 2, costs)) > 0
@@ -161,4 +160,5 @@ def test_the_figures_of_windows_are_their_seconds_at_the_pace_of_the_machine() -
         pace = costs.seconds(1) / costs.figure(1)
         for most in (1, 2, 14, 3, 15, 16, 63):
             assert [pace * figure for figure in costs.verify_figures(most)[:most]] == pytest.approx(
-                [costs.verify_seconds(1, drafted) for drafted in range(1, most + 1)])
+                [costs.verify_seconds(1, drafted) for drafted in range(1, most + 1)]
+            )

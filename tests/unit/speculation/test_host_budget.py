@@ -78,13 +78,13 @@ def test_a_sequence_that_slept_is_drafted_for_only_once_its_text_is_known() -> N
     drafter = Speculator(("suffix",), costs=FLAT, clock=lambda: float(next(clock)))
     text = prose(1, 60) * 3
     drafter.begin(1, int32s(text[:60]), prompt_length=50, salt=None, prediction=None)
-    for _ in range(BARREN_STEPS):   # a text that follows nothing known
+    for _ in range(BARREN_STEPS):  # a text that follows nothing known
         assert drafter.draft([DraftRow(1, 0)]) == {}
         drafter.observe(1, 0, 1e-6)
     assert not drafter.awake
     assert drafter.draft([DraftRow(1, 8)]) == {}
     drafter.wake()
-    assert drafter.draft([DraftRow(1, 8)]) == {}   # stale: the tokens since then are missing
+    assert drafter.draft([DraftRow(1, 8)]) == {}  # stale: the tokens since then are missing
     drafter.settle(1, text[60:90], drafted=0, accepted=0)
     assert drafter.draft([DraftRow(1, 8)])[1] == tuple(text[90:98])
 
@@ -105,12 +105,12 @@ def test_a_head_that_could_not_pay_with_right_drafts_is_off_and_reads_no_prompt(
     assert head.drafts(8, LINEAR) is None
     assert head.hopeless(8, LINEAR)
     assert not head.reads_prompts(8, LINEAR)
-    assert head.drafts(40, FLAT) is None   # more rows than verify runs may have
+    assert head.drafts(40, FLAT) is None  # more rows than verify runs may have
 
 
 def test_an_idle_head_is_probed_and_ever_more_rarely() -> None:
     head, probes = HeadPlan({}, 3), []
-    for _ in range(30):   # its drafts are wrong
+    for _ in range(30):  # its drafts are wrong
         head.chances.of("")._place_right = [0.0] * 3
     for step in range(8 * PROBE_STEPS):
         drafts = head.drafts(1, FLAT)
@@ -121,7 +121,8 @@ def test_an_idle_head_is_probed_and_ever_more_rarely() -> None:
     begins = [step for step in probes if step - 1 not in probes]
     assert len(probes) == PROBE_LENGTH * len(begins)
     assert [later - step for step, later in itertools.pairwise(begins)] == sorted(
-        later - step for step, later in itertools.pairwise(begins))
+        later - step for step, later in itertools.pairwise(begins)
+    )
     assert 2 <= len(begins) <= 4
 
 

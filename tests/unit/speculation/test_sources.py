@@ -14,13 +14,7 @@ from tests.unit.speculation.texts import edited, int32s, prose
 from weft.errors import ConfigError
 from weft.memory.prefix.tree import PrefixTree
 from weft.speculation.drafter import SOURCES, Follower, Proposal, parse_sources
-from weft.speculation.sources import (
-    AnswerLibrary,
-    GrammarFollower,
-    PredictionFollower,
-    SuffixFollower,
-    salt_tokens,
-)
+from weft.speculation.sources import AnswerLibrary, GrammarFollower, PredictionFollower, SuffixFollower, salt_tokens
 from weft.speculation.text_index import Context
 from weft.speculation.tree import TreeFollower
 from weft.text.grammars import json_grammar
@@ -69,12 +63,12 @@ def test_a_perfect_repeater_gets_its_drafts(make: Callable[[], Follower]) -> Non
     chance = random.Random(3)
     at = 0
     while at < len(ANSWER):
-        rest = ANSWER[at:at + 15]
+        rest = ANSWER[at : at + 15]
         proposal = follower.propose(15)
         assert proposal is not None
-        assert proposal.tokens[:len(rest)] == tuple(rest)
+        assert proposal.tokens[: len(rest)] == tuple(rest)
         step = chance.randint(1, len(rest))
-        follower.extend(ANSWER[at:at + step])
+        follower.extend(ANSWER[at : at + step])
         at += step
 
 
@@ -110,21 +104,21 @@ def test_a_prediction_rejoins_where_words_repeat() -> None:
         draw = random.Random(case)
         seed, removed, added = draw.randrange(10_000), draw.randint(1, 60), draw.randint(1, 60)
         guess = prose(seed, 300)
-        rest, unique = guess[100 + removed:], 1
-        while sum(guess[at:at + unique] == rest[:unique] for at in range(301 - unique)) > 1:
+        rest, unique = guess[100 + removed :], 1
+        while sum(guess[at : at + unique] == rest[:unique] for at in range(301 - unique)) > 1:
             unique += 1
         late += tokens_to_rejoin(guess, removed, added, seed) > max(5, unique)
     assert late <= 1
 
 
 def tokens_to_rejoin(guess: list[int], removed: int, added: int, seed: int) -> int:
-    rest = guess[100 + removed:]
+    rest = guess[100 + removed :]
     follower = PredictionFollower(guess)
     follower.extend(guess[:100])
     follower.extend([6000 + token for token in prose(seed + 1, added)])
     for rejoined in range(20):
         proposal = follower.propose(4)
-        if proposal is not None and proposal.match and proposal.tokens == tuple(rest[rejoined:rejoined + 4]):
+        if proposal is not None and proposal.match and proposal.tokens == tuple(rest[rejoined : rejoined + 4]):
             return rejoined
         follower.extend([rest[rejoined]])
     return 20
@@ -145,7 +139,7 @@ def test_the_tree_continues_a_place_inside_an_edge_and_a_page(cut: int) -> None:
     follower = TreeFollower(tree, "", int32s(PROMPT + ANSWER[:cut]))
     proposal = follower.propose(16)
     assert proposal is not None
-    assert proposal.tokens == tuple(ANSWER[cut:cut + 16])
+    assert proposal.tokens == tuple(ANSWER[cut : cut + 16])
 
 
 def test_the_tree_prefers_the_child_used_last() -> None:
@@ -188,8 +182,7 @@ def test_the_library_is_bounded_in_bytes_and_drops_the_salt_used_least_recently(
         library.add("0", answers["0"][:40])
         library.add(salt, answer)
         assert library.size_bytes <= 2_000_000
-    held = [salt for salt, answer in answers.items()
-            if library.lookup(salt, Context(answer[:20])) is not None]
+    held = [salt for salt, answer in answers.items() if library.lookup(salt, Context(answer[:20])) is not None]
     assert "0" in held
     assert "39" in held
     assert 2 <= len(held) < 10
@@ -204,8 +197,11 @@ def test_the_library_of_a_small_engine_holds_less_of_one_salt() -> None:
         for answer in answers:
             library.add("", answer)
             library.lookup("", Context(answer[:20]))
-        held = [number for number, answer in enumerate(answers)
-                if (match := library.lookup("", Context(answer[:20]))) is not None and match.length == 20]
+        held = [
+            number
+            for number, answer in enumerate(answers)
+            if (match := library.lookup("", Context(answer[:20]))) is not None and match.length == 20
+        ]
         assert held[-1] == 39
         sizes.append(len(held))
     assert sizes[0] < 20 < sizes[1] == 40
@@ -216,18 +212,21 @@ def test_answers_wait_for_a_lookup_and_the_newest_are_found() -> None:
     answers = [list(range(number, number + 1500)) for number in range(0, 80_000, 2000)]
     for answer in answers:
         library.add("", answer)
-    held = [number for number, answer in enumerate(answers)
-            if library.lookup("", Context(answer[:20])) is not None]
+    held = [number for number, answer in enumerate(answers) if library.lookup("", Context(answer[:20])) is not None]
     assert held == list(range(held[0], 40))
     assert 2 <= len(held) < 20
-    library.add("", answers[0])   # the one after a lookup is found, and those before it still are
+    library.add("", answers[0])  # the one after a lookup is found, and those before it still are
     assert library.lookup("", Context(answers[0][:20])) is not None
     assert library.lookup("", Context(answers[39][:20])) is not None
 
 
 def test_a_grammar_forces_keys_and_cuts_other_drafts() -> None:
-    schema = {"type": "object", "properties": {"temperature": {"type": "integer"}},
-              "required": ["temperature"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"temperature": {"type": "integer"}},
+        "required": ["temperature"],
+        "additionalProperties": False,
+    }
     compiled = compiler().compile(json_grammar(schema, field="response_format"))
     text = tokenizer()
     follower = GrammarFollower(compiled, text.encode('{"'))

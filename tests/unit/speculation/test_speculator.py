@@ -71,12 +71,12 @@ def test_a_dropped_plan_changes_nothing() -> None:
         twice.draft([DraftRow(1, chance.randint(0, 12))])
         drafts = twice.draft([row])
         assert drafts == once.draft([row])
-        planned = drafts.get(1, ())[:chance.randint(0, 12)]
+        planned = drafts.get(1, ())[: chance.randint(0, 12)]
         accepted = 0
         while accepted < len(planned) and planned[accepted] == answer[at + accepted]:
             accepted += 1
         for drafter in (once, twice):
-            drafter.settle(1, answer[at:at + accepted + 1], drafted=len(planned), accepted=accepted)
+            drafter.settle(1, answer[at : at + accepted + 1], drafted=len(planned), accepted=accepted)
         at += accepted + 1
     assert once.stats().accepted == twice.stats().accepted > 300
 
@@ -87,7 +87,7 @@ def test_no_draft_exceeds_its_limit() -> None:
     for limit in (0, 1, 4, 100):
         drafts = drafter.draft([DraftRow(1, limit)]).get(1, ())
         assert min(limit, 12) <= len(drafts) <= min(limit, DRAFTS_MAX)
-        assert drafts == tuple(FILE[100:100 + len(drafts)])
+        assert drafts == tuple(FILE[100 : 100 + len(drafts)])
     assert drafter.draft([DraftRow(2, 5)]) == {}
 
 

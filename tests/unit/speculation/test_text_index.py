@@ -44,7 +44,7 @@ def asked_often(text: list[int]) -> GrowingText:
     """The same, read a few tokens at a time."""
     index = GrowingText()
     for at in range(0, len(text), 2):
-        index.tokens += text[at:at + 2]
+        index.tokens += text[at : at + 2]
         index.lookup(Context(text[:at]))
     return index
 
@@ -57,8 +57,8 @@ def test_an_occurrence_is_real_and_none_is_missed(text: list[int], context: list
         place = index.lookup(Context(context))
         assert (place is None) == (longest < MATCH_MIN)
         if place is not None:
-            before = text[:place.position]
-            assert before[len(before) - place.length:] == context[len(context) - place.length:]
+            before = text[: place.position]
+            assert before[len(before) - place.length :] == context[len(context) - place.length :]
             assert place.length >= (LONG_MATCH if longest >= LONG_MATCH else MATCH_MIN)
             assert place.continuation(1) == (text[place.position],)
 
@@ -104,7 +104,7 @@ def test_an_index_is_bounded_and_remembers_the_newest_text() -> None:
         assert index.token_count <= 6200
     found = [index.lookup(Context(text[:CONTEXT_TOKENS])) for text in texts]
     assert found[-1] is not None
-    assert found[-1].continuation(3) == tuple(texts[-1][CONTEXT_TOKENS:CONTEXT_TOKENS + 3])
+    assert found[-1].continuation(3) == tuple(texts[-1][CONTEXT_TOKENS : CONTEXT_TOKENS + 3])
     assert found[0] is None
 
 
@@ -114,6 +114,6 @@ def test_few_texts_are_searched_however_much_was_added() -> None:
         index.extend([PAD, *prose(seed, 10_000)])
     assert len(index._frozen) <= 8
     for seed in (2, 24):
-        place = index.lookup(Context(prose(seed, 10_000)[500:500 + CONTEXT_TOKENS]))
+        place = index.lookup(Context(prose(seed, 10_000)[500 : 500 + CONTEXT_TOKENS]))
         assert place is not None
         assert place.length == CONTEXT_TOKENS

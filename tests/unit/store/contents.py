@@ -23,20 +23,34 @@ PATIENCE_S = 20.0
 
 def identity(**changes: Any) -> NamespaceIdentity:
     facts: dict[str, Any] = {
-        "model": "tiny", "weights": "w0", "architecture": {"layers": 4, "heads": 2}, "rope": {"theta": 1e4},
-        "kv_dtype": "bfloat16", "state_dtype": "float32", "quantised": "none", "arithmetic": "native",
-        "grain_bytes": STORED_PAGE_BYTES, "state_bytes": STATE_BYTES}
+        "model": "tiny",
+        "weights": "w0",
+        "architecture": {"layers": 4, "heads": 2},
+        "rope": {"theta": 1e4},
+        "kv_dtype": "bfloat16",
+        "state_dtype": "float32",
+        "quantised": "none",
+        "arithmetic": "native",
+        "grain_bytes": STORED_PAGE_BYTES,
+        "state_bytes": STATE_BYTES,
+    }
     return NamespaceIdentity(**{**facts, **changes})
 
 
 def options(**changes: Any) -> StoreOptions:
-    plain: dict[str, Any] = {"capacity_bytes": 4 << 20, "write_bytes_per_second": 1e12, "reserve_bytes": 0,
-                             "volume_bytes": 1 << 20, "read_threads": 2}
+    plain: dict[str, Any] = {
+        "capacity_bytes": 4 << 20,
+        "write_bytes_per_second": 1e12,
+        "reserve_bytes": 0,
+        "volume_bytes": 1 << 20,
+        "read_threads": 2,
+    }
     return StoreOptions(**{**plain, **changes})
 
 
-def opened(path: Path, *, disk: OsDisk | None = None, who: NamespaceIdentity | None = None,
-           **changes: Any) -> DirectoryStore:
+def opened(
+    path: Path, *, disk: OsDisk | None = None, who: NamespaceIdentity | None = None, **changes: Any
+) -> DirectoryStore:
     return open_local(path, who or identity(), options(**changes), disk=disk)
 
 
@@ -46,7 +60,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def page_of(tokens: Sequence[int], page: int, salt: str | None = None) -> bytes:
     """KV of tokens [16 page, 16 page + 16): a function of all tokens before its end, and of the salt."""
-    seed = hash((tuple(tokens[:16 * page + 16]), salt)) & 0xFFFF_FFFF
+    seed = hash((tuple(tokens[: 16 * page + 16]), salt)) & 0xFFFF_FFFF
     return np.random.default_rng(seed).bytes(STORED_PAGE_BYTES)
 
 
@@ -59,18 +73,20 @@ def state_of(tokens: Sequence[int], salt: str | None = None) -> bytes:
     return np.random.default_rng(seed).bytes(STATE_BYTES)
 
 
-def put(store: Store, tokens: Sequence[int], *, salt: str | None = None, exact: bool = True,
-        seconds: float = 1.0) -> Ticket | None:
+def put(
+    store: Store, tokens: Sequence[int], *, salt: str | None = None, exact: bool = True, seconds: float = 1.0
+) -> Ticket | None:
     """Offers and puts a snapshot at the end of ``tokens``, as an engine does."""
     position = len(tokens)
     offer = store.offer(salt, tokens, position, exact=exact)
     if offer is None:
         return None
-    pieces = [KvPiece(start, end, memoryview(kv_of(tokens, start, end, salt)))
-              for start in range(offer.start, position, 256)
-              for end in [min(position, start + 256)]]
-    return store.put(salt, tokens, position, pieces, memoryview(state_of(tokens, salt)), exact=exact,
-                     seconds=seconds)
+    pieces = [
+        KvPiece(start, end, memoryview(kv_of(tokens, start, end, salt)))
+        for start in range(offer.start, position, 256)
+        for end in [min(position, start + 256)]
+    ]
+    return store.put(salt, tokens, position, pieces, memoryview(state_of(tokens, salt)), exact=exact, seconds=seconds)
 
 
 def event_of(store: Store, ticket: Ticket) -> StoreEvent:
@@ -91,8 +107,9 @@ def written(store: Store, tokens: Sequence[int], **more: Any) -> None:
     assert event.kind == "written", event
 
 
-def fetched(store: Store, tokens: Sequence[int], *, above: int = 0, start: int = 0, salt: str | None = None,
-            ) -> tuple[int, bytes, bytes] | StoreEvent | None:
+def fetched(
+    store: Store, tokens: Sequence[int], *, above: int = 0, start: int = 0, salt: str | None = None
+) -> tuple[int, bytes, bytes] | StoreEvent | None:
     """(position, KV, state) of the deepest hit; its event if that is not ``fetched``; None without a hit."""
     prefix = store.match(salt, tokens, above)
     if prefix is None:
@@ -103,8 +120,7 @@ def fetched(store: Store, tokens: Sequence[int], *, above: int = 0, start: int =
     return (prefix.position, bytes(kv), bytes(state)) if event.kind == "fetched" else event
 
 
-def assert_hit(store: Store, tokens: Sequence[int], position: int, *, start: int = 0,
-               salt: str | None = None) -> None:
+def assert_hit(store: Store, tokens: Sequence[int], position: int, *, start: int = 0, salt: str | None = None) -> None:
     """The hit is at ``position``, and every byte is that of a computation."""
     answer = fetched(store, tokens, start=start, salt=salt)
     assert isinstance(answer, tuple), answer
@@ -118,6 +134,6 @@ def assert_right_or_none(store: Store, tokens: Sequence[int], salt: str | None =
     answer = fetched(store, tokens, salt=salt)
     if not isinstance(answer, tuple):
         return 0
-    assert answer[1] == kv_of(tokens[:answer[0]], 0, answer[0], salt)
-    assert answer[2] == state_of(tokens[:answer[0]], salt)
+    assert answer[1] == kv_of(tokens[: answer[0]], 0, answer[0], salt)
+    assert answer[2] == state_of(tokens[: answer[0]], salt)
     return answer[0]

@@ -98,7 +98,7 @@ class MemoryDisk(OsDisk):
         path, file = self._handles[handle]
         self.fault("read", path)
         with self._mutex:
-            piece = file.content[offset:offset + len(into)]
+            piece = file.content[offset : offset + len(into)]
         if len(piece) < len(into):
             raise _error(errno.EIO, path)
         into[:] = piece
@@ -187,7 +187,7 @@ class MemoryDisk(OsDisk):
         operations = self.log[:count]
         if count < len(self.log) and self.log[count][0] == "write":
             _, inode, offset, payload = self.log[count]
-            operations = [*operations, ("write", inode, offset, payload[:len(payload) // 2])]
+            operations = [*operations, ("write", inode, offset, payload[: len(payload) // 2])]
         return self.replayed(operations)
 
     def after_power_loss(self, count: int, seed: int) -> MemoryDisk:
@@ -203,8 +203,9 @@ class MemoryDisk(OsDisk):
                     secured.add(path)
                 case ("write" | "truncate", inode, *_) if inode not in secured and rng.random() < 0.5:
                     continue
-                case ("create", _, path, _) | ("rename", _, path) | ("remove", path) \
-                        if path.parent not in secured and rng.random() < 0.5:
+                case ("create", _, path, _) | ("rename", _, path) | ("remove", path) if (
+                    path.parent not in secured and rng.random() < 0.5
+                ):
                     continue
             kept.append(operation)
         return self.replayed(reversed(kept))
@@ -213,7 +214,7 @@ class MemoryDisk(OsDisk):
 def _write(file: File, payload: bytes, offset: int) -> None:
     if len(file.content) < offset:
         file.content.extend(bytes(offset - len(file.content)))
-    file.content[offset:offset + len(payload)] = payload
+    file.content[offset : offset + len(payload)] = payload
 
 
 def _truncate(file: File, size: int) -> None:

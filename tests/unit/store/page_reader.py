@@ -57,9 +57,13 @@ def read_store(directory: Path) -> list[Prefix]:
     names = sorted((directory.glob("ledger-????????.rows")), reverse=True)
     for name in names:
         content = name.read_bytes()
-        header = content[:16] == b"weft-store-rows\0" and struct.unpack_from("<I", content, 16)[0] == 1 \
-            and struct.unpack_from("<Q", content, 24)[0] == int(name.stem[-8:]) and _valid(content[:144])
-        if header or any(_valid(content[at:at + 144]) for at in range(144, len(content), 144)):
+        header = (
+            content[:16] == b"weft-store-rows\0"
+            and struct.unpack_from("<I", content, 16)[0] == 1
+            and struct.unpack_from("<Q", content, 24)[0] == int(name.stem[-8:])
+            and _valid(content[:144])
+        )
+        if header or any(_valid(content[at : at + 144]) for at in range(144, len(content), 144)):
             return _prefixes(directory, content[144:], name.with_suffix(".tokens").read_bytes())
     return []
 
@@ -75,15 +79,25 @@ def _valid(row: bytes) -> bool:
 def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
     volumes = {int(path.name[-5:]): path.read_bytes() for path in (directory / "volumes").iterdir()}
     volumes = {number: volume for number, volume in volumes.items() if _is_volume(number, volume)}
-    rows = [Row(*_ROW.unpack(content[at:at + 144])) for at in range(0, len(content) - 143, 144)
-            if _valid(content[at:at + 144])]
+    rows = [
+        Row(*_ROW.unpack(content[at : at + 144]))
+        for at in range(0, len(content) - 143, 144)
+        if _valid(content[at : at + 144])
+    ]
     retired = {row.parent for row in rows if row.kind == 3}
     by_number: dict[int, Row] = {}
     for row in rows:
-        inside = row.payload_bytes == 0 or (row.volume in volumes and row.offset % 4096 == 0
-                                            and row.offset + row.payload_bytes <= len(volumes[row.volume]))
-        if row.kind in (1, 2) and row.number not in retired and inside \
-                and row.tokens_at + 4 * row.tokens <= len(tokens):
+        inside = row.payload_bytes == 0 or (
+            row.volume in volumes
+            and row.offset % 4096 == 0
+            and row.offset + row.payload_bytes <= len(volumes[row.volume])
+        )
+        if (
+            row.kind in (1, 2)
+            and row.number not in retired
+            and inside
+            and row.tokens_at + 4 * row.tokens <= len(tokens)
+        ):
             by_number.setdefault(row.number, row)
     _without_overlaps(by_number)
     answer = []
@@ -91,19 +105,31 @@ def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
         path = _path(row, by_number) if row.kind == 2 else None
         if path is None:
             continue
-        payloads = [volumes[one.volume][one.offset:one.offset + one.payload_bytes]
-                    if one.payload_bytes else b"" for one in (*path, row)]
-        if any(xxhash.xxh3_128_digest(payload) != one.checksum
-               for payload, one in zip(payloads, (*path, row), strict=True)):
+        payloads = [
+            volumes[one.volume][one.offset : one.offset + one.payload_bytes] if one.payload_bytes else b""
+            for one in (*path, row)
+        ]
+        if any(
+            xxhash.xxh3_128_digest(payload) != one.checksum for payload, one in zip(payloads, (*path, row), strict=True)
+        ):
             continue
-        payloads = [_unpacked(payload) if one.form == 4 else payload
-                    for payload, one in zip(payloads, (*path, row), strict=True)]
-        ids = b"".join(tokens[one.tokens_at:one.tokens_at + 4 * one.tokens] for one in path)
+        payloads = [
+            _unpacked(payload) if one.form == 4 else payload
+            for payload, one in zip(payloads, (*path, row), strict=True)
+        ]
+        ids = b"".join(tokens[one.tokens_at : one.tokens_at + 4 * one.tokens] for one in path)
         if _chain(path, tokens) != row.chain:
             continue
-        answer.append(Prefix(row.namespace, row.salt, struct.unpack(f"<{len(ids) // 4}I", ids),
-                             b"".join(payloads[:-1]), payloads[-1],
-                             not any(one.flags & 1 for one in (*path, row))))
+        answer.append(
+            Prefix(
+                row.namespace,
+                row.salt,
+                struct.unpack(f"<{len(ids) // 4}I", ids),
+                b"".join(payloads[:-1]),
+                payloads[-1],
+                not any(one.flags & 1 for one in (*path, row)),
+            )
+        )
     return answer
 
 
@@ -111,7 +137,7 @@ def _unpacked(content: bytes) -> bytes:
     decoded, at = b"", 16
     while len(decoded) < struct.unpack_from("<Q", content, 8)[0]:
         word = struct.unpack_from("<I", content, at)[0]
-        encoding, chunk = word >> 30, content[at + 4:at + 4 + word % (1 << 30)]
+        encoding, chunk = word >> 30, content[at + 4 : at + 4 + word % (1 << 30)]
         at += 4 + len(chunk)
         if encoding == 0:
             decoded += chunk
@@ -131,9 +157,12 @@ def _unpacked(content: bytes) -> bytes:
 
 
 def _is_volume(number: int, volume: bytes) -> bool:
-    return (volume[:16] == b"weft-store-vol\0\0" and struct.unpack_from("<II", volume, 16) == (1, number)
-            and struct.unpack_from("<Q", volume, 24)[0] * 4096 <= len(volume)
-            and xxhash.xxh3_64_intdigest(volume[:4088]) == struct.unpack_from("<Q", volume, 4088)[0])
+    return (
+        volume[:16] == b"weft-store-vol\0\0"
+        and struct.unpack_from("<II", volume, 16) == (1, number)
+        and struct.unpack_from("<Q", volume, 24)[0] * 4096 <= len(volume)
+        and xxhash.xxh3_64_intdigest(volume[:4088]) == struct.unpack_from("<Q", volume, 4088)[0]
+    )
 
 
 def _without_overlaps(by_number: dict[int, Row]) -> None:
@@ -154,8 +183,12 @@ def _path(snapshot: Row, by_number: dict[int, Row]) -> tuple[Row, ...] | None:
     below, end = snapshot, snapshot.position
     while below.parent:
         row = by_number.get(below.parent)
-        if row is None or row.kind != 1 or row.position + row.tokens != end \
-                or (row.namespace, row.salt) != (snapshot.namespace, snapshot.salt):
+        if (
+            row is None
+            or row.kind != 1
+            or row.position + row.tokens != end
+            or (row.namespace, row.salt) != (snapshot.namespace, snapshot.salt)
+        ):
             return None
         path.append(row)
         below, end = row, row.position
@@ -166,5 +199,6 @@ def _chain(path: tuple[Row, ...], tokens: bytes) -> int:
     chain = xxhash.xxh3_64_intdigest(path[0].namespace + path[0].salt)
     for row in path:
         chain = xxhash.xxh3_64_intdigest(
-            struct.pack("<Q", chain) + tokens[row.tokens_at:row.tokens_at + 4 * row.tokens])
+            struct.pack("<Q", chain) + tokens[row.tokens_at : row.tokens_at + 4 * row.tokens]
+        )
     return chain

@@ -6,23 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.store.contents import (
-    assert_right_or_none,
-    event_of,
-    identity,
-    opened,
-    options,
-    prompt,
-    put,
-    written,
-)
+from tests.unit.store.contents import assert_right_or_none, event_of, identity, opened, options, prompt, put, written
 from tests.unit.store.memory_disk import CHANGES, MemoryDisk
 from weft.store.directory_store import DirectoryStore
 from weft.store.opening import open_directory, write_namespace
 
 PLACE = Path("/store")
-PROMPTS = [prompt(300, 1), [*prompt(300, 1), *prompt(200, 2)], prompt(64, 3),
-           *(prompt(256, number) for number in range(9, 21))]
+PROMPTS = [
+    prompt(300, 1),
+    [*prompt(300, 1), *prompt(200, 2)],
+    prompt(64, 3),
+    *(prompt(256, number) for number in range(9, 21)),
+]
 SMALL = {"capacity_bytes": 192 << 10, "volume_bytes": 96 << 10}
 
 
@@ -75,12 +70,10 @@ def _check(disk: MemoryDisk) -> int:
 
 
 def _cuts(disk: MemoryDisk) -> list[int]:
-    return [count for count in range(len(disk.log) + 1)
-            if count == len(disk.log) or disk.log[count][0] in CHANGES]
+    return [count for count in range(len(disk.log) + 1) if count == len(disk.log) or disk.log[count][0] in CHANGES]
 
 
-def test_a_kill_at_any_operation_leaves_right_bytes_or_none(
-        history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
+def test_a_kill_at_any_operation_leaves_right_bytes_or_none(history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
     disk, _ = history
     hits = [_check(disk.after_kill(count)) for count in _cuts(disk)]
     assert hits[0] == 0
@@ -88,16 +81,14 @@ def test_a_kill_at_any_operation_leaves_right_bytes_or_none(
     assert hits[-1] > 2
 
 
-def test_a_torn_write_leaves_right_bytes_or_none(
-        history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
+def test_a_torn_write_leaves_right_bytes_or_none(history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
     disk, _ = history
     writes = [count for count, operation in enumerate(disk.log) if operation[0] == "write"]
     hits = [_check(disk.after_torn_write(count)) for count in writes]
     assert max(hits) > 3
 
 
-def test_a_loss_of_power_loses_nothing_that_was_synced(
-        history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
+def test_a_loss_of_power_loses_nothing_that_was_synced(history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
     disk, durable = history
     for seed, (count, number) in enumerate(durable):
         lost = disk.after_power_loss(count, seed)
@@ -110,10 +101,14 @@ def test_a_loss_of_power_loses_nothing_that_was_synced(
 
 def _reordered(disk: MemoryDisk) -> MemoryDisk:
     """What a store would leave that wrote its rows before its payloads: the payloads are lost."""
-    payloads = {operation[1] for operation in disk.log
-                if operation[0] == "create" and operation[2].parent.name == "volumes"}
-    kept = [operation for operation in disk.log
-            if not (operation[0] == "write" and operation[1] in payloads and operation[2] > 0)]
+    payloads = {
+        operation[1] for operation in disk.log if operation[0] == "create" and operation[2].parent.name == "volumes"
+    }
+    kept = [
+        operation
+        for operation in disk.log
+        if not (operation[0] == "write" and operation[1] in payloads and operation[2] > 0)
+    ]
     return disk.replayed(kept)
 
 

@@ -126,10 +126,20 @@ def test_salts_never_share_and_are_never_written(tmp_path: Path) -> None:
     stranger.close()
 
 
-@pytest.mark.parametrize("change", [
-    {"weights": "w1"}, {"kv_dtype": "int8"}, {"state_dtype": "bfloat16"}, {"quantised": "int4"},
-    {"rope": {"theta": 1e6}}, {"architecture": {"layers": 5, "heads": 2}}, {"arithmetic": "torch"},
-    {"layout": 2}, {"adapter": "a"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": "w1"},
+        {"kv_dtype": "int8"},
+        {"state_dtype": "bfloat16"},
+        {"quantised": "int4"},
+        {"rope": {"theta": 1e6}},
+        {"architecture": {"layers": 5, "heads": 2}},
+        {"arithmetic": "torch"},
+        {"layout": 2},
+        {"adapter": "a"},
+    ],
+)
 def test_another_model_at_the_same_path_never_hits(tmp_path: Path, change: dict[str, object]) -> None:
     first, tokens = opened(tmp_path), prompt(300)
     written(first, tokens)
@@ -213,8 +223,7 @@ def test_what_a_longer_prefix_goes_on_from_is_given_up_first(store: DirectorySto
     assert victims()[:2] == [4, 2]
 
 
-def test_a_write_waits_for_the_reads_that_are_under_way(tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_waits_for_the_reads_that_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "READS_FIRST_S", PATIENCE_S)
     waits, goes_on, order = threading.Event(), threading.Event(), list[str]()
     wait_idle, read, write = FetchThreads.wait_idle, Volumes.read, Volumes.write
@@ -243,8 +252,9 @@ def test_a_write_waits_for_the_reads_that_are_under_way(tmp_path: Path,
     order.clear()
     prefix = store.match(None, tokens, 0)
     assert prefix is not None
-    fetch = store.fetch(prefix, 0, StagingBuffers(memoryview(bytearray(STORED_PAGE_BYTES * 16)),
-                                                  memoryview(bytearray(STATE_BYTES))))
+    fetch = store.fetch(
+        prefix, 0, StagingBuffers(memoryview(bytearray(STORED_PAGE_BYTES * 16)), memoryview(bytearray(STATE_BYTES)))
+    )
     ticket = put(store, prompt(256, 7))
     assert ticket is not None
     assert waits.wait(PATIENCE_S), "the write asks for no read"
@@ -290,7 +300,8 @@ def test_a_write_rate_slows_writes_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("capacity", "rows"), [(192 << 10, 1024), (40 << 20, 10_240), (1 << 40, 65_536)])
 def test_the_ledger_of_a_small_store_is_written_anew_before_it_has_more_rows_than_the_store_blocks(
-        tmp_path: Path, capacity: int, rows: int) -> None:
+    tmp_path: Path, capacity: int, rows: int
+) -> None:
     store = opened(tmp_path, capacity_bytes=capacity)
     assert store.upkeep.compact_rows_least == rows
     store.close()

@@ -16,14 +16,34 @@ from weft.store.ledger import KV, SNAPSHOT, token_bytes
 
 
 def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: int) -> int:
-    return index.add(parent=parent, space=0, kind=KV, number=number, head=number, chain=number,
-                     position=start, tokens=tokens, payload=tokens, durable=True)
+    return index.add(
+        parent=parent,
+        space=0,
+        kind=KV,
+        number=number,
+        head=number,
+        chain=number,
+        position=start,
+        tokens=tokens,
+        payload=tokens,
+        durable=True,
+    )
 
 
 def add_snapshot(index: StoreIndex, record: int, number: int) -> int:
     position = index.c["position"].item(record) + index.c["tokens"].item(record)
-    return index.add(parent=record, space=0, kind=SNAPSHOT, number=number, head=0, chain=0,
-                     position=position, payload=64, durable=True, seconds=1.0)
+    return index.add(
+        parent=record,
+        space=0,
+        kind=SNAPSHOT,
+        number=number,
+        head=0,
+        chain=0,
+        position=position,
+        payload=64,
+        durable=True,
+        seconds=1.0,
+    )
 
 
 def walked(index: StoreIndex, snapshot: int) -> int:
@@ -35,8 +55,14 @@ def walked(index: StoreIndex, snapshot: int) -> int:
         return int(c["position"][record]) + int(c["tokens"][record])
 
     def is_stop(record: int, beside: bool) -> bool:
-        inner = [one for one in range(index.length) if c["kind"][one] == KV and c["parent"][one] == record
-                 and c["tokens"][one] % 16 and c["snapshot"][one] != NO_ENTRY]
+        inner = [
+            one
+            for one in range(index.length)
+            if c["kind"][one] == KV
+            and c["parent"][one] == record
+            and c["tokens"][one] % 16
+            and c["snapshot"][one] != NO_ENTRY
+        ]
         return bool(c["snapshot"][record] != NO_ENTRY or (beside and inner))
 
     last = int(c["parent"][snapshot])
@@ -76,8 +102,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 def victims(store: DirectoryStore) -> list[int]:
     """Positions of snapshots, the first that goes first."""
     c = store.records.index.c
-    return [int(c["position"][one]) for one in ranked_victims(store.records.index, ())
-            if c["kind"][one] == SNAPSHOT]
+    return [int(c["position"][one]) for one in ranked_victims(store.records.index, ()) if c["kind"][one] == SNAPSHOT]
 
 
 def test_a_walk_is_remembered_until_the_index_changes(store: DirectoryStore) -> None:

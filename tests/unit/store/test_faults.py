@@ -123,7 +123,7 @@ def test_equal_hashes_of_other_tokens_are_no_hit(disk: MemoryDisk) -> None:
 def test_torn_and_repeated_rows_are_counted(disk: MemoryDisk) -> None:
     rows = disk.files[ROWS].content
     rows += rows[-ROW_BYTES:]
-    rows += rows[ROW_BYTES:ROW_BYTES + 50]
+    rows += rows[ROW_BYTES : ROW_BYTES + 50]
     hits, store = _hits(disk)
     assert hits == [300, 388, 64]
     assert store.stats().damaged == {"duplicate": 1, "torn": 1}
@@ -154,10 +154,19 @@ def test_a_ledger_without_a_header_begins_anew(disk: MemoryDisk, length: int) ->
     store.close()
 
 
-@pytest.mark.parametrize(("where", "operation"), [
-    ("volumes", "create"), ("volumes", "preallocate"), ("volumes", "write"), ("volumes", "sync"),
-    ("ledger-00000001.tokens", "write"), ("ledger-00000001.tokens", "sync"),
-    ("ledger-00000001.rows", "write"), ("ledger-00000001.rows", "sync")])
+@pytest.mark.parametrize(
+    ("where", "operation"),
+    [
+        ("volumes", "create"),
+        ("volumes", "preallocate"),
+        ("volumes", "write"),
+        ("volumes", "sync"),
+        ("ledger-00000001.tokens", "write"),
+        ("ledger-00000001.tokens", "sync"),
+        ("ledger-00000001.rows", "write"),
+        ("ledger-00000001.rows", "sync"),
+    ],
+)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_refuses_writes_drops_and_goes_on(where: str, operation: str, number: int) -> None:
     disk = MemoryDisk()
@@ -224,8 +233,7 @@ def test_a_disk_that_stalls_holds_up_no_caller(disk: MemoryDisk) -> None:
     began = time.monotonic()
     prefix = store.match(None, prompt(300), 0)
     assert prefix is not None
-    buffers = StagingBuffers(memoryview(bytearray(19 * STORED_PAGE_BYTES)),
-                             memoryview(bytearray(STATE_BYTES)))
+    buffers = StagingBuffers(memoryview(bytearray(19 * STORED_PAGE_BYTES)), memoryview(bytearray(STATE_BYTES)))
     ticket = store.fetch(prefix, 0, buffers)
     tickets = [put(store, prompt(256, seed)) for seed in range(10, 20)]
     assert tickets[0] is not None

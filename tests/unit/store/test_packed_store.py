@@ -44,17 +44,20 @@ def floats(count: int, dtype: str, seed: int = 0) -> bytes:
     return values.astype(dtype).tobytes()
 
 
-@pytest.mark.parametrize(("name", "payload", "share"), [
-    ("bfloat16", floats(700_000, "bfloat16"), 0.69),
-    ("float32", floats(400_000, "float32"), 0.86),
-    ("float16", floats(700_000, "float16"), 0.86),
-    ("noise", np.random.default_rng(1).bytes(1_500_001), 1.001),
-    ("zeros", bytes(1 << 20), 0.51),
-    ("all bits", np.arange(1 << 16, dtype="<u2").tobytes(), 1.001),
-    ("special", np.asarray([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -3e38] * 500, "<f4").tobytes(), 1.0),
-    ("short", b"abc", 8.0),
-    ("nothing", b"", 99.0),
-])
+@pytest.mark.parametrize(
+    ("name", "payload", "share"),
+    [
+        ("bfloat16", floats(700_000, "bfloat16"), 0.69),
+        ("float32", floats(400_000, "float32"), 0.86),
+        ("float16", floats(700_000, "float16"), 0.86),
+        ("noise", np.random.default_rng(1).bytes(1_500_001), 1.001),
+        ("zeros", bytes(1 << 20), 0.51),
+        ("all bits", np.arange(1 << 16, dtype="<u2").tobytes(), 1.001),
+        ("special", np.asarray([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -3e38] * 500, "<f4").tobytes(), 1.0),
+        ("short", b"abc", 8.0),
+        ("nothing", b"", 99.0),
+    ],
+)
 def test_packed_bytes_come_back_bit_for_bit(name: str, payload: bytes, share: float) -> None:
     content = packed(payload)
     assert unpacked(content, len(payload)) == payload, name
@@ -81,16 +84,21 @@ def test_bytes_that_nobody_packed_are_an_error() -> None:
 @pytest.fixture
 def _numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """KV and states are floats, as an engine has them."""
+
     def number(text: object) -> int:
         return hash(text) & 0xFFFF_FFFF
 
-    monkeypatch.setattr(contents, "page_of", lambda tokens, page, salt=None: floats(
-        STORED_PAGE_BYTES // 2, "bfloat16", number((tuple(tokens[:16 * page + 16]), salt))))
+    monkeypatch.setattr(
+        contents,
+        "page_of",
+        lambda tokens, page, salt=None: floats(
+            STORED_PAGE_BYTES // 2, "bfloat16", number((tuple(tokens[: 16 * page + 16]), salt))
+        ),
+    )
 
 
 def over(path: Path, *, packs: bool = True, queue_bytes: int = 1 << 30) -> PackedStore:
-    return PackedStore(opened(path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=queue_bytes, packs=packs,
-                       threads=2)
+    return PackedStore(opened(path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=queue_bytes, packs=packs, threads=2)
 
 
 @pytest.mark.usefixtures("_numbers")
@@ -147,8 +155,9 @@ def test_kv_that_was_stored_before_packing_goes_on_packed(tmp_path: Path) -> Non
 def test_the_seconds_of_a_fetch_are_those_until_its_bytes_are_unpacked(tmp_path: Path) -> None:
     """The price of a read counts them."""
     now_s = iter(range(0, 10_000, 7))
-    store = PackedStore(opened(tmp_path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=1 << 30, threads=1,
-                        clock=lambda: next(now_s))
+    store = PackedStore(
+        opened(tmp_path), STORED_PAGE_BYTES, STATE_BYTES, queue_bytes=1 << 30, threads=1, clock=lambda: next(now_s)
+    )
     tokens = prompt(200)
     written(store, tokens)
     prefix = store.match(None, tokens, 0)
@@ -179,12 +188,12 @@ def test_a_flipped_bit_in_a_packed_record_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_numbers")
-def test_bytes_that_unpack_to_others_are_never_handed_out(tmp_path: Path,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_unpack_to_others_are_never_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checksum of the record is right, and its decoded bytes are not those that were packed."""
     store, tokens = over(tmp_path), prompt(300)
-    monkeypatch.setattr("weft.store.packed_store.join_parts", lambda payload, parts: join_parts(
-        memoryview(bytes(len(payload))), parts))
+    monkeypatch.setattr(
+        "weft.store.packed_store.join_parts", lambda payload, parts: join_parts(memoryview(bytes(len(payload))), parts)
+    )
     written(store, tokens)
     answer = fetched(store, tokens)
     assert not isinstance(answer, tuple)
@@ -208,7 +217,8 @@ def test_puts_beyond_the_queue_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_numbers")
 def test_a_packer_that_runs_out_of_memory_leaves_the_record_as_it_is(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(part: memoryview) -> bytes:
         raise MemoryError
 

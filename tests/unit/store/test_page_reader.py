@@ -9,24 +9,15 @@ import tracemalloc
 from pathlib import Path
 
 from tests.unit.store import page_reader
-from tests.unit.store.contents import (
-    event_of,
-    fetched,
-    identity,
-    kv_of,
-    opened,
-    prompt,
-    put,
-    state_of,
-    written,
-)
+from tests.unit.store.contents import event_of, fetched, identity, kv_of, opened, prompt, put, state_of, written
 from weft.store.identity import weights_digest
 
 
 def test_the_reader_imports_nothing_of_weft() -> None:
     tree = ast.parse(Path(page_reader.__file__).read_text(encoding="utf-8"))
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} | \
-        {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} | {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
     assert not any((module or "").startswith("weft") for module in modules)
 
 
@@ -69,8 +60,7 @@ def test_the_reader_and_the_store_agree_on_a_store_that_evicts_and_is_damaged(tm
     volume.write_bytes(content)
     readable = {prefix.tokens for prefix in page_reader.read_store(tmp_path)}
     again = opened(tmp_path, capacity_bytes=256 << 10, volume_bytes=256 << 10)
-    hits = {tuple(prompt(256, seed)) for seed in range(30)
-            if isinstance(fetched(again, prompt(256, seed)), tuple)}
+    hits = {tuple(prompt(256, seed)) for seed in range(30) if isinstance(fetched(again, prompt(256, seed)), tuple)}
     assert hits == readable
     assert 3 < len(hits) < 30
     again.close()
@@ -91,7 +81,7 @@ def test_the_digests_of_the_page_are_those_of_the_store(tmp_path: Path) -> None:
     one = hashlib.sha256(size.to_bytes(8, "little") + content[:108])
     for sample in range(64):
         begin = (size - 65536) * sample // 63
-        one.update(content[begin:begin + 65536])
+        one.update(content[begin : begin + 65536])
     assert weights_digest([weights]) == hashlib.sha256(b"sampled" + one.digest()).hexdigest()
     changed = bytearray(content)
     changed[-1] ^= 1

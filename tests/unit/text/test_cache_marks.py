@@ -12,9 +12,11 @@ from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.template_worker import CACHE_CONTROLS_MAX, marked_characters, without_marks
 
 HERE = {"type": "ephemeral"}
-TEMPLATE = ("{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }};{% endfor %}</tools>{% endif %}"
-            "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}")
+TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }};{% endfor %}</tools>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def marked(*messages: dict[str, Any], tools: list[Any] | None = None, source: str = TEMPLATE) -> list[str]:
@@ -24,8 +26,7 @@ def marked(*messages: dict[str, Any], tools: list[Any] | None = None, source: st
     variables = {"tools": without_marks(tools)} if tools else {}
     text = template.render(turns, variables=variables)
     assert "cache_control" not in text
-    return [text[:at] for at in marked_characters(template, turns, text, variables=variables,
-                                                  tools=tools or ())]
+    return [text[:at] for at in marked_characters(template, turns, text, variables=variables, tools=tools or ())]
 
 
 def part(text: str, **more: Any) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def test_a_marked_tool_ends_before_the_next_one_and_the_last_one_before_what_fol
     hi = {"role": "user", "content": "hi"}
     text = '<tools>{"type": "function", "function": {"name": "'
     assert marked(hi, tools=[{**first, "cache_control": HERE}, second]) == [
-        text + 'add"}};{"type": "function", "function": {"name": "']
+        text + 'add"}};{"type": "function", "function": {"name": "'
+    ]
     [behind_last] = marked(hi, tools=[first, {**second, "cache_control": HERE}])
     assert behind_last.endswith('"mul"}};')
 
@@ -64,8 +66,9 @@ def test_no_mark_is_found_where_none_was_set() -> None:
 
 def test_a_message_that_is_written_otherwise_when_it_is_last_is_marked_as_far_as_its_text() -> None:
     source = "{% for m in messages %}{{ 'LAST ' if loop.last }}{{ m.content }}.{% endfor %}"
-    found = marked({"role": "user", "content": "one", "cache_control": HERE},
-                   {"role": "user", "content": "two"}, source=source)
+    found = marked(
+        {"role": "user", "content": "one", "cache_control": HERE}, {"role": "user", "content": "two"}, source=source
+    )
     assert found == ["one"]
 
 
@@ -73,11 +76,16 @@ def test_a_template_that_drops_what_was_marked_has_no_mark() -> None:
     assert marked({"role": "user", "content": "a", "cache_control": HERE}, source="{{ '' }}") == []
 
 
-@pytest.mark.parametrize(("messages", "param"), [
-    ([{"role": "user", "content": "a", "cache_control": {"type": "forever"}}], "messages[0].cache_control"),
-    ([{"role": "user", "content": [part("a"), part("b", cache_control="yes")]}],
-     "messages[0].content[1].cache_control"),
-])
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": "a", "cache_control": {"type": "forever"}}], "messages[0].cache_control"),
+        (
+            [{"role": "user", "content": [part("a"), part("b", cache_control="yes")]}],
+            "messages[0].content[1].cache_control",
+        ),
+    ],
+)
 def test_a_mark_of_another_kind_is_refused_by_name(messages: list[dict[str, Any]], param: str) -> None:
     with pytest.raises(RequestError, match="ephemeral") as caught:
         marked(*messages)

@@ -19,19 +19,36 @@ from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import ToolCallReader
 
 SCHEMA = {
-    "type": "object", "additionalProperties": False, "$defs": {"unit": {"enum": ["C", "F"]}},
-    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}, "unit": {"$ref": "#/$defs/unit"},
-                   "at": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
-                   "kind": {"type": "string", "enum": ["a", "b c"]}},
-    "required": ["unit", "days"]}
-OPTIONAL = {"type": "object", "properties": {"x": {"type": "boolean"}, "y": {"type": "null"}},
-            "additionalProperties": False}
-TOOLS = read_tools([
-    {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA, "strict": True}},
-    {"type": "function", "function": {"name": "note", "parameters": OPTIONAL}},
-    {"type": "function", "function": {"name": "get_time"}},
-    {"type": "custom", "custom": {"name": "dial", "format": {"type": "grammar", "grammar": {
-        "syntax": "regex", "definition": "[0-9]{2,4}(/[a-c])?"}}}}])
+    "type": "object",
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["C", "F"]}},
+    "properties": {
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"$ref": "#/$defs/unit"},
+        "at": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        "kind": {"type": "string", "enum": ["a", "b c"]},
+    },
+    "required": ["unit", "days"],
+}
+OPTIONAL = {
+    "type": "object",
+    "properties": {"x": {"type": "boolean"}, "y": {"type": "null"}},
+    "additionalProperties": False,
+}
+TOOLS = read_tools(
+    [
+        {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA, "strict": True}},
+        {"type": "function", "function": {"name": "note", "parameters": OPTIONAL}},
+        {"type": "function", "function": {"name": "get_time"}},
+        {
+            "type": "custom",
+            "custom": {
+                "name": "dial",
+                "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[0-9]{2,4}(/[a-c])?"}},
+            },
+        },
+    ]
+)
 PARAMETERS = {tool.name: {**tool.parameters, "additionalProperties": False} for tool in TOOLS}
 BY_NAME = {row.name: row for row in FORMATS}
 
@@ -44,8 +61,7 @@ def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
         reader = ToolCallReader(row, TOOLS, eager=False)
         parsed = [*reader.push(text), *reader.finish()]
     content = "".join(part for part in parsed if isinstance(part, str))
-    return content, [(part.name or "", json.loads(part.arguments))
-                     for part in parsed if isinstance(part, CallDelta)]
+    return content, [(part.name or "", json.loads(part.arguments)) for part in parsed if isinstance(part, CallDelta)]
 
 
 @pytest.mark.parametrize("with_markers", [True, False])
@@ -89,14 +105,24 @@ def test_the_text_of_a_custom_tool_is_held_to_its_regex(row: Any) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_xml", "lfm2", "hermes"])
 def test_free_text_of_an_argument_is_taken_as_it_stands(name: str) -> None:
-    tools = read_tools([{"type": "function", "function": {"name": "save", "parameters": {
-        "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}}])
+    tools = read_tools(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "save",
+                    "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+                },
+            }
+        ]
+    )
     grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
-    wish = {"qwen3_xml": "<tool_call>\n<function=save>\n<parameter=text>\nif a < b:\n  </p>\n</parameter>\n"
-                         "</function>\n</tool_call>",
-            "lfm2": '<|tool_call_start|>[save(text="if a < b:\\n  </p>")]<|tool_call_end|>',
-            "hermes": '<tool_call>\n{"name": "save", "arguments": {"text": "if a < b:\\n  </p>"}}\n'
-                      "</tool_call>"}
+    wish = {
+        "qwen3_xml": "<tool_call>\n<function=save>\n<parameter=text>\nif a < b:\n  </p>\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "lfm2": '<|tool_call_start|>[save(text="if a < b:\\n  </p>")]<|tool_call_end|>',
+        "hermes": '<tool_call>\n{"name": "save", "arguments": {"text": "if a < b:\\n  </p>"}}\n</tool_call>',
+    }
     text = write(grammar, 1, wish=wish[name])
     assert text == wish[name]
     assert read_back(BY_NAME[name], text) == ("", [("save", {"text": "if a < b:\n  </p>"})])
@@ -118,46 +144,74 @@ def test_strict_tools_leave_text_free_and_hold_calls_to_the_schema(name: str, wi
 
 def test_strict_tools_need_a_marker_where_the_model_has_none() -> None:
     with pytest.raises(RequestError, match="need the mode required"):
-        strict_grammar(BY_NAME["llama3_json"], TOOLS, several=True, token_of=tokenizer().added_id,
-                     field="tools")
+        strict_grammar(BY_NAME["llama3_json"], TOOLS, several=True, token_of=tokenizer().added_id, field="tools")
 
 
 def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None:
-    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": {
-        "type": "object", "properties": {"x": {"type": "nothing"}}, "required": ["x"]}}}])
+    tools = read_tools(
+        [
+            {
+                "type": "function",
+                "function": {
+                    "name": "f",
+                    "parameters": {"type": "object", "properties": {"x": {"type": "nothing"}}, "required": ["x"]},
+                },
+            }
+        ]
+    )
     for name in ("hermes", "qwen3_xml", "lfm2"):
-        grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id,
-                                field="tools")
+        grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
         with pytest.raises(RequestError, match="nothing"):
             write(grammar, 1)
 
 
-@pytest.mark.parametrize(("value", "param"), [
-    ([3], "tools[0]"), ([{"type": "web"}], "tools[0].type"), ([{"type": "function"}], "tools[0].function"),
-    ([{"function": {"name": "a b"}}], "tools[0].function.name"),
-    ([{"type": "custom"}], "tools[0].custom"), ([{"type": "custom", "custom": {}}], "tools[0].custom.name"),
-    ([{"function": {"name": "f", "parameters": {"type": "string"}}}], "tools[0].function.parameters"),
-    ([{"function": {"name": "f"}}, {"function": {"name": "f"}}], "tools")])
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ([3], "tools[0]"),
+        ([{"type": "web"}], "tools[0].type"),
+        ([{"type": "function"}], "tools[0].function"),
+        ([{"function": {"name": "a b"}}], "tools[0].function.name"),
+        ([{"type": "custom"}], "tools[0].custom"),
+        ([{"type": "custom", "custom": {}}], "tools[0].custom.name"),
+        ([{"function": {"name": "f", "parameters": {"type": "string"}}}], "tools[0].function.parameters"),
+        ([{"function": {"name": "f"}}, {"function": {"name": "f"}}], "tools"),
+    ],
+)
 def test_a_bad_tool_is_named(value: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_tools(value)
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(("value", "tools", "expected"), [
-    (None, TOOLS, ToolChoice("auto")), (None, (), ToolChoice("none")), ("auto", (), ToolChoice("none")),
-    ("none", TOOLS, ToolChoice("none")), ("required", TOOLS, ToolChoice("required")),
-    ({"type": "function", "function": {"name": "note"}}, TOOLS, ToolChoice("named", "note")),
-    ({"type": "custom", "custom": {"name": "dial"}}, TOOLS, ToolChoice("named", "dial")),
-    ({"type": "custom", "name": "dial"}, TOOLS, ToolChoice("named", "dial"))])
+@pytest.mark.parametrize(
+    ("value", "tools", "expected"),
+    [
+        (None, TOOLS, ToolChoice("auto")),
+        (None, (), ToolChoice("none")),
+        ("auto", (), ToolChoice("none")),
+        ("none", TOOLS, ToolChoice("none")),
+        ("required", TOOLS, ToolChoice("required")),
+        ({"type": "function", "function": {"name": "note"}}, TOOLS, ToolChoice("named", "note")),
+        ({"type": "custom", "custom": {"name": "dial"}}, TOOLS, ToolChoice("named", "dial")),
+        ({"type": "custom", "name": "dial"}, TOOLS, ToolChoice("named", "dial")),
+    ],
+)
 def test_tool_choice_is_read(value: Any, tools: Any, expected: ToolChoice) -> None:
     assert read_choice(value, tools) == expected
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ("maybe", "maybe"), ("required", "empty"), ({"type": "web"}, "web"), (3, "int"),
-    ({"type": "function", "function": {}}, "name is missing"),
-    ({"type": "function", "function": {"name": "x"}}, "empty")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("maybe", "maybe"),
+        ("required", "empty"),
+        ({"type": "web"}, "web"),
+        (3, "int"),
+        ({"type": "function", "function": {}}, "name is missing"),
+        ({"type": "function", "function": {"name": "x"}}, "empty"),
+    ],
+)
 def test_a_bad_tool_choice_is_named(value: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         read_choice(value, ())

@@ -16,13 +16,27 @@ from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.grammars import choice_grammar
 from weft.text.tools.definitions import ToolChoice, read_tools
 
-TEMPLATE = ChatTemplate((Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"
-                         / "harmony.jinja").read_text(), special_tokens={})
-TOOLS = read_tools([
-    {"type": "function", "function": {"name": "get_weather", "parameters": {
-        "type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"],
-        "additionalProperties": False}}},
-    {"type": "function", "function": {"name": "get_time"}}])
+TEMPLATE = ChatTemplate(
+    (Path(__file__).resolve().parents[2] / "fixtures" / "family_templates" / "harmony.jinja").read_text(),
+    special_tokens={},
+)
+TOOLS = read_tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"enum": ["Paris"]}},
+                    "required": ["city"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        {"type": "function", "function": {"name": "get_time"}},
+    ]
+)
 AUTO = ToolChoice("auto")
 PROMPT = TEMPLATE.render([ChatMessage(role="user", content="?")])
 THOUGHT = "<|channel|>analysis<|message|>Paris, then.<|end|><|start|>assistant"
@@ -35,33 +49,38 @@ def dialect(**parsers: str) -> Dialect:
 
 
 def plan(**settings: object) -> AnswerPlan:
-    return dialect().plan(PROMPT, tools=TOOLS, choice=AUTO, **settings)     # type: ignore[arg-type]
+    return dialect().plan(PROMPT, tools=TOOLS, choice=AUTO, **settings)  # type: ignore[arg-type]
 
 
-def read(text: str, made: AnswerPlan | None = None, *, step: int = 1000, eager: bool = False,
-         reason: str = "stop") -> list[tuple[str, str, str, bool]]:
+def read(
+    text: str, made: AnswerPlan | None = None, *, step: int = 1000, eager: bool = False, reason: str = "stop"
+) -> list[tuple[str, str, str, bool]]:
     reader = (made or plan()).reader(eager=eager)
     for at in range(0, len(text), step):
-        reader.read(text[at:at + step], [1], None)
+        reader.read(text[at : at + step], [1], None)
     reader.read("", [], reason)
     return [(block.kind, block.name, block.text, block.is_complete) for block in reader.blocks]
 
 
 CASES = {
-    "thought and answer": (THOUGHT + FINAL, [("reasoning", "", "Paris, then.", True),
-                                             ("text", "", "Sunny.", True)]),
-    "thought and call": (THOUGHT + CALL + "<|call|>", [
-        ("reasoning", "", "Paris, then.", True), ("call", "get_weather", '{"city": "Paris"}', True)]),
-    "the end of a call that stops the answer": (CALL, [
-        ("call", "get_weather", '{"city": "Paris"}', True)]),
+    "thought and answer": (THOUGHT + FINAL, [("reasoning", "", "Paris, then.", True), ("text", "", "Sunny.", True)]),
+    "thought and call": (
+        THOUGHT + CALL + "<|call|>",
+        [("reasoning", "", "Paris, then.", True), ("call", "get_weather", '{"city": "Paris"}', True)],
+    ),
+    "the end of a call that stops the answer": (CALL, [("call", "get_weather", '{"city": "Paris"}', True)]),
     "recipient before the channel": (
         " to=functions.get_time<|channel|>analysis json<|message|>{}<|call|>",
-        [("call", "get_time", "{}", True)]),
+        [("call", "get_time", "{}", True)],
+    ),
     "a word to the user before a call": (
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + CALL,
-        [("text", "", "I look.", True), ("call", "get_weather", '{"city": "Paris"}', True)]),
-    "a forgotten end": ("<|channel|>analysis<|message|>Hm" + FINAL,
-                        [("reasoning", "", "Hm", True), ("text", "", "Sunny.", True)]),
+        [("text", "", "I look.", True), ("call", "get_weather", '{"city": "Paris"}', True)],
+    ),
+    "a forgotten end": (
+        "<|channel|>analysis<|message|>Hm" + FINAL,
+        [("reasoning", "", "Hm", True), ("text", "", "Sunny.", True)],
+    ),
     "no header": ("Just text <|end of it", [("text", "", "Just text <|end of it", True)]),
     "half a header": ("<|channel|>fin", [("text", "", "<|channel|>fin", True)]),
 }
@@ -117,11 +136,16 @@ def test_formats_are_told_from_the_template_and_can_be_named() -> None:
 
 
 def test_a_conversation_is_rendered_and_read_back() -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "get_weather",
-                                                        "arguments": json.dumps({"city": "Paris"})}}
-    turns = [ChatMessage(role="user", content="Now?"),
-             ChatMessage(role="assistant", content=None, reasoning="Hm.", tool_calls=[call]),
-             ChatMessage(role="tool", content="sun", tool_call_id="a")]
+    call = {
+        "id": "a",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": json.dumps({"city": "Paris"})},
+    }
+    turns = [
+        ChatMessage(role="user", content="Now?"),
+        ChatMessage(role="assistant", content=None, reasoning="Hm.", tool_calls=[call]),
+        ChatMessage(role="tool", content="sun", tool_call_id="a"),
+    ]
     text = TEMPLATE.render(turns, variables={"tools": [tool.definition for tool in TOOLS]})
     past = text.partition("Now?<|end|><|start|>assistant")[2].partition("<|start|>functions")[0]
     assert [block[:2] for block in read(past)] == [("reasoning", ""), ("call", "get_weather")]
@@ -142,7 +166,7 @@ def test_grammars_hold_behind_the_analysis(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(channels, "END", "<|over|>")
     thought, final = THOUGHT.replace("<|end|>", "<|over|>"), "<|channel|>final<|message|>"
     required = dialect().plan(PROMPT, tools=TOOLS[:1], choice=ToolChoice("required"))
-    text = write(required.grammar, 3, with_markers=False) or ""     # type: ignore[arg-type]
+    text = write(required.grammar, 3, with_markers=False) or ""  # type: ignore[arg-type]
     [(kind, name, arguments, _)] = read(text, required)
     assert (kind, name, json.loads(arguments)) == ("call", "get_weather", {"city": "Paris"})
     assert may_end(required, thought + CALL)

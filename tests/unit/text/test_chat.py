@@ -13,8 +13,10 @@ import pytest
 from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.text.chat import ChatMessage, ChatTemplate, TemplateEnvironment, load_chat_template
 
-PLAIN = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-         "{% if add_generation_prompt %}<assistant>{% endif %}")
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def turns(*messages: dict[str, Any]) -> list[ChatMessage]:
@@ -78,18 +80,24 @@ def test_both_names_of_reasoning_reach_the_template() -> None:
 
 
 def test_arguments_of_past_tool_calls_are_objects_to_the_template() -> None:
-    source = ("{% for key, value in messages[0].tool_calls[0].function.arguments.items() %}"
-              "{{ key }}={{ value }}{% endfor %}")
+    source = (
+        "{% for key, value in messages[0].tool_calls[0].function.arguments.items() %}{{ key }}={{ value }}{% endfor %}"
+    )
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": 1})}}
     assert render(source, {"role": "assistant", "content": None, "tool_calls": [call]}) == "x=1"
 
 
 def test_what_templates_of_the_field_use_is_there() -> None:
-    source = ("{{ bos_token }}{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
-              "{% generation %}inside{% endgeneration %}{{ {'a': 'é<'} | tojson }}"
-              "{{ strftime_now('%Y') }}{{ extra }}")
-    template = ChatTemplate(source, special_tokens={"bos_token": "<s>"},
-                            environment=TemplateEnvironment(lambda: datetime.datetime(2031, 2, 3)))
+    source = (
+        "{{ bos_token }}{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        "{% generation %}inside{% endgeneration %}{{ {'a': 'é<'} | tojson }}"
+        "{{ strftime_now('%Y') }}{{ extra }}"
+    )
+    template = ChatTemplate(
+        source,
+        special_tokens={"bos_token": "<s>"},
+        environment=TemplateEnvironment(lambda: datetime.datetime(2031, 2, 3)),
+    )
     assert template.render(turns(user("x")), variables={"extra": "!"}) == '<s>01inside{"a": "é<"}2031!'
     assert "extra" in template.variables
 
@@ -107,9 +115,15 @@ def test_what_the_template_refuses_is_the_requests_error_in_its_words() -> None:
         render("{{ messages[0].content + 1 }}", user("a"))
 
 
-@pytest.mark.parametrize("source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}",
-                                    "{{ raise_exception.__globals__.keys() }}",
-                                    "{% for i in range(10**9) %}x{% endfor %}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.keys() }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+    ],
+)
 def test_a_template_cannot_reach_into_python(source: str) -> None:
     with pytest.raises(RequestError):
         render(source, user("a"))
@@ -142,8 +156,9 @@ def test_the_template_is_found_by_precedence(tmp_path: Path) -> None:
 
     assert found() is None
     config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"chat_template": [{"name": "tools", "template": "t"},
-                                                    {"name": "default", "template": "listed"}]}))
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "listed"}]})
+    )
     assert found() == "listed"
     config.write_text(json.dumps({"chat_template": "config"}))
     assert found() == "config"
@@ -174,7 +189,10 @@ def ends(source: str, *messages: dict[str, Any], **more: Any) -> list[str]:
 def test_boundaries_are_where_the_system_prompt_and_each_message_end() -> None:
     system = "<system>You are kind.</>"
     assert ends(PLAIN, SYSTEM, user("hi"), BOT, user("so?")) == [
-        f"{system}<user>", f"{system}<user>hi</>", f"{system}<user>hi</><assistant>hello</>"]
+        f"{system}<user>",
+        f"{system}<user>hi</>",
+        f"{system}<user>hi</><assistant>hello</>",
+    ]
     assert ends(PLAIN, user("hi")) == ["<user>"]
 
 
@@ -184,12 +202,12 @@ def test_what_a_template_writes_before_any_message_is_a_boundary() -> None:
 
 
 def test_a_message_that_is_written_differently_when_others_follow_has_no_boundary() -> None:
-    source = ("{% for m in messages %}<{{ m.role }}{{ '!' if loop.last }}>{{ m.content }}</>{% endfor %}")
+    source = "{% for m in messages %}<{{ m.role }}{{ '!' if loop.last }}>{{ m.content }}</>{% endfor %}"
     assert ends(source, SYSTEM, user("a"), user("b"), user("c")) == ["<system>You are kind.</><user"]
 
 
 def test_a_template_that_refuses_a_shorter_conversation_has_no_boundary_there() -> None:
-    source = ("{% if messages | length < 3 %}{{ raise_exception('too short') }}{% endif %}" + PLAIN)
+    source = "{% if messages | length < 3 %}{{ raise_exception('too short') }}{% endif %}" + PLAIN
     assert ends(source, user("a"), user("b"), user("c")) == []
     assert len(ends(source, user("a"), user("b"), user("c"), user("d"))) == 1
 

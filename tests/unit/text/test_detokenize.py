@@ -110,11 +110,11 @@ def test_ids_that_are_pushed_together_give_the_text_of_ids_one_by_one() -> None:
                 ids.insert(at, SPECIAL)
             else:
                 del ids[at]
-        context = ids[:random.randrange(12)]
+        context = ids[: random.randrange(12)]
         decoder = Joined()
         detokenizer = IncrementalDetokenizer(decoder, context=context)
         one_by_one = IncrementalDetokenizer(Bytes(), context=context)
-        rest = ids[len(context):]
+        rest = ids[len(context) :]
         while rest:
             count = random.choice((1, 2, 7, 40, len(rest)))
             part, rest = rest[:count], rest[count:]

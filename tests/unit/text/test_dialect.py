@@ -17,21 +17,39 @@ from weft.text.grammars import choice_grammar, json_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"
-TOOLS = read_tools([
-    {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": {
-        "type": "object", "properties": {"city": {"enum": ["Paris"]}, "days": {"enum": [3]}},
-        "required": ["city", "days"], "additionalProperties": False}}},
-    {"type": "function", "function": {"name": "get_time"}}])
+TOOLS = read_tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "get_weather",
+                "description": "The weather.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"enum": ["Paris"]}, "days": {"enum": [3]}},
+                    "required": ["city", "days"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+        {"type": "function", "function": {"name": "get_time"}},
+    ]
+)
 ARGUMENTS = {"city": "Paris", "days": 3}
 AUTO, REQUIRED = ToolChoice("auto"), ToolChoice("required")
 ANSWER = choice_grammar(["sunny"], field="response_format")
 
 FAMILIES: dict[str, tuple[str | None, str, bool]] = {
     # template: reasoning, tools, the prompt opens the reasoning
-    "hermes_think": ("think", "hermes", False), "qwen_xml_think": ("think", "qwen3_xml", True),
-    "lfm2": (None, "lfm2", False), "granite": (None, "hermes", False), "jamba": (None, "jamba", False),
-    "nemotron": ("think", "nemotron", True), "llama3": (None, "llama3_json", False),
-    "mistral": (None, "mistral", False)}
+    "hermes_think": ("think", "hermes", False),
+    "qwen_xml_think": ("think", "qwen3_xml", True),
+    "lfm2": (None, "lfm2", False),
+    "granite": (None, "hermes", False),
+    "jamba": (None, "jamba", False),
+    "nemotron": ("think", "nemotron", True),
+    "llama3": (None, "llama3_json", False),
+    "mistral": (None, "mistral", False),
+}
 OPENINGS = ("<tool_call>", "<|tool_call_start|>", "<TOOLCALL>", "<tool_calls>", "[TOOL_CALLS]", '{"name"')
 
 
@@ -44,12 +62,14 @@ def dialect(name: str, **parsers: str) -> Dialect:
 
 
 def conversation(call_id: str) -> list[ChatMessage]:
-    call = {"id": call_id, "type": "function",
-            "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}}
-    return [ChatMessage(role="user", content="What now?"),
-            ChatMessage(role="assistant", content=None, tool_calls=[call]),
-            ChatMessage(role="tool", content="sun", tool_call_id=call_id),
-            ChatMessage(role="assistant", content="Sunny."), ChatMessage(role="user", content="Thanks.")]
+    call = {"id": call_id, "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}}
+    return [
+        ChatMessage(role="user", content="What now?"),
+        ChatMessage(role="assistant", content=None, tool_calls=[call]),
+        ChatMessage(role="tool", content="sun", tool_call_id=call_id),
+        ChatMessage(role="assistant", content="Sunny."),
+        ChatMessage(role="user", content="Thanks."),
+    ]
 
 
 def blocks_of(plan: AnswerPlan, text: str) -> list[AnswerBlock]:
@@ -77,7 +97,7 @@ def test_a_conversation_with_tools_is_rendered_as_its_family_wants(family: str) 
         assert words in text
     assert "get_time" not in template(family).render(turns)
     # What the family's own template writes for a past call is what its format reads.
-    called = text[text.index("What now?") + 9:text.rindex("sun")]
+    called = text[text.index("What now?") + 9 : text.rindex("sun")]
     reader = dialect(family).plan(text, tools=TOOLS, choice=AUTO).reader(eager=False)
     begin = called.index(next(mark for mark in OPENINGS if mark in called))
     prefix = "</think>" if FAMILIES[family][2] else ""
@@ -88,8 +108,9 @@ def test_a_conversation_with_tools_is_rendered_as_its_family_wants(family: str) 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_required_call_is_written_and_read_back_in_every_family(family: str) -> None:
-    prompt = template(family).render(conversation("abcdefghi")[:1],
-                                     variables={"tools": [tool.definition for tool in TOOLS]})
+    prompt = template(family).render(
+        conversation("abcdefghi")[:1], variables={"tools": [tool.definition for tool in TOOLS]}
+    )
     plan = dialect(family).plan(prompt, tools=TOOLS, choice=REQUIRED, several_calls=False)
     opened = FAMILIES[family][2]
     wish = "hm\n</think>\n\n" if opened else "<tool" if family == "hermes_think" else ""
@@ -102,8 +123,7 @@ def test_a_required_call_is_written_and_read_back_in_every_family(family: str) -
 
 def test_thinking_that_is_switched_off_leaves_no_room_for_reasoning() -> None:
     for family in ("hermes_think", "qwen_xml_think", "nemotron"):
-        text = template(family).render([ChatMessage(role="user", content="?")],
-                                       variables={"enable_thinking": False})
+        text = template(family).render([ChatMessage(role="user", content="?")], variables={"enable_thinking": False})
         plan = dialect(family).plan(text, grammar=ANSWER)
         assert write(plan.grammar, 1, with_markers=False) == "sunny"
         [block] = blocks_of(plan, "sunny")
@@ -144,8 +164,10 @@ def test_tools_that_cannot_be_served_are_refused_with_what_to_do() -> None:
     deaf = Dialect(ChatTemplate("{{ messages }}", special_tokens={}), tokenizer())
     with pytest.raises(RequestError, match="--chat-template"):
         deaf.plan("", tools=TOOLS, choice=AUTO)
-    for unknown in (Dialect(ChatTemplate("{{ tools }}", special_tokens={}), tokenizer()),
-                    dialect("granite", tool_parser="none")):
+    for unknown in (
+        Dialect(ChatTemplate("{{ tools }}", special_tokens={}), tokenizer()),
+        dialect("granite", tool_parser="none"),
+    ):
         with pytest.raises(RequestError, match=r"--tool-parser and one of qwen3_xml, lfm2") as caught:
             unknown.plan("", tools=TOOLS, choice=AUTO)
         assert caught.value.param == "tools"
@@ -178,7 +200,7 @@ def test_reasoning_tokens_are_counted_up_to_the_end_marker(with_markers: bool) -
     at_once.read(text.decode(tokens, False), tokens, "stop")
     assert at_once.reasoning_tokens == expected
     halved = plan.reader(eager=True)
-    for part in (tokens[:expected - 1], tokens[expected - 1:]):
+    for part in (tokens[: expected - 1], tokens[expected - 1 :]):
         halved.read(text.decode(part, False), part, None)
     assert halved.reasoning_tokens == expected
     none = plan.reader(eager=False)
@@ -186,15 +208,17 @@ def test_reasoning_tokens_are_counted_up_to_the_end_marker(with_markers: bool) -
     assert none.reasoning_tokens == 0
 
 
-
-
-@pytest.mark.parametrize(("choice", "words"), [
-    ({"type": "allowed_tools"}, "mode is None"),
-    ({"type": "allowed_tools", "mode": "none", "tools": [{"name": "a"}]}, "mode is 'none'"),
-    ({"type": "allowed_tools", "allowed_tools": 3}, "mode is None"),
-    ({"type": "allowed_tools", "mode": "auto", "tools": []}, r"tool_choice\.tools is missing"),
-    ({"type": "allowed_tools", "mode": "auto", "tools": [3]}, r"tools\[0\]\.name is missing"),
-    ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "z"}]}, "'z', which is not")])
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"type": "allowed_tools"}, "mode is None"),
+        ({"type": "allowed_tools", "mode": "none", "tools": [{"name": "a"}]}, "mode is 'none'"),
+        ({"type": "allowed_tools", "allowed_tools": 3}, "mode is None"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, r"tool_choice\.tools is missing"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [3]}, r"tools\[0\]\.name is missing"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "z"}]}, "'z', which is not"),
+    ],
+)
 def test_wrong_allowed_tools_are_named(choice: Any, words: str) -> None:
     tools = read_tools([{"type": "function", "function": {"name": name}} for name in "ab"])
     with pytest.raises(RequestError, match=words) as refused:

@@ -32,11 +32,13 @@ CORPUS = [
 ]  # fmt: skip
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+")
+    r"|\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace("{1,3}", "")
 QWEN35 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}"
     r"\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -44,18 +46,30 @@ TEKKEN = (
 GPT_4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 KIMI_K2 = (
     r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&"
     r"[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-LING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
-        r"|\s+(?!\S)|\s+")
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]"
+    r"|\s+(?!\S)|\s+"
+)
 RELEASED: dict[str, tuple[str | None, bool]] = {
-    "lfm2": (LLAMA3, False), "llama-bpe": (LLAMA3, False), "qwen2": (QWEN2, True), "qwen35": (QWEN35, True),
-    "tekken": (TEKKEN, False), "gpt-4o": (GPT_4O, False), "refact": ("digits", False), "gpt-2": (None, False),
-    "kimi-k2": (KIMI_K2, False), "bailingmoe2": (LING, False), "glm4": (LLAMA3, False)
+    "lfm2": (LLAMA3, False),
+    "llama-bpe": (LLAMA3, False),
+    "qwen2": (QWEN2, True),
+    "qwen35": (QWEN35, True),
+    "tekken": (TEKKEN, False),
+    "gpt-4o": (GPT_4O, False),
+    "refact": ("digits", False),
+    "gpt-2": (None, False),
+    "kimi-k2": (KIMI_K2, False),
+    "bailingmoe2": (LING, False),
+    "glm4": (LLAMA3, False),
 }
 """Pre-tokenizers as tokenizer.json of the releases has them, and whether text is composed (NFC)."""
 
@@ -75,10 +89,13 @@ def trained(expression: str | None, nfc: bool) -> tokenizers.Tokenizer:
     inner.decoder = decoders.ByteLevel()
     inner.train_from_iterator(
         CORPUS * 3,
-        trainers.BpeTrainer(vocab_size=600,
-                            special_tokens=["<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
-                            show_progress=False,
-                            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
+        trainers.BpeTrainer(
+            vocab_size=600,
+            special_tokens=["<|startoftext|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        ),
+    )
     return inner
 
 
@@ -160,8 +177,7 @@ def test_pairs_of_what_is_no_token_are_left_out(tmp_path: Path) -> None:
 
 def test_tokens_around_a_text_are_put_there(tmp_path: Path) -> None:
     trained(LLAMA3, False).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path /
-     "tokenizer_config.json").write_text('{"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"}')
     ours = from_file(tmp_path, tmp_path / "v.gguf", "lfm2", {"tokenizer.ggml.add_eos_token": True})
     inner = ours.encode("hello", add_special_tokens=False)
     assert ours.encode("hello") == [0, *inner, 2]
@@ -185,14 +201,21 @@ def test_sentence_piece_vocabularies_give_the_ids_of_the_original(kind: str, tmp
         trainers.BpeTrainer(
             vocab_size=700,
             show_progress=False,
-            special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]))
+            special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        ),
+    )
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     content = json.loads(inner.to_str())
     by_id = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
     rank = {"".join(merge): -float(number) for number, merge in enumerate(content["model"]["merges"])}
     kinds = [
-        gguf.TokenType.UNKNOWN if index == 0 else
-        gguf.TokenType.CONTROL if index < 3 else gguf.TokenType.BYTE if index < 259 else gguf.TokenType.NORMAL
+        gguf.TokenType.UNKNOWN
+        if index == 0
+        else gguf.TokenType.CONTROL
+        if index < 3
+        else gguf.TokenType.BYTE
+        if index < 259
+        else gguf.TokenType.NORMAL
         for index in range(len(by_id))
     ]
     writer = gguf.GGUFWriter(tmp_path / "v.gguf", "llama")

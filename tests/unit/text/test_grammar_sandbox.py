@@ -59,21 +59,26 @@ def refusal(compiler: GrammarCompiler, grammar: Grammar) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize(("grammar", "words"), [
-    (regex_grammar("a(", field="f"), 'f: invalid regex "a\\(": unclosed group$'),
-    (json_grammar(reference_chain(2600), field="f"), f"f refers to 2601 def.*limit is {REFERENCES_MAX}"),
-    (text_grammar(rule_chain(3000), field="f"), f"f has 3003 rules.*limit is {RULES_MAX}"),
-    (json_grammar(slow_schema(), field="f"), "more than 2 s to compile .limits.grammar_seconds"),
-    (text_grammar("root ::= " + "(" * 5000, field="f"), "nested too deeply"),
-    (text_grammar("root ::= a", field="f"), "no rule a"),
-    (Grammar(grammar="[" * 100_000, field="f"), "f"),
-    (Grammar(grammar='{"grammars": 3}', field="f"), "f")])
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (regex_grammar("a(", field="f"), 'f: invalid regex "a\\(": unclosed group$'),
+        (json_grammar(reference_chain(2600), field="f"), f"f refers to 2601 def.*limit is {REFERENCES_MAX}"),
+        (text_grammar(rule_chain(3000), field="f"), f"f has 3003 rules.*limit is {RULES_MAX}"),
+        (json_grammar(slow_schema(), field="f"), "more than 2 s to compile .limits.grammar_seconds"),
+        (text_grammar("root ::= " + "(" * 5000, field="f"), "nested too deeply"),
+        (text_grammar("root ::= a", field="f"), "no rule a"),
+        (Grammar(grammar="[" * 100_000, field="f"), "f"),
+        (Grammar(grammar='{"grammars": 3}', field="f"), "f"),
+    ],
+)
 def test_a_hostile_grammar_is_a_clear_error(compiler: GrammarCompiler, grammar: Grammar, words: str) -> None:
     assert re.search(words, refusal(compiler, grammar))
 
 
 def test_what_overflows_the_stack_of_the_compiler_ends_only_its_fork(
-        compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """References that the limits do not see: their names are escaped inside lark text."""
     schema = json.dumps(reference_chain(5000)).replace("$ref", "\\u0024ref")
     message = refusal(compiler, text_grammar(f"start: %json {schema}", field="f"))
@@ -112,8 +117,9 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
 
 
 def test_the_cache_is_bounded_in_bytes_and_so_is_what_running_answers_hold(compiler: GrammarCompiler) -> None:
-    grammars = [regex_grammar("|".join(f"choice number {number} {at}" for at in range(500)), field="f")
-                for number in range(8)]
+    grammars = [
+        regex_grammar("|".join(f"choice number {number} {at}" for at in range(500)), field="f") for number in range(8)
+    ]
     size_bytes = compiler.compile(grammars[0]).size_bytes
     assert 50_000 < size_bytes < 5_000_000
     small = new_compiler(cache_bytes=3 * size_bytes + size_bytes // 2)
@@ -153,7 +159,7 @@ def test_choices_may_have_any_characters() -> None:
 
 
 def test_gbnf_is_rewritten_in_linear_time_and_means_the_same() -> None:
-    rules = 'root ::= r0\n' + "".join(f"r{at} ::= r{at + 1}\n" for at in range(1900)) + 'r1900 ::= "x"\n'
+    rules = "root ::= r0\n" + "".join(f"r{at} ::= r{at + 1}\n" for at in range(1900)) + 'r1900 ::= "x"\n'
     began_s = time.process_time()
     lark = lark_of(rules)
     assert time.process_time() - began_s < 1.0
@@ -163,14 +169,22 @@ def test_gbnf_is_rewritten_in_linear_time_and_means_the_same() -> None:
     looped = lark_of('root ::= item+\nitem ::= "(" item ")" | fooBar\nfooBar ::= [0-9]\n')
     assert "item: " in looped
     assert "FOO_BAR: " in looped
-    for broken in ("root ::= \"", "root ::= a{", "x ::= y", "root ::= [\\", "a b ::= c", "root ::= \"\\q\""):
+    for broken in ('root ::= "', "root ::= a{", "x ::= y", "root ::= [\\", "a b ::= c", 'root ::= "\\q"'):
         with pytest.raises(ValueError, match="GBNF"):
             lark_of(broken)
 
 
-@pytest.mark.parametrize("message", [
-    "panic: assertion failed: grammar.symbols.len() < 1\n<backtrace>\n 0: <unknown>", "", "\n<state>\nx",
-    "thread 'main' panicked", "at /opt/registry/src/x/lib.rs:12", "File /usr/lib/x.py"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "panic: assertion failed: grammar.symbols.len() < 1\n<backtrace>\n 0: <unknown>",
+        "",
+        "\n<state>\nx",
+        "thread 'main' panicked",
+        "at /opt/registry/src/x/lib.rs:12",
+        "File /usr/lib/x.py",
+    ],
+)
 def test_what_a_library_says_of_itself_is_not_shown(message: str) -> None:
     assert presentable(message, otherwise="no") == "no"
 

@@ -13,23 +13,21 @@ from tests.fixtures.constrained import allowed_tokens, compiler, tokenizer, writ
 from weft.engine.grammars import GRAMMARS_MAX, GrammarCompiler
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.grammars import (
-    behind_reasoning,
-    choice_grammar,
-    grammar_from,
-    json_grammar,
-    regex_grammar,
-    text_grammar,
-)
+from weft.text.grammars import behind_reasoning, choice_grammar, grammar_from, json_grammar, regex_grammar, text_grammar
 
 SCHEMA = {
-    "title": "Person", "type": "object", "additionalProperties": False,
-    "$defs": {"colour": {"enum": ["red", "<think>", "a \"b\"\n/"]}},
+    "title": "Person",
+    "type": "object",
+    "additionalProperties": False,
+    "$defs": {"colour": {"enum": ["red", "<think>", 'a "b"\n/']}},
     "properties": {
-        "name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "likes": {"type": "array", "items": {"$ref": "#/$defs/colour"}, "maxItems": 3},
-        "ok": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}},
-    "required": ["name", "age", "likes", "ok"]}
+        "ok": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["name", "age", "likes", "ok"],
+}
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -43,8 +41,10 @@ def test_whitespace_is_bounded_and_can_be_forbidden() -> None:
     compact = write(json_grammar(SCHEMA, field="f", whitespace=None), 1)
     assert compact is not None
     assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", compact)), "whitespace outside of strings"
-    for indented in (json.dumps({"name": "a", "age": 1, "likes": ["red"], "ok": None}, indent=indent)
-                     for indent in (None, 0, 4, 12, "\t")):
+    for indented in (
+        json.dumps({"name": "a", "age": 1, "likes": ["red"], "ok": None}, indent=indent)
+        for indent in (None, 0, 4, 12, "\t")
+    ):
         assert write(json_grammar(SCHEMA, field="f"), 1, wish=indented) == indented
     for refused in ("{  ", "{\n" + " " * 25, "{\n\n", " {"):
         with pytest.raises(AssertionError, match="refused"):
@@ -66,7 +66,7 @@ def test_random_tokens_under_a_choice_are_one_of_it() -> None:
 
 
 def test_lark_and_gbnf_are_both_taken() -> None:
-    lark = "start: item+\nitem: \"x\" | \"(\" start \")\"\n"
+    lark = 'start: item+\nitem: "x" | "(" start ")"\n'
     gbnf = 'root ::= "<" num ">"\nnum ::= [0-9]{1,3}\n'
     for seed in range(4):
         text = write(text_grammar(lark, field="f"), seed)
@@ -77,14 +77,20 @@ def test_lark_and_gbnf_are_both_taken() -> None:
 @pytest.mark.parametrize("with_markers", [True, False])
 def test_reasoning_comes_before_the_constrained_answer(with_markers: bool) -> None:
     def grammar(opened: bool) -> Grammar:
-        return behind_reasoning(choice_grammar(["yes", "no"], field="f"), start="<think>", end="</think>",
-                                opened=opened, token_of=tokenizer(with_markers).added_id)
+        return behind_reasoning(
+            choice_grammar(["yes", "no"], field="f"),
+            start="<think>",
+            end="</think>",
+            opened=opened,
+            token_of=tokenizer(with_markers).added_id,
+        )
 
     def written(wish: str, opened: bool) -> str:
         return write(grammar(opened), 3, wish=wish, with_markers=with_markers) or ""
 
-    assert re.fullmatch(r"<think>\n1 < 2 </thin\n</think>\n{0,3}(yes|no)",
-                        written("<think>\n1 < 2 </thin\n</think>", opened=False))
+    assert re.fullmatch(
+        r"<think>\n1 < 2 </thin\n</think>\n{0,3}(yes|no)", written("<think>\n1 < 2 </thin\n</think>", opened=False)
+    )
     assert written("", opened=False) is not None
     assert written("ye", opened=False) == "yes"
     assert re.fullmatch(r"so\n</think>\n\n(yes|no)", written("so\n</think>\n\n", opened=True))
@@ -92,26 +98,34 @@ def test_reasoning_comes_before_the_constrained_answer(with_markers: bool) -> No
         written("<think>so</think>maybe", opened=False)
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: json_grammar("{", field="f"), "f is not JSON"),
-    (lambda: json_grammar([1], field="f"), "list"),
-    (lambda: choice_grammar([], field="f"), "empty"),
-    (lambda: choice_grammar(["a", ""], field="f"), "empty text"),
-    (lambda: text_grammar(" \n", field="f"), "empty"),
-    (lambda: grammar_from("choice", "abc", "f"), "array"),
-    (lambda: grammar_from("regex", 3, "f"), "expected str")])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: json_grammar("{", field="f"), "f is not JSON"),
+        (lambda: json_grammar([1], field="f"), "list"),
+        (lambda: choice_grammar([], field="f"), "empty"),
+        (lambda: choice_grammar(["a", ""], field="f"), "empty text"),
+        (lambda: text_grammar(" \n", field="f"), "empty"),
+        (lambda: grammar_from("choice", "abc", "f"), "array"),
+        (lambda: grammar_from("regex", 3, "f"), "expected str"),
+    ],
+)
 def test_what_is_no_grammar_at_all_is_refused_where_it_is_written(make: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         make()
 
 
-@pytest.mark.parametrize(("grammar", "words"), [
-    (json_grammar({"type": "objekt"}, field="response_format"), "objekt"),
-    (json_grammar({"type": "object", "not": {}}, field="response_format"), "not"),
-    (regex_grammar("(a", field="response_format"), "unclosed"),
-    (regex_grammar("a(?=b)", field="response_format"), "look-around"),
-    (text_grammar("root ::= (", field="response_format"), "GBNF"),
-    (text_grammar("start: nothing", field="response_format"), "nothing")])
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (json_grammar({"type": "objekt"}, field="response_format"), "objekt"),
+        (json_grammar({"type": "object", "not": {}}, field="response_format"), "not"),
+        (regex_grammar("(a", field="response_format"), "unclosed"),
+        (regex_grammar("a(?=b)", field="response_format"), "look-around"),
+        (text_grammar("root ::= (", field="response_format"), "GBNF"),
+        (text_grammar("start: nothing", field="response_format"), "nothing"),
+    ],
+)
 def test_what_does_not_compile_is_refused_in_the_compilers_words(grammar: Grammar, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         compiler().compile(grammar)
@@ -140,10 +154,12 @@ def test_matchers_of_one_grammar_do_not_share_a_state() -> None:
 
 def test_a_model_that_no_grammar_can_follow_says_why() -> None:
     grammar = regex_grammar("a", field="guided_regex")
-    for grammars, words in ((GrammarCompiler(None, (1,), 10), "no tokenizer"),
-                          (GrammarCompiler(lambda: "{}", (), 10), "no end token"),
-                          (GrammarCompiler(lambda: "{}", (50,), 10), "no end token"),
-                          (GrammarCompiler(lambda: "{}", (1,), 10), "cannot follow")):
+    for grammars, words in (
+        (GrammarCompiler(None, (1,), 10), "no tokenizer"),
+        (GrammarCompiler(lambda: "{}", (), 10), "no end token"),
+        (GrammarCompiler(lambda: "{}", (50,), 10), "no end token"),
+        (GrammarCompiler(lambda: "{}", (1,), 10), "cannot follow"),
+    ):
         with pytest.raises(RequestError, match=words) as caught:
             grammars.compile(grammar)
         assert caught.value.param == "guided_regex"

@@ -16,18 +16,34 @@ from weft.text.dialect import AnswerBlock, AnswerPlan, Dialect, text_of
 from weft.text.tools.definitions import ToolChoice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"
-TOOLS = read_tools([{"type": "function", "function": {"name": name, "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}, "note": {"type": "string"}}}}}
-    for name in ("get_weather", "get_time")])
+TOOLS = read_tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"city": {"type": "string"}, "note": {"type": "string"}},
+                },
+            },
+        }
+        for name in ("get_weather", "get_time")
+    ]
+)
 FAMILIES = ("hermes_think", "qwen_xml_think", "nemotron")
 QWEN = ("<tool_call>", "</tool_call>")
 OPEN_CLOSE = {"hermes_think": QWEN, "qwen_xml_think": QWEN, "nemotron": ("<TOOLCALL>", "</TOOLCALL>")}
 BAD_ARGUMENTS = '{"name": "get_time", "arguments": {"city": oops}}'
-BROKEN = {"hermes_think": ('{"name": 3}', '{"name": "get_time", "arguments": [1]}', '{"no": "name"}',
-                           BAD_ARGUMENTS),
-          "qwen_xml_think": ("<function=get_time>stray", "<func=get_time></func>",
-                             "<function=get_time><parameter=x>1</parameter>stray"),
-          "nemotron": ("[3]", '[{"name": 3}]', f"[{BAD_ARGUMENTS}]")}
+BROKEN = {
+    "hermes_think": ('{"name": 3}', '{"name": "get_time", "arguments": [1]}', '{"no": "name"}', BAD_ARGUMENTS),
+    "qwen_xml_think": (
+        "<function=get_time>stray",
+        "<func=get_time></func>",
+        "<function=get_time><parameter=x>1</parameter>stray",
+    ),
+    "nemotron": ("[3]", '[{"name": 3}]', f"[{BAD_ARGUMENTS}]"),
+}
 THOUGHTS = ("Hmm.", "The user asks.", "So 1 < 2 and", "maybe\nI look", "<b>so</b>", "it is </thin")
 TEXTS = ("Sure.", "I look it up.", "Two < three.", "<i>done</i>", "One moment,\nplease")
 Call = tuple[str, dict[str, str]]
@@ -62,9 +78,13 @@ def written(family: str, call: Call) -> str:
 
 
 def good(rng: random.Random, family: str) -> tuple[str, Call]:
-    call = (rng.choice(("get_weather", "get_time")),
-            {key: rng.choice(("Köln 🏔", "a {b} \"c\"", "see <tool_cal", "two words")) for key in
-             rng.sample(("city", "note"), rng.randrange(3))})
+    call = (
+        rng.choice(("get_weather", "get_time")),
+        {
+            key: rng.choice(("Köln 🏔", 'a {b} "c"', "see <tool_cal", "two words"))
+            for key in rng.sample(("city", "note"), rng.randrange(3))
+        },
+    )
     start, end = OPEN_CLOSE[family]
     inner = written(family, call)
     if rng.random() < 0.2:  # the markers twice
@@ -113,8 +133,11 @@ def answer(rng: random.Random, family: str) -> Answer:
 def read(plan: AnswerPlan, pieces: list[str], *, eager: bool) -> list[AnswerBlock]:
     """The blocks, which the events add up to."""
     reader = plan.reader(eager=eager)
-    events = [event for at, piece in enumerate(pieces)
-              for event in reader.read(piece, [], "stop" if at == len(pieces) - 1 else None)]
+    events = [
+        event
+        for at, piece in enumerate(pieces)
+        for event in reader.read(piece, [], "stop" if at == len(pieces) - 1 else None)
+    ]
     texts: list[str] = []
     for event in events:
         if event.phase == "start":

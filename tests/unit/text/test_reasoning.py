@@ -37,7 +37,8 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "inside", "reasoning", "content"), CASES)
 def test_reasoning_and_content_come_apart_however_the_text_is_cut(
-        text: str, inside: bool, reasoning: str, content: str) -> None:
+    text: str, inside: bool, reasoning: str, content: str
+) -> None:
     assert split([text], inside=inside) == (reasoning, content)
     assert split(list(text), inside=inside) == (reasoning, content)
     rng = random.Random(1)
@@ -70,14 +71,17 @@ def test_a_splitter_knows_where_it_is() -> None:
     assert ReasoningSplitter(THINK, inside=True).inside
 
 
-@pytest.mark.parametrize(("prompt", "continued", "inside"), [
-    ("<|im_start|>assistant\n<think>\n", None, True),
-    ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, False),
-    ("user: what is <think>?\nassistant:", None, False),
-    ("...<think>half", "<think>half", True),
-    ("...<think>x</think>half", "<think>x</think>half", False)])
-def test_the_prompt_says_whether_an_answer_begins_inside(prompt: str, continued: str | None,
-                                                         inside: bool) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "continued", "inside"),
+    [
+        ("<|im_start|>assistant\n<think>\n", None, True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None, False),
+        ("user: what is <think>?\nassistant:", None, False),
+        ("...<think>half", "<think>half", True),
+        ("...<think>x</think>half", "<think>x</think>half", False),
+    ],
+)
+def test_the_prompt_says_whether_an_answer_begins_inside(prompt: str, continued: str | None, inside: bool) -> None:
     assert begins_inside(THINK, prompt, continued) is inside
 
 

@@ -43,15 +43,16 @@ def dull(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
     if not ends:
         return text, None
     end, _, stop = min(ends)
-    return text[:end if include else end - len(stop)], stop
+    return text[: end if include else end - len(stop)], stop
 
 
 def test_stop_strings_do_not_depend_on_how_the_text_was_cut() -> None:
     random = Random(7)
     stopped = 0
     for _ in range(3000):
-        stops = ["".join(random.choice("ab") for _ in range(random.randrange(1, 6)))
-                 for _ in range(random.randrange(1, 4))]
+        stops = [
+            "".join(random.choice("ab") for _ in range(random.randrange(1, 6))) for _ in range(random.randrange(1, 4))
+        ]
         text = "".join(random.choice("abc") for _ in range(random.randrange(0, 14)))
         include = random.random() < 0.5
         matcher = StopStrings(stops, include=include)

@@ -22,29 +22,52 @@ from weft.text.chat import ChatMessage, ChatTemplate, check_syntax
 from weft.text.chat_request import TemplateSandbox
 from weft.text.template_worker import ChatPrompt, chat_prompt
 
-PLAIN = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-         "{% if add_generation_prompt %}<assistant>{% endif %}")
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-SWITCH = ("{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}"
-          "{% if messages[0].content == 'many' %}"
-          "{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}{% endif %}"
-          "{% if messages[0].content == 'huge' %}"
-          "{{ 'x' * (2 * 10 ** 9 + messages | length) }}{% endif %}" + PLAIN)
+SWITCH = (
+    "{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}"
+    "{% if messages[0].content == 'many' %}"
+    "{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}{% endif %}"
+    "{% if messages[0].content == 'huge' %}"
+    "{{ 'x' * (2 * 10 ** 9 + messages | length) }}{% endif %}" + PLAIN
+)
 
 
 EMBEDDED = Path(__file__).resolve().parents[3] / "src/weft/embedded/weft-recall/chat_template.jinja"
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}}}}]
-CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string", "enum": ["Rome", "Oslo"]}}},
+        },
+    }
+]
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "é🏔 <tag>"}],
-    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "a"},
-     {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nb"}, {"role": "user", "content": "c"}],
-    [{"role": "user", "content": "w?"}, {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
-     {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": "{\"t\": 3}"}],
-    [{"role": "user", "content": "w?"},
-     {"role": "assistant", "content": "so", "reasoning": "hm", "tool_calls": [CALL]}],
-    [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}]]
+    [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nb"},
+        {"role": "user", "content": "c"},
+    ],
+    [
+        {"role": "user", "content": "w?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+        {"role": "tool", "content": '{"t": 3}'},
+    ],
+    [
+        {"role": "user", "content": "w?"},
+        {"role": "assistant", "content": "so", "reasoning": "hm", "tool_calls": [CALL]},
+    ],
+    [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}],
+]
 
 
 @contextlib.contextmanager
@@ -71,8 +94,12 @@ def test_the_sandbox_writes_what_the_template_writes_directly() -> None:
     marked = [messages[0], cached, messages[1]]
     with sandbox(PLAIN) as template:
         direct = ChatTemplate(PLAIN, special_tokens={"bos_token": "<s>"})
-        for given, more in ((messages, {}), (messages, {"continue_final_message": True}), (marked, {}),
-                            (messages, {"variables": {"messages": 1}})):
+        for given, more in (
+            (messages, {}),
+            (messages, {"continue_final_message": True}),
+            (marked, {}),
+            (messages, {"variables": {"messages": 1}}),
+        ):
             try:
                 expected: Any = chat_prompt(direct, given, chars_cut=10**6, **more)
             except RequestError as error:
@@ -92,8 +119,12 @@ def test_a_published_template_writes_the_same_prompts_in_the_sandbox(path: Path)
     with sandbox(source, seconds=5.0) as template, asyncio.Runner() as runner:
         for given, tools, more in itertools.product(CONVERSATIONS, ([], TOOLS), ways):
             messages = msgspec.convert(given, list[ChatMessage])
-            job: dict[str, Any] = {"chars_cut": 10**6, "tools": tools, **more,
-                                   "variables": {"tools": tools} if tools else {}}
+            job: dict[str, Any] = {
+                "chars_cut": 10**6,
+                "tools": tools,
+                **more,
+                "variables": {"tools": tools} if tools else {},
+            }
             try:
                 expected = chat_prompt(plain, messages, **job)
             except RequestError as error:
@@ -105,9 +136,14 @@ def test_a_published_template_writes_the_same_prompts_in_the_sandbox(path: Path)
     assert written >= 12, written
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    ("loop", "more than 1 s .*limits.template_seconds"), ("many", "more than 1000000 characters"),
-    ("huge", "MemoryError|ended its process")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("loop", "more than 1 s .*limits.template_seconds"),
+        ("many", "more than 1000000 characters"),
+        ("huge", "MemoryError|ended its process"),
+    ],
+)
 def test_a_rendering_beyond_a_limit_is_a_clear_error_and_the_next_one_works(content: str, words: str) -> None:
     with sandbox(SWITCH) as template:
         with pytest.raises(RequestError, match=words):
@@ -115,10 +151,13 @@ def test_a_rendering_beyond_a_limit_is_a_clear_error_and_the_next_one_works(cont
         assert write(template, "hi").text == "<user>hi</><assistant>"
 
 
-@pytest.mark.parametrize("source", ["{{ 10 ** (10 ** 9) }}", "{{ 'x' * (10 ** 10) }}", "{% if %}",
-                                    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{{ 10 ** (10 ** 9) }}", "{{ 'x' * (10 ** 10) }}", "{% if %}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"],
+)
 def test_a_template_that_cannot_be_compiled_is_a_clear_error_in_time(
-        source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("weft.text.chat_request._START_WITHIN_S", 1.0)
     began_s = time.monotonic()
     with contextlib.suppress(CheckpointError, RequestError), sandbox(source) as template:
@@ -141,7 +180,8 @@ def test_a_slow_conversation_does_not_hold_up_a_small_one() -> None:
 
 @pytest.mark.parametrize("patience_s", [0.0, 30.0])
 def test_the_answer_is_the_same_whether_the_loop_waits_for_it_or_yields(
-        patience_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("weft.text.workers._PATIENCE_S", patience_s)
 
     async def beside(template: TemplateSandbox) -> tuple[list[str], bool]:

@@ -21,26 +21,58 @@ PATTERNS = [
     r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     rf"{FIRST}?{UPPER}*{LOWER}+{ENDINGS}?|{FIRST}?{UPPER}+{LOWER}*{ENDINGS}?|\p{{N}}{{1,3}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    rf"{ENDINGS}|{FIRST}?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+    rf"{ENDINGS}|{FIRST}?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+]
 """Of cl100k, GPT-2, o200k and Llama."""
-PIECES = ["the", "cat", "Ω", "é", "e\u0301", "🏔", "don't", "123", "1234567", "  ", "\n", "\n\n  ", "\t", " ",
-          ".", "...", "<|end|>", "a b", "x", "</s>", "\u200b", "()", "def f():\n    return"]
+PIECES = [
+    "the",
+    "cat",
+    "Ω",
+    "é",
+    "e\u0301",
+    "🏔",
+    "don't",
+    "123",
+    "1234567",
+    "  ",
+    "\n",
+    "\n\n  ",
+    "\t",
+    " ",
+    ".",
+    "...",
+    "<|end|>",
+    "a b",
+    "x",
+    "</s>",
+    "\u200b",
+    "()",
+    "def f():\n    return",
+]
 
 
 def trained(pattern: str, **more: Any) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = more.get("normalizer")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<|end|>", "</s>"], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|end|>", "</s>"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     text = Path(__file__).read_text() + "the cat and don't 123 1234 def return"
     tokenizer.train_from_iterator([text], trainer)
     if more.get("special"):
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<|end|> $A </s>", special_tokens=[("<|end|>", 0), ("</s>", 1)])
+            single="<|end|> $A </s>", special_tokens=[("<|end|>", 0), ("</s>", 1)]
+        )
     return tokenizer
 
 
@@ -51,8 +83,7 @@ def drawn(seed: int, count: int) -> str:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("more", [{}, {"special": True}, {"normalizer": normalizers.NFC()}])
-def test_parts_have_the_ids_of_the_whole(pattern: str, more: dict[str, Any],
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_have_the_ids_of_the_whole(pattern: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_CHARS", 200)
     tokenizer = trained(pattern, **more)
     parts = text_parts(tokenizer)
@@ -64,8 +95,7 @@ def test_parts_have_the_ids_of_the_whole(pattern: str, more: dict[str, Any],
             assert parts.encode(text, add_special_tokens=special) == whole, seed
 
 
-def test_where_the_regex_joins_words_or_a_token_has_spaces_nothing_is_cut(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_regex_joins_words_or_a_token_has_spaces_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_CHARS", 200)
     joining = trained(r" ?\p{L}+ ?\p{L}+|\s+|[^\s\p{L}]+")
     assert text_parts(joining) is None

@@ -35,8 +35,7 @@ def byte_fallback(directory: Path) -> Path:
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "▁hi": 257, "▁": 258}
     model = models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
     backend = tokenizers.Tokenizer(model)
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
-                                         decoders.Fuse()])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     backend.save(str(directory / "tokenizer.json"))
     return directory
 
@@ -66,8 +65,9 @@ def test_a_long_text_has_the_tokens_that_the_file_says(tmp_path: Path) -> None:
         expected = backend.encode(text, add_special_tokens=add_special_tokens).ids
         tokenizer = Tokenizer.load(tmp_path)
         assert tokenizer.encode(text, add_special_tokens=add_special_tokens) == expected
-        ids, positions = tokenizer.encode_with_boundaries(text, [0, 3, len(text)],
-                                                          add_special_tokens=add_special_tokens)
+        ids, positions = tokenizer.encode_with_boundaries(
+            text, [0, 3, len(text)], add_special_tokens=add_special_tokens
+        )
         assert ids == expected
         assert positions == [int(add_special_tokens), 2 + int(add_special_tokens), len(ids)]
 
@@ -147,8 +147,11 @@ def test_boundaries_in_a_text_become_positions_in_its_tokens(tmp_path: Path) -> 
 def test_what_is_no_text_is_refused_and_files_that_are_known_are_not_read_again(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_level(tmp_path))
     for length in (1, LONG_TEXT_CHARS):
-        for encode in (tokenizer.encode, lambda text: tokenizer.encode_with_boundaries(text, [0]),
-                       lambda text: tokenizer.encode_pair("a", text)):
+        for encode in (
+            tokenizer.encode,
+            lambda text: tokenizer.encode_with_boundaries(text, [0]),
+            lambda text: tokenizer.encode_pair("a", text),
+        ):
             with pytest.raises(RequestError, match="surrogate"):
                 encode("\udcff" * length)
     assert Tokenizer.load(tmp_path, [tokenizer]) is tokenizer

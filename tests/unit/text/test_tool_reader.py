@@ -14,9 +14,21 @@ from weft.text.tools.formats import FORMATS, tool_format
 from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import ToolCallReader
 
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
-    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"},
-                                     "exact": {"type": "boolean"}, "tags": {"type": "array"}}}}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "exact": {"type": "boolean"},
+                "tags": {"type": "array"},
+            },
+        },
+    },
+}
 TIME = {"type": "function", "function": {"name": "get_time"}}
 TOOLS: tuple[Tool, ...] = read_tools([WEATHER, TIME])
 BY_NAME = {row.name: row for row in FORMATS}
@@ -52,12 +64,15 @@ PARIS: Calls = [("get_weather", {"city": "Paris", "days": 3})]
 BOTH: Calls = [*PARIS, ("get_time", {})]
 JSON_PARIS = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
 JSON_TIME = '{"name": "get_time", "arguments": {}}'
-XML_PARIS = ("<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
-             "<parameter=days>\n3\n</parameter>\n</function>")
+XML_PARIS = (
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>"
+)
 XML_TIME = "<function=get_time>\n</function>"
-GCML_PARIS = ('<｜GCML｜invoke name="get_weather">\n<｜GCML｜parameter name="city" string="true">Paris'
-              '</｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
-              "</｜GCML｜invoke>")
+GCML_PARIS = (
+    '<｜GCML｜invoke name="get_weather">\n<｜GCML｜parameter name="city" string="true">Paris'
+    '</｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
+    "</｜GCML｜invoke>"
+)
 GCML_TIME = '<｜GCML｜invoke name="get_time"></｜GCML｜invoke>'
 PY_PARIS = 'get_weather(city="Paris", days=3)'
 
@@ -117,10 +132,10 @@ CALLED = [
 
 CONTENT = [
     ("hermes", "No call. 1 < 2, <tool, <tool_cal"),
-    ("hermes", "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": </tool_call> so"),
+    ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": </tool_call> so'),
     ("hermes", f"<tool_call>{JSON_PARIS[:-2]}</tool_call>"),
     ("hermes", "<tool_call>not json</tool_call>\n"),
-    ("hermes", "<tool_call>{\"no\": \"name\"}</tool_call>"),
+    ("hermes", '<tool_call>{"no": "name"}</tool_call>'),
     ("hermes", "<tool_call></tool_call>"),
     ("hermes", "x <tool_call>"),
     ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
@@ -151,8 +166,7 @@ def _cuts(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CALLED)
-def test_calls_are_read_however_the_text_is_cut(name: str, text: str, content: str, calls: Calls,
-                                                eager: bool) -> None:
+def test_calls_are_read_however_the_text_is_cut(name: str, text: str, content: str, calls: Calls, eager: bool) -> None:
     for pieces in _cuts(text):
         assert read(name, pieces, eager=eager) == (content, calls), pieces
 
@@ -205,15 +219,31 @@ def test_ids_are_as_the_families_want_them() -> None:
     nine = first_id("mistral", f"[TOOL_CALLS][{JSON_TIME}]")
     assert len(nine) == 9
     assert nine.isalnum()
-    assert first_id("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.x:7"
-                    "<|tool_call_argument_begin|>{}<|tool_call_end|>") == "functions.x:7"
+    assert (
+        first_id(
+            "kimi",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.x:7"
+            "<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        )
+        == "functions.x:7"
+    )
 
 
-@pytest.mark.parametrize(("sign", "name"), [
-    ("<tool_call>\n{'name'", "hermes"), ("<tool_call>\n<function=x><parameter=y>", "qwen3_xml"),
-    ("<|tool_list_start|>", "lfm2"), ("<TOOLCALL>", "nemotron"), ("<tool_calls>", "jamba"),
-    ("<|tool_call|>", "granite"), ("[TOOL_CALLS]", "mistral"), ("<|python_tag|>", "llama3_json"),
-    ("<|tool_calls_section_begin|>", "kimi"), ("<function_calls>", "olmo3")])
+@pytest.mark.parametrize(
+    ("sign", "name"),
+    [
+        ("<tool_call>\n{'name'", "hermes"),
+        ("<tool_call>\n<function=x><parameter=y>", "qwen3_xml"),
+        ("<|tool_list_start|>", "lfm2"),
+        ("<TOOLCALL>", "nemotron"),
+        ("<tool_calls>", "jamba"),
+        ("<|tool_call|>", "granite"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+        ("<|tool_calls_section_begin|>", "kimi"),
+        ("<function_calls>", "olmo3"),
+    ],
+)
 def test_the_template_tells_the_format(sign: str, name: str) -> None:
     row = tool_format("auto", "{{ messages }}" + sign)
     assert row is not None

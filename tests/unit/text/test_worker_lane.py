@@ -61,7 +61,8 @@ async def answers_and_turns(lane: Any) -> tuple[list[bytes], int]:
 
 @pytest.mark.parametrize(("line_s", "fewest", "most"), [(60.0, 0, 5), (-1.0, JOBS - 5, 4 * JOBS)])
 def test_a_line_of_jobs_is_answered_in_one_turn_of_the_loop(
-        line_s: float, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    line_s: float, fewest: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control: with no time for a line there is a turn between two jobs."""
     monkeypatch.setattr("weft.text.workers._LINE_S", line_s)
     worker: Any = Quick(b"late")

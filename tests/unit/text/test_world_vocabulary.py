@@ -19,9 +19,28 @@ FILE = "rwkv_vocab_v20230424.txt"
 def vocabulary() -> dict[bytes, int]:
     """Every byte; words that begin alike; halves of characters; regular expressions' own marks."""
     dice = random.Random(7)
-    words = [b"\n\n", b"the", b"then", b"thence", b"the ", b" the", b"  ", b" " * 128, b" " * 60,
-             b"(?:", b".*", b"\\d", b"'", b'"', b"|", b"a|b",
-             "é".encode(), "今天".encode(), "今天".encode()[:4], "🙂".encode()[1:]]
+    words = [
+        b"\n\n",
+        b"the",
+        b"then",
+        b"thence",
+        b"the ",
+        b" the",
+        b"  ",
+        b" " * 128,
+        b" " * 60,
+        b"(?:",
+        b".*",
+        b"\\d",
+        b"'",
+        b'"',
+        b"|",
+        b"a|b",
+        "é".encode(),
+        "今天".encode(),
+        "今天".encode()[:4],
+        "🙂".encode()[1:],
+    ]
     words += [bytes(dice.choices(b"abc \xe4\xbb\x8a", k=dice.randint(2, 6))) for _ in range(300)]
     tokens = [bytes([byte]) for byte in range(256)] + words
     return {token: index for index, token in enumerate(dict.fromkeys(tokens), 1)}
@@ -46,7 +65,7 @@ def longest(text: str, tokens: dict[bytes, int], *, shortest: bool = False) -> l
         lengths = range(1, 129) if shortest else range(128, 0, -1)
         token = next(left[:length] for length in lengths if left[:length] in tokens)
         ids.append(tokens[token])
-        left = left[len(token):]
+        left = left[len(token) :]
     return ids
 
 
@@ -90,10 +109,18 @@ def test_a_tokenizer_json_goes_before_the_vocabulary(tmp_path: Path) -> None:
     assert tokenizer_path(tmp_path).name == "tokenizer.json"
 
 
-@pytest.mark.parametrize(("bad", "words"), [
-    ("12 'a' 2", r"line 257 is \"12 'a' 2\""), ("0 'ab' 2", "an id from 1"),
-    ("300 __import__('os') 3", "line 257"), ("300 'a' 1", "a new text"), ("300 b'' 0", "line 257"),
-    (f"300 {'x' * 257!r} 257", "at most 256"), ("300 ab 2", "line 257")])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("12 'a' 2", r"line 257 is \"12 'a' 2\""),
+        ("0 'ab' 2", "an id from 1"),
+        ("300 __import__('os') 3", "line 257"),
+        ("300 'a' 1", "a new text"),
+        ("300 b'' 0", "line 257"),
+        (f"300 {'x' * 257!r} 257", "at most 256"),
+        ("300 ab 2", "line 257"),
+    ],
+)
 def test_a_line_that_is_none_is_named(tmp_path: Path, bad: str, words: str) -> None:
     whole = [line(bytes([byte]), byte + 1) for byte in range(256)]
     with pytest.raises(CheckpointError, match=words):

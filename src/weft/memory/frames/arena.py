@@ -226,7 +226,7 @@ class Walk(Generic[Item]):
 
     def take(self, count: int) -> list[Item]:
         """The next ``count`` items; the caller has checked ``room``."""
-        if count == 1 and self._depth < len(self._stack):   # a decode that crosses into its next page
+        if count == 1 and self._depth < len(self._stack):  # a decode that crosses into its next page
             self._depth += 1
             self.left -= 1
             self.items.append(self._stack[-self._depth])
@@ -237,7 +237,7 @@ class Walk(Generic[Item]):
             if not end:
                 self._advance()
                 continue
-            chunk = self._stack[max(0, end - (count - len(items))):end]
+            chunk = self._stack[max(0, end - (count - len(items))) : end]
             chunk.reverse()
             self._depth += len(chunk)
             self.left -= len(chunk)
@@ -248,10 +248,11 @@ class Walk(Generic[Item]):
     def ahead(self) -> Iterator[Item]:
         """The ``left`` items that ``take`` would give next without claiming a frame."""
         passed = len(self.items)
-        claimed = (self._packing.items_of(claim.frame) for claim in self._frames.claims
-                   if claim.kind is self._packing.kind)
+        claimed = (
+            self._packing.items_of(claim.frame) for claim in self._frames.claims if claim.kind is self._packing.kind
+        )
         for stack in chain(self._packing.fullest_first(), claimed):
-            yield from reversed(stack[:max(0, len(stack) - passed)])
+            yield from reversed(stack[: max(0, len(stack) - passed)])
             passed = max(0, passed - len(stack))
 
     def items_of(self, frame: FrameId) -> list[Item]:
@@ -372,4 +373,5 @@ class Slots:
         """Asserts that the claim (slot, epoch) is alive (law L5)."""
         assert self.owners[slot] != FREE, f"stale claim on slot {slot}: it is free"
         assert self.epochs[slot] == epoch, (
-            f"stale claim on slot {slot}: of epoch {epoch}, and the slot is at {self.epochs[slot]}")
+            f"stale claim on slot {slot}: of epoch {epoch}, and the slot is at {self.epochs[slot]}"
+        )

@@ -167,8 +167,9 @@ def _lay_page(spec: ModelSpec, kv_dtype: CacheDTypeName) -> tuple[tuple[KvField,
         block = align_up(kv_heads * head_dim * PAGE_TOKENS * ITEM_BYTES[kv_dtype])
         end = offset + (1 + has_values) * block
         scales = (1 + has_values) * kv_heads * PAGE_TOKENS * TOKEN_SCALE_BYTES.get(kv_dtype, 0)
-        fields.append(KvField(layer, offset, offset + block if has_values else None, kv_heads, head_dim,
-                              end if scales else None))
+        fields.append(
+            KvField(layer, offset, offset + block if has_values else None, kv_heads, head_dim, end if scales else None)
+        )
         offset = end + align_up(scales)
     return tuple(fields), offset
 
@@ -182,8 +183,7 @@ def _lay_slot(spec: ModelSpec) -> tuple[tuple[StateField, ...], int]:
     return tuple(fields), offset
 
 
-def _lay_compressed(spec: ModelSpec,
-                    state_fields: tuple[StateField, ...]) -> tuple[tuple[CompressedField, ...], int]:
+def _lay_compressed(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[tuple[CompressedField, ...], int]:
     """Accumulators as codes and scales; states in the model's own dtype (windows) unchanged."""
     parts = [part for layer in spec.recurrent_layers for part in spec.layers[layer].state]
     fields, offset = [], 0
@@ -196,8 +196,9 @@ def _lay_compressed(spec: ModelSpec,
     return tuple(fields), offset
 
 
-def _lay_compressed_kv(kv_fields: tuple[KvField, ...],
-                   dtype: CompressedKvName) -> tuple[tuple[CompressedKvField, ...], int]:
+def _lay_compressed_kv(
+    kv_fields: tuple[KvField, ...], dtype: CompressedKvName
+) -> tuple[tuple[CompressedKvField, ...], int]:
     """All codes, then all scales; the next record begins at a multiple of COMPRESSED_KV_ALIGN."""
     codes = [_numbers(field) // (1 if dtype == "int8" else 2) for field in kv_fields]
     fields, at, scales_at = [], 0, sum(codes)
@@ -252,9 +253,15 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
     return min(candidates, key=loss)
 
 
-def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
-               compress: bool = False, compress_kv: CompressedKvName = "int8",
-               kv_layout: KvLayoutName = "vnni") -> ArenaPlan:
+def plan_arena(
+    spec: ModelSpec,
+    memory_bytes: int,
+    *,
+    kv_dtype: CacheDTypeName | None = None,
+    compress: bool = False,
+    compress_kv: CompressedKvName = "int8",
+    kv_layout: KvLayoutName = "vnni",
+) -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
     snapshots may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
     in ``compress_kv``, if the model has snapshots and its KV has more than 8 bits. ``kv_layout``: what the
@@ -292,8 +299,7 @@ def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
     if not arena.pages_per_frame or not arena.slots_per_frame:
         return arena
     fields, compressed_bytes = _lay_compressed(spec, arena.state_fields)
-    return replace(arena, compressed_pages=ceil_div(compressed_bytes, arena.page_bytes),
-                   compressed_fields=fields)
+    return replace(arena, compressed_pages=ceil_div(compressed_bytes, arena.page_bytes), compressed_fields=fields)
 
 
 def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> ArenaPlan:
@@ -302,12 +308,10 @@ def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> Ar
     if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
         return arena
     fields, record_bytes = _lay_compressed_kv(arena.kv_fields, dtype)
-    return replace(arena, compressed_kv_bytes=record_bytes, compressed_kv_fields=fields,
-                   compressed_kv_dtype=dtype)
+    return replace(arena, compressed_kv_bytes=record_bytes, compressed_kv_fields=fields, compressed_kv_dtype=dtype)
 
 
-def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int,
-               tokens_each: int) -> tuple[int, str]:
+def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int, tokens_each: int) -> tuple[int, str]:
     """Bytes that hold ``sequences`` sequences of ``tokens_each`` tokens, and the ``--memory`` that asks for
     them.
 
@@ -339,8 +343,9 @@ WORKSPACE_SHARE = 0.1
 """Share of the memory beside the weights that no arena takes: the tensors of a step live there."""
 
 
-def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,
-                         kv_dtype: CacheDTypeName | None = None) -> int:
+def default_memory_bytes(
+    available_ram: int, spec: ModelSpec, config: EngineConfig, kv_dtype: CacheDTypeName | None = None
+) -> int:
     """The default of ``--memory``: 40 % of ``available_ram``, at most the bytes that ``max_num_seqs``
     sequences of full length use."""
     share = int(available_ram * DEFAULT_MEMORY_SHARE)
@@ -364,12 +369,20 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
         need, flag = memory_for(spec, arena.kv_dtype, 1, 1)
         raise ConfigError(
             f"--memory is too small for one sequence of this {spec.family} model, which takes "
-            f"{format_bytes(need)} at least: use {flag}", param="--memory")
+            f"{format_bytes(need)} at least: use {flag}",
+            param="--memory",
+        )
     notes: list[str] = []
     max_model_len = _fit_length(config, spec, arena, notes)
     rows_max, step_tokens_max = _fit_rows(config, arena, notes)
-    return Sizes(max_model_len=max_model_len, rows_max=rows_max, step_tokens_max=step_tokens_max,
-                 queue_max=config.max_queued_requests, memory_bytes=arena.arena_bytes, notes=tuple(notes))
+    return Sizes(
+        max_model_len=max_model_len,
+        rows_max=rows_max,
+        step_tokens_max=step_tokens_max,
+        queue_max=config.max_queued_requests,
+        memory_bytes=arena.arena_bytes,
+        notes=tuple(notes),
+    )
 
 
 def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: list[str]) -> int:
@@ -383,8 +396,10 @@ def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: 
     holds = (arena.frame_count - slot_frames) * arena.pages_per_frame * PAGE_TOKENS
     if holds < length:
         _, flag = memory_for(spec, arena.kv_dtype, 1, length)
-        notes.append(f"--max-model-len {length} shrunk to {holds}: one sequence of {holds} tokens fills "
-                     f"the arena of {format_bytes(arena.arena_bytes)}; {flag} would hold {length}.")
+        notes.append(
+            f"--max-model-len {length} shrunk to {holds}: one sequence of {holds} tokens fills "
+            f"the arena of {format_bytes(arena.arena_bytes)}; {flag} would hold {length}."
+        )
     return min(length, holds)
 
 
@@ -392,18 +407,24 @@ def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple
     asked = config.max_num_batched_tokens or STEP_TOKENS_CPU
     tokens = max(asked, CHUNK_TOKENS + 1)
     if tokens > asked:
-        notes.append(f"--max-num-batched-tokens {asked} raised to {tokens}: a step "
-                     f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode.")
+        notes.append(
+            f"--max-num-batched-tokens {asked} raised to {tokens}: a step "
+            f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode."
+        )
     rows = config.max_num_seqs
     held = _sequences_held(arena)
     if held is not None and held < rows:
-        notes.append(f"--max-num-seqs {rows} shrunk to {held}: the arena of "
-                     f"{format_bytes(arena.arena_bytes)} holds no more at once; more wait in the queue.")
+        notes.append(
+            f"--max-num-seqs {rows} shrunk to {held}: the arena of "
+            f"{format_bytes(arena.arena_bytes)} holds no more at once; more wait in the queue."
+        )
         rows = held
     if rows > tokens - CHUNK_TOKENS:
-        notes.append(f"--max-num-seqs {rows} shrunk to {tokens - CHUNK_TOKENS}: a step of "
-                     f"--max-num-batched-tokens {tokens} must hold every decode and a prefill chunk of "
-                     f"{CHUNK_TOKENS} tokens.")
+        notes.append(
+            f"--max-num-seqs {rows} shrunk to {tokens - CHUNK_TOKENS}: a step of "
+            f"--max-num-batched-tokens {tokens} must hold every decode and a prefill chunk of "
+            f"{CHUNK_TOKENS} tokens."
+        )
         rows = tokens - CHUNK_TOKENS
     return rows, tokens
 

@@ -56,17 +56,27 @@ class PrefixCache:
     """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "new_snapshots", "order",
-                 "plan", "policy", "stateful", "tree")
+    __slots__ = (
+        "compressed_kv",
+        "compressed_states",
+        "counts",
+        "enabled",
+        "new_snapshots",
+        "order",
+        "plan",
+        "policy",
+        "stateful",
+        "tree",
+    )
 
-    def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
-                 policy: Policy | None = None) -> None:
+    def __init__(
+        self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners, policy: Policy | None = None
+    ) -> None:
         self.plan = plan
         self.policy = policy or Policy()
         self.enabled = enabled
         self.stateful = plan.slots_per_frame > 0
-        self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners,
-                               slot_owners=slot_owners)
+        self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners, slot_owners=slot_owners)
         self.order = Recency()
         self.compressed_states = CompressedStates()
         self.compressed_kv = CompressedKv(plan)
@@ -117,16 +127,29 @@ class PrefixCache:
             return Match(salt=salt, version=version)
         if not self.stateful:
             anchor = deepest.partly or deepest.node
-            return Match(deepest.kv_tokens, Lost(evicted_kv=deepest.kv_lost_tokens), deepest.kv_tokens,
-                         anchor.id if deepest.kv_tokens else NO_NODE, salt, version,
-                         restore_pages=self.compressed_kv.restore_pages(anchor))
+            return Match(
+                deepest.kv_tokens,
+                Lost(evicted_kv=deepest.kv_lost_tokens),
+                deepest.kv_tokens,
+                anchor.id if deepest.kv_tokens else NO_NODE,
+                salt,
+                version,
+                restore_pages=self.compressed_kv.restore_pages(anchor),
+            )
         cached = deepest.anchor.end if deepest.anchor is not None else 0
         reached = max(cached, deepest.state_lost_at)
-        lost = Lost(no_checkpoint=deepest.kv_tokens - reached, evicted_state=reached - cached,
-                    evicted_kv=deepest.kv_lost_tokens)
-        return Match(cached, lost, deepest.kv_tokens,
-                     deepest.anchor.id if deepest.anchor is not None else NO_NODE, salt, version,
-                     restore_pages=self.compressed_kv.restore_pages(deepest.anchor))
+        lost = Lost(
+            no_checkpoint=deepest.kv_tokens - reached, evicted_state=reached - cached, evicted_kv=deepest.kv_lost_tokens
+        )
+        return Match(
+            cached,
+            lost,
+            deepest.kv_tokens,
+            deepest.anchor.id if deepest.anchor is not None else NO_NODE,
+            salt,
+            version,
+            restore_pages=self.compressed_kv.restore_pages(deepest.anchor),
+        )
 
     def node(self, lease: Lease) -> Node | None:
         """The node that ``lease`` holds."""
@@ -185,12 +208,12 @@ class PrefixCache:
         tokens = publication.tokens
         whole = len(tokens) // PAGE_KEY_BYTES
         pages = list(publication.pages[done:])
-        node, cached_end = tree.insert(base, tokens[done * PAGE_KEY_BYTES:whole * PAGE_KEY_BYTES], pages)
+        node, cached_end = tree.insert(base, tokens[done * PAGE_KEY_BYTES : whole * PAGE_KEY_BYTES], pages)
         assert cached_end == publication.cached_end, (
-            f"{cached_end} tokens were cached, planned as {publication.cached_end}")
+            f"{cached_end} tokens were cached, planned as {publication.cached_end}"
+        )
         first, end = plan.pages_for(base.end), plan.pages_for(node.end)
-        freed = Freed([own for own, shared in zip(lease.pages[first:end], pages, strict=True)
-                       if own != shared])
+        freed = Freed([own for own, shared in zip(lease.pages[first:end], pages, strict=True) if own != shared])
         lease.pages[first:end] = pages
         lease.shared_tokens = node.end
         inexact = lease.inexact
@@ -199,7 +222,7 @@ class PrefixCache:
             self._hold(lease, node)
         self.policy.published(lease.seq, lease.salt, publication.start, tokens)
         for save in publication.saves:
-            self._save(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], freed, inexact=inexact)
+            self._save(lease, node, save, tokens[whole * PAGE_KEY_BYTES :], freed, inexact=inexact)
         if not self.stateful and node.end:
             _note_new(self, lease, node)
         self.counts.published += 1
@@ -213,12 +236,11 @@ class PrefixCache:
         freed: list[PageId] = []
         exactly, node = not lease.inexact, end
         while node is not base:
-            own = lease.pages[self.plan.pages_for(node.start):self.plan.pages_for(node.end)]
+            own = lease.pages[self.plan.pages_for(node.start) : self.plan.pages_for(node.end)]
             compressed = self.compressed_kv.compressed_node(node)
             adopted = compressed is not None or node.pages != own
             if adopted:
-                freed += (node.pages if compressed is None
-                          else self.compressed_kv.cut_front(compressed, len(own)))
+                freed += node.pages if compressed is None else self.compressed_kv.cut_front(compressed, len(own))
                 node.edge.set_pages(node.start, own)
                 for page in own:
                     self.tree.page_owners[page] = of_tree(node.edge.id)
@@ -229,8 +251,7 @@ class PrefixCache:
             node = node.parent
         return freed
 
-    def _save(self, lease: Lease, path: Node, save: Snapshot, rest: bytes, freed: Freed, *,
-              inexact: bool) -> None:
+    def _save(self, lease: Lease, path: Node, save: Snapshot, rest: bytes, freed: Freed, *, inexact: bool) -> None:
         """The claim of ``save`` goes from the lease to the node that ends at its position. ``inexact``: the
         state was computed from inexact data."""
         ended = save.slot == lease.slot
@@ -244,10 +265,10 @@ class PrefixCache:
         else:
             assert save.position == path.end + len(rest) // TOKEN_BYTES
             at = self.plan.pages_for(path.end)
-            node = self.tree.add_tail(path, rest, lease.pages[at:at + 1])
+            node = self.tree.add_tail(path, rest, lease.pages[at : at + 1])
             if node is not None:
                 node.kv_inexact = inexact
-                del lease.pages[at:at + 1]
+                del lease.pages[at : at + 1]
         if node is None:
             node = path.children[rest]
         if node.slot == PAD:
@@ -365,7 +386,8 @@ def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: 
     is
     counted only with ``debug.count_salt``, and never reported to a request."""
     others = (name for name in cache.tree.roots if name != match.salt)
-    most = max((cache.match(tokens, name, match.version).cached_tokens
-                for name in islice(others, SALTS_MAX)), default=0)
+    most = max(
+        (cache.match(tokens, name, match.version).cached_tokens for name in islice(others, SALTS_MAX)), default=0
+    )
     missed = most - match.cached_tokens - match.lost.total
     return match if missed <= 0 else replace(match, lost=replace(match.lost, salt=missed))

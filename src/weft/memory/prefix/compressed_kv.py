@@ -122,8 +122,9 @@ class CompressedKv:
 
     def compressions(self, nodes: Iterable[Node]) -> tuple[CompressKv, ...]:
         """The work of compressing ``nodes``."""
-        return tuple(CompressKv(node.id, tuple(node.pages), self.compressed_count(node.page_count), self.form)
-                     for node in nodes)
+        return tuple(
+            CompressKv(node.id, tuple(node.pages), self.compressed_count(node.page_count), self.form) for node in nodes
+        )
 
     def restore_pages(self, node: Node | None) -> int:
         """Pages that restoring the path to ``node`` takes. Nothing above a node with readers is
@@ -197,8 +198,8 @@ class CompressedKv:
         if count == compressed.count:
             return self.leave(node)
         end = compressed.skip_bytes + count * self.record_bytes
-        freed, compressed.skip_bytes = compressed.pages[:end // self.page_bytes], end % self.page_bytes
-        del compressed.pages[:len(freed)]
+        freed, compressed.skip_bytes = compressed.pages[: end // self.page_bytes], end % self.page_bytes
+        del compressed.pages[: len(freed)]
         compressed.cut += len(freed)
         compressed.first_id -= count
         compressed.count -= count
@@ -285,8 +286,7 @@ class Restoring:
                 continue
             pages = compressed.restore_into(take(compressed.missing), self._kv.form)
             self.pages.update((compressed.first_id - index, page) for index, page in enumerate(pages))
-            self.restored.append(RestoreKv(at.id, tuple(compressed.pages), compressed.skip_bytes, pages,
-                                           self._kv.form))
+            self.restored.append(RestoreKv(at.id, tuple(compressed.pages), compressed.skip_bytes, pages, self._kv.form))
 
     def replace_inexact(self, node: Node, pages: list[PageId], own: list[PageId]) -> None:
         """An exact sequence publishes over ``node`` and has ``own`` for its ``pages``."""
@@ -296,8 +296,10 @@ class Restoring:
 
     def resolve_over(self, pages: list[PageId], own: list[PageId]) -> list[PageId]:
         """``pages`` with a page in place of each record id: that of ``own`` if it has none yet."""
-        return [self.pages.get(page, page) if page > PAD else self.pages.setdefault(page, mine)
-                for page, mine in zip(pages, own, strict=True)]
+        return [
+            self.pages.get(page, page) if page > PAD else self.pages.setdefault(page, mine)
+            for page, mine in zip(pages, own, strict=True)
+        ]
 
     def resolve(self, pages: list[PageId]) -> list[PageId]:
         """``pages`` with a page in place of each record id; this transaction has one for each."""

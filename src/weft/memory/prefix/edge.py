@@ -61,19 +61,19 @@ class Edge:
     nodes: list[Node] = field(default_factory=list, repr=False)
 
     def tokens_between(self, start: int, end: int) -> bytes:
-        return self.tokens[(start - self.start) * TOKEN_BYTES:(end - self.start) * TOKEN_BYTES]
+        return self.tokens[(start - self.start) * TOKEN_BYTES : (end - self.start) * TOKEN_BYTES]
 
     def pages_between(self, start: int, end: int) -> list[PageId]:
         """Pages of the tokens [start, end); the last one may be partly filled."""
         if not self.pages:
             return []
-        return self.pages[(start - self.start) // PAGE_TOKENS:-((self.start - end) // PAGE_TOKENS)]
+        return self.pages[(start - self.start) // PAGE_TOKENS : -((self.start - end) // PAGE_TOKENS)]
 
     def set_pages(self, start: int, pages: Sequence[PageId]) -> None:
         """From now on ``pages`` hold the tokens from ``start`` on, a multiple of a page."""
         first = (start - self.start) // PAGE_TOKENS
         assert first + len(pages) <= len(self.pages)
-        self.pages[first:first + len(pages)] = pages
+        self.pages[first : first + len(pages)] = pages
 
     def index_of(self, node: Node) -> int:
         return bisect_left(self.nodes, node.start, key=_start_of)
@@ -90,9 +90,9 @@ class Edge:
         length -= length % PAGE_KEY_BYTES
         done, window = 0, _WINDOW_BYTES
         while done < length:
-            piece = self.tokens[offset + done:offset + min(done + window, length)]
+            piece = self.tokens[offset + done : offset + min(done + window, length)]
             if not data.startswith(piece, at + done):
-                done += common_pages(piece, data[at + done:at + done + len(piece)]) * PAGE_KEY_BYTES
+                done += common_pages(piece, data[at + done : at + done + len(piece)]) * PAGE_KEY_BYTES
                 break
             done += len(piece)
             window *= 4
@@ -184,7 +184,8 @@ def common_pages(left: bytes, right: bytes) -> int:
     """How many whole pages of tokens are equal at the front of both."""
     length = min(len(left), len(right)) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
     differ = np.frombuffer(left, np.int32, length // TOKEN_BYTES) != np.frombuffer(
-        right, np.int32, length // TOKEN_BYTES)
+        right, np.int32, length // TOKEN_BYTES
+    )
     first = int(differ.argmax()) if length else 0
     return (first if length and differ[first] else length // TOKEN_BYTES) // PAGE_TOKENS
 
@@ -230,7 +231,7 @@ def find(root: Node, data: bytes) -> PrefixMatch:
             lost = at.end
         at = at.parent
     position = anchor.end if anchor is not None else 0
-    key = data[path.end * TOKEN_BYTES:path.end * TOKEN_BYTES + PAGE_KEY_BYTES]
+    key = data[path.end * TOKEN_BYTES : path.end * TOKEN_BYTES + PAGE_KEY_BYTES]
     evicted = deepest.ghosts.get(key, 0) if path.partly is None else 0
     kv_lost = min(evicted, len(data) // TOKEN_BYTES - path.end)
     lost = lost if lost > position else 0
@@ -244,7 +245,7 @@ def _tail_along(node: Node, data: bytes) -> Node | None:
     first = node.end * TOKEN_BYTES
     longest = min(len(data) - first, PAGE_KEY_BYTES - TOKEN_BYTES)
     for length in range(longest, 0, -TOKEN_BYTES):
-        tail = node.children.get(data[first:first + length])
+        tail = node.children.get(data[first : first + length])
         if tail is not None:
             return tail
     return None
@@ -255,13 +256,13 @@ def walk(node: Node, data: bytes, first: int = 0) -> TreePath:
     passed: list[Node] = []
     at = (node.end - first) * TOKEN_BYTES
     while at + PAGE_KEY_BYTES <= len(data):
-        child = node.children.get(data[at:at + PAGE_KEY_BYTES])
+        child = node.children.get(data[at : at + PAGE_KEY_BYTES])
         if child is None:
             break
         edge = child.edge
         reached = edge.matches_until(child.start, data, at)
         at_node = edge.index_of(child)
-        passed += edge.nodes[at_node:bisect_right(edge.nodes, reached, at_node, key=_end_of)]
+        passed += edge.nodes[at_node : bisect_right(edge.nodes, reached, at_node, key=_end_of)]
         if not passed or passed[-1].end < reached:
             return TreePath(tuple(passed), edge.node_at(reached - 1), reached)
         node = passed[-1]

@@ -84,10 +84,8 @@ class Room:
         if not self.pages_per_frame or not self.slots_per_frame:
             return 0, 0
         pages_short, slots_short = self.short(pages, slots)
-        of_pages = min(ceil_div(slots_short, self.slots_per_frame),
-                       max(0, self.pages - pages) // self.pages_per_frame)
-        of_slots = min(ceil_div(pages_short, self.pages_per_frame),
-                       max(0, self.slots - slots) // self.slots_per_frame)
+        of_pages = min(ceil_div(slots_short, self.slots_per_frame), max(0, self.pages - pages) // self.pages_per_frame)
+        of_slots = min(ceil_div(pages_short, self.pages_per_frame), max(0, self.slots - slots) // self.slots_per_frame)
         return of_pages, of_slots
 
 
@@ -127,7 +125,7 @@ class Demand:
         return ceil_div(max(0, self.slots - slots_freed), self.slots_per_frame) if self.slots_per_frame else 0
 
 
-UNMEETABLE = Demand(frames=-2**60, pages_per_frame=1, slots_per_frame=1, pages=0, slots=0)
+UNMEETABLE = Demand(frames=-(2**60), pages_per_frame=1, slots_per_frame=1, pages=0, slots=0)
 """No eviction meets it."""
 
 COMPRESS_BYTES_PER_STEP = 256 << 20
@@ -164,8 +162,9 @@ class CompressionRoom:
     pages_each: int
     at_once: int
 
-    def choose(self, candidates: Iterable[Node], spared: Container[NodeId], demand: Demand, pages: int,
-               slots: int) -> list[Node]:
+    def choose(
+        self, candidates: Iterable[Node], spared: Container[NodeId], demand: Demand, pages: int, slots: int
+    ) -> list[Node]:
         """The first of ``candidates``, as many as meet ``demand`` when ``pages`` and ``slots`` are free
         besides. If no number does, the number that leaves the least demand; none if none reduces it."""
         nodes = list(islice((node for node in candidates if node.id not in spared), max(0, self.at_once)))
@@ -259,14 +258,22 @@ class _Overlay:
 
     def leaf(self, node: Node) -> bool:
         """Only its own snapshot needs the KV of ``node``."""
-        return (node.parent is not None and not node.holds
-                and len(node.children) == self._removed_children.get(node.id, 0))
+        return (
+            node.parent is not None and not node.holds and len(node.children) == self._removed_children.get(node.id, 0)
+        )
 
 
-def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spared: Container[NodeId] = (),
-           last: Sequence[NodeId] = (), limit: int = EVICTIONS_PER_STEP,
-           compression: CompressionRoom = NO_COMPRESSION,
-           kv_compression: KvCompression = NO_KV_COMPRESSION) -> list[Eviction]:
+def choose(
+    order: Recency,
+    demand: Demand,
+    *,
+    ranked: Iterable[Node] = (),
+    spared: Container[NodeId] = (),
+    last: Sequence[NodeId] = (),
+    limit: int = EVICTIONS_PER_STEP,
+    compression: CompressionRoom = NO_COMPRESSION,
+    kv_compression: KvCompression = NO_KV_COMPRESSION,
+) -> list[Eviction]:
     """Evictions that meet ``demand``, in the order in which to carry them out; fewer if ``limit`` ends them.
     Snapshots go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay.
     Those of ``last`` go after all others, the first of them at the very end. In a model without attention,
@@ -291,8 +298,11 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
         node = newly_bare.pop() if newly_bare else next(bare, None)
         if node is not None:
             page_count = kv_compression.pages_of(node)
-            dropped = (page_count if kv_compression.is_compressed(node)
-                       else min(page_count, demand.pages_missing(pages, slots)))
+            dropped = (
+                page_count
+                if kv_compression.is_compressed(node)
+                else min(page_count, demand.pages_missing(pages, slots))
+            )
             pages += dropped
             chosen.append(Eviction(node.id, "kv", page_count - dropped))
             if dropped == page_count:
@@ -350,8 +360,7 @@ class _States:
         return self._seen.pop(next(leaves, 0)) if self._seen else None
 
 
-def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node],
-             *left_out: Container[NodeId]) -> Iterator[Node]:
+def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node], *left_out: Container[NodeId]) -> Iterator[Node]:
     """Every snapshot once, the ranked ones first. A ranked node without a snapshot is skipped."""
     seen: set[NodeId] = set()
     for node in ranked:

@@ -57,8 +57,7 @@ class Marconi(Policy):
         oldest, newest = min(used), max(used)
         gains = [self._efficiency(node) for node in nodes]
         span, most = (newest - oldest) or 1.0, max(gains) or 1.0
-        scores = [(when - oldest) / span + gain / most
-                  for when, gain in zip(used, gains, strict=True)]
+        scores = [(when - oldest) / span + gain / most for when, gain in zip(used, gains, strict=True)]
         return (nodes[at] for at in sorted(range(len(nodes)), key=lambda at: (scores[at], at)))
 
     def _efficiency(self, node: Node) -> float:

@@ -105,8 +105,9 @@ def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> Snaps
     slot, salt = node.slot if cache.stateful else NO_SLOT, salt_of(cache.tree, node)
     if slot == COMPRESSED:
         pages += cache.compressed_states.pages[node.id]
-    return SnapshotContents(node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact,
-                              above, node.hits)
+    return SnapshotContents(
+        node.id, salt, _tokens(node), start, tuple(pages), tuple(parts), slot, exact, above, node.hits
+    )
 
 
 def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], list[PageId]]:
@@ -134,13 +135,13 @@ def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[Page
     """The KV of one node from ``start`` on."""
     compressed = cache.compressed_kv.by_node.get(node.id)
     if compressed is None:
-        pages = node.pages[(start - node.start) // PAGE_TOKENS:]
+        pages = node.pages[(start - node.start) // PAGE_TOKENS :]
         return KvPart(start, node.end, len(pages)), pages
     form = cache.compressed_kv.form
     passed = (start - node.start) // PAGE_TOKENS
     row, skip_bytes = divmod(compressed.skip_bytes + passed * form.record_bytes, form.page_bytes)
     count = pages_for(node.end) - start // PAGE_TOKENS
-    pages = compressed.pages[row:row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
+    pages = compressed.pages[row : row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
     return KvPart(start, node.end, len(pages), True, skip_bytes), pages
 
 
@@ -239,21 +240,22 @@ class SnapshotFollower:
             at = node.parent
         digest = self._digest_at(at)
         if node.slot == COMPRESSED:
-            return {(digest, tail): ReportedSnapshot(digest, node.end, tail, "compressed",
-                                                       COMPRESSED_RESTORE_S)}
+            return {(digest, tail): ReportedSnapshot(digest, node.end, tail, "compressed", COMPRESSED_RESTORE_S)}
         return {(digest, tail): ReportedSnapshot(digest, node.end, tail)}
 
     def _pages_of(self, node: Node) -> dict[_Key, ReportedSnapshot]:
         if node.is_tail or node.parent is None:
             return {}
         first = node.start // PAGE_TOKENS
-        digests = extended_digests(self._digest_at(node.parent), np.frombuffer(node.tokens, dtype=np.int32),
-                                   first)
+        digests = extended_digests(self._digest_at(node.parent), np.frombuffer(node.tokens, dtype=np.int32), first)
         if not digests.size:
             return {}
         self._digests[node.id] = int(digests[-1])
-        ends = [end for end in range(node.start + PAGE_TOKENS, node.end + 1, PAGE_TOKENS)
-                if end % CHUNK_TOKENS == 0 or end == node.end]
+        ends = [
+            end
+            for end in range(node.start + PAGE_TOKENS, node.end + 1, PAGE_TOKENS)
+            if end % CHUNK_TOKENS == 0 or end == node.end
+        ]
         offers: dict[_Key, ReportedSnapshot] = {}
         for end in ends:
             digest = int(digests[end // PAGE_TOKENS - first - 1])
@@ -306,11 +308,19 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
             node_bytes += plan.compressed_bytes if node.slot == COMPRESSED else plan.slot_stride_bytes
         uses[node.id] = _Use(node.hits, node.hits * node.end, node_bytes, node.used_at)
         age_s = seconds_since(node.used_at)
-        for total in (by_root[root][1], _class_of(depths, node.end, CHUNK_TOKENS).total,
-                      _class_of(lengths, node.end - node.start, PAGE_TOKENS).total):
-            total.add(pages=node.page_count, snapshot=node.slot != PAD, node_bytes=node_bytes,
-                      inexact=node.kv_inexact or (node.slot != PAD and node.state_inexact),
-                      hits=node.hits, age_s=age_s)
+        for total in (
+            by_root[root][1],
+            _class_of(depths, node.end, CHUNK_TOKENS).total,
+            _class_of(lengths, node.end - node.start, PAGE_TOKENS).total,
+        ):
+            total.add(
+                pages=node.page_count,
+                snapshot=node.slot != PAD,
+                node_bytes=node_bytes,
+                inexact=node.kv_inexact or (node.slot != PAD and node.state_inexact),
+                hits=node.hits,
+                age_s=age_s,
+            )
     biggest = nlargest(SALTS_MAX, by_root, key=lambda root: by_root[root][1].bytes)
     numbers = {root: number for number, root in enumerate(biggest, start=1)}
     return CacheShape(
@@ -318,11 +328,24 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
         salt_count=len(cache.tree.roots),
         depths=sorted(depths.values(), key=lambda one: one.tokens_max),
         lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
-        prefixes=[PrefixShape(_digest(node), _head(node), node.end, use.tokens_saved, use.bytes, use.hits,
-                              len(node.children), node.holds, node.slot != PAD, seconds_since(use.used_at),
-                              numbers.get(root_of[node.id], 0))
-                  for node, use in _prefixes(walked, uses)],
-        cut_off=len(cache.tree.by_id) > len(walked))
+        prefixes=[
+            PrefixShape(
+                _digest(node),
+                _head(node),
+                node.end,
+                use.tokens_saved,
+                use.bytes,
+                use.hits,
+                len(node.children),
+                node.holds,
+                node.slot != PAD,
+                seconds_since(use.used_at),
+                numbers.get(root_of[node.id], 0),
+            )
+            for node, use in _prefixes(walked, uses)
+        ],
+        cut_off=len(cache.tree.by_id) > len(walked),
+    )
 
 
 def _class_of(classes: dict[int, SizeClass], tokens: int, smallest: int) -> SizeClass:
@@ -355,8 +378,7 @@ def _prefixes(walked: list[Node], uses: dict[NodeId, _Use]) -> list[tuple[Node, 
         if node.parent is not None:
             uses[node.parent.id].add(uses[node.id])
     places = [node for node in walked if node.parent is not None and (node.hits or len(node.children) > 1)]
-    best = nlargest(PREFIXES_MAX, places,
-                    key=lambda node: (uses[node.id].hits * node.end, node.end, -node.id))
+    best = nlargest(PREFIXES_MAX, places, key=lambda node: (uses[node.id].hits * node.end, node.end, -node.id))
     best.sort(key=lambda node: (-uses[node.id].used_at, -node.end))
     return [(node, uses[node.id]) for node in best]
 

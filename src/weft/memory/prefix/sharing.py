@@ -54,16 +54,17 @@ class Sharing:
     def add(self, lease: Lease, tokens: bytes, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence continues."""
         start = lease.shared_tokens
-        whole = tokens[:len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
+        whole = tokens[: len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
         pages, cached_end = self._resolve(lease, start, whole)
         self.publications.append(Publication(lease.seq, start, tokens, tuple(pages), cached_end, saves))
         first = start // PAGE_TOKENS
-        own = lease.pages[first:first + len(pages)]
+        own = lease.pages[first : first + len(pages)]
         changed = [at for at, (mine, shared) in enumerate(zip(own, pages, strict=True)) if mine != shared]
         self.freed_count += len(changed)
         if patch and changed:
-            self.patches += [TablePatch(lease.seq, first + run.start, tuple(pages[run.start:run.stop]))
-                             for run in _runs(changed)]
+            self.patches += [
+                TablePatch(lease.seq, first + run.start, tuple(pages[run.start : run.stop])) for run in _runs(changed)
+            ]
 
     def _resolve(self, lease: Lease, start: int, whole: bytes) -> tuple[list[PageId], int]:
         """Pages of ``whole`` once it is in the tree, and the position up to which it is cached before."""
@@ -77,7 +78,7 @@ class Sharing:
             self.visited.update(node.id for node in path.passed)
             self.visited.add(last.id)
             first = start // PAGE_TOKENS
-            cached, own = path_pages(last, start, path.end), lease.pages[first:path.end // PAGE_TOKENS]
+            cached, own = path_pages(last, start, path.end), lease.pages[first : path.end // PAGE_TOKENS]
             if paged and not lease.inexact:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
                     at = node.start // PAGE_TOKENS - first
@@ -85,7 +86,7 @@ class Sharing:
                     self._restoring.replace_inexact(node, cached[at:end], own[at:end])
             pages = self._restoring.resolve_over(cached, own)
             end, place = path.end, last.id
-        rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
+        rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES :]
         earlier = self._paths.setdefault((lease.salt, place, end), [])
         longest, shared = None, 0
         for other in earlier:
@@ -96,7 +97,7 @@ class Sharing:
         beyond: list[PageId] = []
         if paged:
             beyond = longest.pages[:shared] if longest is not None else []
-            beyond = beyond + lease.pages[first + shared:first + len(rest) // PAGE_KEY_BYTES]
+            beyond = beyond + lease.pages[first + shared : first + len(rest) // PAGE_KEY_BYTES]
         earlier.append(_Path(rest, beyond))
         return pages + beyond, end + shared * PAGE_TOKENS
 

@@ -24,17 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from weft.memory.frames.arena import of_tree, tree_id_of
-from weft.memory.prefix.edge import (
-    NO_EDGE,
-    PAGE_KEY_BYTES,
-    TOKEN_BYTES,
-    Edge,
-    EdgeId,
-    Node,
-    PrefixMatch,
-    find,
-    walk,
-)
+from weft.memory.prefix.edge import NO_EDGE, PAGE_KEY_BYTES, TOKEN_BYTES, Edge, EdgeId, Node, PrefixMatch, find, walk
 from weft.memory.values import NO_SLOT, NodeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
@@ -63,8 +53,7 @@ class PrefixTree:
         "version",
     )
 
-    def __init__(self, *, paged: bool, page_owners: Owners | None = None,
-                 slot_owners: Owners | None = None) -> None:
+    def __init__(self, *, paged: bool, page_owners: Owners | None = None, slot_owners: Owners | None = None) -> None:
         self.paged = paged
         self.page_owners: Owners = {} if page_owners is None else page_owners
         self.slot_owners: Owners = {} if slot_owners is None else slot_owners
@@ -134,7 +123,7 @@ class PrefixTree:
             node = self.split(path.partly, path.end)
         done = (path.end - base.end) // PAGE_TOKENS
         if done * PAGE_KEY_BYTES < len(data):
-            node = self._add(node, data[done * PAGE_KEY_BYTES:], list(pages[done:]))
+            node = self._add(node, data[done * PAGE_KEY_BYTES :], list(pages[done:]))
         return node, path.end
 
     def add_tail(self, node: Node, data: bytes, pages: list[PageId]) -> Node | None:
@@ -274,8 +263,9 @@ class PrefixTree:
         return node
 
     def _new(self, parent: Node | None, edge: Edge, start: int, end: int) -> Node:
-        node = self.by_id[NodeId(self.next_id)] = Node(NodeId(self.next_id), parent, edge, start, end,
-                                                       used_at=self.version)
+        node = self.by_id[NodeId(self.next_id)] = Node(
+            NodeId(self.next_id), parent, edge, start, end, used_at=self.version
+        )
         self.next_id += 1
         note_change(self, node)
         return node

@@ -92,9 +92,15 @@ class Part:
         if self.whole is not None or not (self.up is None or isinstance(self.up.weight, TiledWeight)):
             return None
         assert all(one is None or one.is_contiguous() for one in (self.gain, self.shift))
-        up = None if self.up is None else self.up.weight.native()     # type: ignore[union-attr]
-        return (self.first, self.last - self.first, self.begin, up, native.address_of(self.gain),
-                native.address_of(self.shift))
+        up = None if self.up is None else self.up.weight.native()  # type: ignore[union-attr]
+        return (
+            self.first,
+            self.last - self.first,
+            self.begin,
+            up,
+            native.address_of(self.gain),
+            native.address_of(self.shift),
+        )
 
 
 @dataclass(slots=True)
@@ -116,7 +122,7 @@ class ProductChange:
         parts = [part.native() for part in self.parts]
         if not tiled or None in parts or self.dtype not in native.DTYPES or not native.in_use():
             return None
-        down = None if self.down is None else self.down.weight.native()   # type: ignore[union-attr]
+        down = None if self.down is None else self.down.weight.native()  # type: ignore[union-attr]
         return down, parts
 
     def line(self) -> tuple[int, ...] | None:
@@ -133,8 +139,15 @@ class ProductChange:
         for part in self.parts:
             up = None if part.up is None else part.up.weight
             assert up is None or isinstance(up, torch.Tensor)
-            line += [part.first, part.last - part.first, part.begin, part.end - part.begin,
-                     native.address_of(up), native.address_of(part.gain), native.address_of(part.shift)]
+            line += [
+                part.first,
+                part.last - part.first,
+                part.begin,
+                part.end - part.begin,
+                native.address_of(up),
+                native.address_of(part.gain),
+                native.address_of(part.shift),
+            ]
         return (*line, *[0] * (kernels.FIELDS - len(line)))
 
     def add(self, x: torch.Tensor, y: torch.Tensor, rows: slice | torch.Tensor) -> None:
@@ -147,7 +160,7 @@ class ProductChange:
         own = self._cast(x[rows])
         low = None if self.down is None else self.down(own)
         for part in self.parts:
-            into = y[:, part.first:part.last]
+            into = y[:, part.first : part.last]
             if part.whole is not None:
                 into[rows] = part.whole(own).to(y.dtype)
             if part.gain is not None:
@@ -156,7 +169,7 @@ class ProductChange:
                 into[rows] += part.shift
             if part.up is not None:
                 assert low is not None
-                added = part.up(low[:, part.begin:part.end]).to(y.dtype)
+                added = part.up(low[:, part.begin : part.end]).to(y.dtype)
                 if isinstance(rows, slice):
                     into[rows] += added
                 else:
@@ -167,7 +180,7 @@ class ProductChange:
         low = None if self.down is None else self.down(x)
         single = len(self.parts) == 1
         for part in self.parts:
-            into = y if part.last - part.first == y.shape[1] else y[:, part.first:part.last]
+            into = y if part.last - part.first == y.shape[1] else y[:, part.first : part.last]
             if part.whole is not None:
                 into.copy_(part.whole(x))
             if part.gain is not None:
@@ -176,7 +189,7 @@ class ProductChange:
                 into += part.shift
             if part.up is not None:
                 assert low is not None
-                into += part.up(low if single else low[:, part.begin:part.end])
+                into += part.up(low if single else low[:, part.begin : part.end])
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         """Routers are float32 in models of bfloat16."""
@@ -204,8 +217,9 @@ class AdaptedProduct:
             self._native = native.extension().AdaptedProduct()
         return self._native
 
-    def install(self, digest: str, change: ProductChange, active: ActiveAdapters,
-                line: torch.Tensor | None = None) -> None:
+    def install(
+        self, digest: str, change: ProductChange, active: ActiveAdapters, line: torch.Tensor | None = None
+    ) -> None:
         """``line``: that of ``change``, where it is on the device already."""
         self.active, self.changes[digest], self._dtype = active, change, change.dtype
         if self._table is None:
@@ -216,7 +230,8 @@ class AdaptedProduct:
             factors = change.line() if digest in active.lines else None
             if factors is not None:
                 self._table[active.lines[digest]] = (
-                    torch.tensor(factors, device=self._table.device) if line is None else line)
+                    torch.tensor(factors, device=self._table.device) if line is None else line
+                )
         if factors is None:
             self._plain.add(digest)
             active.unfused.add(digest)
@@ -264,8 +279,7 @@ class AdaptedProduct:
         if whose.groups:
             rows = x if x.stride(1) == 1 else x.contiguous()
             assert y.stride(1) == 1
-            self._native.add(native.adapter_rows_of(whose), native.projected_of(rows), y.data_ptr(),
-                             y.stride(0))
+            self._native.add(native.adapter_rows_of(whose), native.projected_of(rows), y.data_ptr(), y.stride(0))
         return True
 
 
@@ -354,5 +368,6 @@ class AdaptedBlock(Generic[Change]):
     changes: dict[str, Change] = field(default_factory=dict)
 
     def of_step(self, rows: int) -> list[tuple[AdapterRows, Change]]:
-        return [(group, self.changes[group.digest]) for group in self.active.groups(rows)
-                if group.digest in self.changes]
+        return [
+            (group, self.changes[group.digest]) for group in self.active.groups(rows) if group.digest in self.changes
+        ]

@@ -73,23 +73,31 @@ class AttentionBlock:
     def __post_init__(self) -> None:
         q_norm, k_norm = self.q_norm, self.k_norm
         self.core = AttentionCore(
-            self.shape, None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
-            0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one, self.sinks,
-            self.v_norm)
+            self.shape,
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if q_norm is None else q_norm.eps,
+            q_norm is not None and q_norm.plus_one,
+            self.sinks,
+            self.v_norm,
+        )
         self.fused = fused_block_of(self.qkv, self.out) if self.shape.index is None else None
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         projected_TW = self.qkv(x_TD)
         if isinstance(self.shape.index, KeyIndex):
             return self.out(inputs.asked_of(choosing_layer(projected_TW, self.core, inputs, cache, cos_sin)))
         seen = chosen(self.index, x_TD, None, inputs, cache, cos_sin)
-        o_TC = (attention_layer(projected_TW, self.core, inputs, cache, cos_sin) if seen is None else
-                seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen))
+        o_TC = (
+            attention_layer(projected_TW, self.core, inputs, cache, cos_sin)
+            if seen is None
+            else seen_layer(projected_TW, self.core, inputs, cache, cos_sin, seen)
+        )
         return self.out(inputs.asked_of(o_TC))
 
-    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-              cos_sin: CosSin | None) -> None:
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
         """What the tokens keep, and no output."""
         if self.index is not None and cache.index is not None:
             self.index.write(x_TD, inputs, cache.index)
@@ -100,8 +108,14 @@ class AttentionBlock:
         return None if self.fused is None else staged(self.fused, x_TD, self.core, cache)
 
 
-def chosen(index: IndexBlock | None, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None,
-           inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
+def chosen(
+    index: IndexBlock | None,
+    x_TD: torch.Tensor,
+    bottleneck_TR: torch.Tensor | None,
+    inputs: StepInputs,
+    cache: LayerCache,
+    cos_sin: CosSin | None,
+) -> Seen | None:
     """What each token sees by ``index``; None for all before it."""
     if index is None:
         return None
@@ -119,7 +133,7 @@ def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tens
 def halves(rows: torch.Tensor, *, heads: int, own: int) -> torch.Tensor:
     """[heads x rows, columns]: in each head, behind the first ``own`` rows, those of even number first."""
     rows_HRC = rows.view(heads, -1, rows.shape[-1])
-    return torch.cat((rows_HRC[:, :own], rows_HRC[:, own::2], rows_HRC[:, own + 1::2]), dim=1).flatten(0, 1)
+    return torch.cat((rows_HRC[:, :own], rows_HRC[:, own::2], rows_HRC[:, own + 1 :: 2]), dim=1).flatten(0, 1)
 
 
 @dataclass(slots=True)
@@ -142,8 +156,9 @@ class LatentAttentionBlock:
     adapted: AdaptedBlock[LatentChange] | None = field(default=None, repr=False, compare=False)
     """What adapters change of ``keys_HOC`` and ``values_HVC``."""
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         assert cache.k is not None, "a latent attention layer without pages"
         shape = self.shape
         bottleneck, latent_TC, shared_TS, gates_TG = self._projected(x_TD)
@@ -162,8 +177,16 @@ class LatentAttentionBlock:
             q_THW, row_TW = q_THW * scale, row_TW / scale
         seen = chosen(self.index, x_TD, asked_TR, inputs, cache, cos_sin)
         if seen is None:
-            o_THC = latent_attention(q_THW, row_TW, cache.k, inputs.positions_T, inputs.runs, shape.scale,
-                                     shape.latent_dim, cache.token_scales)
+            o_THC = latent_attention(
+                q_THW,
+                row_TW,
+                cache.k,
+                inputs.positions_T,
+                inputs.runs,
+                shape.scale,
+                shape.latent_dim,
+                cache.token_scales,
+            )
         else:
             write_latents(row_TW, cache.k, inputs.positions_T, inputs.runs, cache.token_scales)
             o_THC = attend_seen(q_THW, cache, inputs.runs, shape.scale, seen, shape.latent_dim)
@@ -176,8 +199,7 @@ class LatentAttentionBlock:
             o_THV = (o_THV.float() * gate_THW).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
 
-    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-              cos_sin: CosSin | None) -> None:
+    def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> None:
         """What the tokens keep, and no output."""
         assert cache.k is not None, "a latent attention layer without pages"
         if self.index is not None and cache.index is not None:
@@ -193,8 +215,11 @@ class LatentAttentionBlock:
     def _projected(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Bottleneck of the queries, latents, shared keys, gates."""
         shape = self.shape
-        return torch.split(self.latent(x_TD), [shape.query_rank or 0, shape.latent_dim, shape.shared_dim,
-                                               shape.heads * shape.gate_width], dim=-1)
+        return torch.split(
+            self.latent(x_TD),
+            [shape.query_rank or 0, shape.latent_dim, shape.shared_dim, shape.heads * shape.gate_width],
+            dim=-1,
+        )
 
     def _in_latents(self, own_THO: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, own] -> [T, heads, latent]."""

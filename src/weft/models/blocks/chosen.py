@@ -36,8 +36,14 @@ class MeanIndex:
     k_norm: Norm
     rotary: RotaryTable
 
-    def __call__(self, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None, inputs: StepInputs,
-                 cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        bottleneck_TR: torch.Tensor | None,
+        inputs: StepInputs,
+        cache: LayerCache,
+        cos_sin: CosSin | None,
+    ) -> Seen | None:
         """None where every token sees all that is before it."""
         shape = self.shape
         q_TC = self.write(x_TD, inputs, cache)
@@ -75,8 +81,14 @@ class LearnedIndex:
     norm_bias: torch.Tensor
     places_KD: torch.Tensor
 
-    def __call__(self, x_TD: torch.Tensor, bottleneck_TR: torch.Tensor | None, inputs: StepInputs,
-                 cache: LayerCache, cos_sin: CosSin | None) -> Seen | None:
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        bottleneck_TR: torch.Tensor | None,
+        inputs: StepInputs,
+        cache: LayerCache,
+        cos_sin: CosSin | None,
+    ) -> Seen | None:
         """None where every token sees all that is before it. ``bottleneck_TR``: of the queries, normed."""
         shape, dim = self.shape, self.shape.key_dim
         assert bottleneck_TR is not None, "an index that reads a bottleneck"
@@ -84,7 +96,7 @@ class LearnedIndex:
         if sees_all(inputs.runs, shape):
             return None
         q_THD = by_head(self.query(bottleneck_TR), shape.queries)
-        weights_TH = weights_TH.float() * (dim * shape.queries)**-0.5
+        weights_TH = weights_TH.float() * (dim * shape.queries) ** -0.5
         return choose_blocks(q_THD, weights_TH, cache, inputs.runs, shape)
 
     def write(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
@@ -92,8 +104,9 @@ class LearnedIndex:
         shape, dim = self.shape, self.shape.key_dim
         key_TD, weight_TD, weights_TH = torch.split(self.project(x_TD), [dim, dim, shape.queries], dim=-1)
         key_TD = F.layer_norm(key_TD, (dim,), self.norm, self.norm_bias, 1e-6)
-        write_index(torch.cat((key_TD, weight_TD), dim=-1), self._block_keys, cache, inputs.positions_T,
-                    inputs.runs, shape)
+        write_index(
+            torch.cat((key_TD, weight_TD), dim=-1), self._block_keys, cache, inputs.positions_T, inputs.runs, shape
+        )
         return weights_TH
 
     def _block_keys(self, rows_NKW: torch.Tensor, numbers_N: torch.Tensor) -> torch.Tensor:

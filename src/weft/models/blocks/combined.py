@@ -34,8 +34,9 @@ class ParallelBlock:
     attention: AttentionBlock
     mamba: RecurrentBlock
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         shape = self.shape
         attended = self.attention(_times(x_TD, shape.attention_in), inputs, cache, cos_sin)
         scanned = self.mamba(_times(x_TD, shape.mamba_in), inputs, cache, cos_sin)
@@ -69,8 +70,14 @@ class SharedUse:
     feed_forward: Callable[..., torch.Tensor]
     out: Linear
 
-    def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        embedded_TD: torch.Tensor,
+        inputs: StepInputs,
+        cache: LayerCache,
+        cos_sin: CosSin | None,
+    ) -> torch.Tensor:
         seen = self.norm(torch.cat((x_TD, embedded_TD), dim=-1))
         attended = self.attention(seen, inputs, cache, cos_sin)
         # No residual inside: the result is added to what the layer's Mamba mixer sees, and to nothing else.

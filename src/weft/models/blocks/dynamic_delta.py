@@ -52,26 +52,29 @@ class DynamicDeltaBlock:
         zeros_C = self.norm.new_zeros(self.shape.value_width)
         self._shift = torch.stack((zeros_C + 1, zeros_C), 1)
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         shape, heads = self.shape, self.shape.v_heads
         keys, values = shape.key_width, shape.value_width
         q_TC, k_TC, v_TC, z_TC, b_TH, a_TH, r_TR = torch.split(
-            self.project(x_TD), [keys, keys, values, values, heads, heads, shape.kernel_rank], dim=-1)
+            self.project(x_TD), [keys, keys, values, values, heads, heads, shape.kernel_rank], dim=-1
+        )
         v_TC = self._convolved(v_TC, self.kernels(F.silu(r_TR)), inputs, cache)
         g_TH, beta_TH = delta_gates(a_TH, self.dt_bias, self.decay, b_TH)
         q, k, v = (by_head(part, heads) for part in (F.silu(q_TC), F.silu(k_TC), v_TC))
-        o_THV = delta_rule(q, k, v, g_TH, beta_TH, cache.state["recurrent"], inputs.runs,
-                           scale=shape.k_dim**-0.5, layer=cache.layer)
+        o_THV = delta_rule(
+            q, k, v, g_TH, beta_TH, cache.state["recurrent"], inputs.runs, scale=shape.k_dim**-0.5, layer=cache.layer
+        )
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps, gate=by_head(z_TC, heads))
         return self.out(inputs.asked_of(o_THV.flatten(1)))
 
-    def _convolved(self, v_TC: torch.Tensor, kernels_TJ: torch.Tensor, inputs: StepInputs,
-                   cache: LayerCache) -> torch.Tensor:
+    def _convolved(
+        self, v_TC: torch.Tensor, kernels_TJ: torch.Tensor, inputs: StepInputs, cache: LayerCache
+    ) -> torch.Tensor:
         *earlier, own = kernels_TJ.float().chunk(self.shape.conv_kernel, dim=-1)
         y_TC, seen_TC = own * v_TC, v_TC
         for number, kernel_TC in enumerate(reversed(earlier), 1):
-            seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"],
-                                  inputs.runs)
+            seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"], inputs.runs)
             y_TC = torch.addcmul(y_TC, kernel_TC, seen_TC.float())
         return F.silu(y_TC).to(v_TC.dtype)

@@ -106,8 +106,15 @@ class ExpertsBlock:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        self._rule = ChoiceRule(shape.per_token, shape.normalized, shape.scoring, shape.scale,
-                                shape.normalizer_eps, shape.groups, shape.groups_chosen)
+        self._rule = ChoiceRule(
+            shape.per_token,
+            shape.normalized,
+            shape.scoring,
+            shape.scale,
+            shape.normalizer_eps,
+            shape.groups,
+            shape.groups_chosen,
+        )
 
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         y_TD = self.of_choices(x_TD, *reversed(self.route(x_TD, positions_T)))
@@ -137,12 +144,22 @@ class ExpertsBlock:
             all_ids_TX, ids_TX = ids_TX, ids_TX.clone()
             for group, _ in own:
                 ids_TX[group.rows] = PAD
-        y_TD = moe(x_TD, ids_TX, weights_TX, self.gate_up, self.down, activation=self.shape.activation,
-                   gated=self.shape.gated, biases=self.biases, limit=self.shape.limit)
+        y_TD = moe(
+            x_TD,
+            ids_TX,
+            weights_TX,
+            self.gate_up,
+            self.down,
+            activation=self.shape.activation,
+            gated=self.shape.gated,
+            biases=self.biases,
+            limit=self.shape.limit,
+        )
         for group, change in own:
             expert = partial(self._adapted_expert, change)
-            y_TD[group.rows] = by_expert(x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows],
-                                         count_of(self.gate_up), expert)
+            y_TD[group.rows] = by_expert(
+                x_TD[group.rows], all_ids_TX[group.rows], weights_TX[group.rows], count_of(self.gate_up), expert
+            )
         return y_TD
 
     def _adapted_expert(self, change: ExpertsChange, x: torch.Tensor, number: int) -> torch.Tensor:
@@ -159,8 +176,7 @@ class ExpertsBlock:
         assert isinstance(weight, torch.Tensor | TiledWeight), "routers are never quantised"
         return weight
 
-    def route(self, x_TD: torch.Tensor,
-              positions_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """-> weights [T, X] in the dtype of ``x_TD``, expert ids int64 [T, X], best first, PAD for rows of
         PAD."""
         scores_TE = self.router(x_TD.to(self.router_weight.dtype))
@@ -188,7 +204,7 @@ class ExpertsApart:
         dense_norm, norm = self.norms
         dense_out_norm, out_norm = self.out_norms
         weights_TX, ids_TX = self.experts.route(self.router_norm(x_TD), positions_T)
-        weights_TX = weights_TX * self.factors[ids_TX.clamp_min(0)]   # PAD rows weigh nothing
+        weights_TX = weights_TX * self.factors[ids_TX.clamp_min(0)]  # PAD rows weigh nothing
         y_TD = self.routed(norm(x_TD), ids_TX, weights_TX)
         return dense_out_norm(self.dense(dense_norm(x_TD))) + out_norm(y_TD)
 

@@ -62,20 +62,21 @@ class RelativeAttentionBlock:
     def __post_init__(self) -> None:
         self.core = AttentionCore(self.shape.attention, None, None, 0.0, False, bank=self.bank)
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         of, states = self.shape.attention, self.shape.states
         kv_width = 2 * of.kv_heads * of.head_dim
-        q_TC, kv_TC, r_TC = torch.split(
-            self.project(x_TD), [of.heads * of.head_dim, kv_width, of.heads * states], -1)
+        q_TC, kv_TC, r_TC = torch.split(self.project(x_TD), [of.heads * of.head_dim, kv_width, of.heads * states], -1)
         k_TC, v_TC = self.kv_conv(kv_TC, inputs, cache).chunk(2, dim=-1)
         q_THD = torch.cat((self.q_norm(by_head(q_TC, of.heads)), by_head(r_TC, of.heads)), -1)
         if self.shape.floor:
             length_T = (inputs.positions_T + 1).float() / self.shape.floor
             growth_T = 1.0 + self.shape.growth * torch.log(length_T.clamp_min(1.0))
             q_THD = (q_THD.float() * growth_T[:, None, None]).to(q_THD.dtype)
-        o_THD = attend(q_THD, self.k_norm(by_head(k_TC, of.kv_heads)), by_head(v_TC, of.kv_heads), self.core,
-                       inputs, cache, None)
+        o_THD = attend(
+            q_THD, self.k_norm(by_head(k_TC, of.kv_heads)), by_head(v_TC, of.kv_heads), self.core, inputs, cache, None
+        )
         y_TD = self.out_conv(self.out(o_THD.flatten(1)), inputs, cache)
         return inputs.asked_of(y_TD)
 
@@ -95,8 +96,9 @@ class SharingExperts:
         shape = self.experts.shape
         scores_TE, shared_TS = torch.split(self.router(x_TD.float()), [shape.count, shape.shared_count], -1)
         rule = ChoiceRule(shape.per_token, normalized=False, scoring="sigmoid")
-        chosen_TX, ids_TX = choose_experts(scores_TE.contiguous(), rule, self.choice_bias, positions_T,
-                                           dtype=torch.float32)
+        chosen_TX, ids_TX = choose_experts(
+            scores_TE.contiguous(), rule, self.choice_bias, positions_T, dtype=torch.float32
+        )
         weights_TW = torch.cat((chosen_TX, torch.sigmoid(shared_TS)), -1)
         weights_TW = (weights_TW * (shape.scale / weights_TW.sum(-1, keepdim=True))).to(x_TD.dtype)
         return self.parts(x_TD, ids_TX, *torch.split(weights_TW, [shape.per_token, shape.shared_count], -1))
@@ -104,11 +106,12 @@ class SharingExperts:
 
 def of_parts(experts: ExpertsBlock, shared: ExpertsBlock) -> Callable[..., torch.Tensor]:
     """(rows, ids and weights of the chosen experts, weights of the shared ones) -> their sum."""
-    def both(x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor,
-             shared_TS: torch.Tensor) -> torch.Tensor:
+
+    def both(
+        x_TD: torch.Tensor, ids_TX: torch.Tensor, weights_TX: torch.Tensor, shared_TS: torch.Tensor
+    ) -> torch.Tensor:
         every_TS = torch.arange(shared_TS.shape[1], device=x_TD.device).expand(len(x_TD), -1)
-        every_TS = every_TS.masked_fill(ids_TX[:, :1] == PAD, PAD)   # PAD rows read no expert (L4)
-        return (experts.of_choices(x_TD, ids_TX, weights_TX)
-                + shared.of_choices(x_TD, every_TS, shared_TS.contiguous()))
+        every_TS = every_TS.masked_fill(ids_TX[:, :1] == PAD, PAD)  # PAD rows read no expert (L4)
+        return experts.of_choices(x_TD, ids_TX, weights_TX) + shared.of_choices(x_TD, every_TS, shared_TS.contiguous())
 
     return both

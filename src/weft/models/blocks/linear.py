@@ -3,6 +3,7 @@
 Weights are plain tensors, never Parameters: there is no gradient, no module tree, no hook. Projections of the
 same input are one ``Linear``, which reads the input once; the block splits the result.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -82,8 +83,9 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
 def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
     """Both and what lies between them as one, where they are plain products."""
     if isinstance(first, Linear) and isinstance(second, Linear):
-        return FusedBlock(first.weight, first.bias, second.weight, second.bias,
-                          (first.adapted.native, second.adapted.native))
+        return FusedBlock(
+            first.weight, first.bias, second.weight, second.bias, (first.adapted.native, second.adapted.native)
+        )
     return None
 
 

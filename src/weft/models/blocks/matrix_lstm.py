@@ -44,20 +44,29 @@ class MatrixLstmBlock:
     norm: torch.Tensor
     out: Projection
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         shape, runs = self.shape, inputs.runs
         keys, values = shape.heads * shape.key_dim, shape.heads * shape.value_dim
         q, k, v, gate_TC = torch.split(self.project(x_TD), [keys, keys, values, values], dim=-1)
-        enter_TH, keep_TH = (shape.gate_cap * torch.tanh(self.gates(x_TD).float() / shape.gate_cap)).chunk(
-            2, dim=-1)
+        enter_TH, keep_TH = (shape.gate_cap * torch.tanh(self.gates(x_TD).float() / shape.gate_cap)).chunk(2, dim=-1)
         largest_TH = running_max(F.logsigmoid(keep_TH), enter_TH, cache.state["max"], runs, layer=cache.layer)
         pushed_TH1 = (enter_TH.exp() / F.softplus(-keep_TH))[..., None]
         lines_THP = torch.cat((by_head(v, shape.heads).float() * pushed_TH1, pushed_TH1), dim=-1)
         nothing_H = keep_TH.new_zeros(shape.heads)
-        read_THP = mamba2(lines_THP, -keep_TH, nothing_H - 1, by_head(k, shape.heads).float(),
-                          by_head(q, shape.heads).float() * shape.key_dim**-0.5, nothing_H, nothing_H,
-                          cache.state["recurrent"], runs, layer=cache.layer)
+        read_THP = mamba2(
+            lines_THP,
+            -keep_TH,
+            nothing_H - 1,
+            by_head(k, shape.heads).float(),
+            by_head(q, shape.heads).float() * shape.key_dim**-0.5,
+            nothing_H,
+            nothing_H,
+            cache.state["recurrent"],
+            runs,
+            layer=cache.layer,
+        )
         asked = inputs.asked_of
         h_THV, norm_TH1 = torch.split(asked(read_THP), [shape.value_dim, 1], dim=-1)
         h_THV = h_THV / (norm_TH1.abs().clamp_min(1.0) + shape.floor * asked(largest_TH).exp()[..., None])

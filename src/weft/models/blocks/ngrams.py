@@ -53,7 +53,7 @@ class NgramsBlock:
         shape, device = self.shape, self.conv.device
         self._spread = self.conv.new_zeros(self.conv.shape[0], shape.reach + 1)
         self._spread[:, :: shape.size] = self.conv
-        self.conv = self._spread[:, :: shape.size]   # one copy alone is in memory
+        self.conv = self._spread[:, :: shape.size]  # one copy alone is in memory
         self._shifts = self.conv.new_zeros(HISTORY_CHANNELS, shape.size)
         for shift in range(1, shape.size):
             self._shifts[_DIGITS * (shift - 1) : _DIGITS * shift, shape.size - 1 - shift] = 1.0
@@ -70,13 +70,13 @@ class NgramsBlock:
         rows_TH = self._rows(inputs, cache, x_TN.dtype)
         e_TE = self.table.rows_at(rows_TH.flatten()).view(len(rows_TH), -1)
         keys_TN, value_TD = torch.split(self.project(e_TE), [x_TN.shape[1], width], dim=-1)
-        both_TSD = (normed(self.key_norm, keys_TN) * normed(self.query_norm, x_TN)).view(
-            -1, self.streams, width)
+        both_TSD = (normed(self.key_norm, keys_TN) * normed(self.query_norm, x_TN)).view(-1, self.streams, width)
         gate_TS1 = both_TSD.sum(-1, keepdim=True) / width**0.5
         gate_TS1 = torch.sigmoid(gate_TS1.abs().clamp_min(1e-6).sqrt() * gate_TS1.sign())
         v_TN = (gate_TS1 * value_TD[:, None]).flatten(1)
-        return v_TN + causal_conv(normed(self.conv_norm, v_TN), self._spread, None, "silu",
-                                  cache.state["conv.values"], inputs.runs)
+        return v_TN + causal_conv(
+            normed(self.conv_norm, v_TN), self._spread, None, "silu", cache.state["conv.values"], inputs.runs
+        )
 
     def _rows(self, inputs: StepInputs, cache: LayerCache, dtype: torch.dtype) -> torch.Tensor:
         """int64 [T, tables]: the rows of each token's n-grams."""

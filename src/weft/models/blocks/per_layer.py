@@ -33,7 +33,8 @@ class PerLayerInputs:
         """-> [T, layers, P]."""
         tokens, hidden = embedded_TD.shape
         own_TLP = (self.table.rows_at(tokens_T) * self._scale(self.width**0.5, embedded_TD)).view(
-            tokens, -1, self.width)
+            tokens, -1, self.width
+        )
         seen_TLP = (self.project(embedded_TD) * hidden**-0.5).view(own_TLP.shape)
         both_TLP: torch.Tensor = (self.norm(seen_TLP) + own_TLP) * 2.0**-0.5
         return both_TLP

@@ -79,8 +79,9 @@ class RecurrentBlock:
         # The fused kernels know no factors on the parts of the projection (Falcon-H1).
         self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         window_SCW, state_S = cache.state["conv"], cache.state["recurrent"]
         projected = self.project(x_TD)
         if self.factors is not None:
@@ -92,8 +93,9 @@ class RecurrentBlock:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None
-        return self.core.staged(self.fused, x_TD, self.weights, cache.state["conv"], cache.state["recurrent"],
-                                cache.layer)
+        return self.core.staged(
+            self.fused, x_TD, self.weights, cache.state["conv"], cache.state["recurrent"], cache.layer
+        )
 
 
 def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
@@ -101,8 +103,9 @@ def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:
     all q, all k, all v, all z. ``weight``: [2 key_width + 2 value_width, ...] -> the same shape."""
     value = shape.v_heads // shape.k_heads * shape.v_dim
     grouped = weight.reshape(shape.k_heads, 2 * shape.k_dim + 2 * value, *weight.shape[1:])
-    return torch.cat([part.flatten(0, 1) for part in
-                      torch.split(grouped, [shape.k_dim, shape.k_dim, value, value], dim=1)])
+    return torch.cat(
+        [part.flatten(0, 1) for part in torch.split(grouped, [shape.k_dim, shape.k_dim, value, value], dim=1)]
+    )
 
 
 def ungroup_qkv(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -138,20 +141,29 @@ class KimiDeltaBlock:
     norm_eps: float
     out: Linear
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         shape, runs = self.shape, inputs.runs
         heads, width = shape.heads, shape.width
         between = width if shape.wide_gates else shape.head_dim
-        qkv_TC, b_TH, forget, gate = torch.split(
-            self.project(x_TD), [3 * width, heads, between, between], dim=-1)
+        qkv_TC, b_TH, forget, gate = torch.split(self.project(x_TD), [3 * width, heads, between, between], dim=-1)
         forget_TC = forget if self.forget is None else self.forget(forget)
         gate_TC = gate if self.gate is None else self.gate(gate)
         qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
         q, k, v = (by_head(part, heads) for part in qkv_TC.chunk(3, dim=-1))
         g_TC, beta_TH = delta_gates(forget_TC, self.dt_bias, self.decay, b_TH, floor=shape.decay_floor)
-        o_THV = delta_rule(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
-                           scale=shape.head_dim**-0.5, layer=cache.layer)
+        o_THV = delta_rule(
+            q,
+            k,
+            v,
+            by_head(g_TC, heads),
+            beta_TH,
+            cache.state["recurrent"],
+            runs,
+            scale=shape.head_dim**-0.5,
+            layer=cache.layer,
+        )
         # float32 until the one rounding: a norm in the model's dtype, as elsewhere, would round twice.
         gate_THV = torch.sigmoid(by_head(gate_TC, heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
@@ -172,15 +184,15 @@ class SelectiveScan:
     dt_bias: torch.Tensor
     norms: tuple[Norm, Norm, Norm] | None = None
 
-    def __call__(self, x_TC: torch.Tensor, state_SCN: torch.Tensor, inputs: StepInputs,
-                 layer: int) -> torch.Tensor:
+    def __call__(self, x_TC: torch.Tensor, state_SCN: torch.Tensor, inputs: StepInputs, layer: int) -> torch.Tensor:
         shape = self.shape
         parts = torch.split(self.select(x_TC), [shape.dt_rank, shape.state_dim, shape.state_dim], dim=-1)
         if self.norms is not None:
             parts = tuple(norm(part) for norm, part in zip(self.norms, parts, strict=True))
         dt, b_TN, c_TN = parts
-        return mamba1(x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, state_SCN, inputs.runs,
-                      layer=layer)
+        return mamba1(
+            x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, state_SCN, inputs.runs, layer=layer
+        )
 
 
 @dataclass(slots=True)
@@ -194,13 +206,18 @@ class Mamba1Block:
     scans: tuple[SelectiveScan, ...]
     out: Linear
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         x_TC, gate_TC = self.project(x_TD).chunk(2, dim=-1)
         x_TC = causal_conv(x_TC, self.conv, self.conv_bias, "silu", cache.state["conv"], inputs.runs)
         heads = len(self.scans)
-        parts = [scan(own_TC, state_SCN, inputs, cache.layer) for scan, own_TC, state_SCN in zip(
-            self.scans, x_TC.chunk(heads, dim=-1), cache.state["recurrent"].chunk(heads, dim=1), strict=True)]
+        parts = [
+            scan(own_TC, state_SCN, inputs, cache.layer)
+            for scan, own_TC, state_SCN in zip(
+                self.scans, x_TC.chunk(heads, dim=-1), cache.state["recurrent"].chunk(heads, dim=1), strict=True
+            )
+        ]
         y_TC = parts[0] if heads == 1 else torch.cat(parts, dim=-1)
         return self.out(inputs.asked_of(y_TC) * F.silu(inputs.asked_of(gate_TC)))
 
@@ -222,8 +239,9 @@ class RgLruBlock:
     rates: torch.Tensor
     out: Linear
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         y_TC, x_TC = self.project(x_TD).chunk(2, dim=-1)
         x_TC = causal_conv(x_TC, self.conv, self.conv_bias, None, cache.state["conv"], inputs.runs)
         gates_THJ = torch.bmm(by_head(x_TC, self.shape.heads).transpose(0, 1), self.gates_HBJ).transpose(0, 1)
@@ -234,11 +252,20 @@ class RgLruBlock:
         share_TC = torch.where(inputs.positions_T[:, None] == 0, 1.0, (-torch.expm1(-2 * step_TC)).sqrt())
         pushed_TC = x_TC.float() * read_THB.flatten(1) * share_TC / step_TC
         channels, ones_T1 = step_TC.shape[1], step_TC.new_ones((len(step_TC), 1))
-        state_SC1 = cache.state["recurrent"].flatten(1)[..., None]   # a view: its rows are dense
+        state_SC1 = cache.state["recurrent"].flatten(1)[..., None]  # a view: its rows are dense
         nothing_C = step_TC.new_zeros(channels)
-        h_TC = mamba1(pushed_TC, step_TC + torch.log(-torch.expm1(-step_TC)),
-                      step_TC.new_full((channels, 1), -1.0), ones_T1, ones_T1, nothing_C, nothing_C,
-                      state_SC1, inputs.runs, layer=cache.layer)
+        h_TC = mamba1(
+            pushed_TC,
+            step_TC + torch.log(-torch.expm1(-step_TC)),
+            step_TC.new_full((channels, 1), -1.0),
+            ones_T1,
+            ones_T1,
+            nothing_C,
+            nothing_C,
+            state_SC1,
+            inputs.runs,
+            layer=cache.layer,
+        )
         return self.out(inputs.asked_of(h_TC).to(x_TD.dtype) * activate(inputs.asked_of(y_TC), "gelu_tanh"))
 
 
@@ -258,8 +285,9 @@ class LightningBlock:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         shape, heads, width = self.shape, self.shape.heads, self.shape.heads * self.shape.head_dim
         qkv_TC, gate_TC = torch.split(self.project(x_TD), [3 * width, width], dim=-1)
         qkv_TC = F.silu(qkv_TC) if shape.silu else qkv_TC
@@ -271,8 +299,19 @@ class LightningBlock:
         if shape.scale != 1.0:
             q = q * shape.scale
         nothing_H = torch.zeros_like(self.slopes)
-        y_THP = mamba2(v, v.new_zeros(v.shape[:2]), -self.slopes, k, q, nothing_H, nothing_H,
-                       cache.state["recurrent"], inputs.runs, dt_limit=(1.0, 1.0), layer=cache.layer)
+        y_THP = mamba2(
+            v,
+            v.new_zeros(v.shape[:2]),
+            -self.slopes,
+            k,
+            q,
+            nothing_H,
+            nothing_H,
+            cache.state["recurrent"],
+            inputs.runs,
+            dt_limit=(1.0, 1.0),
+            layer=cache.layer,
+        )
         y_TC = self.norm(inputs.asked_of(y_THP.flatten(1)))
         return self.out(torch.sigmoid(inputs.asked_of(gate_TC)) * y_TC)
 
@@ -291,8 +330,9 @@ class ShortConvBlock:
     def __post_init__(self) -> None:
         self.fused = fused_block_of(self.project, self.out)
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
         return self.out(inputs.asked_of(y_TC))
 

@@ -50,8 +50,7 @@ class Shifted:
         zeros_D = torch.zeros_like(self.norm.weight)
         self._shift = torch.stack((zeros_D + 1, zeros_D), 1)
 
-    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs,
-                 cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
         """-> x_TD, and the distance from it to that of the token before."""
         x_TD = self.norm(x_TN[:, : len(self.norm.weight)])
         return x_TD, causal_conv(x_TD, self._shift, None, None, cache.state["conv.1"], inputs.runs) - x_TD
@@ -81,8 +80,9 @@ class TimeMixBlock:
     out_norm: tuple[torch.Tensor, torch.Tensor, float]
     out: Projection
 
-    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
         for_r, for_w, for_k, for_v, for_a, for_g = torch.addcmul(x_TD, distance_TD, self.mixes)
         heads, (into, up) = self.shape.heads, self.decay
@@ -100,8 +100,17 @@ class TimeMixBlock:
         kk_THK = F.normalize(by_head(k_TC.float() * self.k_k, heads), dim=-1)
         k_TC = (k_TC.float() * (1 + (a_TC - 1) * self.k_a)).to(k_TC.dtype)
         r, g, k, v, a = (by_head(part, heads) for part in (r_TC, g_TC, k_TC, v_TC, a_TC))
-        o_THV = wkv7(r, g, k, v, kk_THK.to(r.dtype), (kk_THK * a).to(r.dtype), cache.state["recurrent"],
-                     inputs.runs, layer=cache.layer)
+        o_THV = wkv7(
+            r,
+            g,
+            k,
+            v,
+            kk_THK.to(r.dtype),
+            (kk_THK * a).to(r.dtype),
+            cache.state["recurrent"],
+            inputs.runs,
+            layer=cache.layer,
+        )
         own_THV = (r * k * self.r_k).sum(-1, keepdim=True) * v
         normed_TC = F.group_norm(o_THV.flatten(1), heads, *self.out_norm)
         y_TC = (normed_TC + own_THV.flatten(1)) * gate_TC
@@ -119,8 +128,9 @@ class ChannelMixBlock:
     down: Projection
     carried: int
 
-    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
         mixed_TD = inputs.asked_of(torch.addcmul(x_TD, distance_TD, self.mix))
         return F.pad(self.down(activate(self.into(mixed_TD), "relu2")), (0, self.carried))

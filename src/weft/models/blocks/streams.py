@@ -49,8 +49,7 @@ class GatedStreams:
 
     def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
         count, width = self.shape.count, x_TN.shape[1] // self.shape.count
-        normed_TN = rms_norm(x_TN, self.norm.weight, self.norm.eps, plus_one=self.norm.plus_one,
-                             group_size=width)
+        normed_TN = rms_norm(x_TN, self.norm.weight, self.norm.eps, plus_one=self.norm.plus_one, group_size=width)
         gates_TN = torch.sigmoid(self.up(F.silu(self.down(normed_TN) / count)))
         seen_TD = torch.unflatten(gates_TN * normed_TN, 1, (count, width)).mean(1)
         if self.inject is None:
@@ -77,8 +76,12 @@ class MixedStreams:
         count, eps = self.shape.count, self.shape.eps
         wide_TN = x_TN.float()
         wide_TN = wide_TN * torch.rsqrt(wide_TN.square().mean(-1, keepdim=True) + self.norm_eps)
-        parts = zip(torch.split(F.linear(wide_TN, self.fn), [count, count, count**2], dim=-1), self.scale,
-                    torch.split(self.base, [count, count, count**2]), strict=True)
+        parts = zip(
+            torch.split(F.linear(wide_TN, self.fn), [count, count, count**2], dim=-1),
+            self.scale,
+            torch.split(self.base, [count, count, count**2]),
+            strict=True,
+        )
         see_TS, give_TS, mix_TM = (weights * scale + base for weights, scale, base in parts)
         mix_TSS = torch.softmax(mix_TM.view(-1, count, count), dim=-1) + eps
         mix_TSS = mix_TSS / (mix_TSS.sum(-2, keepdim=True) + eps)

@@ -56,8 +56,9 @@ class ConvolvedAttentionBlock:
         self.shift = torch.stack((zeros_C + 1, zeros_C), 1)
         self.core = AttentionCore(self.shape.attention, None, None, 0.0, False)
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor:
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
         of, delayed = self.shape.attention, self.shape.delayed
         heads, group = of.heads + of.kv_heads, of.heads // of.kv_heads
         qk_TC, now_TC, later_TC = torch.split(self.project(x_TD), [heads * of.head_dim, delayed, delayed], -1)
@@ -65,8 +66,9 @@ class ConvolvedAttentionBlock:
         seen = [qk_TC, before_TC[:, :-delayed]]
         for number in range(2, self.shape.reach + 1):
             seen.append(self._before(seen[-1].contiguous(), number, inputs, cache))
-        rows_THJ = torch.cat([by_head(self._first(seen[later:]), heads)
-                              for later in reversed(range(self.shape.second_kernel))], -1)
+        rows_THJ = torch.cat(
+            [by_head(self._first(seen[later:]), heads) for later in reversed(range(self.shape.second_kernel))], -1
+        )
         convolved = torch.bmm(rows_THJ.transpose(0, 1), self.second_HJD).transpose(0, 1)
         convolved = convolved + by_head(self.second_bias[None], heads)
         q_THD, k_THD = torch.split(by_head(qk_TC, heads), [of.heads, of.kv_heads], 1)
@@ -78,8 +80,7 @@ class ConvolvedAttentionBlock:
         qk_THD = qk_THD * (of.head_dim**0.5 / lengths).to(qk_THD.dtype) * factors_H[:, None]
         v_TC = torch.cat((now_TC, before_TC[:, -delayed:]), -1)
         own_TC = v_TC[:, self.values.begin : self.values.begin + self.values.count]
-        o_TC = attention_layer(torch.cat((qk_THD.flatten(1), own_TC), -1), self.core, inputs, cache,
-                               cos_sin)
+        o_TC = attention_layer(torch.cat((qk_THD.flatten(1), own_TC), -1), self.core, inputs, cache, cos_sin)
         return self.out(inputs.asked_of(o_TC))
 
     def _first(self, seen: list[torch.Tensor]) -> torch.Tensor:
@@ -91,8 +92,7 @@ class ConvolvedAttentionBlock:
 
     def _before(self, x_TC: torch.Tensor, number: int, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
         """The rows of the tokens before, zeros in front of the first."""
-        return causal_conv(x_TC, self.shift[: x_TC.shape[1]], None, None, cache.state[f"conv.{number}"],
-                           inputs.runs)
+        return causal_conv(x_TC, self.shift[: x_TC.shape[1]], None, None, cache.state[f"conv.{number}"], inputs.runs)
 
 
 @dataclass(slots=True)
@@ -110,8 +110,10 @@ class ScaledResidual:
 
     def leave(self, x_TN: torch.Tensor, carried: Carried, y_TN: torch.Tensor) -> torch.Tensor:
         width = len(self.given[0])
-        x_TD, y_TD = ((part_TN[:, :width] + bias) * scale for part_TN, (bias, scale) in (
-            (x_TN, self.residual), (y_TN, self.given)))
+        x_TD, y_TD = (
+            (part_TN[:, :width] + bias) * scale
+            for part_TN, (bias, scale) in ((x_TN, self.residual), (y_TN, self.given))
+        )
         return torch.cat((x_TD + y_TD, (y_TN if self.inside else x_TN)[:, width:]), -1)
 
 

@@ -29,17 +29,26 @@ from weft.models.safetensors_header import StoredTensor
 __all__ = ["Ask", "Plain", "StoredForm", "quant_method", "stored_form"]
 
 _READERS = {
-    "fp8": "small_floats:BlockFp8", "compressed-tensors": "compressed:Compressed", "gptq": "words:Gptq",
-    "awq": "words:Awq", "auto-round": "words:auto_round", "modelopt": "small_floats:Modelopt",
-    "quark": "small_floats:Quark", "mxfp4": "small_floats:Mxfp4", "bitsandbytes": "bitsandbytes:BitsAndBytes",
-    "torchao": "torchao:TorchAo", "gguf": "gguf:Gguf"}
+    "fp8": "small_floats:BlockFp8",
+    "compressed-tensors": "compressed:Compressed",
+    "gptq": "words:Gptq",
+    "awq": "words:Awq",
+    "auto-round": "words:auto_round",
+    "modelopt": "small_floats:Modelopt",
+    "quark": "small_floats:Quark",
+    "mxfp4": "small_floats:Mxfp4",
+    "bitsandbytes": "bitsandbytes:BitsAndBytes",
+    "torchao": "torchao:TorchAo",
+    "gguf": "gguf:Gguf",
+}
 SERVED = tuple(_READERS)
 
 
 def _settings(config: Mapping[str, Any]) -> Any:
     inner = config.get("text_config")
     return config.get("quantization_config") or (
-        inner.get("quantization_config") if isinstance(inner, Mapping) else None)
+        inner.get("quantization_config") if isinstance(inner, Mapping) else None
+    )
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
@@ -56,8 +65,10 @@ def stored_form(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) 
     if method is None:
         form: StoredForm = Plain({})
     elif method not in _READERS:
-        raise CheckpointError(f"config.json has quantization_config.quant_method {method!r}; weft reads "
-                              f"{', '.join(SERVED)}", param="model")
+        raise CheckpointError(
+            f"config.json has quantization_config.quant_method {method!r}; weft reads {', '.join(SERVED)}",
+            param="model",
+        )
     else:
         form = pkgutil.resolve_name(f"{__name__}.{_READERS[method]}")(_settings(config))
     form.tensors = form.headers = tensors

@@ -57,7 +57,7 @@ class BitsAndBytes(StoredForm):
     def grouping(self, name: str, columns: int) -> Grouping | None:
         if self._eight(name):
             return Grouping(8, 0)
-        group = math.gcd(columns, self._blocksize(name))    # within a row these lie in one block
+        group = math.gcd(columns, self._blocksize(name))  # within a row these lie in one block
         return Grouping(4, group, floats=True) if self.keeps_float_tables and group >= LINE else None
 
     def piece(self, name: str) -> MatrixPiece | None:
@@ -65,7 +65,7 @@ class BitsAndBytes(StoredForm):
             return MatrixPiece(f"{name.removesuffix('SCB')}weight", (0, 1))
         matrix = name.removesuffix(".absmax")
         if not matrix.endswith("weight") or not self._four(matrix):
-            return None     # tables and the scales of scales: each rank has all of them
+            return None  # tables and the scales of scales: each rank has all of them
         block = self._blocksize(matrix)
         return MatrixPiece(matrix, run=2 if name == matrix else block, block=block)
 
@@ -75,7 +75,7 @@ class BitsAndBytes(StoredForm):
             scales = ask(f"{name.removesuffix('weight')}SCB", shape[:1], ("F32",)) * _STEP
             return Codes(8, codes, scales.unsqueeze(1), None, -(-shape[1] // LINE) * LINE)
         count = math.prod(shape)
-        own = self.tensors[name].shape      # of a rank, in rows or in one row
+        own = self.tensors[name].shape  # of a rank, in rows or in one row
         packed = ask(name, own if 2 * math.prod(own) == count else (-(-count // 2), 1), ("U8",)).flatten()
         state = self._state(ask, name)
         block = _block(name, state, "blocksize", self._blocksize(name))
@@ -86,9 +86,12 @@ class BitsAndBytes(StoredForm):
         if packed.is_meta and grouping is None:
             return torch.empty(shape, device=packed.device)
         if grouping is not None:
-            codes = (packed.new_empty(shape) if packed.is_meta else
-                     torch.stack((packed >> 4, packed & 15), dim=1).view(shape))
-            each = most.repeat_interleave(block // grouping.columns)[:count // grouping.columns]
+            codes = (
+                packed.new_empty(shape)
+                if packed.is_meta
+                else torch.stack((packed >> 4, packed & 15), dim=1).view(shape)
+            )
+            each = most.repeat_interleave(block // grouping.columns)[: count // grouping.columns]
             return Codes(4, codes, each.view(*shape[:-1], -1), None, grouping.columns, table=table)
         codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten()[:count]
         values = torch.nn.functional.pad(table[codes.int()], (0, blocks * block - count))
@@ -130,13 +133,13 @@ class BitsAndBytes(StoredForm):
                 float(state["nested_offset"])
             return dict(state)
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"tensor {full} is no JSON with the sizes of blocks ({error})",
-                                  param="model") from error
+            raise CheckpointError(
+                f"tensor {full} is no JSON with the sizes of blocks ({error})", param="model"
+            ) from error
 
 
 def _block(name: str, state: Mapping[str, Any], key: str, usual: int) -> int:
     size = state.get(key, usual)
     if size not in _BLOCKS:
-        raise CheckpointError(f"{name} has {key} {size!r}; {_METHOD} has {', '.join(map(str, _BLOCKS))}",
-                              param="model")
+        raise CheckpointError(f"{name} has {key} {size!r}; {_METHOD} has {', '.join(map(str, _BLOCKS))}", param="model")
     return int(size)

@@ -39,16 +39,30 @@ from weft.tensor.weights.quantized import LINE, Codes
 
 _METHOD = "compressed-tensors"
 _FORMATS: dict[str, tuple[str, ...]] = {
-    "int-quantized": ("int",), "naive-quantized": ("int", "fp8"), "pack-quantized": ("words",),
-    "float-quantized": ("fp8",), "mxfp8-quantized": ("mxfp8",), "mxfp4-pack-quantized": ("mxfp4",),
-    "nvfp4-pack-quantized": ("nvfp4",), "dense": (), "mixed-precision": ()}
+    "int-quantized": ("int",),
+    "naive-quantized": ("int", "fp8"),
+    "pack-quantized": ("words",),
+    "float-quantized": ("fp8",),
+    "mxfp8-quantized": ("mxfp8",),
+    "mxfp4-pack-quantized": ("mxfp4",),
+    "nvfp4-pack-quantized": ("nvfp4",),
+    "dense": (),
+    "mixed-precision": (),
+}
 """What matrices are stored as; none: any of these."""
 _WORDS = {"int": "int8", "words": "int4 or int8 in words"}
 
 
 class Compressed(StoredForm):
-    left_ends = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale",
-                 "v_scale", "weight_shape")
+    left_ends = (
+        "input_scale",
+        "input_zero_point",
+        "input_global_scale",
+        "output_scale",
+        "k_scale",
+        "v_scale",
+        "weight_shape",
+    )
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -107,8 +121,14 @@ class Compressed(StoredForm):
         return 8 if packed is None or (packed.shape and packed.shape[-1] * 8 > columns + 7) else 4
 
     def piece(self, name: str) -> MatrixPiece | None:
-        matrix, end = next(((name.removesuffix(end), end) for end in ("_packed", "_scale", "_zero_point")
-                            if name.endswith(f"weight{end}")), (name, ""))
+        matrix, end = next(
+            (
+                (name.removesuffix(end), end)
+                for end in ("_packed", "_scale", "_zero_point")
+                if name.endswith(f"weight{end}")
+            ),
+            (name, ""),
+        )
         if f"{matrix}_g_idx" in self.headers:
             refuse(_METHOD, "config_groups.weights.actorder", "group", CANNOT_CUT)
         if not end:
@@ -129,13 +149,17 @@ class Compressed(StoredForm):
         stored_as = kind or ("words" if f"{name}_packed" in self.tensors else "int")
         if self.kinds and stored_as not in self.kinds and f"{name}_scale" in self.tensors:
             label = _WORDS.get(stored_as, stored_as)
-            raise CheckpointError(f"{name} is stored as {label}; quantization_config of config.json has the "
-                                  f"format {self.settings.get('format')!r}", param="model")
+            raise CheckpointError(
+                f"{name} is stored as {label}; quantization_config of config.json has the "
+                f"format {self.settings.get('format')!r}",
+                param="model",
+            )
         if kind is not None:
             return small_floats.read_matrix(self, ask, self._names(name), shape, self.block)
         if self.needs_zeros and f"{name}_zero_point" not in self.tensors:
-            raise CheckpointError(f"tensor {name}_zero_point is missing; config.json has symmetric false",
-                                  param="model")
+            raise CheckpointError(
+                f"tensor {name}_zero_point is missing; config.json has symmetric false", param="model"
+            )
         if stored_as == "int":
             stored = small_floats.read_int8(self, ask, name, f"{name}_scale", f"{name}_zero_point", shape)
         else:

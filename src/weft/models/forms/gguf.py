@@ -41,14 +41,16 @@ class Gguf(StoredForm):
         stored, held = (sum(sizes) for sizes in zip(*self._widened.values(), strict=True))
         return (
             f"{', '.join(sorted(self._widened))} are widened to plain values: {format_bytes(stored)} "
-            f"in the file, up to {format_bytes(held)} in memory; --quantize int8 or int4 keeps them small")
+            f"in the file, up to {format_bytes(held)} in memory; --quantize int8 or int4 keeps them small"
+        )
 
     def holds(self, name: str) -> bool:
         """All but matrices of bfloat16 that lie as a model has them: those go into 12 bits straight from the
         file."""
         stored = self.tensors.get(name)
-        return isinstance(stored, GgufTensor) and not (stored.dtype == "BF16" and stored.undo.is_nothing and
-                                                       len(stored.shape) == 2 and stored.shape[-1] >= LINE)
+        return isinstance(stored, GgufTensor) and not (
+            stored.dtype == "BF16" and stored.undo.is_nothing and len(stored.shape) == 2 and stored.shape[-1] >= LINE
+        )
 
     def grouping(self, name: str, columns: int) -> Grouping | None:
         stored = self.tensors[name]
@@ -61,8 +63,13 @@ class Gguf(StoredForm):
             return None
         if not self.keeps_blocks and (form.bits == 6 or form.table):
             return Grouping(8, form.group)
-        return Grouping(form.bits, form.group, minimums=form.has_minimums,
-                        by_blocks=form.by_blocks and undo.columns is None, table=form.table)
+        return Grouping(
+            form.bits,
+            form.group,
+            minimums=form.has_minimums,
+            by_blocks=form.by_blocks and undo.columns is None,
+            table=form.table,
+        )
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         stored = self.tensors[name]
@@ -96,11 +103,10 @@ class Gguf(StoredForm):
 
     def _decoded(self, by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
         values = _decoded(by_row, stored)
-        if len(stored.shape) > 2:   # of latent attention, values in every checkpoint
+        if len(stored.shape) > 2:  # of latent attention, values in every checkpoint
             return values
         sizes = self._widened.get(stored.dtype, (0, 0))
-        self._widened[stored.dtype] = (sizes[0] + stored.stored_bytes,
-                                       sizes[1] + values.numel() * self.itemsize)
+        self._widened[stored.dtype] = (sizes[0] + stored.stored_bytes, sizes[1] + values.numel() * self.itemsize)
         return values
 
 
@@ -112,9 +118,12 @@ def _codes(by_row: torch.Tensor, stored: GgufTensor) -> Codes:
     of_line = LINE // codes.group
     groups = torch.from_numpy((lines[:, None] * of_line + np.arange(of_line)).reshape(-1)).to(by_row.device)
     # Lines leave their blocks, so each has floats of its own.
-    return replace(codes, codes=codes.codes.view(codes.codes.shape[0], -1, codes.group)[:, groups].flatten(1),
-                   scales=floats_of(codes.scales)[:, groups],
-                   minimums=None if codes.minimums is None else floats_of(codes.minimums)[:, groups])
+    return replace(
+        codes,
+        codes=codes.codes.view(codes.codes.shape[0], -1, codes.group)[:, groups].flatten(1),
+        scales=floats_of(codes.scales)[:, groups],
+        minimums=None if codes.minimums is None else floats_of(codes.minimums)[:, groups],
+    )
 
 
 def _lines(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
@@ -135,8 +144,7 @@ def _finite(codes: Codes, stored: GgufTensor) -> Codes:
 
 
 def _not_finite(stored: GgufTensor) -> CheckpointError:
-    return CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are no finite numbers",
-                           param="model")
+    return CheckpointError(f"{stored.file}: tensor {stored.name} has scales that are no finite numbers", param="model")
 
 
 def _fits(stored: GgufTensor, shape: tuple[int, ...]) -> bool:
@@ -172,7 +180,7 @@ def _decoded(by_row: torch.Tensor, stored: GgufTensor) -> torch.Tensor:
     blocks = by_row.cpu().numpy()
     for first in range(0, by_row.shape[0], step):
         with np.errstate(all="ignore"):
-            values[first:first + step] = torch.from_numpy(dequantize(blocks[first:first + step], kind))
+            values[first : first + step] = torch.from_numpy(dequantize(blocks[first : first + step], kind))
     if not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
         raise _not_finite(stored)
     return values.to(by_row.device)

@@ -67,14 +67,21 @@ class BlockForm:
             if isinstance(numbers, BlockNumbers):
                 shared = numbers.shared.reshape(rows, -1)
                 # A power of two has one half for all.
-                return BlockNumbers(numbers.each.reshape(rows, -1),
-                                    shared if shared.dtype == torch.float16 else shared[:, :1])
+                return BlockNumbers(
+                    numbers.each.reshape(rows, -1), shared if shared.dtype == torch.float16 else shared[:, :1]
+                )
             return numbers.reshape(rows, -1)
 
         codes, scales, minimums = self.decode(by_row.reshape(-1, self.block_bytes))
-        return Codes(self.bits, codes.view(rows, -1), of_rows(scales), None, self.group,
-                     minimums=None if minimums is None else of_rows(minimums),
-                     table=self._numbers(by_row.device))
+        return Codes(
+            self.bits,
+            codes.view(rows, -1),
+            of_rows(scales),
+            None,
+            self.group,
+            minimums=None if minimums is None else of_rows(minimums),
+            table=self._numbers(by_row.device),
+        )
 
     def empty(self, rows: int, columns: int) -> Codes:
         """Without values, for headers."""
@@ -82,17 +89,26 @@ class BlockForm:
         numbers: Numbers = each
         if self.by_blocks:
             powers = self.columns == LINE
-            shared = torch.empty((rows, 1 if powers else columns // self.columns), device="meta",
-                                 dtype=torch.float32 if powers else torch.float16)
+            shared = torch.empty(
+                (rows, 1 if powers else columns // self.columns),
+                device="meta",
+                dtype=torch.float32 if powers else torch.float16,
+            )
             numbers = BlockNumbers(each.to(torch.float8_e8m0fnu if powers else torch.int8), shared)
-        return Codes(self.bits, torch.empty((rows, columns), dtype=torch.uint8, device="meta"), numbers,
-                     None, self.group, minimums=numbers if self.has_minimums else None,
-                     table=self._numbers("meta"))
+        return Codes(
+            self.bits,
+            torch.empty((rows, columns), dtype=torch.uint8, device="meta"),
+            numbers,
+            None,
+            self.group,
+            minimums=numbers if self.has_minimums else None,
+            table=self._numbers("meta"),
+        )
 
 
 def _half(blocks: torch.Tensor, first: int) -> torch.Tensor:
     """The float16 at byte ``first`` of each block, float32 [N, 1]."""
-    return blocks[:, first:first + 2].contiguous().view(torch.float16).float()
+    return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(packed: torch.Tensor) -> torch.Tensor:
@@ -103,13 +119,13 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 
 def _fifth_bits(blocks: torch.Tensor, first: int) -> torch.Tensor:
     """Of 32 columns, at byte ``first``: uint8 [N, 32], each 0 or 16."""
-    four = blocks[:, first:first + 4].unsqueeze(2)
+    four = blocks[:, first : first + 4].unsqueeze(2)
     shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device)
     return ((four >> shifts & 1) << 4).flatten(1)
 
 
 def _q8_0(blocks: torch.Tensor) -> _Decoded:
-    return blocks[:, 2:] ^ 128, _half(blocks, 0), None      # two's complement, and 128 more
+    return blocks[:, 2:] ^ 128, _half(blocks, 0), None  # two's complement, and 128 more
 
 
 def _q4_0(blocks: torch.Tensor) -> _Decoded:
@@ -145,7 +161,7 @@ def _mxfp4(blocks: torch.Tensor) -> _Decoded:
 
 def _shared(blocks: torch.Tensor, first: int) -> torch.Tensor:
     """The float16 at byte ``first`` as it is, [N, 1]."""
-    return blocks[:, first:first + 2].contiguous().view(torch.float16)
+    return blocks[:, first : first + 2].contiguous().view(torch.float16)
 
 
 def _six_bits(blocks: torch.Tensor) -> tuple[BlockNumbers, BlockNumbers]:
@@ -153,8 +169,10 @@ def _six_bits(blocks: torch.Tensor) -> tuple[BlockNumbers, BlockNumbers]:
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((low & 63, high & 15 | (low >> 6) << 4), dim=1)
     minimums = torch.cat((middle & 63, high >> 4 | (middle >> 6) << 4), dim=1)
-    return (BlockNumbers(scales.view(torch.int8), _shared(blocks, 0)),
-            BlockNumbers(minimums.view(torch.int8), _shared(blocks, 2)))
+    return (
+        BlockNumbers(scales.view(torch.int8), _shared(blocks, 0)),
+        BlockNumbers(minimums.view(torch.int8), _shared(blocks, 2)),
+    )
 
 
 _NIBBLES, _HIGH = 0x0F0F0F0F0F0F0F0F, 0x3030303030303030
@@ -192,8 +210,7 @@ def _q6_k(blocks: torch.Tensor) -> _Decoded:
     low = _by_eight(blocks[:, :128]).reshape(-1, 2, 1, 8)
     high = _by_eight(blocks[:, 128:192]).reshape(-1, 2, 1, 4)
     codes = torch.cat((low & _NIBBLES, low >> 4 & _NIBBLES), dim=2).view(-1, 2, 4, 4)
-    codes |= torch.cat([(high << 4 - bit if bit < 4 else high >> bit - 4) & _HIGH for bit in (0, 2, 4, 6)],
-                       dim=2)
+    codes |= torch.cat([(high << 4 - bit if bit < 4 else high >> bit - 4) & _HIGH for bit in (0, 2, 4, 6)], dim=2)
     scales = blocks[:, 192:208].contiguous().view(torch.int8)
     return codes.view(torch.uint8).flatten(1), BlockNumbers(scales, _shared(blocks, 208)), None
 
@@ -212,14 +229,18 @@ def _q3_k(blocks: torch.Tensor) -> _Decoded:
 
 def _q2_k(blocks: torch.Tensor) -> _Decoded:
     both = blocks[:, :16]
-    return (_quarters(blocks[:, 16:80]).flatten(1),
-            BlockNumbers((both & 15).view(torch.int8), _shared(blocks, 80)),
-            BlockNumbers((both >> 4).view(torch.int8), _shared(blocks, 82)))
+    return (
+        _quarters(blocks[:, 16:80]).flatten(1),
+        BlockNumbers((both & 15).view(torch.int8), _shared(blocks, 80)),
+        BlockNumbers((both >> 4).view(torch.int8), _shared(blocks, 82)),
+    )
 
 
 BLOCK_FORMS: dict[str, BlockForm] = {
-    "Q8_0": BlockForm(8, 32, 34, False, _q8_0), "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
-    "Q4_1": BlockForm(4, 32, 20, True, _q4_1), "Q5_0": BlockForm(6, 32, 22, False, _q5_0),
+    "Q8_0": BlockForm(8, 32, 34, False, _q8_0),
+    "Q4_0": BlockForm(4, 32, 18, False, _q4_0),
+    "Q4_1": BlockForm(4, 32, 20, True, _q4_1),
+    "Q5_0": BlockForm(6, 32, 22, False, _q5_0),
     "Q5_1": BlockForm(6, 32, 24, True, _q5_1),
     "IQ4_NL": BlockForm(4, 32, 18, False, _q4_0, table=_IQ4),
     "IQ4_XS": BlockForm(4, 256, 136, False, _iq4_xs, by_blocks=True, table=_IQ4),
@@ -228,4 +249,5 @@ BLOCK_FORMS: dict[str, BlockForm] = {
     "Q5_K": BlockForm(6, 256, 176, True, _q5_k, by_blocks=True),
     "Q6_K": BlockForm(6, 256, 210, False, _q6_k, 16, by_blocks=True),
     "Q3_K": BlockForm(4, 256, 110, False, _q3_k, 16, by_blocks=True),
-    "Q2_K": BlockForm(4, 256, 84, True, _q2_k, 16, by_blocks=True)}
+    "Q2_K": BlockForm(4, 256, 84, True, _q2_k, 16, by_blocks=True),
+}

@@ -30,7 +30,7 @@ _TOGETHER = 512
 def q4_k(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``rows`` float32 [R, columns], whole blocks -> (blocks uint8 [R, bytes], their values [R, columns])."""
     groups = rows.reshape(-1, _GROUPS, LINE)
-    parts = [_q4_k(groups[at:at + _TOGETHER]) for at in range(0, len(groups), _TOGETHER)]
+    parts = [_q4_k(groups[at : at + _TOGETHER]) for at in range(0, len(groups), _TOGETHER)]
     blocks, values = (torch.cat(each) for each in zip(*parts, strict=True))
     return blocks.reshape(rows.shape[0], -1), values.reshape(rows.shape)
 
@@ -45,9 +45,15 @@ def _q4_k(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales, minimums = d.float() * sixth_scales, d_min.float() * sixth_minimums
     codes = _codes(groups, scales, minimums)
     values = codes * scales.unsqueeze(2) - minimums.unsqueeze(2)
-    blocks = torch.cat((d.view(torch.uint8), d_min.view(torch.uint8),
-                        _twelve_bytes(sixth_scales.to(torch.uint8), sixth_minimums.to(torch.uint8)),
-                        _nibbles(codes.to(torch.uint8))), dim=1)
+    blocks = torch.cat(
+        (
+            d.view(torch.uint8),
+            d_min.view(torch.uint8),
+            _twelve_bytes(sixth_scales.to(torch.uint8), sixth_minimums.to(torch.uint8)),
+            _nibbles(codes.to(torch.uint8)),
+        ),
+        dim=1,
+    )
     return blocks, values
 
 
@@ -76,8 +82,12 @@ def _ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         alone = (minimum < 0) | (scale <= 0) | (LINE * each == count * count)
         scale = torch.where(alone, (both / each.clamp(min=1)).clamp(min=0), scale)
         minimum = torch.where(alone, 0.0, minimum)
-        error = (squares + scale * scale * each + LINE * minimum * minimum
-                 - 2 * (scale * both + scale * minimum * count - minimum * total))
+        error = (
+            squares
+            + scale * scale * each
+            + LINE * minimum * minimum
+            - 2 * (scale * both + scale * minimum * count - minimum * total)
+        )
         # All alike and below zero: no code, the minimum alone.
         flat = alone & (total < 0) & (squares - total * total / LINE < error)
         error = torch.where(flat, squares - total * total / LINE, error)
@@ -99,8 +109,14 @@ def _sixth(numbers: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
 
 def _twelve_bytes(scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
     """uint8 [N, 8] twice -> [N, 12]: of the last four, the upper two bits lie above the first four."""
-    return torch.cat((scales[:, :4] | scales[:, 4:] >> 4 << 6, minimums[:, :4] | minimums[:, 4:] >> 4 << 6,
-                      scales[:, 4:] & 15 | (minimums[:, 4:] & 15) << 4), dim=1)
+    return torch.cat(
+        (
+            scales[:, :4] | scales[:, 4:] >> 4 << 6,
+            minimums[:, :4] | minimums[:, 4:] >> 4 << 6,
+            scales[:, 4:] & 15 | (minimums[:, 4:] & 15) << 4,
+        ),
+        dim=1,
+    )
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:

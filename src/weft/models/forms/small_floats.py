@@ -70,8 +70,9 @@ def kind_of(form: StoredForm, names: TensorNames) -> Kind | None:
     return None
 
 
-def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None,
-                ) -> Grouping | None:
+def grouping_of(
+    form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None = None
+) -> Grouping | None:
     """The grouping of what ``read_matrix`` returns; None where that is widened."""
     kind = kind_of(form, names)
     if kind == "fp8" or kind == "mxfp8":
@@ -80,20 +81,25 @@ def grouping_of(form: StoredForm, names: TensorNames, columns: int, block: tuple
     group = _GROUPS[kind] if kind is not None else 0
     if form.keeps_blocks:
         return Grouping(4, group, by_blocks=True, table=E2M1) if group else None
-    return Grouping(8, group) if group == LINE else None    # kernels of GPUs read no tables
+    return Grouping(8, group) if group == LINE else None  # kernels of GPUs read no tables
 
 
-def read_matrix(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
-                block: tuple[int, int] | None = None) -> Codes | torch.Tensor:
+def read_matrix(
+    form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...], block: tuple[int, int] | None = None
+) -> Codes | torch.Tensor:
     """``block``: rows and columns that share a scale in fp8, where that is a rectangle."""
     kind = kind_of(form, names)
-    stored = (_fp8(form, ask, names, shape, block) if kind == "fp8" or kind == "mxfp8"
-              else _fp4(form, ask, names, shape, kind or "mxfp4"))
+    stored = (
+        _fp8(form, ask, names, shape, block)
+        if kind == "fp8" or kind == "mxfp8"
+        else _fp4(form, ask, names, shape, kind or "mxfp4")
+    )
     return stored if grouping_of(form, names, shape[-1], block) is not None else stored.dense()
 
 
-def piece_of(form: StoredForm, name: str, ends: tuple[str, ...], block: tuple[int, int] | None = None,
-             matrix_end: str = "weight") -> MatrixPiece | None:
+def piece_of(
+    form: StoredForm, name: str, ends: tuple[str, ...], block: tuple[int, int] | None = None, matrix_end: str = "weight"
+) -> MatrixPiece | None:
     """``ends``: of the names of codes and of scales behind that of the matrix."""
     header = form.headers.get(name)
     end = next((end for end in ends if name.endswith(f"{matrix_end}{end}")), None)
@@ -130,8 +136,9 @@ def _fp4(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
     return codes if form.keeps_blocks else codes.in_bytes()
 
 
-def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
-         block: tuple[int, int] | None) -> Codes:
+def _fp8(
+    form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...], block: tuple[int, int] | None
+) -> Codes:
     rows, columns = shape[-2:]
     codes = ask(names.codes, shape, ("F8_E4M3",)).view(torch.uint8)
     if block is not None:
@@ -150,8 +157,7 @@ def _fp8(form: StoredForm, ask: Ask, names: TensorNames, shape: tuple[int, ...],
 def _fp8_group(form: StoredForm, names: TensorNames, columns: int, block: tuple[int, int] | None) -> int:
     if block is not None:
         return block[1]
-    return (_GROUPS["mxfp8"] if form.dtype_of(names.scales) in POWERS
-            else columns_of_group(form, names.scales, columns))
+    return _GROUPS["mxfp8"] if form.dtype_of(names.scales) in POWERS else columns_of_group(form, names.scales, columns)
 
 
 def columns_of_group(form: StoredForm, scales: str, columns: int) -> int:
@@ -168,16 +174,16 @@ def scales_of(form: StoredForm, ask: Ask, name: str, rows: tuple[int, ...]) -> t
     return _by_row(ask(name, stored, FLOATS).float(), stored, rows)
 
 
-def read_int8(form: StoredForm, ask: Ask, codes: str, scales: str, zeros: str, shape: tuple[int, ...],
-              ) -> Codes:
+def read_int8(form: StoredForm, ask: Ask, codes: str, scales: str, zeros: str, shape: tuple[int, ...]) -> Codes:
     """``codes``, ``scales``, ``zeros``: the tensors of one matrix; the last may be missing."""
     *rows, columns = shape
     of_groups, zero_points = scales_of(form, ask, scales, tuple(rows)), None
     if zeros in form.tensors:
         stored = _scale_shape(form, scales, tuple(rows))
         zero_points = _by_row(_unsigned(ask(zeros, stored, ("I8",))), stored, tuple(rows))
-    return Codes(8, _unsigned(ask(codes, shape, ("I8",))), of_groups, zero_points,
-                 group_of(columns, of_groups.shape[-1]))
+    return Codes(
+        8, _unsigned(ask(codes, shape, ("I8",))), of_groups, zero_points, group_of(columns, of_groups.shape[-1])
+    )
 
 
 def _by_row(numbers: torch.Tensor, stored: tuple[int, ...], rows: tuple[int, ...]) -> torch.Tensor:
@@ -193,8 +199,10 @@ def _unsigned(codes: torch.Tensor) -> torch.Tensor:
 def _scale_shape(form: StoredForm, name: str, rows: tuple[int, ...]) -> tuple[int, ...]:
     """The stored shape, if it is one that scales may have; else the shape by rows, which the error names."""
     stored, stack = form.tensors.get(name), rows[:-1]
-    if stored is not None and (stored.shape in (stack, (*stack, 1), (*stack, 1, 1), rows)
-                               or (len(stored.shape) == len(rows) + 1 and stored.shape[:-1] == rows)):
+    if stored is not None and (
+        stored.shape in (stack, (*stack, 1), (*stack, 1, 1), rows)
+        or (len(stored.shape) == len(rows) + 1 and stored.shape[:-1] == rows)
+    ):
         return stored.shape
     return *rows, 1
 
@@ -244,8 +252,11 @@ class _Named(StoredForm):
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         names, kind = self._names(name), kind_of(self, self._names(name))
         if names.scales in self.tensors and kind not in self.kinds:
-            raise CheckpointError(f"{name} is stored as {kind}; quantization_config of config.json "
-                                  f"({self.method}) names {', '.join(self.kinds)}", param="model")
+            raise CheckpointError(
+                f"{name} is stored as {kind}; quantization_config of config.json "
+                f"({self.method}) names {', '.join(self.kinds)}",
+                param="model",
+            )
         return read_matrix(self, ask, names, shape, self._block(name))
 
     def _names(self, name: str) -> TensorNames:
@@ -261,9 +272,16 @@ class Modelopt(_Named):
     left_ends = ("input_scale", "k_scale", "v_scale", "output_scale", "weight_scale_2")
     method, one = "modelopt", "_scale_2"
     served: dict[str, tuple[Kind, ...]] = {
-        "FP8": ("fp8",), "FP8_PER_CHANNEL_PER_TOKEN": ("fp8",), "FP8_PB_WO": ("fp8",), "NVFP4": ("nvfp4",),
-        "W4A16_NVFP4": ("nvfp4",), "W4A8_NVFP4_FP8": ("nvfp4",), "MXFP8": ("mxfp8",), "MXFP4": ("mxfp4",),
-        "W4A8_MXFP4_FP8": ("mxfp4",)}
+        "FP8": ("fp8",),
+        "FP8_PER_CHANNEL_PER_TOKEN": ("fp8",),
+        "FP8_PB_WO": ("fp8",),
+        "NVFP4": ("nvfp4",),
+        "W4A16_NVFP4": ("nvfp4",),
+        "W4A8_NVFP4_FP8": ("nvfp4",),
+        "MXFP8": ("mxfp8",),
+        "MXFP4": ("mxfp4",),
+        "W4A8_MXFP4_FP8": ("mxfp4",),
+    }
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
@@ -279,13 +297,14 @@ class Modelopt(_Named):
 
     @property
     def rounds_inputs(self) -> bool:
-        return "FP8_PB_WO" not in self.named   # weights only
+        return "FP8_PB_WO" not in self.named  # weights only
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         scaled = f"{name.removesuffix('weight')}pre_quant_scale"
         if scaled in self.tensors:
-            raise CheckpointError(f"tensor {scaled} scales inputs (AWQ of modelopt), which weft does not do",
-                                  param="model")
+            raise CheckpointError(
+                f"tensor {scaled} scales inputs (AWQ of modelopt), which weft does not do", param="model"
+            )
         return super().read(ask, name, shape)
 
     def _block(self, name: str) -> tuple[int, int] | None:
@@ -295,8 +314,14 @@ class Modelopt(_Named):
             return None
         size = number(self.method, "group_size", self.settings.get("group_size") or None, 128)
         rows, columns = codes.shape
-        return (size, size) if codes.dtype == "F8_E4M3" and scale.dtype in FLOATS and scale.shape == (
-            -(-rows // size), -(-columns // size)) and scale.shape[0] != rows else None
+        return (
+            (size, size)
+            if codes.dtype == "F8_E4M3"
+            and scale.dtype in FLOATS
+            and scale.shape == (-(-rows // size), -(-columns // size))
+            and scale.shape[0] != rows
+            else None
+        )
 
 
 class BlockFp8(_Named):
@@ -341,11 +366,16 @@ class Quark(_Named):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
         of_all = mapping(self.method, "global_quant_config", settings.get("global_quant_config"))
-        configs = [of_all, *(own for key in ("layer_quant_config", "layer_type_quant_config")
-                             for own in mappings(self.method, key, settings.get(key)).values())]
+        configs = [
+            of_all,
+            *(
+                own
+                for key in ("layer_quant_config", "layer_type_quant_config")
+                for own in mappings(self.method, key, settings.get(key)).values()
+            ),
+        ]
         kinds: set[Kind] = set()
-        self.weights_only = any(config.get("weight") and not config.get("input_tensors")
-                                for config in configs)
+        self.weights_only = any(config.get("weight") and not config.get("input_tensors") for config in configs)
         for config in configs:
             weight = config.get("weight")
             for part in weight if isinstance(weight, list) else [weight]:
@@ -353,8 +383,9 @@ class Quark(_Named):
                 if part is None:
                     continue
                 if dtype not in self.served:
-                    refuse(self.method, "global_quant_config.weight.dtype", dtype,
-                           f"weft reads {', '.join(self.served)}")
+                    refuse(
+                        self.method, "global_quant_config.weight.dtype", dtype, f"weft reads {', '.join(self.served)}"
+                    )
                 kinds.add(self.served[dtype])
         self.kinds = tuple(sorted(kinds))
 

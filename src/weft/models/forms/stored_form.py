@@ -128,8 +128,9 @@ class Plain(StoredForm):
 
 
 def refuse(method: str, key: str, value: object, reason: str) -> NoReturn:
-    raise CheckpointError(f"config.json has quantization_config.{key} {value!r} with quant_method {method}; "
-                          f"{reason}", param="model")
+    raise CheckpointError(
+        f"config.json has quantization_config.{key} {value!r} with quant_method {method}; {reason}", param="model"
+    )
 
 
 def mapping(method: str, key: str, value: object) -> Mapping[str, Any]:
@@ -141,8 +142,7 @@ def mapping(method: str, key: str, value: object) -> Mapping[str, Any]:
 
 def mappings(method: str, key: str, value: object) -> dict[str, Mapping[str, Any]]:
     """The settings of each group or layer that ``value`` of ``key`` names, by the whole key."""
-    return {f"{key}.{name}": mapping(method, f"{key}.{name}", own)
-            for name, own in mapping(method, key, value).items()}
+    return {f"{key}.{name}": mapping(method, f"{key}.{name}", own) for name, own in mapping(method, key, value).items()}
 
 
 def number(method: str, key: str, value: object, usual: int) -> int:
@@ -163,13 +163,17 @@ def order_by_group(name: str, of_column: torch.Tensor, group: int) -> torch.Tens
         return of_column.to(torch.int32)
     groups, low, high = -(-columns // group), int(of_column.min()), int(of_column.max())
     if low < 0 or high >= groups:
-        raise CheckpointError(f"tensor {name} names the group {low if low < 0 else high}; {columns} columns "
-                              f"in groups of {group} have groups 0 to {groups - 1}", param="model")
+        raise CheckpointError(
+            f"tensor {name} names the group {low if low < 0 else high}; {columns} columns "
+            f"in groups of {group} have groups 0 to {groups - 1}",
+            param="model",
+        )
     counts = torch.bincount(of_column, minlength=groups).tolist()
     for number, count in enumerate(counts[:-1]):
         if count != group:
-            raise CheckpointError(f"tensor {name} gives group {number} {count} columns; groups have {group}",
-                                  param="model")
+            raise CheckpointError(
+                f"tensor {name} gives group {number} {count} columns; groups have {group}", param="model"
+            )
     order = torch.argsort(of_column, stable=True)
     lies_so = torch.equal(order, torch.arange(columns, device=order.device))
     return None if lies_so else order.to(torch.int32)

@@ -46,14 +46,13 @@ class TorchAo(StoredForm):
     def __init__(self, settings: Mapping[str, Any]) -> None:
         super().__init__(settings)
         kinds = settings.get("quant_type") or {}
-        for layer, kind in (kinds.items() if isinstance(kinds, Mapping) else ()):
+        for layer, kind in kinds.items() if isinstance(kinds, Mapping) else ():
             data = kind.get("_data") if isinstance(kind, Mapping) else None
             packing = data.get("int4_packing_format") if isinstance(data, Mapping) else None
             named = packing.get("_data", "") if isinstance(packing, Mapping) else packing
             name = str(named or "plain").lower()
             if name not in _PACKINGS:
-                refuse(_METHOD, f"quant_type.{layer}.int4_packing_format", name,
-                       f"weft reads {', '.join(_PACKINGS)}")
+                refuse(_METHOD, f"quant_type.{layer}.int4_packing_format", name, f"weft reads {', '.join(_PACKINGS)}")
 
     @property
     def rounds_inputs(self) -> bool:
@@ -77,8 +76,14 @@ class TorchAo(StoredForm):
         return Grouping(8, group) if group % LINE == 0 else None
 
     def piece(self, name: str) -> MatrixPiece | None:
-        stem = next((name.removesuffix(end) for end in ("_qdata", "_scale", "_zero_point", "_scale_and_zero")
-                     if name.endswith(f"._weight{end}")), None)
+        stem = next(
+            (
+                name.removesuffix(end)
+                for end in ("_qdata", "_scale", "_zero_point", "_scale_and_zero")
+                if name.endswith(f"._weight{end}")
+            ),
+            None,
+        )
         if stem is None:
             return None
         matrix = f"{stem.removesuffix('_weight')}weight"
@@ -119,7 +124,7 @@ class TorchAo(StoredForm):
             shifts = torch.arange(0, 32, 4, dtype=torch.int32)
             halves = (words[..., None] >> shifts & 15).to(torch.uint8).view(*tiles, _TILE_ROWS, 4, 4, 2, 4)
             codes = halves.permute(0, 2, 1, 4, 6, 3, 5).reshape(most)
-        scales, zeros = (both[:-(-columns // group), :rows, part].T for part in (0, 1))
+        scales, zeros = (both[: -(-columns // group), :rows, part].T for part in (0, 1))
         return Codes(_INT4_BITS, codes[:rows, :columns], scales, None, group, minimums=-zeros, signed=True)
 
     def _int4(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes:
@@ -127,11 +132,10 @@ class TorchAo(StoredForm):
         rows, columns = shape
         packed = ask(names.codes, (rows, -(-columns // 2)), ("I8", "U8")).view(torch.uint8)
         group = self._int4_group(name, columns)
-        scales, zeros = (ask(one, (-(-columns // group), rows), FLOATS).float().T
-                         for one in (names.scales, zero_name))
+        scales, zeros = (ask(one, (-(-columns // group), rows), FLOATS).float().T for one in (names.scales, zero_name))
         if packed.is_meta:
             codes = packed.new_empty(rows, columns)
-        else:   # -8 to 7 in two's complement; with the upper bit turned they are 0 to 15
+        else:  # -8 to 7 in two's complement; with the upper bit turned they are 0 to 15
             codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[:, :columns] ^ 8
         return Codes(_INT4_BITS, codes, scales, None, group, minimums=-zeros, signed=True)
 
@@ -145,8 +149,9 @@ class TorchAo(StoredForm):
     def _is_int4(self, name: str, columns: int) -> bool:
         """Two columns in a byte, or tiles."""
         codes = self.tensors.get(f"{_stem(name)}_qdata")
-        return self._is_tiles(name) or (codes is not None and len(codes.shape) == 2
-                                        and codes.shape[1] == -(-columns // 2) != columns)
+        return self._is_tiles(name) or (
+            codes is not None and len(codes.shape) == 2 and codes.shape[1] == -(-columns // 2) != columns
+        )
 
     def _is_tiles(self, name: str) -> bool:
         codes = self.tensors.get(f"{_stem(name)}_qdata")

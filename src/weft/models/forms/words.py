@@ -110,7 +110,7 @@ class Gptq(_Words):
         words = self.tensors.get(_part(name, "qweight"))
         entries = words.shape[0] if words is not None and words.shape else 0
         bits = 32 * entries / max(columns, 1)
-        if bits not in (2, 3, 5, 6, 7):     # another shape is named with both when it is asked for
+        if bits not in (2, 3, 5, 6, 7):  # another shape is named with both when it is asked for
             bits = 8 if bits == 8 else 4 if bits == 4 else self.schemes[0][0]
         return _scheme_of(self, name, int(bits), columns)
 
@@ -131,8 +131,7 @@ class Awq(_Words):
         version = str(settings.get("version", "gemm")).lower()
         if version != "gemm":
             refuse(self.method, "version", version, "weft reads gemm")
-        self.group = number(self.method, "group_size",
-                            settings.get("group_size", settings.get("q_group_size")), 128)
+        self.group = number(self.method, "group_size", settings.get("group_size", settings.get("q_group_size")), 128)
         self.zero_point = bool(settings.get("zero_point", True))
         self.schemes = _schemes(self.method, settings, "extra_config", _BITS, self.group)
 
@@ -176,8 +175,12 @@ def auto_round(settings: Mapping[str, Any]) -> StoredForm:
         return _AutoRoundGptq(settings, zeros_moved=False)
     if packing == "auto_round:gptq" or packing.startswith("auto_round:auto_gptq"):
         return _AutoRoundGptq(settings, zeros_moved=True)
-    refuse(AUTO_ROUND, "packing_format", packing, "weft reads auto_round, auto_round:auto_gptq, "
-                                                  "auto_round:gptqmodel and auto_round:auto_awq")
+    refuse(
+        AUTO_ROUND,
+        "packing_format",
+        packing,
+        "weft reads auto_round, auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq",
+    )
 
 
 AUTO_ROUND = "auto-round"
@@ -195,13 +198,14 @@ class _AutoRoundAwq(Awq):
     method = AUTO_ROUND
 
 
-def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, group: int,
-             ) -> tuple[tuple[int, int], ...]:
+def _schemes(method: str, settings: Mapping[str, Any], key: str, bits: int, group: int) -> tuple[tuple[int, int], ...]:
     """(bits, group) that config.json names, its default first; ``key``: of the exceptions by layer."""
     schemes = [(bits, max(group, 0))]
     for layer, own in mappings(method, key, settings.get(key)).items():
-        scheme = (number(method, f"{layer}.bits", own.get("bits"), bits),
-                  max(number(method, f"{layer}.group_size", own.get("group_size"), group), 0))
+        scheme = (
+            number(method, f"{layer}.bits", own.get("bits"), bits),
+            max(number(method, f"{layer}.group_size", own.get("group_size"), group), 0),
+        )
         if scheme[0] < 16 and scheme[0] not in (4, 8):
             refuse(method, f"{layer}.bits", scheme[0], "weft reads 4 and 8, and 16 as plain tensors")
         schemes.append(scheme)
@@ -217,9 +221,12 @@ def _scheme_of(form: _Words, name: str, bits: int, columns: int) -> tuple[int, i
     of_bits = [group for own, group in form.schemes if own == bits]
     if not of_bits:
         named = ", ".join(sorted({str(own) for own, _ in form.schemes}))
-        raise CheckpointError(f"{name.removesuffix('.weight')} is stored in {bits} bits, which "
-                              f"quantization_config of config.json ({form.method}) names for no layer; it "
-                              f"has {named}", param="model")
+        raise CheckpointError(
+            f"{name.removesuffix('.weight')} is stored in {bits} bits, which "
+            f"quantization_config of config.json ({form.method}) names for no layer; it "
+            f"has {named}",
+            param="model",
+        )
     return bits, next((group for group in of_bits if _groups(columns, group) == groups), of_bits[0])
 
 

@@ -40,8 +40,9 @@ def apart(name: str, shape: Shape, config: Mapping[str, Any]) -> Iterator[tuple[
         place = name.removesuffix("input_linear.weight") + _experts(shape)
         yield from _halves(place, ("gate_proj", "up_proj"), shape, len(shape) - 2)
     elif name.endswith("output_linear.weight"):
-        yield from _halves(name.removesuffix("output_linear.weight") + _experts(shape), ("down_proj",), shape,
-                           len(shape) - 2)
+        yield from _halves(
+            name.removesuffix("output_linear.weight") + _experts(shape), ("down_proj",), shape, len(shape) - 2
+        )
     elif name.endswith(("in_proj_qkvz.weight", "in_proj_ba.weight")):
         yield from _ungrouped(name, shape, config)
     else:
@@ -55,8 +56,11 @@ def _experts(shape: Shape) -> str:
 def _halves(place: str, names: tuple[str, ...], shape: Shape, dim: int) -> Iterator[tuple[str, Shape, Take]]:
     rows = shape[dim] // len(names)
     for number, name in enumerate(names):
-        yield (f"{place}{name}.weight", (*shape[:dim], rows, *shape[dim + 1:]),
-               partial(torch.narrow, dim=dim, start=number * rows, length=rows))
+        yield (
+            f"{place}{name}.weight",
+            (*shape[:dim], rows, *shape[dim + 1 :]),
+            partial(torch.narrow, dim=dim, start=number * rows, length=rows),
+        )
 
 
 def _gpt_oss(place: str, last: str, shape: Shape) -> Iterator[tuple[str, Shape, Take]]:
@@ -64,7 +68,7 @@ def _gpt_oss(place: str, last: str, shape: Shape) -> Iterator[tuple[str, Shape, 
     names = ("gate_proj", "up_proj") if stem.startswith("gate_up") else ("down_proj",)
 
     def gate_or_up(x: torch.Tensor, number: int) -> torch.Tensor:
-        return (x if is_bias else x.transpose(1, 2))[:, number::len(names)]
+        return (x if is_bias else x.transpose(1, 2))[:, number :: len(names)]
 
     rows = shape[-1] // len(names)
     for number, name in enumerate(names):
@@ -77,14 +81,14 @@ def _gpt_oss(place: str, last: str, shape: Shape) -> Iterator[tuple[str, Shape, 
 
 def _ungrouped(name: str, shape: Shape, config: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Take]]:
     heads = config["linear_num_key_heads"]
-    places = ungrouped(heads, config["linear_num_value_heads"] // heads, config["linear_key_head_dim"],
-                       config["linear_value_head_dim"])
+    places = ungrouped(
+        heads, config["linear_num_value_heads"] // heads, config["linear_key_head_dim"], config["linear_value_head_dim"]
+    )
     for ours, undo in places.items():
         stored, _, ours = ours.partition(":")
         if ("qkvz" in name) == (stored == "ssm_in") and undo.rows is not None:
             rows = torch.from_numpy(undo.rows)
-            yield (f"{name.partition('linear_attn.')[0]}{ours}", (len(rows), *shape[1:]),
-                   partial(_at, rows=rows))
+            yield (f"{name.partition('linear_attn.')[0]}{ours}", (len(rows), *shape[1:]), partial(_at, rows=rows))
 
 
 def _at(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -98,11 +102,17 @@ def scaled(config: Mapping[str, Any], name: str) -> Take:
     read = config.get
     attended = read("attention_in_multiplier", 1.0)
     gates, down = read("mlp_multipliers") or (1.0, 1.0)
-    factors = {"self_attn.q_proj": attended, "self_attn.v_proj": attended,
-               "self_attn.k_proj": attended * read("key_multiplier", 1.0),
-               "self_attn.o_proj": read("attention_out_multiplier", 1.0),
-               "gate_proj": gates, "down_proj": down, "mamba.out_proj": read("ssm_out_multiplier", 1.0),
-               "lm_head": read("lm_head_multiplier", 1.0), "embed_tokens": read("embedding_multiplier", 1.0)}
+    factors = {
+        "self_attn.q_proj": attended,
+        "self_attn.v_proj": attended,
+        "self_attn.k_proj": attended * read("key_multiplier", 1.0),
+        "self_attn.o_proj": read("attention_out_multiplier", 1.0),
+        "gate_proj": gates,
+        "down_proj": down,
+        "mamba.out_proj": read("ssm_out_multiplier", 1.0),
+        "lm_head": read("lm_head_multiplier", 1.0),
+        "embed_tokens": read("embedding_multiplier", 1.0),
+    }
     if "mamba.in_proj" in name:
         return partial(_times, factor=_of_rows(config))
     factor = next((factor for part, factor in factors.items() if part in name), 1.0)

@@ -44,41 +44,52 @@ def read_layout(header: Header) -> FileLayout:
     name = header.keys.get("general.architecture")
     if name not in ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"{header.path}: general.architecture is {name!r}; of GGUF files weft serves "
-            f"{', '.join(ARCHITECTURES)}",
-            param="model")
+            f"{header.path}: general.architecture is {name!r}; of GGUF files weft serves {', '.join(ARCHITECTURES)}",
+            param="model",
+        )
     return ARCHITECTURES[name](GgufKeys(header, name))
 
 
 def _lfm2(keys: GgufKeys) -> FileLayout:
-    config = parts.base(keys,
-                        "lfm2",
-                        norm_eps=parts.eps(keys),
-                        conv_L_cache=keys.integer("shortconv.l_cache"),
-                        layer_types=parts.kinds(keys, "conv"),
-                        intermediate_size=keys.integer("feed_forward_length"),
-                        block_auto_adjust_ff_dim=False,
-                        **parts.attention(keys),
-                        conv_bias=keys.tensor(parts.first(keys, "shortconv.conv.bias")) is not None)
+    config = parts.base(
+        keys,
+        "lfm2",
+        norm_eps=parts.eps(keys),
+        conv_L_cache=keys.integer("shortconv.l_cache"),
+        layer_types=parts.kinds(keys, "conv"),
+        intermediate_size=keys.integer("feed_forward_length"),
+        block_auto_adjust_ff_dim=False,
+        **parts.attention(keys),
+        conv_bias=keys.tensor(parts.first(keys, "shortconv.conv.bias")) is not None,
+    )
     spelled = {"gate": "w1", "up": "w3", "down": "w2"}
-    names = (parts.ATTENTION
-             | parts.dense("feed_forward", spelled)
-             | {
-                 "attn_output": "self_attn.out_proj", "attn_q_norm": "self_attn.q_layernorm",
-                 "attn_k_norm": "self_attn.k_layernorm", "attn_norm": "operator_norm", "ffn_norm": "ffn_norm",
-                 "shortconv.conv": "conv.conv", "shortconv.in_proj": "conv.in_proj",
-                 "shortconv.out_proj": "conv.out_proj"
-             })
+    names = (
+        parts.ATTENTION
+        | parts.dense("feed_forward", spelled)
+        | {
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+            "shortconv.conv": "conv.conv",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+        }
+    )
     if keys.architecture == "lfm2moe":
         config |= parts.experts(keys) | {
-            "model_type": "lfm2_moe", "num_dense_layers": keys.integer("leading_dense_block_count"),
-            "routed_scaling_factor": keys.number("expert_weights_scale", 1.0), "use_expert_bias": any(
-                keys.layers_with("exp_probs_b.bias"))
+            "model_type": "lfm2_moe",
+            "num_dense_layers": keys.integer("leading_dense_block_count"),
+            "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+            "use_expert_bias": any(keys.layers_with("exp_probs_b.bias")),
         }
         names |= parts.sparse("feed_forward", spelled) | {"exp_probs_b.bias": "feed_forward.expert_bias"}
     whole: Names = {
-        "token_embd": "model.embed_tokens", "token_embd_norm": "model.embedding_norm",
-        "output_norm": "model.embedding_norm", "output": "lm_head"
+        "token_embd": "model.embed_tokens",
+        "token_embd_norm": "model.embedding_norm",
+        "output_norm": "model.embedding_norm",
+        "output": "lm_head",
     }
     return FileLayout(config, whole, names)
 
@@ -86,17 +97,26 @@ def _lfm2(keys: GgufKeys) -> FileLayout:
 def _mamba2_numbers(keys: GgufKeys) -> tuple[int, int, int, int, int]:
     """(heads, width of a head, groups, state, kernel)."""
     heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
-    return (heads, inner // heads, keys.integer("ssm.group_count", least=1), keys.integer("ssm.state_size"),
-            keys.integer("ssm.conv_kernel"))
+    return (
+        heads,
+        inner // heads,
+        keys.integer("ssm.group_count", least=1),
+        keys.integer("ssm.state_size"),
+        keys.integer("ssm.conv_kernel"),
+    )
 
 
 def _granite_mamba(keys: GgufKeys) -> dict[str, Any]:
     """The ``mamba_*`` keys of Granite and Falcon-H1."""
     heads, width, groups, state, kernel = _mamba2_numbers(keys)
     return {
-        "mamba_n_heads": heads, "mamba_d_head": width, "mamba_n_groups": groups, "mamba_d_state": state,
-        "mamba_d_conv": kernel, "mamba_proj_bias": keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
-        "mamba_conv_bias": keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_n_groups": groups,
+        "mamba_d_state": state,
+        "mamba_d_conv": kernel,
+        "mamba_proj_bias": keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+        "mamba_conv_bias": keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
     }
 
 
@@ -106,33 +126,34 @@ def _granite(keys: GgufKeys) -> FileLayout:
     count = keys.integer("expert_count", 0)
     width = keys.integer("feed_forward_length")
     rotary = keys.boolean("rope.scaling.finetuned", "mamba" not in kinds)
-    config = parts.base(keys,
-                        "granitemoehybrid",
-                        **parts.attention(keys),
-                        rms_norm_eps=parts.eps(keys),
-                        layer_types=kinds,
-                        intermediate_size=width,
-                        num_local_experts=count,
-                        num_experts_per_tok=keys.integer("expert_used_count", 0),
-                        shared_intermediate_size=keys.integer("expert_shared_feed_forward_length",
-                                                              width) or width,
-                        position_embedding_type="rope" if rotary else "nope",
-                        attention_multiplier=keys.number("attention.scale", 1.0),
-                        embedding_multiplier=keys.number("embedding_scale", 1.0),
-                        residual_multiplier=keys.number("residual_scale", 1.0),
-                        logits_scaling=keys.number("logit_scale", 1.0))
+    config = parts.base(
+        keys,
+        "granitemoehybrid",
+        **parts.attention(keys),
+        rms_norm_eps=parts.eps(keys),
+        layer_types=kinds,
+        intermediate_size=width,
+        num_local_experts=count,
+        num_experts_per_tok=keys.integer("expert_used_count", 0),
+        shared_intermediate_size=keys.integer("expert_shared_feed_forward_length", width) or width,
+        position_embedding_type="rope" if rotary else "nope",
+        attention_multiplier=keys.number("attention.scale", 1.0),
+        embedding_multiplier=keys.number("embedding_scale", 1.0),
+        residual_multiplier=keys.number("residual_scale", 1.0),
+        logits_scaling=keys.number("logit_scale", 1.0),
+    )
     if "mamba" in kinds:
         mamba = _granite_mamba(keys)
-        config |= mamba | {
-            "mamba_expand": mamba["mamba_n_heads"] * mamba["mamba_d_head"] // config["hidden_size"]
-        }
+        config |= mamba | {"mamba_expand": mamba["mamba_n_heads"] * mamba["mamba_d_head"] // config["hidden_size"]}
     else:  # layers of the kind that this model lacks: numbers that agree with each other
         config |= {"mamba_n_heads": 1, "mamba_d_head": config["hidden_size"], "mamba_expand": 1}
-    names = (parts.ATTENTION
-             | parts.NORMS
-             | parts.mamba("mamba")
-             | parts.sparse("block_sparse_moe", router="router.layer")
-             | (parts.shared("shared_mlp") if count else parts.dense("shared_mlp")))
+    names = (
+        parts.ATTENTION
+        | parts.NORMS
+        | parts.mamba("mamba")
+        | parts.sparse("block_sparse_moe", router="router.layer")
+        | (parts.shared("shared_mlp") if count else parts.dense("shared_mlp"))
+    )
     return FileLayout(config, parts.WHOLE, names, parts.interleaved(config) | {"mamba.A_log": LOG})
 
 
@@ -141,26 +162,29 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
     kinds = []
     for layer in range(keys.layers):
         matching = [
-            kind for kind, part in (("mamba", "ssm_in"), ("attention", "attn_q"), ("moe", "ffn_gate_inp"),
-                                    ("mlp", "ffn_up")) if keys.tensor(f"blk.{layer}.{part}.weight")
+            kind
+            for kind, part in (("mamba", "ssm_in"), ("attention", "attn_q"), ("moe", "ffn_gate_inp"), ("mlp", "ffn_up"))
+            if keys.tensor(f"blk.{layer}.{part}.weight")
         ]
         if not matching:
             keys.fail("block_count", keys.layers, f"block {layer} is no kind of layer that weft knows")
         kinds.append(matching[0])
-    config = parts.base(keys,
-                        "nemotron_h",
-                        **parts.attention(keys),
-                        layer_norm_epsilon=parts.eps(keys),
-                        layers_block_type=kinds,
-                        mamba_num_heads=heads,
-                        mamba_head_dim=width,
-                        n_groups=groups,
-                        ssm_state_size=state,
-                        conv_kernel=kernel,
-                        use_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
-                        use_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
-                        mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
-                        intermediate_size=keys.integer("feed_forward_length", 1))
+    config = parts.base(
+        keys,
+        "nemotron_h",
+        **parts.attention(keys),
+        layer_norm_epsilon=parts.eps(keys),
+        layers_block_type=kinds,
+        mamba_num_heads=heads,
+        mamba_head_dim=width,
+        n_groups=groups,
+        ssm_state_size=state,
+        conv_kernel=kernel,
+        use_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+        use_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
+        mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
+        intermediate_size=keys.integer("feed_forward_length", 1),
+    )
     del config["num_hidden_layers"]
     if "moe" in kinds:
         config |= {
@@ -169,24 +193,27 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
             "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
             "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
             "norm_topk_prob": keys.boolean("expert_weights_norm", True),
-            "routed_scaling_factor": keys.number("expert_weights_scale",
-                                                 1.0), "n_group": keys.integer("expert_group_count", 1),
-            "topk_group": keys.integer("expert_group_used_count",
-                                       1), "moe_latent_size": keys.integer("moe_latent_size", 0)
+            "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+            "n_group": keys.integer("expert_group_count", 1),
+            "topk_group": keys.integer("expert_group_used_count", 1),
+            "moe_latent_size": keys.integer("moe_latent_size", 0),
         }
     inside = {
-        theirs: ours.replace("self_attn", "mixer") for theirs, ours in parts.ATTENTION.items()
-        if isinstance(ours, str)
+        theirs: ours.replace("self_attn", "mixer") for theirs, ours in parts.ATTENTION.items() if isinstance(ours, str)
     }
-    names: Names = (inside
-                    | parts.mamba("mixer")
-                    | parts.dense("mixer")
-                    | parts.sparse("mixer")
-                    | parts.shared("mixer.shared_experts")
-                    | {
-                        "attn_norm": "norm", "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
-                        "ffn_latent_down": "mixer.fc1_latent_proj", "ffn_latent_up": "mixer.fc2_latent_proj"
-                    })
+    names: Names = (
+        inside
+        | parts.mamba("mixer")
+        | parts.dense("mixer")
+        | parts.sparse("mixer")
+        | parts.shared("mixer.shared_experts")
+        | {
+            "attn_norm": "norm",
+            "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+            "ffn_latent_down": "mixer.fc1_latent_proj",
+            "ffn_latent_up": "mixer.fc2_latent_proj",
+        }
+    )
     return FileLayout(config, _MIXERS, names, {"mixer.A_log": LOG})
 
 
@@ -196,68 +223,78 @@ _MIXERS: Names = {"token_embd": "model.embeddings", "output_norm": "model.norm_f
 def _falcon_h1(keys: GgufKeys) -> FileLayout:
     """The multipliers are in the weights. ``norm_before_gate`` is what all releases have."""
     mamba = _granite_mamba(keys)
-    config = parts.base(keys,
-                        "falcon_h1",
-                        **parts.attention(keys),
-                        **mamba,
-                        rms_norm_eps=parts.eps(keys),
-                        mamba_d_ssm=keys.integer("ssm.inner_size"),
-                        intermediate_size=keys.integer("feed_forward_length"),
-                        mamba_rms_norm=any(keys.layers_with("ssm_norm.weight")),
-                        mamba_norm_before_gate=False,
-                        mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
-                        projectors_bias=keys.tensor(parts.first(keys, "ssm_out.bias")) is not None)
-    names = (parts.ATTENTION
-             | parts.mamba("mamba")
-             | parts.dense("feed_forward")
-             | {
-                 "attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm.weight",
-                 "ffn_norm.weight": "pre_ff_layernorm.weight"
-             })  # the converter leaves the end out
+    config = parts.base(
+        keys,
+        "falcon_h1",
+        **parts.attention(keys),
+        **mamba,
+        rms_norm_eps=parts.eps(keys),
+        mamba_d_ssm=keys.integer("ssm.inner_size"),
+        intermediate_size=keys.integer("feed_forward_length"),
+        mamba_rms_norm=any(keys.layers_with("ssm_norm.weight")),
+        mamba_norm_before_gate=False,
+        mlp_bias=keys.tensor(parts.first(keys, "ffn_up.bias")) is not None,
+        projectors_bias=keys.tensor(parts.first(keys, "ssm_out.bias")) is not None,
+    )
+    names = (
+        parts.ATTENTION
+        | parts.mamba("mamba")
+        | parts.dense("feed_forward")
+        | {
+            "attn_norm": "input_layernorm",
+            "ffn_norm": "pre_ff_layernorm.weight",
+            "ffn_norm.weight": "pre_ff_layernorm.weight",
+        }
+    )  # the converter leaves the end out
     whole = parts.WHOLE | {"output_norm": "model.final_layernorm"}
     return FileLayout(config, whole, names, {"mamba.A_log": LOG})
 
 
 def _jamba(keys: GgufKeys) -> FileLayout:
     sparse = [layer for layer, has in enumerate(keys.layers_with("ffn_gate_inp.weight")) if has]
-    config = parts.base(keys,
-                        "jamba",
-                        **parts.attention(keys),
-                        rms_norm_eps=parts.eps(keys),
-                        layer_types=parts.kinds(keys, "mamba"),
-                        intermediate_size=keys.integer("feed_forward_length"),
-                        num_experts=keys.integer("expert_count", 1) if sparse else 1,
-                        num_experts_per_tok=keys.integer("expert_used_count", 1) if sparse else 1,
-                        mamba_d_state=keys.integer("ssm.state_size"),
-                        mamba_d_conv=keys.integer("ssm.conv_kernel"),
-                        mamba_dt_rank=keys.integer("ssm.time_step_rank"),
-                        mamba_expand=keys.integer("ssm.inner_size") // keys.integer("embedding_length",
-                                                                                    least=1),
-                        mamba_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
-                        mamba_proj_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None)
+    config = parts.base(
+        keys,
+        "jamba",
+        **parts.attention(keys),
+        rms_norm_eps=parts.eps(keys),
+        layer_types=parts.kinds(keys, "mamba"),
+        intermediate_size=keys.integer("feed_forward_length"),
+        num_experts=keys.integer("expert_count", 1) if sparse else 1,
+        num_experts_per_tok=keys.integer("expert_used_count", 1) if sparse else 1,
+        mamba_d_state=keys.integer("ssm.state_size"),
+        mamba_d_conv=keys.integer("ssm.conv_kernel"),
+        mamba_dt_rank=keys.integer("ssm.time_step_rank"),
+        mamba_expand=keys.integer("ssm.inner_size") // keys.integer("embedding_length", least=1),
+        mamba_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
+        mamba_proj_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+    )
     if sparse:
         period = sparse[1] - sparse[0] if len(sparse) > 1 else keys.layers
         if sparse != list(range(sparse[0], keys.layers, period)):
             keys.fail("expert_count", config["num_experts"], f"experts in the layers {sparse} are not served")
         config |= {"expert_layer_offset": sparse[0], "expert_layer_period": period}
-    names = (parts.ATTENTION
-             | parts.mamba1("mamba")
-             | parts.dense("feed_forward")
-             | parts.sparse("feed_forward", router="router")
-             | {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"})
+    names = (
+        parts.ATTENTION
+        | parts.mamba1("mamba")
+        | parts.dense("feed_forward")
+        | parts.sparse("feed_forward", router="router")
+        | {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"}
+    )
     whole = parts.WHOLE | {"output_norm": "model.final_layernorm"}
     return FileLayout(config, whole, names, {"mamba.A_log": LOG})
 
 
 def _mamba_alone(keys: GgufKeys) -> FileLayout:
     """Mamba, Falcon-Mamba (norms of dt, B and C), Mamba-2."""
-    config = parts.base(keys,
-                        keys.architecture,
-                        layer_norm_epsilon=parts.eps(keys),
-                        state_size=keys.integer("ssm.state_size"),
-                        conv_kernel=keys.integer("ssm.conv_kernel"),
-                        use_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
-                        use_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None)
+    config = parts.base(
+        keys,
+        keys.architecture,
+        layer_norm_epsilon=parts.eps(keys),
+        state_size=keys.integer("ssm.state_size"),
+        conv_kernel=keys.integer("ssm.conv_kernel"),
+        use_bias=keys.tensor(parts.first(keys, "ssm_in.bias")) is not None,
+        use_conv_bias=keys.tensor(parts.first(keys, "ssm_conv1d.bias")) is not None,
+    )
     inner, hidden = keys.integer("ssm.inner_size"), keys.integer("embedding_length", least=1)
     if keys.architecture == "mamba2":
         heads, width, groups, _, _ = _mamba2_numbers(keys)
@@ -266,8 +303,9 @@ def _mamba_alone(keys: GgufKeys) -> FileLayout:
     else:
         plain = keys.boolean("ssm.dt_b_c_rms", False)
         config |= {
-            "model_type": "falcon_mamba" if plain else "mamba", "intermediate_size": inner,
-            "time_step_rank": keys.integer("ssm.time_step_rank")
+            "model_type": "falcon_mamba" if plain else "mamba",
+            "intermediate_size": inner,
+            "time_step_rank": keys.integer("ssm.time_step_rank"),
         }
         names = parts.mamba1("mixer")
     return FileLayout(config, _MIXERS, names | {"attn_norm": "norm"}, {"mixer.A_log": LOG})
@@ -278,12 +316,14 @@ def _plain(keys: GgufKeys) -> FileLayout:
     llama, count = keys.architecture == "llama", keys.integer("expert_count", 0)
     if llama and count:
         keys.fail("expert_count", count, "llama with experts is not served")
-    config = parts.base(keys,
-                        "llama" if llama else "qwen3_moe" if count else "qwen3",
-                        **parts.attention(keys),
-                        rms_norm_eps=parts.eps(keys),
-                        intermediate_size=keys.integer("feed_forward_length"),
-                        **(parts.experts(keys) if count else {}))
+    config = parts.base(
+        keys,
+        "llama" if llama else "qwen3_moe" if count else "qwen3",
+        **parts.attention(keys),
+        rms_norm_eps=parts.eps(keys),
+        intermediate_size=keys.integer("feed_forward_length"),
+        **(parts.experts(keys) if count else {}),
+    )
     names = parts.ATTENTION | parts.NORMS | parts.dense("mlp") | parts.sparse("mlp")
     return FileLayout(config, parts.WHOLE, names, parts.interleaved(config) if llama else {})
 
@@ -293,15 +333,22 @@ def _gpt_oss(keys: GgufKeys) -> FileLayout:
     attended = parts.attention(keys)
     attended["rope_parameters"]["truncate"] = False
     experts = parts.experts(keys)
-    config = parts.base(keys, "gpt_oss", **attended, rms_norm_eps=parts.eps(keys),
-                        intermediate_size=experts["moe_intermediate_size"],
-                        num_local_experts=experts["num_experts"],
-                        num_experts_per_tok=experts["num_experts_per_tok"],
-                        sliding_window=keys.integer("attention.sliding_window", least=1),
-                        layer_types=["full_attention" if i % 2 else "sliding_attention"
-                                     for i in range(keys.layers)])
-    names: Names = {"attn_sinks.weight": "self_attn.sinks", "attn_norm": "input_layernorm",
-                    "post_attention_norm": "post_attention_layernorm"}
+    config = parts.base(
+        keys,
+        "gpt_oss",
+        **attended,
+        rms_norm_eps=parts.eps(keys),
+        intermediate_size=experts["moe_intermediate_size"],
+        num_local_experts=experts["num_experts"],
+        num_experts_per_tok=experts["num_experts_per_tok"],
+        sliding_window=keys.integer("attention.sliding_window", least=1),
+        layer_types=["full_attention" if i % 2 else "sliding_attention" for i in range(keys.layers)],
+    )
+    names: Names = {
+        "attn_sinks.weight": "self_attn.sinks",
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+    }
     names |= {f"ffn_{part}_exps.bias": f"mlp.experts.{part}_proj_bias" for part in parts.PARTS}
     return FileLayout(config, parts.WHOLE, parts.ATTENTION | names | parts.sparse("mlp", router="router"))
 

@@ -26,10 +26,16 @@ _EVERY = 6
 _LAYERS_27B = 62
 _TURNS = 1e6
 """Divisors above it stand for dims that do not turn."""
-_NAMES: Names = parts.ATTENTION | parts.dense("mlp") | {
-    "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"
-}
+_NAMES: Names = (
+    parts.ATTENTION
+    | parts.dense("mlp")
+    | {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
 
 
 def gemma3(keys: GgufKeys) -> FileLayout:
@@ -37,12 +43,13 @@ def gemma3(keys: GgufKeys) -> FileLayout:
     hidden, heads = keys.integer("embedding_length"), attended["num_attention_heads"]
     divisor = hidden // heads if keys.layers == _LAYERS_27B else attended["head_dim"]
     full = attended.pop("rope_parameters")
-    config = _config(keys, "gemma3_text") | attended | {
-        "query_pre_attn_scalar": divisor, "rope_parameters": {_FULL: full, _WINDOW: _window_rope(keys)}
-    }
+    config = (
+        _config(keys, "gemma3_text")
+        | attended
+        | {"query_pre_attn_scalar": divisor, "rope_parameters": {_FULL: full, _WINDOW: _window_rope(keys)}}
+    )
     shifted = Undo(values="minus_one")
-    undo = {f"{name}.weight": shifted for name in ("model.norm", *_NAMES.values())
-            if str(name).endswith("norm")}
+    undo = {f"{name}.weight": shifted for name in ("model.norm", *_NAMES.values()) if str(name).endswith("norm")}
     return FileLayout(config, parts.WHOLE, _NAMES, undo)
 
 
@@ -55,48 +62,67 @@ def gemma4(keys: GgufKeys) -> FileLayout:
     window_dim = keys.integer("attention.key_length_swa", keys.integer("attention.key_length"), least=1)
     full_dim = keys.integer("attention.key_length", least=1)
     config |= {
-        "num_attention_heads": keys.integer("attention.head_count", least=1), "head_dim": window_dim,
+        "num_attention_heads": keys.integer("attention.head_count", least=1),
+        "head_dim": window_dim,
         "num_key_value_heads": kv_heads[kinds.index(_WINDOW) if _WINDOW in kinds else 0],
-        "num_kv_shared_layers": reused, "intermediate_size": widths[0],
+        "num_kv_shared_layers": reused,
+        "intermediate_size": widths[0],
         "use_double_wide_mlp": widths[-1] == 2 * widths[0],
         "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": config["vocab_size"],
-        "attention_k_eq_v": any(kind == _FULL and not has
-                                for kind, has in list(zip(kinds, has_values, strict=True))[:layers - reused]),
-        "per_layer_config": {str(layer): {"head_dim": full_dim, "num_key_value_heads": kv_heads[layer]}
-                             for layer, kind in enumerate(kinds) if kind == _FULL},
-        "rope_parameters": {_FULL: _partial_rope(keys, full_dim), _WINDOW: _window_rope(keys)}
+        "attention_k_eq_v": any(
+            kind == _FULL and not has for kind, has in list(zip(kinds, has_values, strict=True))[: layers - reused]
+        ),
+        "per_layer_config": {
+            str(layer): {"head_dim": full_dim, "num_key_value_heads": kv_heads[layer]}
+            for layer, kind in enumerate(kinds)
+            if kind == _FULL
+        },
+        "rope_parameters": {_FULL: _partial_rope(keys, full_dim), _WINDOW: _window_rope(keys)},
     }
     if any(keys.layers_with("ffn_gate_inp.weight")):
         config |= {
-            "enable_moe_block": True, "num_experts": keys.integer("expert_count", least=1),
+            "enable_moe_block": True,
+            "num_experts": keys.integer("expert_count", least=1),
             "top_k_experts": keys.integer("expert_used_count", least=1),
-            "moe_intermediate_size": keys.integer("expert_feed_forward_length", least=1)
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length", least=1),
         }
     whole: Names = {
         "per_layer_token_embd": "model.embed_tokens_per_layer",
         "per_layer_model_proj": "model.per_layer_model_projection",
-        "per_layer_proj_norm": "model.per_layer_projection_norm"
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
     }
     names: Names = {
-        "layer_output_scale.weight": "layer_scalar", "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
-        "pre_ffw_norm_2": "pre_feedforward_layernorm_2", "post_ffw_norm_1": "post_feedforward_layernorm_1",
-        "post_ffw_norm_2": "post_feedforward_layernorm_2", "ffn_gate_inp": "router.proj",
-        "ffn_gate_inp.scale": "router.scale", "ffn_down_exps.scale": "router.per_expert_scale",
+        "layer_output_scale.weight": "layer_scalar",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
         "ffn_gate_up_exps": ("experts.{e}.gate_proj", "experts.{e}.up_proj"),
-        "ffn_gate_exps": "experts.{e}.gate_proj", "ffn_up_exps": "experts.{e}.up_proj",
-        "ffn_down_exps": "experts.{e}.down_proj"
+        "ffn_gate_exps": "experts.{e}.gate_proj",
+        "ffn_up_exps": "experts.{e}.up_proj",
+        "ffn_down_exps": "experts.{e}.down_proj",
     }
     return FileLayout(config, parts.WHOLE | whole, _NAMES | names)
 
 
 def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
     window, cap = keys.integer("attention.sliding_window", 0), keys.number("final_logit_softcapping", 0.0)
-    return parts.base(keys, model_type, rms_norm_eps=parts.eps(keys), hidden_activation="gelu_pytorch_tanh",
-                      sliding_window=window or None, layer_types=_kinds(keys, window),
-                      intermediate_size=keys.integer("feed_forward_length", least=1),
-                      final_logit_softcapping=cap or None)
+    return parts.base(
+        keys,
+        model_type,
+        rms_norm_eps=parts.eps(keys),
+        hidden_activation="gelu_pytorch_tanh",
+        sliding_window=window or None,
+        layer_types=_kinds(keys, window),
+        intermediate_size=keys.integer("feed_forward_length", least=1),
+        final_logit_softcapping=cap or None,
+    )
 
 
 def _kinds(keys: GgufKeys, window: int) -> list[str]:

@@ -35,9 +35,19 @@ _DIMS_MAX = 4
 _ALIGNMENT = 32
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 _NUMBERS: dict[int, np.dtype[Any]] = {
-    number: np.dtype(form) for number, form in {
-        0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8",
-        12: "<f8"
+    number: np.dtype(form)
+    for number, form in {
+        0: "u1",
+        1: "i1",
+        2: "<u2",
+        3: "<i2",
+        4: "<u4",
+        5: "<i4",
+        6: "<f4",
+        7: "?",
+        10: "<u8",
+        11: "<i8",
+        12: "<f8",
     }.items()
 }
 _STRING, _ARRAY = 8, 9
@@ -81,8 +91,10 @@ def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
     count = first.keys.get("split.count", 1)
     if isinstance(count, int) and count > 1 and len(files) != count:
         refuse(
-            path, f"it is one of {count} files, whose names end in -00001-of-{count:05}.gguf; "
-            f"{'its name does not' if len(files) == 1 else f'its name says {len(files)}'}")
+            path,
+            f"it is one of {count} files, whose names end in -00001-of-{count:05}.gguf; "
+            f"{'its name does not' if len(files) == 1 else f'its name says {len(files)}'}",
+        )
     headers = [first if file == path else _read_file(file, keeps_texts) for file in files]
     tensors: dict[str, FileTensor] = {}
     for header in headers:
@@ -101,12 +113,11 @@ def split_files(path: Path) -> list[Path]:
     count = int(match.group(2))
     if not 1 <= count <= FILES_MAX:
         refuse(path, f"its name says {count} files")
-    stem = path.stem[:match.start()]
+    stem = path.stem[: match.start()]
     files = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     for file in files:
         if not file.is_file():
-            raise CheckpointError(f"{file}: the file is missing; {path.name} is one of {count}",
-                                  param="model")
+            raise CheckpointError(f"{file}: the file is missing; {path.name} is one of {count}", param="model")
     return files
 
 
@@ -133,6 +144,7 @@ def _read_file(path: Path, keeps_texts: bool) -> Header:
 
 class _Reader:
     """Walks over ``memory`` from the counts on; each step asks first whether the bytes are there."""
+
     def __init__(self, path: Path, memory: mmap.mmap, keeps_texts: bool) -> None:
         self.path, self.memory, self.keeps_texts = path, memory, keeps_texts
         self.size, self.at = len(memory), 8
@@ -156,8 +168,9 @@ class _Reader:
         data = -(-self.at // alignment) * alignment
         return Header(self.path, keys, self._checked(entries, data, alignment))
 
-    def _checked(self, entries: list[tuple[str, tuple[int, ...], int, int]], data: int,
-                 alignment: int) -> dict[str, FileTensor]:
+    def _checked(
+        self, entries: list[tuple[str, tuple[int, ...], int, int]], data: int, alignment: int
+    ) -> dict[str, FileTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # here: every start imports this module
 
         tensors: dict[str, FileTensor] = {}
@@ -168,19 +181,21 @@ class _Reader:
                 kind = GGMLQuantizationType(number)
             except ValueError:
                 refuse(
-                    self.path, f"{name} is of type {number}, which ggml does not have; weft reads "
-                    f"{', '.join(one.name for one in GGMLQuantizationType)}")
+                    self.path,
+                    f"{name} is of type {number}, which ggml does not have; weft reads "
+                    f"{', '.join(one.name for one in GGMLQuantizationType)}",
+                )
             block, block_bytes = GGML_QUANT_SIZES[kind]
             if shape[-1] % block:
-                refuse(self.path,
-                       f"{name} has shape {list(shape)}; {kind.name} has blocks of {block} columns")
+                refuse(self.path, f"{name} has shape {list(shape)}; {kind.name} has blocks of {block} columns")
             size = math.prod(shape) // block * block_bytes
             if offset % alignment:
                 refuse(self.path, f"{name} begins at byte {offset} of the data, no multiple of {alignment}")
             if data + offset + size > self.size:
                 refuse(
-                    self.path, f"it is truncated: {name} ends at byte {data + offset + size} and the file "
-                    f"has {self.size}")
+                    self.path,
+                    f"it is truncated: {name} ends at byte {data + offset + size} and the file has {self.size}",
+                )
             tensors[name] = FileTensor(self.path, name, kind.name, shape, size, data + offset)
         filled = sorted((one for one in tensors.values() if one.stored_bytes), key=lambda one: one.begin)
         for one, following in pairwise(filled):
@@ -220,7 +235,7 @@ class _Reader:
 
     def _numbers(self, form: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
         begin = self._step(form.itemsize * count)
-        return np.frombuffer(self.memory[begin:self.at], form, count)
+        return np.frombuffer(self.memory[begin : self.at], form, count)
 
     def _texts(self, count: int) -> list[str]:
         """A vocabulary has hundreds of thousands: this loop is the time that a header takes."""
@@ -234,7 +249,7 @@ class _Reader:
             if length > self.size - at:
                 self._truncated()
             if keeps:
-                texts.append(memory[at:at + length])
+                texts.append(memory[at : at + length])
             at += length
         self.at = at
         return [text.decode("utf-8", "replace") for text in texts]
@@ -243,7 +258,7 @@ class _Reader:
         length = self._number()
         begin = self._step(length)
         try:
-            return self.memory[begin:self.at].decode("utf-8")
+            return self.memory[begin : self.at].decode("utf-8")
         except UnicodeDecodeError:
             refuse(self.path, f"{self.place} is not UTF-8 text")
 

@@ -21,6 +21,7 @@ _SHOWN_CHARS = 120
 
 class GgufKeys:
     """The keys of one architecture, and which tensors the file has."""
+
     def __init__(self, header: Header, architecture: str) -> None:
         self.header, self.architecture = header, architecture
 
@@ -53,7 +54,7 @@ class GgufKeys:
         value = self.get(name)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or value.size < count:
             self.fail(name, value, f"it must be a list of {count or 'some'} whole numbers")
-        numbers = [int(one) for one in value[:count or None]]
+        numbers = [int(one) for one in value[: count or None]]
         if min(numbers, default=0) < 0:
             self.fail(name, value, "its numbers must not be below 0")
         return numbers
@@ -88,8 +89,8 @@ class GgufKeys:
         shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
         place = f"{self.architecture}.{name}"
         raise CheckpointError(
-            f"{self.header.path}: {place} is {'missing' if value is None else shown}: {reason}",
-            param="model")
+            f"{self.header.path}: {place} is {'missing' if value is None else shown}: {reason}", param="model"
+        )
 
 
 def _shortest(value: float) -> float:

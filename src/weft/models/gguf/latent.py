@@ -46,7 +46,7 @@ def kimi_linear(keys: GgufKeys) -> FileLayout:
     config = _config(keys, "kimi_linear") | {
         "linear_num_heads": keys.integer("attention.head_count", least=1),
         "linear_head_dim": keys.integer("kda.head_dim", least=1),
-        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1)
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1),
     }
     return FileLayout(config, parts.WHOLE, _NAMES | _NARROW_GATES, {"self_attn.A_log": LOG})
 
@@ -67,19 +67,24 @@ def ling(keys: GgufKeys) -> FileLayout:
     theta = keys.number("rope.freq_base", 10000.0)
     config = _config(keys, "bailing_hybrid") | {
         "linear_head_dim": keys.integer("kda.head_dim", least=1),
-        "short_conv_kernel_size": keys.integer("ssm.conv_kernel", least=1), "kda_safe_gate": safe,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta}
+        "short_conv_kernel_size": keys.integer("ssm.conv_kernel", least=1),
+        "kda_safe_gate": safe,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
     }
     if safe:
         config["kda_lower_bound"] = keys.number("kda.gate_lower_bound")
-    names: Names = {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj",
-                    "attn_gate": "self_attn.g_proj"}
+    names: Names = {"ssm_f_a": "self_attn.f_proj", "ssm_g_a": "self_attn.g_proj", "attn_gate": "self_attn.g_proj"}
     return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
 
 
-_GATED_NORMS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_self_attn_layernorm",
-                "ffn_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
-                "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_kv_a_norm": "self_attn.kv_a_layernorm"}
+_GATED_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+}
 
 
 def gigachat35(keys: GgufKeys) -> FileLayout:
@@ -88,20 +93,35 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
     heads, inner = keys.integer("ssm.time_step_rank", least=1), keys.integer("ssm.inner_size", least=1)
     config = _config(keys, "gigachat3_5") | {
         "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0),
-        "linear_num_key_heads": keys.integer("ssm.group_count", least=1), "linear_num_value_heads": heads,
+        "linear_num_key_heads": keys.integer("ssm.group_count", least=1),
+        "linear_num_value_heads": heads,
         "linear_key_head_dim": keys.integer("ssm.state_size", least=1),
         "linear_value_head_dim": inner // heads,
-        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1), "swiglu_limit": _limit(keys),
-        "rope_parameters": parts.attention(keys)["rope_parameters"] | _stretch(keys)
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1),
+        "swiglu_limit": _limit(keys),
+        "rope_parameters": parts.attention(keys)["rope_parameters"] | _stretch(keys),
     }
-    config["rope_parameters"].pop("partial_rotary_factor", None)    # of the latent, not of a head
-    names: Names = _NAMES | parts.mamba("self_attn") | _GATED_NORMS | {
-        "attn_gate": "self_attn.gate_proj", "attn_qkv": "self_attn.in_proj_qkv",
-        "ssm_beta": "self_attn.in_proj_b", "ssm_alpha": "self_attn.in_proj_a"
-    }
+    config["rope_parameters"].pop("partial_rotary_factor", None)  # of the latent, not of a head
+    names: Names = (
+        _NAMES
+        | parts.mamba("self_attn")
+        | _GATED_NORMS
+        | {
+            "attn_gate": "self_attn.gate_proj",
+            "attn_qkv": "self_attn.in_proj_qkv",
+            "ssm_beta": "self_attn.in_proj_b",
+            "ssm_alpha": "self_attn.in_proj_a",
+        }
+    )
     names |= _OWN_TABLES
-    whole, norms = dict(parts.WHOLE), {**_GATED_NORMS, "output_norm": "model.norm", **{
-        theirs: str(ours) for theirs, ours in parts.NEXT_TOKENS.items() if theirs.endswith("norm")}}
+    whole, norms = (
+        dict(parts.WHOLE),
+        {
+            **_GATED_NORMS,
+            "output_norm": "model.norm",
+            **{theirs: str(ours) for theirs, ours in parts.NEXT_TOKENS.items() if theirs.endswith("norm")},
+        },
+    )
     for theirs, ours in norms.items():
         of = whole if theirs == "output_norm" else names
         of |= {f"{theirs}_gate_{end}": f"{ours}.gate_{end}_projection" for end in ("up", "down")}
@@ -109,23 +129,27 @@ def gigachat35(keys: GgufKeys) -> FileLayout:
     return FileLayout(config, whole, names, shifted | {"self_attn.A_log": LOG})
 
 
-_OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens",
-                      "nextn.shared_head_head": "mtp.shared_head"}
+_OWN_TABLES: Names = {"nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.shared_head"}
 """Of a head: copies of the trunk's, which are not read."""
 
 
 def _limit(keys: GgufKeys) -> float:
-    limits = {float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp")
-              for one in np.atleast_1d(keys.get(name, 0.0))}
+    limits = {
+        float(one) for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp") for one in np.atleast_1d(keys.get(name, 0.0))
+    }
     if len(limits) > 1:
         keys.fail("swiglu_clamp_exp", sorted(limits), "one limit for all feed-forwards is served")
     return limits.pop()
 
 
 _INDEX: Names = {
-    "indexer.attn_k": "wk", "indexer.attn_q_b": "wq_b", "indexer.proj": "weights_proj",
-    "indexer.k_norm": "k_norm", "indexer_compressor_gate.weight": "index_kpool_compress_gate",
-    "indexer_compressor_ape.weight": "index_kpool_compress_ape"}
+    "indexer.attn_k": "wk",
+    "indexer.attn_q_b": "wq_b",
+    "indexer.proj": "weights_proj",
+    "indexer.k_norm": "k_norm",
+    "indexer_compressor_gate.weight": "index_kpool_compress_gate",
+    "indexer_compressor_ape.weight": "index_kpool_compress_ape",
+}
 
 
 def glm5_next(keys: GgufKeys) -> FileLayout:
@@ -135,27 +159,33 @@ def glm5_next(keys: GgufKeys) -> FileLayout:
         keys.fail("attention.indexer.kpool_select_tail", False, "attention sees the unfinished block")
     config = _config(keys, "glm5_next_text")
     own = np.atleast_1d(keys.get("attention.indexer.types", True))
-    if any(kind == "full_attention" and not has
-           for kind, has in zip(config["layer_types"], np.resize(own, keys.layers), strict=True)):
-        keys.fail("attention.indexer.types", own.tolist(), "attention layers with an index of their own are "
-                  "served")
+    if any(
+        kind == "full_attention" and not has
+        for kind, has in zip(config["layer_types"], np.resize(own, keys.layers), strict=True)
+    ):
+        keys.fail("attention.indexer.types", own.tolist(), "attention layers with an index of their own are served")
     config |= {
         "linear_num_heads": config["num_attention_heads"],
         "linear_head_dim": keys.integer("kda.head_dim", least=1),
-        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1), "linear_lower_bound":
-            None if keys.get("kda.gate_lower_bound") is None else keys.number("kda.gate_lower_bound"),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", least=1),
+        "linear_lower_bound": None if keys.get("kda.gate_lower_bound") is None else keys.number("kda.gate_lower_bound"),
         "index_n_heads": keys.integer("attention.indexer.head_count", least=1),
         "index_head_dim": keys.integer("attention.indexer.key_length", least=1),
         "index_topk": keys.integer("attention.indexer.top_k", least=1),
-        "index_kpool": keys.integer("attention.indexer.kpool", least=1), "swiglu_limit": _limit(keys),
+        "index_kpool": keys.integer("attention.indexer.kpool", least=1),
+        "swiglu_limit": _limit(keys),
         "hc_mult": keys.integer("hyper_connection.count", least=1),
         "hc_sinkhorn_iters": keys.integer("hyper_connection.sinkhorn_iterations", least=1),
         "hc_eps": keys.number("hyper_connection.epsilon"),
-        "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0)}
+        "num_nextn_predict_layers": keys.integer("nextn_predict_layers", 0),
+    }
     names: Names = _NARROW_GATES | _OWN_TABLES
     names |= {theirs: f"self_attn.indexer.{ours}" for theirs, ours in _INDEX.items()}
-    names |= {f"hc_{block}_{part}.weight": f"hc_{block}_{part}"
-              for block in ("attn", "ffn") for part in ("fn", "base", "scale")}
+    names |= {
+        f"hc_{block}_{part}.weight": f"hc_{block}_{part}"
+        for block in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    }
     return FileLayout(config, parts.WHOLE, _NAMES | names, {"self_attn.A_log": LOG})
 
 
@@ -175,16 +205,23 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
     sparse, attended = (keys.layers_with(f"{part}.weight") for part in ("ffn_gate_inp", "attn_kv_a_mqa"))
     kinds = ["full_attention" if has else "linear_attention" for has in attended]
     return parts.base(
-        keys, model_type, rms_norm_eps=parts.eps(keys), layer_types=kinds,
-        model_max_length=keys.integer("context_length", least=1), num_attention_heads=heads,
-        num_key_value_heads=heads, qk_rope_head_dim=shared, qk_nope_head_dim=width - shared,
+        keys,
+        model_type,
+        rms_norm_eps=parts.eps(keys),
+        layer_types=kinds,
+        model_max_length=keys.integer("context_length", least=1),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        qk_rope_head_dim=shared,
+        qk_nope_head_dim=width - shared,
         v_head_dim=keys.integer("attention.value_length_mla", least=1),
         kv_lora_rank=keys.integer("attention.kv_lora_rank", least=1),
         q_lora_rank=keys.integer("attention.q_lora_rank", 0) or None,
         attention_bias=keys.tensor(parts.first(keys, "attn_kv_a_mqa.bias")) is not None,
         mlp_layer_types=["sparse" if has else "dense" for has in sparse],
         intermediate_size=keys.integer("feed_forward_length", 0) or 1,
-        **(_experts(keys) if any(sparse) else {}))
+        **(_experts(keys) if any(sparse) else {}),
+    )
 
 
 def _experts(keys: GgufKeys) -> dict[str, Any]:
@@ -193,11 +230,12 @@ def _experts(keys: GgufKeys) -> dict[str, Any]:
     width = keys.integer("expert_feed_forward_length", least=1)
     shared = keys.tensor(parts.first(keys, "ffn_gate_shexp.weight"))
     return {
-        "num_experts": keys.integer("expert_count", least=1), "num_experts_per_token":
-            keys.integer("expert_used_count", least=1), "moe_intermediate_size": width, "num_shared_experts":
-                max(1, shared.shape[0] // width) if shared else keys.integer("expert_shared_count", 1),
-        "moe_renormalize": keys.boolean("expert_weights_norm", True), "routed_scaling_factor":
-            keys.number("expert_weights_scale", 1.0),
+        "num_experts": keys.integer("expert_count", least=1),
+        "num_experts_per_token": keys.integer("expert_used_count", least=1),
+        "moe_intermediate_size": width,
+        "num_shared_experts": max(1, shared.shape[0] // width) if shared else keys.integer("expert_shared_count", 1),
+        "moe_renormalize": keys.boolean("expert_weights_norm", True),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
         "num_expert_group": keys.integer("expert_group_count", 1),
-        "topk_group": keys.integer("expert_group_used_count", 1)
+        "topk_group": keys.integer("expert_group_used_count", 1),
     }

@@ -56,11 +56,13 @@ def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
     if table is None or len(table.shape) != 2:
         keys.fail("vocab_size", None, "the file has no token_embd.weight of two dims")
     return {
-        "model_type": model_type, "vocab_size": table.shape[0], "hidden_size":
-            keys.integer("embedding_length"), "num_hidden_layers": keys.layers,
-        "max_position_embeddings": keys.integer(
-            "context_length", least=1), "tie_word_embeddings": keys.tensor("output.weight") is None,
-        "dtype": {"F32": "float32", "F16": "float16"}.get(table.type, "bfloat16")
+        "model_type": model_type,
+        "vocab_size": table.shape[0],
+        "hidden_size": keys.integer("embedding_length"),
+        "num_hidden_layers": keys.layers,
+        "max_position_embeddings": keys.integer("context_length", least=1),
+        "tie_word_embeddings": keys.tensor("output.weight") is None,
+        "dtype": {"F32": "float32", "F16": "float16"}.get(table.type, "bfloat16"),
     } | more
 
 
@@ -68,19 +70,23 @@ def attention(keys: GgufKeys) -> dict[str, Any]:
     heads = keys.integer("attention.head_count", least=1)
     head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads, least=1)
     rotary = keys.integer("rope.dimension_count", head_dim)
-    parameters: dict[str,
-                     Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
+    parameters: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
     if rotary != head_dim:
         parameters["partial_rotary_factor"] = rotary / head_dim
     kind = keys.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
         parameters |= {
-            "rope_type": kind, "factor": keys.number("rope.scaling.factor"),
-            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length",
-                                                             keys.integer("context_length"))
+            "rope_type": kind,
+            "factor": keys.number("rope.scaling.factor"),
+            "original_max_position_embeddings": keys.integer(
+                "rope.scaling.original_context_length", keys.integer("context_length")
+            ),
         }
-        for ours, theirs in (("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast"),
-                             ("beta_slow", "yarn_beta_slow")):
+        for ours, theirs in (
+            ("attention_factor", "attn_factor"),
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+        ):
             if keys.get(f"rope.scaling.{theirs}") is not None:
                 parameters[ours] = keys.number(f"rope.scaling.{theirs}")
     elif kind != "none":
@@ -88,9 +94,11 @@ def attention(keys: GgufKeys) -> dict[str, Any]:
     if (divisors := keys.tensor("rope_freqs.weight")) is not None:
         parameters |= _llama3(keys, divisors, parameters["rope_theta"], rotary)
     return {
-        "num_attention_heads": heads, "head_dim": head_dim, "rope_parameters": parameters,
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+        "rope_parameters": parameters,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
-        "attention_bias": keys.tensor(first(keys, "attn_q.bias")) is not None
+        "attention_bias": keys.tensor(first(keys, "attn_q.bias")) is not None,
     }
 
 
@@ -105,14 +113,17 @@ def _llama3(keys: GgufKeys, tensor: FileTensor, theta: float, rotary: int) -> di
     divisors = np.fromfile(tensor.file, "<f4", rotary // 2, offset=tensor.begin)
     rope = {"rope_type": "llama3", "factor": float(divisors.max(initial=1.0))} | _LLAMA3
     if not np.allclose(llama3_divisors(rope, theta, rotary), divisors, rtol=1e-4):
-        keys.fail("rope.scaling.type", keys.get("rope.scaling.type", "none"),
-                  "the numbers of rope_freqs are not those of Llama 3.1, which are served")
+        keys.fail(
+            "rope.scaling.type",
+            keys.get("rope.scaling.type", "none"),
+            "the numbers of rope_freqs are not those of Llama 3.1, which are served",
+        )
     return rope
 
 
 def llama3_divisors(rope: Mapping[str, Any], theta: float, rotary: int) -> list[float]:
     """What divides the frequency of each pair of dims."""
-    turns = rope["original_max_position_embeddings"] * theta**(-2 * np.arange(rotary // 2) / rotary)
+    turns = rope["original_max_position_embeddings"] * theta ** (-2 * np.arange(rotary // 2) / rotary)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     share = np.clip((turns / (2 * np.pi) - low) / (high - low), 0, 1)
     return list(map(float, 1 / ((1 - share) / rope["factor"] + share)))
@@ -133,20 +144,28 @@ def eps(keys: GgufKeys) -> float:
 
 def experts(keys: GgufKeys) -> dict[str, Any]:
     return {
-        "num_experts": keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"), "norm_topk_prob": True
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
     }
 
 
 WHOLE: Names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ATTENTION: Names = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
 }
 NORMS: Names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 NEXT_TOKENS: Names = {
-    "nextn.eh_proj": "mtp.fc", "nextn.enorm": "mtp.pre_fc_norm_embedding",
-    "nextn.hnorm": "mtp.pre_fc_norm_hidden", "nextn.shared_head_norm": "mtp.norm"
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
 }
 """Of the head for multi-token prediction."""
 PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -167,17 +186,24 @@ def shared(name: str) -> Names:
 
 def mamba(name: str) -> Names:
     return {
-        "ssm_in": f"{name}.in_proj", "ssm_conv1d": f"{name}.conv1d", "ssm_a": f"{name}.A_log",
-        "ssm_d": f"{name}.D", "ssm_dt.bias": f"{name}.dt_bias", "ssm_norm": f"{name}.norm",
-        "ssm_out": f"{name}.out_proj"
+        "ssm_in": f"{name}.in_proj",
+        "ssm_conv1d": f"{name}.conv1d",
+        "ssm_a": f"{name}.A_log",
+        "ssm_d": f"{name}.D",
+        "ssm_dt.bias": f"{name}.dt_bias",
+        "ssm_norm": f"{name}.norm",
+        "ssm_out": f"{name}.out_proj",
     }
 
 
 def mamba1(name: str) -> Names:
     return mamba(name) | {
-        "ssm_dt.bias": f"{name}.dt_proj.bias", "ssm_dt": f"{name}.dt_proj", "ssm_x": f"{name}.x_proj",
-        "ssm_dt_norm": f"{name}.dt_layernorm", "ssm_b_norm": f"{name}.b_layernorm",
-        "ssm_c_norm": f"{name}.c_layernorm"
+        "ssm_dt.bias": f"{name}.dt_proj.bias",
+        "ssm_dt": f"{name}.dt_proj",
+        "ssm_x": f"{name}.x_proj",
+        "ssm_dt_norm": f"{name}.dt_layernorm",
+        "ssm_b_norm": f"{name}.b_layernorm",
+        "ssm_c_norm": f"{name}.c_layernorm",
     }
 
 
@@ -187,9 +213,7 @@ def pairs(heads: int, head_dim: int) -> Undo:
 
 
 def interleaved(config: Mapping[str, Any]) -> dict[str, Undo]:
-    q, k = (pairs(config[heads], config["head_dim"])
-            for heads in ("num_attention_heads", "num_key_value_heads"))
+    q, k = (pairs(config[heads], config["head_dim"]) for heads in ("num_attention_heads", "num_key_value_heads"))
     return {
-        f"self_attn.{part}.{end}": undo for part, undo in (("q_proj", q), ("k_proj", k))
-        for end in ("weight", "bias")
+        f"self_attn.{part}.{end}": undo for part, undo in (("q_proj", q), ("k_proj", k)) for end in ("weight", "bias")
     }

@@ -62,8 +62,7 @@ def view_of(path: Path) -> Path:
     # By its own name, not the one that a link leads to: the hub's cache links names to digests.
     parts = split_files(path)
     named = {file.name: file.resolve() for file in parts}
-    facts = [(name, str(file), (stat := file.stat()).st_size, stat.st_mtime_ns)
-             for name, file in named.items()]
+    facts = [(name, str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for name, file in named.items()]
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "gguf"
     directory = root / hashlib.sha256(repr((_FORM, facts)).encode()).hexdigest()[:_KEY_CHARS]
     if (directory / "config.json").is_file():
@@ -82,7 +81,8 @@ def view_of(path: Path) -> Path:
             raise CheckpointError(
                 f"{root}: the view of {path.name} cannot be written: {error.strerror}; set "
                 "XDG_CACHE_HOME to a directory that can",
-                param="model") from None
+                param="model",
+            ) from None
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return directory
@@ -90,13 +90,14 @@ def view_of(path: Path) -> Path:
 
 def _used(view: Path) -> None:
     """Sets the time of the view, so that it counts as used now."""
-    with suppress(OSError):   # of another user: its age does not matter
+    with suppress(OSError):  # of another user: its age does not matter
         os.utime(view)
 
 
 def _drop_old(root: Path) -> None:
     """Deletes views of files that are gone, and the longest unused beyond ``_VIEWS_MAX``. A process that is
     starting with such a view fails, and its next start makes the view again."""
+
     def age(view: Path) -> float:
         with suppress(OSError):
             return view.stat().st_mtime
@@ -115,7 +116,7 @@ def _write_view(header: Header, files: Mapping[str, Path], directory: Path) -> N
     config["eos_token_id"] = generation["eos_token_id"]
     write_tokenizer(header, directory)
     pooling = GgufKeys(header, str(header.keys["general.architecture"])).integer("pooling_type", _NO_POOLING)
-    if pooling == _RANK:   # of the served families only Qwen3-Reranker is converted so
+    if pooling == _RANK:  # of the served families only Qwen3-Reranker is converted so
         config["classifier_from_token"] = ["no", "yes"]
     elif pooling != _NO_POOLING:
         _write_pooling(_POOLINGS.get(pooling, f"pooling_type {pooling}"), directory)
@@ -155,7 +156,7 @@ def stored_tensors(directory: Path) -> tuple[dict[str, StoredTensor], Path]:
     layout = read_layout(header)
     tensors: dict[str, StoredTensor] = {}
     for tensor in header.tensors.values():
-        if tensor.name == "rope_freqs.weight":   # what it says is in config.json
+        if tensor.name == "rope_freqs.weight":  # what it says is in config.json
             continue
         for ours in our_tensors(tensor, layout):
             tensors[ours.name] = ours
@@ -187,8 +188,9 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
         inside = target.removeprefix("mtp.") if later else target
         full = inside + end if inside.startswith("mtp.") else place + inside + end
         if "{e}" in target:
-            ours += [_expert(tensor, full, expert, targets.index(target), len(targets))
-                     for expert in range(tensor.shape[0])]
+            ours += [
+                _expert(tensor, full, expert, targets.index(target), len(targets)) for expert in range(tensor.shape[0])
+            ]
         else:
             ours.append(_as(tensor, full, undo))
     return ours
@@ -202,8 +204,14 @@ def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int) -
     """One of a stack where it lies, or one of its ``parts``, which are equally many rows each."""
     count, rows, *columns = tensor.shape
     size = tensor.stored_bytes // count // parts
-    return GgufTensor(tensor.file, name.replace("{e}", str(expert)), tensor.type, (rows // parts, *columns),
-                      size, tensor.begin + (expert * parts + part) * size)
+    return GgufTensor(
+        tensor.file,
+        name.replace("{e}", str(expert)),
+        tensor.type,
+        (rows // parts, *columns),
+        size,
+        tensor.begin + (expert * parts + part) * size,
+    )
 
 
 def file_in(directory: Path) -> Path | None:
@@ -212,11 +220,13 @@ def file_in(directory: Path) -> Path | None:
     Raises CheckpointError naming the models where there are several.
     """
     models = {
-        split_files(file)[0]: None for file in sorted(directory.glob("*.gguf"))
+        split_files(file)[0]: None
+        for file in sorted(directory.glob("*.gguf"))
         if not file.name.lower().startswith("mmproj")
     }
     if len(models) > 1:
         raise CheckpointError(
             f"{directory}: has several GGUF models; name one of {', '.join(file.name for file in models)}",
-            param="model")
+            param="model",
+        )
     return next(iter(models), None)

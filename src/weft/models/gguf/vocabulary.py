@@ -29,11 +29,24 @@ from weft.errors import CheckpointError
 from weft.models.gguf.header import Header
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>",
-                 "<EOT>", "[EOT]", "<|eom_id|>", "<turn|>", "<|role_end|>")
+_ENDS_OF_TURN = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<EOT>",
+    "[EOT]",
+    "<|eom_id|>",
+    "<turn|>",
+    "<|role_end|>",
+)
 _NAMED = {
-    "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id"
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
 }
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 
@@ -63,24 +76,32 @@ class _Pre:
 
 _LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}", whole=True, bos=True)
 _ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in _CASED)
-_QWEN35 = (rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-           rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}")
-_BAILING = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-            r"|\s*[\r\n]|\s+(?!\S)|\s+")
+_QWEN35 = (
+    rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 PRE_TOKENIZERS: dict[str, _Pre] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _Pre(_LLAMA3.expression)),
     **dict.fromkeys(("glm4", "glm5"), _Pre(_LLAMA3.expression, whole=True)),
     "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{_SPACES}", nfc=True),
     "qwen35": _Pre(_QWEN35, nfc=True),
-    "kimi-k2": _Pre("|".join([r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED),
-                              rf"\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"]), whole=True),
+    "kimi-k2": _Pre(
+        "|".join(
+            [r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED), rf"\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"]
+        ),
+        whole=True,
+    ),
     **dict.fromkeys(("bailingmoe", "bailingmoe2"), _Pre(_BAILING)),
     "tekken": _Pre(rf"{'|'.join(_CASED)}|\p{{N}}|{_MARKS_OR_SLASHES}|{_SPACES}", whole=True, bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"),
-                    _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}")),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}")),
     **dict.fromkeys(("refact", "starcoder", "smollm", "codeshell", "command-r"), _Pre(_DIGITS)),
-    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None))}
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None)),
+}
 
 
 def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
@@ -107,17 +128,17 @@ def write_tokenizer(header: Header, directory: Path) -> None:
         (directory / "rwkv_vocab_gguf.txt").write_text(vocabulary.world())
     else:
         (directory / "tokenizer.json").write_text(json.dumps(vocabulary.tokenizer(), ensure_ascii=False))
-        (directory / "tokenizer_config.json").write_text(
-            json.dumps(vocabulary.special_names(), ensure_ascii=False))
+        (directory / "tokenizer_config.json").write_text(json.dumps(vocabulary.special_names(), ensure_ascii=False))
     template = header.keys.get("tokenizer.chat_template")
-    if isinstance(template, str) and "{" in template:   # older files of RWKV have a name there
+    if isinstance(template, str) and "{" in template:  # older files of RWKV have a name there
         (directory / "chat_template.jinja").write_text(template)
 
 
 def generation_config(header: Header) -> dict[str, Any]:
     """When an answer ends, and how the makers sample."""
     sampling = {
-        ours: value for ours, theirs in _SAMPLING.items()
+        ours: value
+        for ours, theirs in _SAMPLING.items()
         if isinstance(value := header.keys.get(f"general.sampling.{theirs}"), (int, float))
     }
     return {"eos_token_id": Vocabulary(header).ends()} | sampling
@@ -125,6 +146,7 @@ def generation_config(header: Header) -> dict[str, Any]:
 
 class Vocabulary:
     """The keys ``tokenizer.ggml.*``, checked."""
+
     def __init__(self, header: Header) -> None:
         self.path, self.keys = header.path, header.keys
         tokens = self._get("tokens")
@@ -136,15 +158,19 @@ class Vocabulary:
     def tokenizer(self) -> dict[str, Any]:
         """The content of tokenizer.json."""
         makers: dict[str, Callable[[], dict[str, Any]]] = {
-            "gpt2": self._byte_level, "llama": lambda: self._sentence_piece(self._pairs()),
-            "gemma4": lambda: self._sentence_piece(self._merges())
+            "gpt2": self._byte_level,
+            "llama": lambda: self._sentence_piece(self._pairs()),
+            "gemma4": lambda: self._sentence_piece(self._merges()),
         }
         kind = self._get("model")
         if kind not in makers:
             self._fail("model", f"is {kind!r}; weft reads {', '.join(makers)}, rwkv")
         return {
-            "version": "1.0", "truncation": None, "padding": None, "added_tokens": self._added(),
-            "post_processor": None
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": self._added(),
+            "post_processor": None,
         } | makers[kind]()
 
     def world(self) -> str:
@@ -168,38 +194,37 @@ class Vocabulary:
         """Tokens that end an answer, the file's own one first."""
         stated = [self._token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         known = [
-            index for index, text in enumerate(self.tokens)
-            if self.types[index] == _CONTROL and text in _ENDS_OF_TURN
+            index for index, text in enumerate(self.tokens) if self.types[index] == _CONTROL and text in _ENDS_OF_TURN
         ]
         return list(dict.fromkeys(token for token in (*stated, *known) if token is not None))
 
     def _byte_level(self) -> dict[str, Any]:
         name = self._get("pre")
         if name not in PRE_TOKENIZERS:
-            self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are "
-                              f"{', '.join(PRE_TOKENIZERS)}")
+            self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are {', '.join(PRE_TOKENIZERS)}")
         pre = PRE_TOKENIZERS[name]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         cut: list[dict[str, Any]] = (
-            [{"type": "Digits", "individual_digits": True}] if pre.expression == _DIGITS else [{
-                "type": "Split", "pattern": {"Regex": pre.expression}, "behavior": "Isolated", "invert": False
-            }])
+            [{"type": "Digits", "individual_digits": True}]
+            if pre.expression == _DIGITS
+            else [{"type": "Split", "pattern": {"Regex": pre.expression}, "behavior": "Isolated", "invert": False}]
+        )
         own = pre.expression is None or pre.expression == _DIGITS
         pieces = byte_level | {"use_regex": own}
         return {
-            "normalizer": {"type": "NFC"} if pre.nfc else None, "pre_tokenizer":
-                pieces if pre.expression is None else {"type": "Sequence", "pretokenizers": [*cut, pieces]},
-            "post_processor": self._ends_of_text(pre.bos) or
-                              byte_level | {"use_regex": True, "trim_offsets": False},
+            "normalizer": {"type": "NFC"} if pre.nfc else None,
+            "pre_tokenizer": pieces
+            if pre.expression is None
+            else {"type": "Sequence", "pretokenizers": [*cut, pieces]},
+            "post_processor": self._ends_of_text(pre.bos) or byte_level | {"use_regex": True, "trim_offsets": False},
             "decoder": byte_level | {"use_regex": True},
-            "model": self._bpe(self._merges(), ignore_merges=pre.whole)
+            "model": self._bpe(self._merges(), ignore_merges=pre.whole),
         }
 
     def _merges(self) -> list[list[str]]:
         """Without pairs of what is no token, which never meet."""
         merges = self._get("merges")
-        if not isinstance(merges, list) or not all(
-                isinstance(merge, str) and " " in merge for merge in merges):
+        if not isinstance(merges, list) or not all(isinstance(merge, str) and " " in merge for merge in merges):
             self._fail("merges", "is no list of pairs")
         known, pairs = set(self.tokens), [merge.split(" ", 1) for merge in merges]
         return [[left, right] for left, right in pairs if {left, right, left + right} <= known]
@@ -207,58 +232,78 @@ class Vocabulary:
     def _sentence_piece(self, merges: Sequence[Sequence[str]]) -> dict[str, Any]:
         prefix = self._get("add_space_prefix", True) is not False
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        texts = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
-                 {"type": "Fuse"}]
+        texts = [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
         unknown = self._token("unknown_token_id")
-        model = self._bpe(merges,
-                          byte_fallback=True,
-                          fuse_unk=True,
-                          unk_token=None if unknown is None else self.tokens[unknown])
+        model = self._bpe(
+            merges, byte_fallback=True, fuse_unk=True, unk_token=None if unknown is None else self.tokens[unknown]
+        )
         return {
             "normalizer": {
                 "type": "Sequence",
-                "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if prefix else []), spaces]
-            }, "pre_tokenizer": None, "post_processor": self._ends_of_text(True), "decoder": {
-                "type": "Sequence", "decoders": [
-                    *texts, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else [])
-                ]
-            }, "model": model
+                "normalizers": [*([{"type": "Prepend", "prepend": "▁"}] if prefix else []), spaces],
+            },
+            "pre_tokenizer": None,
+            "post_processor": self._ends_of_text(True),
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [*texts, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else [])],
+            },
+            "model": model,
         }
 
     def _pairs(self) -> list[list[str]]:
         """SentencePiece joins the two neighbours whose token has the best score: merges in that order."""
         scores = self._numbers("scores", "f", None)
         known = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
-        normal = [
-            index for index, kind in enumerate(self.types) if kind == _NORMAL and len(self.tokens[index]) > 1
-        ]
+        normal = [index for index, kind in enumerate(self.types) if kind == _NORMAL and len(self.tokens[index]) > 1]
         if normal and len({scores[index] for index in normal}) == 1:
             self._fail("scores", "has one score for all tokens, which says no order of merges")
         pairs = []
         for index in sorted(normal, key=lambda index: -scores[index]):
             text = self.tokens[index]
             cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
-            pairs += sorted(([left, right] for left, right in cuts if left in known and right in known),
-                            key=lambda pair: (known[pair[0]], known[pair[1]]))
+            pairs += sorted(
+                ([left, right] for left, right in cuts if left in known and right in known),
+                key=lambda pair: (known[pair[0]], known[pair[1]]),
+            )
         return pairs
 
     def _bpe(self, merges: Sequence[Sequence[str]], **more: Any) -> dict[str, Any]:
         vocabulary = {token: index for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED}
         return {
-            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": vocabulary, "merges": merges
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": merges,
         } | more
 
     def _added(self) -> list[dict[str, Any]]:
         # No merge of Gemma 4 leads over newlines, and llama.cpp takes a run of them whole.
         runs = self._get("model") == "gemma4"
-        return [{
-            "id": index, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": kind not in (_USER_DEFINED, _NORMAL)
-        } for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+        return [
+            {
+                "id": index,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": kind not in (_USER_DEFINED, _NORMAL),
+            }
+            for index, (text, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
-            or (runs and kind == _NORMAL and text.count("\n") == len(text) > 1)]
+            or (runs and kind == _NORMAL and text.count("\n") == len(text) > 1)
+        ]
 
     def _ends_of_text(self, bos: bool) -> dict[str, Any] | None:
         """A post-processor for the tokens before and behind each text; None where there are none."""
@@ -270,22 +315,23 @@ class Vocabulary:
 
         def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
             special = {
-                name: {"SpecialToken": {"id": self.tokens[token], "type_id": type_id}}
-                for name, token in known.items()
+                name: {"SpecialToken": {"id": self.tokens[token], "type_id": type_id}} for name, token in known.items()
             }
             text = {"Sequence": {"id": sequence, "type_id": type_id}}
             return [
-                *([special["bos"]] if "bos" in special else []), text,
-                *([special["eos"]] if "eos" in special else [])
+                *([special["bos"]] if "bos" in special else []),
+                text,
+                *([special["eos"]] if "eos" in special else []),
             ]
 
         return {
-            "type": "TemplateProcessing", "single": around("A", 0),
-            "pair": [*around("A", 0), *around("B", 1)], "special_tokens": {
-                self.tokens[token]: {
-                    "id": self.tokens[token], "ids": [token], "tokens": [self.tokens[token]]
-                } for token in known.values()
-            }
+            "type": "TemplateProcessing",
+            "single": around("A", 0),
+            "pair": [*around("A", 0), *around("B", 1)],
+            "special_tokens": {
+                self.tokens[token]: {"id": self.tokens[token], "ids": [token], "tokens": [self.tokens[token]]}
+                for token in known.values()
+            },
         }
 
     def _get(self, name: str, default: Any = None) -> Any:

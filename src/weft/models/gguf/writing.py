@@ -60,8 +60,10 @@ _SYNCED_BYTES = 64 << 20
 _ALIGNMENT = 32
 _NAMES_SHOWN = 4
 _TABLES = ("embed_tokens.weight", "embeddings.weight")
-_DENSE = tuple(f".{name}.weight" for name in (
-    "mlp.up_proj", "feed_forward.up_proj", "feed_forward.w3", "shared_mlp.up_proj", "mixer.up_proj"))
+_DENSE = tuple(
+    f".{name}.weight"
+    for name in ("mlp.up_proj", "feed_forward.up_proj", "feed_forward.w3", "shared_mlp.up_proj", "mixer.up_proj")
+)
 _DIVISORS = "rope_freqs.weight"
 _IN_32_BITS = ("conv1d", "shortconv.conv.", "gate_inp", "exp_probs_b")
 _NOT_IN_FILES = ("family", "dtype", "mtp", "vision")
@@ -105,8 +107,13 @@ class _Entry:
         return math.prod(self.shape) // block * size
 
 
-def write_gguf(source: Path, out: Path, on_matrix: Callable[[MatrixError], None] = lambda one: None, *,
-               pooling: Literal["last", "mean"] | None = None) -> list[MatrixError]:
+def write_gguf(
+    source: Path,
+    out: Path,
+    on_matrix: Callable[[MatrixError], None] = lambda one: None,
+    *,
+    pooling: Literal["last", "mean"] | None = None,
+) -> list[MatrixError]:
     """Writes ``source`` to the new file ``out``. Returns the tensors that were rounded. ``pooling``: of an
     embedder; of a checkpoint without a head it is "last" where nothing is said.
 
@@ -140,8 +147,9 @@ def write_gguf(source: Path, out: Path, on_matrix: Callable[[MatrixError], None]
     return errors
 
 
-def _write_tensors(path: Path, done: Path, entries: list[_Entry],
-                   on_matrix: Callable[[MatrixError], None]) -> list[MatrixError]:
+def _write_tensors(
+    path: Path, done: Path, entries: list[_Entry], on_matrix: Callable[[MatrixError], None]
+) -> list[MatrixError]:
     state = json.loads(done.read_text())
     errors, first = [MatrixError(*one) for one in state["errors"]], state["count"]
     with path.open("r+b") as file:
@@ -154,14 +162,26 @@ def _write_tensors(path: Path, done: Path, entries: list[_Entry],
             file.write(b"\0" * (-file.tell() % _ALIGNMENT))
             if entry.kind in _PACKERS:
                 itemsize = _STORED[entry.pieces[0][0].stored].itemsize
-                errors.append(MatrixError(entry.name, math.sqrt(squares[0] / (squares[1] or 1.0)),
-                                          math.prod(entry.shape) * itemsize, entry.bytes_in_file))
+                errors.append(
+                    MatrixError(
+                        entry.name,
+                        math.sqrt(squares[0] / (squares[1] or 1.0)),
+                        math.prod(entry.shape) * itemsize,
+                        entry.bytes_in_file,
+                    )
+                )
                 on_matrix(errors[-1])
             if file.tell() - synced >= _SYNCED_BYTES or number == len(entries):
                 finish(file)
                 synced = file.tell()
-                write_json(done, {"count": number, "bytes": synced, "errors": [
-                    [one.name, one.error, one.stored_bytes, one.copied_bytes] for one in errors]})
+                write_json(
+                    done,
+                    {
+                        "count": number,
+                        "bytes": synced,
+                        "errors": [[one.name, one.error, one.stored_bytes, one.copied_bytes] for one in errors],
+                    },
+                )
     return errors
 
 
@@ -172,7 +192,7 @@ def _rows(entry: _Entry, squares: list[float]) -> Iterator[torch.Tensor]:
         by_row = matrix.reshape(-1, matrix.shape[-1]) if matrix.ndim else matrix.view(1, 1)
         step = max(1, _AT_ONCE // max(1, by_row.shape[1]))
         for first in range(0, by_row.shape[0], step):
-            rows = by_row[first:first + step]
+            rows = by_row[first : first + step]
             if pack is None:
                 yield rows.to(_STORED[entry.kind])
                 continue
@@ -191,7 +211,7 @@ def _matrices(entry: _Entry) -> Iterator[torch.Tensor]:
             with _mapped(stored) as values:
                 yield _redone(take(values), undo)
         return
-    whole = torch.empty(entry.shape)    # rows of several, each where the reader looks for it
+    whole = torch.empty(entry.shape)  # rows of several, each where the reader looks for it
     begin = 0
     for piece, undo in entry.pieces:
         [(stored, take)] = piece.parts
@@ -210,12 +230,11 @@ def _mapped(stored: StoredTensor | None) -> Iterator[torch.Tensor]:
         return
     files = MappedFiles()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)    # the map is read-only, and so are weights
+        warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so are weights
         bits = torch.from_numpy(files.view(stored))
     values = bits.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
     if not is_finite(values, stored.dtype):
-        raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values",
-                              param="SOURCE")
+        raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values", param="SOURCE")
     yield values
     files.close()
 
@@ -245,8 +264,9 @@ class _Anything(dict[str, FileTensor]):
         return True
 
 
-def _entries(checkpoint: CheckpointFiles, config: Mapping[str, Any], keys: GGUFWriter,
-             pieces: Mapping[str, _Piece]) -> list[_Entry]:
+def _entries(
+    checkpoint: CheckpointFiles, config: Mapping[str, Any], keys: GGUFWriter, pieces: Mapping[str, _Piece]
+) -> list[_Entry]:
     """The tensors of the file, in its order."""
     arch, numbers = keys.arch, {name: _as_read(value.value) for name, value in keys.kv_data[0].items()}
     table = next(piece for name, piece in pieces.items() if name.endswith(_TABLES))
@@ -255,10 +275,20 @@ def _entries(checkpoint: CheckpointFiles, config: Mapping[str, Any], keys: GGUFW
     shapes = {theirs: _shape(theirs, [pieces[one] for one in ours], config) for theirs, ours in names.items()}
     left = set(pieces) - {one for ours in names.values() for one in ours}
     if left:
-        raise CheckpointError(f"{checkpoint.source}: GGUF files of {arch} have no name for "
-                              f"{', '.join(sorted(left)[:_NAMES_SHOWN])}", param="SOURCE")
-    layout = read(GgufKeys(Header(checkpoint.source, numbers, {
-        theirs: FileTensor(Path(), theirs, "F32", shape, 0, 0) for theirs, shape in shapes.items()}), arch))
+        raise CheckpointError(
+            f"{checkpoint.source}: GGUF files of {arch} have no name for {', '.join(sorted(left)[:_NAMES_SHOWN])}",
+            param="SOURCE",
+        )
+    layout = read(
+        GgufKeys(
+            Header(
+                checkpoint.source,
+                numbers,
+                {theirs: FileTensor(Path(), theirs, "F32", shape, 0, 0) for theirs, shape in shapes.items()},
+            ),
+            arch,
+        )
+    )
     entries = []
     for theirs, ours in names.items():
         key = theirs.split(".", 2)[2] if theirs.startswith("blk.") else theirs
@@ -278,7 +308,7 @@ def _as_read(value: Any) -> Any:
 
 def _undo(layout: FileLayout, key: str, ours: str) -> Undo:
     place = _LAYER.search(ours)
-    rest = ours if place is None else ours[place.end():]
+    rest = ours if place is None else ours[place.end() :]
     return layout.undo.get(f"{key}:{rest}", layout.undo.get(rest, NOTHING))
 
 
@@ -287,8 +317,7 @@ def _names(layout: FileLayout, arch: str, pieces: Mapping[str, _Piece]) -> dict[
     # A file has the rows of beta and decay in one tensor or in two, by its architecture.
     other = ("ssm_alpha", "ssm_beta") if arch == "qwen3next" else ("ssm_ba",)
     layers = sorted({int(layer[1]) for name in pieces for layer in _LAYER.finditer(name)})
-    places = [("", "", layout.whole)] + [(f"blk.{layer}.", f"model.layers.{layer}.", layout.names)
-                                         for layer in layers]
+    places = [("", "", layout.whole)] + [(f"blk.{layer}.", f"model.layers.{layer}.", layout.names) for layer in layers]
     out: dict[str, list[str]] = {}
     named: set[str] = set()
     for begin, prefix, names in places:
@@ -345,17 +374,18 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
         for part, shape, take in apart(ours, stored.shape, config):
             expert = _EXPERT.search(part)
             if expert:
-                stack = f"{part[:expert.start()]}.experts.{{e}}.{part[expert.end():]}"
+                stack = f"{part[: expert.start()]}.experts.{{e}}.{part[expert.end() :]}"
                 stacks.setdefault(stack, {})[int(expert[1])] = stored, take
             elif "{e}" in part and part.endswith("weight"):
-                each = [(stored, lambda x, take=take, at=at: take(x[at:at + 1])[0]) for at in range(shape[0])]
+                each = [(stored, lambda x, take=take, at=at: take(x[at : at + 1])[0]) for at in range(shape[0])]
                 out[part] = _Piece(shape, list(each), name in matrices)
             else:
                 out[part] = _Piece(shape, [(stored, take)], name in matrices)
     for stack, experts in stacks.items():
         first = experts[0][0]
-        out[stack] = _Piece((len(experts), *first.shape), [experts[e] for e in range(len(experts))],
-                            first.name in matrices)
+        out[stack] = _Piece(
+            (len(experts), *first.shape), [experts[e] for e in range(len(experts))], first.name in matrices
+        )
     return out
 
 
@@ -370,8 +400,9 @@ def _keys(arch: str, config: Mapping[str, Any], pieces: Mapping[str, _Piece]) ->
     return writer
 
 
-def _write_header(path: Path, source: Path, checkpoint: CheckpointFiles, writer: GGUFWriter,
-                  entries: list[_Entry]) -> None:
+def _write_header(
+    path: Path, source: Path, checkpoint: CheckpointFiles, writer: GGUFWriter, entries: list[_Entry]
+) -> None:
     from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFType, LlamaFileType
 
     writer.add_type(GGUFType.MODEL)
@@ -380,8 +411,9 @@ def _write_header(path: Path, source: Path, checkpoint: CheckpointFiles, writer:
     writer.add_quantization_version(GGML_QUANT_VERSION)
     add_vocabulary(writer, source, text_config(checkpoint.config)["vocab_size"])
     for entry in entries:
-        writer.add_tensor_info(entry.name, entry.shape, np.dtype(np.float32), entry.bytes_in_file,
-                               GGMLQuantizationType[entry.kind])
+        writer.add_tensor_info(
+            entry.name, entry.shape, np.dtype(np.float32), entry.bytes_in_file, GGMLQuantizationType[entry.kind]
+        )
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -392,7 +424,7 @@ def _write_header(path: Path, source: Path, checkpoint: CheckpointFiles, writer:
         begin = file.tell()
         file.truncate(begin + sum(-(-entry.bytes_in_file // _ALIGNMENT) * _ALIGNMENT for entry in entries))
     with path.open("r+b") as file:
-        if entries[0].name == _DIVISORS:    # readers look at their numbers
+        if entries[0].name == _DIVISORS:  # readers look at their numbers
             file.seek(begin)
             file.writelines(rows.numpy().tobytes() for rows in _rows(entries[0], [0.0, 0.0]))
             file.flush()
@@ -407,5 +439,8 @@ def _check(path: Path, checkpoint: CheckpointFiles) -> None:
     as_read = read_architecture(read_layout(read_header(path)).config)
     for field in fields(wanted):
         if field.name not in _NOT_IN_FILES and getattr(wanted, field.name) != getattr(as_read, field.name):
-            raise CheckpointError(f"config.json has {field.name} {getattr(wanted, field.name)}; a reader of "
-                                  f"the GGUF file would find {getattr(as_read, field.name)}", param="SOURCE")
+            raise CheckpointError(
+                f"config.json has {field.name} {getattr(wanted, field.name)}; a reader of "
+                f"the GGUF file would find {getattr(as_read, field.name)}",
+                param="SOURCE",
+            )

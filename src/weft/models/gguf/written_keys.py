@@ -25,15 +25,31 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 ARCHITECTURE_OF = {
-    "lfm2": "lfm2", "lfm2_moe": "lfm2moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35",
-    "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "falcon_h1": "falcon-h1",
-    "jamba": "jamba", "mamba": "mamba", "falcon_mamba": "mamba", "mamba2": "mamba2", "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe", "llama": "llama", "gpt_oss": "gpt-oss"}
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
+    "qwen3_5": "qwen35",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "qwen3_5_moe_text": "qwen35moe",
+    "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
+    "nemotron_h": "nemotron_h",
+    "falcon_h1": "falcon-h1",
+    "jamba": "jamba",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "llama": "llama",
+    "gpt_oss": "gpt-oss",
+}
 """``model_type`` -> ``general.architecture``, before experts and kinds of layers are looked at."""
 _INTEGERS = {
-    "embedding_length": "hidden_size", "attention.head_count": "num_attention_heads",
-    "attention.key_length": "head_dim", "attention.value_length": "head_dim",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
     "attention.sliding_window": "sliding_window",
     "expert_count": "num_experts num_local_experts n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
@@ -41,17 +57,24 @@ _INTEGERS = {
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size"
     ),
-    "expert_shared_count": "n_shared_experts", "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group", "leading_dense_block_count": "num_dense_layers",
-    "moe_latent_size": "moe_latent_size", "shortconv.l_cache": "conv_L_cache",
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "num_dense_layers",
+    "moe_latent_size": "moe_latent_size",
+    "shortconv.l_cache": "conv_L_cache",
     "ssm.conv_kernel": "linear_conv_kernel_dim mamba_d_conv conv_kernel",
     "ssm.state_size": "linear_key_head_dim mamba_d_state ssm_state_size state_size",
-    "ssm.group_count": "linear_num_key_heads mamba_n_groups n_groups"}
+    "ssm.group_count": "linear_num_key_heads mamba_n_groups n_groups",
+}
 _FLOATS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps norm_eps layer_norm_epsilon",
-    "expert_weights_scale": "routed_scaling_factor", "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling"}
+    "expert_weights_scale": "routed_scaling_factor",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 _YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "attn_factor": "attention_factor"}
 _SIGMOID = 2
 _NORM_EPS = 1e-5
@@ -64,8 +87,10 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     """``general.architecture``. Raises CheckpointError for a family that GGUF files are not written of."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURE_OF:
-        raise CheckpointError(f"config.json has model_type {kind!r}; GGUF files are written of "
-                              f"{', '.join(ARCHITECTURE_OF)}", param="SOURCE")
+        raise CheckpointError(
+            f"config.json has model_type {kind!r}; GGUF files are written of {', '.join(ARCHITECTURE_OF)}",
+            param="SOURCE",
+        )
     name, kinds = ARCHITECTURE_OF[kind], kinds_of(config)
     if name == "granitehybrid" and all(has_attention for has_attention in kinds):
         return "granite"
@@ -83,33 +108,42 @@ def kinds_of(config: Mapping[str, Any]) -> list[bool]:
     if config.get("model_type") == "jamba":
         period, offset = config.get("attn_layer_period", 8), config.get("attn_layer_offset", 4)
         return [layer % period == offset for layer in range(layers)]
-    return [config.get("full_attn_idxs") is None or layer in config["full_attn_idxs"]
-            for layer in range(layers)]
+    return [config.get("full_attn_idxs") is None or layer in config["full_attn_idxs"] for layer in range(layers)]
 
 
 def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int) -> None:
     """The hyper-parameters. ``feed_forward``: the width of a dense layer, as its tensors have it."""
     kinds, read = kinds_of(config), config.get
     rope = read("rope_parameters") or read("rope_scaling") or {}
-    integers: dict[str, Any] = {name: next((read(ours) for ours in names.split() if read(ours) is not None),
-                                           None) for name, names in _INTEGERS.items()}
-    integers |= {"block_count": len(kinds), "vocab_size": read("vocab_size"),
-                 "context_length": read("max_position_embeddings") or _LONGEST,
-                 "feed_forward_length": feed_forward, "attention.head_count_kv": _kv_heads(config, kinds),
-                 **_recurrent(config), **_of_family(config, writer.arch, kinds)}
+    integers: dict[str, Any] = {
+        name: next((read(ours) for ours in names.split() if read(ours) is not None), None)
+        for name, names in _INTEGERS.items()
+    }
+    integers |= {
+        "block_count": len(kinds),
+        "vocab_size": read("vocab_size"),
+        "context_length": read("max_position_embeddings") or _LONGEST,
+        "feed_forward_length": feed_forward,
+        "attention.head_count_kv": _kv_heads(config, kinds),
+        **_recurrent(config),
+        **_of_family(config, writer.arch, kinds),
+    }
     if "partial_rotary_factor" in rope:
         integers["rope.dimension_count"] = int(
             (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-            * rope["partial_rotary_factor"])
+            * rope["partial_rotary_factor"]
+        )
     for name, value in integers.items():
         if isinstance(value, list):
             writer.add_array(f"{writer.arch}.{name}", value)
         elif value is not None:
             writer.add_uint32(f"{writer.arch}.{name}", int(value))
     theta = rope.get("rope_theta", read("rope_theta"))
-    floats = {name: next((read(ours) for ours in names.split() if read(ours) is not None), None)
-              for name, names in _FLOATS.items()} | {"rope.freq_base": theta}
-    if writer.arch.startswith("nemotron_h"):    # llama.cpp wants both
+    floats = {
+        name: next((read(ours) for ours in names.split() if read(ours) is not None), None)
+        for name, names in _FLOATS.items()
+    } | {"rope.freq_base": theta}
+    if writer.arch.startswith("nemotron_h"):  # llama.cpp wants both
         floats["attention.layer_norm_epsilon"] = read("layer_norm_epsilon", _NORM_EPS)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("linear", "yarn"):
@@ -117,8 +151,9 @@ def add_numbers(writer: GGUFWriter, config: Mapping[str, Any], feed_forward: int
         floats["rope.scaling.factor"] = rope["factor"]
         floats |= {f"rope.scaling.{theirs}": rope.get(ours) for theirs, ours in _YARN.items()}
         if "original_max_position_embeddings" in rope:
-            writer.add_uint32(f"{writer.arch}.rope.scaling.original_context_length",
-                              rope["original_max_position_embeddings"])
+            writer.add_uint32(
+                f"{writer.arch}.rope.scaling.original_context_length", rope["original_max_position_embeddings"]
+            )
     elif kind not in ("default", "llama3"):
         _fail(f"config.json has rope_type {kind!r}; default, linear, yarn and llama3 are written")
     for name, value in floats.items():
@@ -149,20 +184,28 @@ def _recurrent(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     rank = read("mamba_dt_rank", read("time_step_rank"))
     inner = read("mamba_expand", read("expand", 2)) * hidden
-    return {"ssm.time_step_rank": -(-hidden // 16) if rank in ("auto", None) else rank,
-            "ssm.inner_size": read("intermediate_size", inner) if "state_size" in config else inner}
+    return {
+        "ssm.time_step_rank": -(-hidden // 16) if rank in ("auto", None) else rank,
+        "ssm.inner_size": read("intermediate_size", inner) if "state_size" in config else inner,
+    }
 
 
 def _of_family(config: Mapping[str, Any], arch: str, kinds: list[bool]) -> dict[str, Any]:
     read = config.get
     more: dict[str, Any] = {}
-    if arch in ("mamba", "mamba2"):     # keys of attention must be there
-        more = {"attention.head_count": 0, "attention.key_length": None, "attention.value_length": None,
-                "feed_forward_length": 0}
+    if arch in ("mamba", "mamba2"):  # keys of attention must be there
+        more = {
+            "attention.head_count": 0,
+            "attention.key_length": None,
+            "attention.value_length": None,
+            "feed_forward_length": 0,
+        }
     if arch in ("qwen35", "qwen35moe", "qwen3next"):
         sections = (read("rope_parameters") or {}).get("mrope_section") or [11, 11, 10]
-        more = {"recurrent_layers": [not has for has in kinds],
-                "full_attention_interval": kinds.index(True) + 1 if any(kinds) else None}
+        more = {
+            "recurrent_layers": [not has for has in kinds],
+            "full_attention_interval": kinds.index(True) + 1 if any(kinds) else None,
+        }
         if arch != "qwen3next":
             more["rope.dimension_sections"] = [*sections, 0, 0][:4]
     if arch == "lfm2moe":
@@ -201,8 +244,10 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     model = content.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
-        _fail(f"{path}: the tokenizer is {model.get('type')!r}"
-              f"{' of SentencePiece' if model.get('byte_fallback') else ''}; byte-level BPE is written")
+        _fail(
+            f"{path}: the tokenizer is {model.get('type')!r}"
+            f"{' of SentencePiece' if model.get('byte_fallback') else ''}; byte-level BPE is written"
+        )
     added = {entry["id"]: entry for entry in content.get("added_tokens") or ()}
     by_id = {index: token for token, index in model["vocab"].items()}
     by_id |= {index: entry["content"] for index, entry in added.items()}
@@ -221,7 +266,7 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
     writer.add_token_list([by_id.get(index, f"[PAD{index}]") for index in range(size)])
     writer.add_token_types([_TYPES[kind(index)] for index in range(size)])
     special = SpecialVocab(directory, load_merges=True, n_vocab=size)
-    special.merges = special.merges or [f"{by_id[0]} {by_id[0]}"]   # readers want one
+    special.merges = special.merges or [f"{by_id[0]} {by_id[0]}"]  # readers want one
     special.add_to_gguf(writer, quiet=True)
 
 

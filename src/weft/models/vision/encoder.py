@@ -82,8 +82,7 @@ class TileAttention:
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
         """[heads, some patches, head_dim] -> the same."""
         if not self._in_products:
-            return F.scaled_dot_product_attention(queries[None], self._keys[None],
-                                                  self._values[None])[0]
+            return F.scaled_dot_product_attention(queries[None], self._keys[None], self._values[None])[0]
         scores = softmax_(torch.bmm(queries, self._keys), queries.shape[-1] ** -0.5)
         return torch.bmm(scores, self._values)
 

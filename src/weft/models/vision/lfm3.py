@@ -64,5 +64,10 @@ def read_mixer(read: TableReader, tower: VisionTower) -> TileMixer:
     assert tower.grid_layers is not None
     if "conv" in read.table:
         return ConvolvedTile(read.linear("inner"), read.tensor("conv"), read.linear("out"))
-    return AttendedTile(tower.heads, tower.grid_layers.kv_heads, read.linear("qkv"), read.linear("out"),
-                        *(read_norm(read, f"{part}_norm", tower.eps) for part in "qk"))
+    return AttendedTile(
+        tower.heads,
+        tower.grid_layers.kv_heads,
+        read.linear("qkv"),
+        read.linear("out"),
+        *(read_norm(read, f"{part}_norm", tower.eps) for part in "qk"),
+    )

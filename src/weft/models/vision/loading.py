@@ -35,8 +35,10 @@ from weft.models.weights import TensorSource
 
 _PROJECTORS = ("model.multi_modal_projector", "multi_modal_projector")
 _PARTS: dict[TowerKind, tuple[Callable[[VisionTower, TableReader], PatchPlaces], ReadMixer]] = {
-    "siglip2": (InterpolatedPlaces.of, read_attended), "qwen3_5": (TurnedPlaces.of, read_attended),
-    "lfm3": (TurnedPlaces.of, lfm3.read_mixer)}
+    "siglip2": (InterpolatedPlaces.of, read_attended),
+    "qwen3_5": (TurnedPlaces.of, read_attended),
+    "lfm3": (TurnedPlaces.of, lfm3.read_mixer),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,14 @@ class LoadedVision:
     held_bytes: int
 
 
-def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: torch.dtype,
-                device: torch.device | None = None, *,
-                allow_nonfinite: bool = False) -> LoadedVision:
+def load_vision(
+    checkpoint: CheckpointFiles,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    *,
+    allow_nonfinite: bool = False,
+) -> LoadedVision:
     """Of an architecture with a tower.
 
     Raises CheckpointError as ``load_model`` does, and for settings of pictures that do not fit the tower.
@@ -59,10 +66,12 @@ def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: 
     prefix = tower_prefix(checkpoint.tensors, tower)
     assert prefix is not None
     settings = read_settings(checkpoint.directory, tower)
-    projector = prefix if tower.kind == "qwen3_5" else next(
-        (name for name in _PROJECTORS if f"{name}.linear_1.weight" in checkpoint.tensors), _PROJECTORS[0])
-    build = partial(read_tower, tower, architecture.hidden_size, settings, vision=prefix,
-                    projector=projector)
+    projector = (
+        prefix
+        if tower.kind == "qwen3_5"
+        else next((name for name in _PROJECTORS if f"{name}.linear_1.weight" in checkpoint.tensors), _PROJECTORS[0])
+    )
+    build = partial(read_tower, tower, architecture.hidden_size, settings, vision=prefix, projector=projector)
     whole = replace(checkpoint, prefix="")
     with torch.inference_mode():
         check = TensorCheck(whole, dtype, RuntimeForm(twelve_bit=False))
@@ -73,9 +82,11 @@ def load_vision(checkpoint: CheckpointFiles, architecture: Architecture, dtype: 
     return LoadedVision(encoder, reader.held_bytes)
 
 
-def read_tower(tower: VisionTower, text_hidden: int, settings: ImageSettings, source: TensorSource, *,
-               vision: str, projector: str) -> TowerEncoder:
+def read_tower(
+    tower: VisionTower, text_hidden: int, settings: ImageSettings, source: TensorSource, *, vision: str, projector: str
+) -> TowerEncoder:
     """As ``build_tower``, with the parts of the tower's kind."""
     places_of, mixer_of = _PARTS[tower.kind]
-    return build_tower(tower, text_hidden, settings, source, vision=vision, projector=projector,
-                       places_of=places_of, mixer_of=mixer_of)
+    return build_tower(
+        tower, text_hidden, settings, source, vision=vision, projector=projector, places_of=places_of, mixer_of=mixer_of
+    )

@@ -24,8 +24,9 @@ class TurnedPlaces:
     """``PatchPlaces`` of ``table`` [positions, C]. ``head_dim``: of queries and keys; ``theta``: the base of
     their angles, on ``device``."""
 
-    def __init__(self, table: torch.Tensor | None, head_dim: int, theta: float, frames: int,
-                 device: torch.device) -> None:
+    def __init__(
+        self, table: torch.Tensor | None, head_dim: int, theta: float, frames: int, device: torch.device
+    ) -> None:
         self._table = table
         self._frames = frames
         quarter = head_dim // 4
@@ -35,8 +36,9 @@ class TurnedPlaces:
 
     @classmethod
     def of(cls, tower: VisionTower, ends: TableReader) -> TurnedPlaces:
-        return cls(ends.get("positions"), tower.hidden_size // tower.heads, tower.theta, tower.frames,
-                   ends.source.device)
+        return cls(
+            ends.get("positions"), tower.hidden_size // tower.heads, tower.theta, tower.frames, ends.source.device
+        )
 
     def numbers(self, pixels: torch.Tensor) -> torch.Tensor:
         by_channel = pixels.transpose(2, 3).transpose(1, 2)

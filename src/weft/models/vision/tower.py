@@ -112,14 +112,14 @@ class AttendedTile:
             x_PC[piece] += self.out(seen.transpose(0, 1).reshape(-1, width))
             yield
 
-    def _turn(self, queries_NHK: torch.Tensor, keys_NHK: torch.Tensor, piece: slice,
-              angles: Angles | None) -> None:
+    def _turn(self, queries_NHK: torch.Tensor, keys_NHK: torch.Tensor, piece: slice, angles: Angles | None) -> None:
         """In place."""
         if self.q_norm is not None and self.k_norm is not None:
             queries_NHK[:], keys_NHK[:] = self.q_norm(queries_NHK), self.k_norm(keys_NHK)
         if angles is not None:
             queries_NHK[:], keys_NHK[:] = plain_form(rotary, queries_NHK)(
-                queries_NHK, keys_NHK, *(part[piece] for part in angles))
+                queries_NHK, keys_NHK, *(part[piece] for part in angles)
+            )
 
 
 @dataclass(slots=True)
@@ -138,8 +138,11 @@ class TowerLayer:
         yield from self.mixer.mix(self.norm, x_PC, grid)
         for piece in piece_slices(len(x_PC), x_PC.device):
             inner = self.into(self.feed_norm(x_PC[piece]))
-            x_PC[piece] += self.down(plain_form(silu_mul, inner)(inner) if self.activation == "swiglu" else
-                                     activate(inner, self.activation, spent=True))
+            x_PC[piece] += self.down(
+                plain_form(silu_mul, inner)(inner)
+                if self.activation == "swiglu"
+                else activate(inner, self.activation, spent=True)
+            )
             yield
 
 
@@ -169,9 +172,18 @@ class RowProjector:
 class TowerEncoder:
     """A ``VisionEncoder``. ``patches``: the product of the patches; ``embedding_norm``: behind it."""
 
-    def __init__(self, tower: VisionTower, settings: ImageSettings, places: PatchPlaces, *, patches: Linear,
-                 embedding_norm: TowerNorm | None, layers: list[TowerLayer], norm: TowerNorm,
-                 project: RowProjector) -> None:
+    def __init__(
+        self,
+        tower: VisionTower,
+        settings: ImageSettings,
+        places: PatchPlaces,
+        *,
+        patches: Linear,
+        embedding_norm: TowerNorm | None,
+        layers: list[TowerLayer],
+        norm: TowerNorm,
+        project: RowProjector,
+    ) -> None:
         self._tower = tower
         self._places = places
         self._patches = patches
@@ -184,8 +196,7 @@ class TowerEncoder:
         scale = 1 / settings.rescale_factor
         self._mean = torch.tensor(settings.mean, device=device).mul(scale).repeat(each)
         self._std = torch.tensor(settings.std, device=device).mul(scale).repeat(each)
-        self._ring = ring_for(device, buffer_bytes=PIECE_PATCHES * tower.patch_values * tower.frames,
-                              least_bytes=0)
+        self._ring = ring_for(device, buffer_bytes=PIECE_PATCHES * tower.patch_values * tower.frames, least_bytes=0)
 
     @torch.inference_mode()
     def encode(self, picture: Picture) -> Generator[None, None, torch.Tensor]:
@@ -194,14 +205,14 @@ class TowerEncoder:
         for tile in picture.tiles:
             added_PC, grid = self._of(tile.rows, tile.columns)
             x_PC = torch.empty(len(tile.patches), len(like), dtype=like.dtype, device=like.device)
-            for piece in piece_slices(len(x_PC), torch.device("cpu")):   # of little pinned memory on a GPU
+            for piece in piece_slices(len(x_PC), torch.device("cpu")):  # of little pinned memory on a GPU
                 embedded = self._embedded(tile, piece)
                 x_PC[piece] = embedded if added_PC is None else embedded + added_PC[piece]
                 yield
             for layer in self._layers:
                 yield from layer.through(x_PC, grid)
             joined = self._project.joined(self._norm(x_PC).view(tile.rows, tile.columns, -1))
-            each = self._tower.projector.downsample_factor ** 2
+            each = self._tower.projector.downsample_factor**2
             for piece in piece_slices(len(joined), joined.device, each):
                 rows.append(self._project(joined[piece]))
                 yield
@@ -210,7 +221,7 @@ class TowerEncoder:
     def _embedded(self, tile: Tile, piece: slice) -> torch.Tensor:
         """[patches, C]."""
         pixels = torch.tensor(tile.patches[piece])
-        if self._ring is not None:   # a copy from ordinary memory would make the host wait
+        if self._ring is not None:  # a copy from ordinary memory would make the host wait
             pixels = self._ring.to_device(pixels)
         normal = pixels.float().view(len(pixels), -1, len(self._mean)).sub_(self._mean).div_(self._std)
         by_frame = normal.view(len(pixels), normal.shape[1], -1, self._tower.channels)
@@ -221,8 +232,7 @@ class TowerEncoder:
         """What a grid adds, and the grid."""
         known = self._of_grid.get((rows, columns))
         if known is None:
-            known = (self._places.added(rows, columns),
-                     Grid(rows, columns, self._places.angles(rows, columns)))
+            known = (self._places.added(rows, columns), Grid(rows, columns, self._places.angles(rows, columns)))
             while len(self._of_grid) >= _GRIDS_MAX:
                 self._of_grid.pop(next(iter(self._of_grid)))
             self._of_grid[rows, columns] = known
@@ -232,24 +242,42 @@ class TowerEncoder:
 ReadMixer = Callable[[TableReader, VisionTower], TileMixer]
 
 
-def build_tower(tower: VisionTower, text_hidden: int, settings: ImageSettings, source: TensorSource, *,
-                vision: str, projector: str, places_of: Callable[[VisionTower, TableReader], PatchPlaces],
-                mixer_of: ReadMixer) -> TowerEncoder:
+def build_tower(
+    tower: VisionTower,
+    text_hidden: int,
+    settings: ImageSettings,
+    source: TensorSource,
+    *,
+    vision: str,
+    projector: str,
+    places_of: Callable[[VisionTower, TableReader], PatchPlaces],
+    mixer_of: ReadMixer,
+) -> TowerEncoder:
     """Read every tensor of the tower from ``source``. ``vision``, ``projector``: where both lie."""
     ends = TableReader(source, vision_ends(tower), vision)
     patches, places = _patches(ends), places_of(tower, ends)
     embedding_norm = read_norm(ends, "embedding_norm", tower.eps)
-    layers = [_read_layer(TableReader(source, table, f"{vision}.{LAYERS[tower.kind]}.{index}"), tower,
-                          mixer_of) for index, table in enumerate(vision_layers(tower))]
+    layers = [
+        _read_layer(TableReader(source, table, f"{vision}.{LAYERS[tower.kind]}.{index}"), tower, mixer_of)
+        for index, table in enumerate(vision_layers(tower))
+    ]
     norm, shape = read_norm(ends, "norm", tower.eps), tower.projector
     after = TableReader(source, vision_projector(tower, text_hidden), projector)
     behind = read_norm(after, "norm", shape.norm_eps)
-    if norm is None:   # the projector's stands before its neighbours are joined
+    if norm is None:  # the projector's stands before its neighbours are joined
         norm, behind = behind, None
     assert norm is not None
     project = RowProjector(shape, behind, after.linear("into"), after.linear("down"))
-    return TowerEncoder(tower, settings, places, patches=patches, embedding_norm=embedding_norm,
-                        layers=layers, norm=norm, project=project)
+    return TowerEncoder(
+        tower,
+        settings,
+        places,
+        patches=patches,
+        embedding_norm=embedding_norm,
+        layers=layers,
+        norm=norm,
+        project=project,
+    )
 
 
 def read_attended(read: TableReader, tower: VisionTower) -> AttendedTile:
@@ -267,8 +295,9 @@ def _read_layer(read: TableReader, tower: VisionTower, mixer_of: ReadMixer) -> T
     norm, feed_norm = (read_norm(read, role, tower.eps) for role in ("norm", "feed_norm"))
     assert norm is not None
     assert feed_norm is not None
-    return TowerLayer(norm, mixer_of(read, tower), feed_norm, read.linear("into"), read.linear("down"),
-                      tower.activation)
+    return TowerLayer(
+        norm, mixer_of(read, tower), feed_norm, read.linear("into"), read.linear("down"), tower.activation
+    )
 
 
 def read_norm(read: TableReader, role: str, eps: float) -> TowerNorm | None:

@@ -19,13 +19,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.server.anthropic.protocol import (
-    UNSERVED_IN_MESSAGES,
-    CountTokensBody,
-    MessagesBody,
-    MessageTurn,
-    error_json,
-)
+from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody, MessageTurn, error_json
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.protocol import note_ignored
@@ -61,15 +55,18 @@ class MessagesJob:
             async for pieces in self.generation.pieces():
                 events: list[dict[str, Any]] = []
                 if not started:
-                    message = {**self._message([]), "stop_reason": None, "stop_sequence": None,
-                               "usage": {**self._usage(), "output_tokens": 0}}
+                    message = {
+                        **self._message([]),
+                        "stop_reason": None,
+                        "stop_sequence": None,
+                        "usage": {**self._usage(), "output_tokens": 0},
+                    }
                     events.append({"type": "message_start", "message": message})
                     started = True
                 for piece in pieces:
                     events += map(_event, self._turn.read(piece))
                     if piece.finish_reason is not None:
-                        events.append({"type": "message_delta", "delta": self._stop(piece),
-                                       "usage": self._usage()})
+                        events.append({"type": "message_delta", "delta": self._stop(piece), "usage": self._usage()})
                         events.append({"type": "message_stop"})
                 yield b"".join(named_event(event["type"], _encoder.encode(event)) for event in events)
         except Exception as error:
@@ -79,8 +76,7 @@ class MessagesJob:
                 raise
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self._id, "type": "message", "role": "assistant", "model": self._turn.name,
-                "content": content}
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._turn.name, "content": content}
 
     def _stop(self, piece: Piece) -> dict[str, str | None]:
         reason = self._turn.finish_reason(piece) or "stop"
@@ -93,8 +89,12 @@ class MessagesJob:
         cached = usage.prompt_tokens_details.cached_tokens
         last_mark = max(prompt.marks, default=0) if self._marked else 0
         created = max(0, last_mark - cached)
-        return {"input_tokens": usage.prompt_tokens - cached - created, "cache_read_input_tokens": cached,
-                "cache_creation_input_tokens": created, "output_tokens": usage.completion_tokens}
+        return {
+            "input_tokens": usage.prompt_tokens - cached - created,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": created,
+            "output_tokens": usage.completion_tokens,
+        }
 
 
 def _event(event: BlockEvent) -> dict[str, Any]:
@@ -103,9 +103,13 @@ def _event(event: BlockEvent) -> dict[str, Any]:
         return {"type": "content_block_stop", "index": index}
     if event.phase == "start":
         return {"type": "content_block_start", "index": index, "content_block": _block(event.block, "")}
-    delta = ({"type": "thinking_delta", "thinking": event.delta} if kind == "reasoning"
-             else {"type": "text_delta", "text": event.delta} if kind == "text"
-             else {"type": "input_json_delta", "partial_json": event.delta})
+    delta = (
+        {"type": "thinking_delta", "thinking": event.delta}
+        if kind == "reasoning"
+        else {"type": "text_delta", "text": event.delta}
+        if kind == "text"
+        else {"type": "input_json_delta", "partial_json": event.delta}
+    )
     return {"type": "content_block_delta", "index": index, "delta": delta}
 
 
@@ -139,8 +143,9 @@ def messages_turn(body: MessagesBody) -> ChatTurn:
         raise RequestError(f"max_tokens is {body.max_tokens}; it must be at least 1", param="max_tokens")
     stop = body.stop if body.stop_sequences is None else list(body.stop_sequences)
     fields = msgspec.structs.replace(body, stop=stop, response_format=_response_format(body))
-    return ChatTurn(conversation=conversation(body), fields=fields, max_tokens=body.max_tokens,
-                show_reasoning=thinks(body.thinking))
+    return ChatTurn(
+        conversation=conversation(body), fields=fields, max_tokens=body.max_tokens, show_reasoning=thinks(body.thinking)
+    )
 
 
 def conversation(body: CountTokensBody) -> ConversationFields:
@@ -152,10 +157,13 @@ def conversation(body: CountTokensBody) -> ConversationFields:
     continued = last is not None and last.role == "assistant" and not last.tool_calls and bool(last.content)
     choice, several = _choice(body.tool_choice)
     return ConversationFields(
-        messages=messages, continue_final_message=continued or None,
+        messages=messages,
+        continue_final_message=continued or None,
         tools=[_tool(f"tools.{at}", tool) for at, tool in enumerate(body.tools or ())] or None,
-        tool_choice=choice, parallel_tool_calls=several,
-        variables={"enable_thinking": thinks(body.thinking)})
+        tool_choice=choice,
+        parallel_tool_calls=several,
+        variables={"enable_thinking": thinks(body.thinking)},
+    )
 
 
 def cache_marked(body: CountTokensBody) -> bool:
@@ -167,14 +175,21 @@ def cache_marked(body: CountTokensBody) -> bool:
 def _system(system: str | list[Block] | None) -> list[ChatMessage]:
     if not system:
         return []
-    return [ChatMessage(role="system", content=system if isinstance(system, str)
-                        else [_text("system", at, block) for at, block in enumerate(system)])]
+    return [
+        ChatMessage(
+            role="system",
+            content=system
+            if isinstance(system, str)
+            else [_text("system", at, block) for at, block in enumerate(system)],
+        )
+    ]
 
 
 def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
     if turn.role not in ("user", "assistant"):
-        raise RequestError(f"{place}.role is {turn.role!r}; it is user or assistant; system has its "
-                           "own field", param=f"{place}.role")
+        raise RequestError(
+            f"{place}.role is {turn.role!r}; it is user or assistant; system has its own field", param=f"{place}.role"
+        )
     if isinstance(turn.content, str):
         return [ChatMessage(role=turn.role, content=turn.content)]
     if turn.role == "assistant":
@@ -208,14 +223,15 @@ def _tool_result(place: str, block: Block) -> ChatMessage:
     if content is None or isinstance(content, str):
         shown = content or ""
     elif isinstance(content, list) and all(isinstance(one, dict) for one in content):
-        shown = [_image(f"{place}.content.{at}", one) if one.get("type") == "image"
-                 else _text(f"{place}.content", at, one) for at, one in enumerate(content)]
+        shown = [
+            _image(f"{place}.content.{at}", one) if one.get("type") == "image" else _text(f"{place}.content", at, one)
+            for at, one in enumerate(content)
+        ]
         if all(isinstance(one, dict) for one in shown):
             shown = "\n".join(one["text"] for one in shown)
     else:
         raise RequestError(f"{place}.content: expected text or a list of blocks", param=f"{place}.content")
-    return ChatMessage(role="tool", tool_call_id=name, content=shown,
-                       cache_control=block.get("cache_control"))
+    return ChatMessage(role="tool", tool_call_id=name, content=shown, cache_control=block.get("cache_control"))
 
 
 def _assistant(place: str, blocks: Sequence[Block]) -> ChatMessage:
@@ -251,9 +267,12 @@ def _tool_use(place: str, block: Block) -> dict[str, Any]:
 def _text(place: str, at: int, block: Block) -> Block:
     kind = block.get("type")
     if kind != "text":
-        raise RequestError(f"{place}.{at} has type {kind!r}; text is read here, and pictures (image) in "
-                           "messages of the user and in tool_result blocks",
-                           param=f"{place}.{at}", code="unsupported_parameter")
+        raise RequestError(
+            f"{place}.{at} has type {kind!r}; text is read here, and pictures (image) in "
+            "messages of the user and in tool_result blocks",
+            param=f"{place}.{at}",
+            code="unsupported_parameter",
+        )
     if not isinstance(block.get("text"), str):
         raise RequestError(f"{place}.{at}.text: expected str", param=f"{place}.{at}.text")
     return {name: block[name] for name in ("type", "text", "cache_control") if block.get(name) is not None}
@@ -268,16 +287,21 @@ def _image(place: str, block: Block) -> PicturePart:
         case {"type": "url", "url": str(url)}:
             pass
         case _:
-            raise RequestError(f"{place}.source has type {kind!r}; it is base64, with media_type and "
-                               "data, or url, with url", param=f"{place}.source")
+            raise RequestError(
+                f"{place}.source has type {kind!r}; it is base64, with media_type and data, or url, with url",
+                param=f"{place}.source",
+            )
     return PicturePart(url, place, block.get("cache_control"))
 
 
 def _tool(place: str, tool: Block) -> dict[str, Any]:
     kind = tool.get("type", "custom")
     if kind != "custom":
-        raise RequestError(f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is "
-                           "custom", param=f"{place}.type", code="unsupported_parameter")
+        raise RequestError(
+            f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is custom",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     function.update({name: tool[name] for name in ("description", "strict") if name in tool})
     marked = {"cache_control": tool["cache_control"]} if tool.get("cache_control") is not None else {}
@@ -292,8 +316,7 @@ def _choice(choice: Block | None) -> tuple[str | dict[str, Any] | None, bool | N
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}, several
     if not isinstance(kind, str) or kind not in _CHOICES:
-        raise RequestError(f"tool_choice.type is {kind!r}; it is auto, any, tool or none",
-                           param="tool_choice.type")
+        raise RequestError(f"tool_choice.type is {kind!r}; it is auto, any, tool or none", param="tool_choice.type")
     return _CHOICES[kind], several
 
 
@@ -301,8 +324,9 @@ def thinks(thinking: Block | None) -> bool:
     if thinking is None:
         return False
     if thinking.get("type") not in _THINKING:
-        raise RequestError(f"thinking.type is {thinking.get('type')!r}; it is enabled, adaptive or disabled",
-                           param="thinking.type")
+        raise RequestError(
+            f"thinking.type is {thinking.get('type')!r}; it is enabled, adaptive or disabled", param="thinking.type"
+        )
     return bool(thinking["type"] != "disabled")
 
 

@@ -1,6 +1,6 @@
 """The body of /v1/messages, and its failures in the shape that Anthropic's clients read.
 
-    {"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}
+{"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}
 """
 
 from __future__ import annotations
@@ -48,8 +48,15 @@ UNSERVED_IN_MESSAGES: Unserved = {
 }
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-          413: "request_too_large", 421: "permission_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 def error_json(error: WeftError, request_id: str | None = None) -> bytes:

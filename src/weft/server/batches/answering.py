@@ -27,14 +27,7 @@ from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, ModelLoadError, QueueFullError, RequestError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.rpc.client import ASSEMBLE
-from weft.server.batches.lines import (
-    IndexedLine,
-    OutputFile,
-    OutputLine,
-    output_line,
-    read_body_of,
-    read_index,
-)
+from weft.server.batches.lines import IndexedLine, OutputFile, OutputLine, output_line, read_body_of, read_index
 from weft.server.chat import CHAT
 from weft.server.completions import COMPLETIONS
 from weft.server.config import ServerConfig
@@ -43,13 +36,7 @@ from weft.server.generation import prepare_turn
 from weft.server.pooling import EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import begin_request, read_body
 from weft.server.responses.answers import ResponsesJob
-from weft.server.responses.items import (
-    UNSERVED_IN_RESPONSES,
-    ResponsesBody,
-    check_fields,
-    new_response_id,
-    read_items,
-)
+from weft.server.responses.items import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields, new_response_id, read_items
 from weft.server.responses.turns import responses_turn
 from weft.server.service import Service, load_served_model
 from weft.server.sse import Job, Way
@@ -65,11 +52,17 @@ class RetryLaterError(Exception):
 async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
     check_fields(body)
     if body.previous_response_id is not None:
-        raise RequestError("previous_response_id is not supported in a batch", param="previous_response_id",
-                           code="unsupported_parameter")
+        raise RequestError(
+            "previous_response_id is not supported in a batch",
+            param="previous_response_id",
+            code="unsupported_parameter",
+        )
     if body.background:
-        raise RequestError("background is not supported in a batch, which is in the background itself",
-                           param="background", code="unsupported_parameter")
+        raise RequestError(
+            "background is not supported in a batch, which is in the background itself",
+            param="background",
+            code="unsupported_parameter",
+        )
     body.store = False
     response_id = new_response_id()
     turn = responses_turn(body, read_items(body.input, response_id))
@@ -77,15 +70,18 @@ async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
 
 
 _WAYS: dict[str, Way] = {
-    "/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS,
-    "/v1/embeddings": EMBEDDINGS, "/v1/rerank": RERANK, "/v1/score": SCORE,
-    "/v1/responses": Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response)}
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/rerank": RERANK,
+    "/v1/score": SCORE,
+    "/v1/responses": Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response),
+}
 URLS = frozenset(_WAYS)
 """Endpoints that a line may name."""
 
 
-async def answer_line(service: Service, url: str, raw: bytes, *,
-                      tenant: Tenant | None = None) -> tuple[int, bytes]:
+async def answer_line(service: Service, url: str, raw: bytes, *, tenant: Tenant | None = None) -> tuple[int, bytes]:
     """The status and the body. Raises RetryLaterError."""
     try:
         job = await _job(service, url, raw, tenant)
@@ -96,7 +92,7 @@ async def answer_line(service: Service, url: str, raw: bytes, *,
             job.generation.close()
             if tenant is not None:
                 tenant.spend(job.generation.usage().total_tokens)
-    except ModelLoadError as error:   # of one model of several: other lines are answered
+    except ModelLoadError as error:  # of one model of several: other lines are answered
         return error.status, error_body(error)
     except (QueueFullError, EngineUnavailableError) as error:
         raise RetryLaterError(error.message) from error
@@ -110,8 +106,9 @@ async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) ->
     await service.body_checker.check(raw)
     body: Any = await read_body(raw, way.body, unserved=way.unserved)
     if body.stream:
-        raise RequestError("stream is not supported in a batch: an answer is one line", param="stream",
-                           code="unsupported_parameter")
+        raise RequestError(
+            "stream is not supported in a batch: an answer is one line", param="stream", code="unsupported_parameter"
+        )
     if body.priority is None:
         body.priority = BATCH_PRIORITY
     if tenant is not None:
@@ -126,7 +123,7 @@ _WINDOW_OF_SEVERAL = 64
 
 def window_of(service: Service) -> int:
     """How many lines are worked on at once."""
-    if service.several is not None:   # each line may name another model
+    if service.several is not None:  # each line may name another model
         return max(1, min(_WINDOW_OF_SEVERAL, service.several.residency.waiting_max // 2))
     assert service.model is not None
     sizes = service.model.info.sizes
@@ -138,9 +135,15 @@ def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
     return sorted(lines, key=lambda line: (line.url, line.key, line.offset))
 
 
-async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine],
-                    write: Callable[[OutputLine], None], *, window: int,
-                    tenant: Tenant | None = None) -> None:
+async def run_lines(
+    service: Service,
+    source: Path,
+    lines: Iterable[IndexedLine],
+    write: Callable[[OutputLine], None],
+    *,
+    window: int,
+    tenant: Tenant | None = None,
+) -> None:
     """``window`` lines at once, in the order of the prefix cache. A line that the engine cannot take now goes
     back to the front, and the window pauses. ``write`` gets each answer once. Raises WeftError when the
     engine is lost for good."""
@@ -203,9 +206,16 @@ class RunInterruptedError(Exception):
         self.counts = counts
 
 
-def run_file(source: Path, output: Path, engine: EngineConfig, server: ServerConfig, *,
-             on_progress: Callable[[str], None], on_answer: Callable[[BatchCounts], None],
-             factory: str = ASSEMBLE) -> BatchCounts:
+def run_file(
+    source: Path,
+    output: Path,
+    engine: EngineConfig,
+    server: ServerConfig,
+    *,
+    on_progress: Callable[[str], None],
+    on_answer: Callable[[BatchCounts], None],
+    factory: str = ASSEMBLE,
+) -> BatchCounts:
     """Raises RequestError, ConfigError, CheckpointError, EngineUnavailableError, RunInterruptedError."""
     server.check()
     if output.exists() and output.samefile(source):
@@ -222,18 +232,26 @@ def run_file(source: Path, output: Path, engine: EngineConfig, server: ServerCon
 
 
 class _Run:
-    def __init__(self, source: Path, answers: OutputFile, counts: BatchCounts,
-                 on_answer: Callable[[BatchCounts], None]) -> None:
+    def __init__(
+        self, source: Path, answers: OutputFile, counts: BatchCounts, on_answer: Callable[[BatchCounts], None]
+    ) -> None:
         self._source = source
         self._answers = answers
         self._counts = counts
         self._on_answer = on_answer
         self._began_s = 0.0
 
-    async def all(self, lines: list[IndexedLine], engine: EngineConfig, server: ServerConfig,
-                  on_progress: Callable[[str], None], factory: str) -> None:
-        fleet = Fleet(engine, restarts=server.restarts, factory=factory, stall_after_s=server.stall_after,
-                      on_progress=on_progress)
+    async def all(
+        self,
+        lines: list[IndexedLine],
+        engine: EngineConfig,
+        server: ServerConfig,
+        on_progress: Callable[[str], None],
+        factory: str,
+    ) -> None:
+        fleet = Fleet(
+            engine, restarts=server.restarts, factory=factory, stall_after_s=server.stall_after, on_progress=on_progress
+        )
         service = Service(server, fleet)
         interrupted = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -256,8 +274,9 @@ class _Run:
         info = await service.engine.ready()
         service.open(await asyncio.to_thread(load_served_model, info, service.config))
         self._began_s = time.perf_counter()
-        await run_lines(service, self._source, lines, functools.partial(self._write, service),
-                        window=window_of(service))
+        await run_lines(
+            service, self._source, lines, functools.partial(self._write, service), window=window_of(service)
+        )
 
     def _write(self, service: Service, line: OutputLine) -> None:
         self._answers.write(line)

@@ -82,16 +82,20 @@ class FileStore:
         if root.is_dir():
             self._open()
 
-    def add(self, owner: str, filename: str, purpose: str, source: BinaryIO, *,
-            bounded: bool = True) -> FileObject:
+    def add(self, owner: str, filename: str, purpose: str, source: BinaryIO, *, bounded: bool = True) -> FileObject:
         """Raises FileStoreFullError, ConfigError. ``bounded``: it is an upload."""
         objects = self._open()
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
         if bounded:
             self._check_room(size)
-        record = FileObject(id=f"file-{uuid.uuid4().hex}", filename=filename[:_NAME_CHARS_MAX],
-                            purpose=purpose, bytes=size, created_at=int(time.time()))
+        record = FileObject(
+            id=f"file-{uuid.uuid4().hex}",
+            filename=filename[:_NAME_CHARS_MAX],
+            purpose=purpose,
+            bytes=size,
+            created_at=int(time.time()),
+        )
         path = self._data(record.id)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             while part := source.read(1 << 20):
@@ -106,8 +110,7 @@ class FileStore:
             self._drop_old()
             body = None if self._objects is None else self._objects.get("file", file_id, owner)
         if body is None:
-            raise UnknownFileError(f"there is no file {file_id[:100]!r}", param="file_id",
-                                   code="file_not_found")
+            raise UnknownFileError(f"there is no file {file_id[:100]!r}", param="file_id", code="file_not_found")
         return self._shown(_decode(body))
 
     def path(self, file_id: str, owner: str) -> Path:
@@ -155,12 +158,17 @@ class FileStore:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 lock.close()
-                raise ConfigError(f"another server uses the directory {self.root}; give this one its own "
-                                  "with server.file_store", param="server.file_store") from None
-            bounds = {"file": Bounds(math.inf, math.inf, self._limits.age_s),
-                      "batch": Bounds(math.inf, math.inf, math.inf)}
-            self._objects = ObjectDatabase(self.root / "objects.sqlite", bounds, lambda: time.time(),
-                                           flag="server.file_store")
+                raise ConfigError(
+                    f"another server uses the directory {self.root}; give this one its own with server.file_store",
+                    param="server.file_store",
+                ) from None
+            bounds = {
+                "file": Bounds(math.inf, math.inf, self._limits.age_s),
+                "batch": Bounds(math.inf, math.inf, math.inf),
+            }
+            self._objects = ObjectDatabase(
+                self.root / "objects.sqlite", bounds, lambda: time.time(), flag="server.file_store"
+            )
             self._lock = lock
             self._enter_older_records(self._objects)
             known = {record.id for record in self._records()}
@@ -187,8 +195,7 @@ class FileStore:
         """Of files, the oldest first."""
         with self._one_thread:
             self._drop_old()
-            return [] if self._objects is None else [_decode(body) for body in
-                                                     self._objects.listed("file", owner)]
+            return [] if self._objects is None else [_decode(body) for body in self._objects.listed("file", owner)]
 
     def _drop_old(self) -> None:
         if self._objects is not None:
@@ -198,14 +205,20 @@ class FileStore:
     def _check_room(self, size: int) -> None:
         limits, records = self._limits, self._records()
         if len(records) >= limits.count:
-            raise FileStoreFullError(f"the server keeps {len(records)} files; the limit is "
-                                     f"{limits.count} (limits.max_stored_files). Delete some",
-                                     param="limits.max_stored_files", code="file_store_full")
+            raise FileStoreFullError(
+                f"the server keeps {len(records)} files; the limit is "
+                f"{limits.count} (limits.max_stored_files). Delete some",
+                param="limits.max_stored_files",
+                code="file_store_full",
+            )
         held = sum(record.bytes for record in records)
         if held + size > limits.bytes:
-            raise FileStoreFullError(f"the server keeps {held} bytes of files and this one has {size}; the "
-                                     f"limit is {limits.bytes} (limits.file_store_size). Delete some",
-                                     param="limits.file_store_size", code="file_store_full")
+            raise FileStoreFullError(
+                f"the server keeps {held} bytes of files and this one has {size}; the "
+                f"limit is {limits.bytes} (limits.file_store_size). Delete some",
+                param="limits.file_store_size",
+                code="file_store_full",
+            )
 
     def _data(self, file_id: str) -> Path:
         return self.root / f"{file_id}.data"

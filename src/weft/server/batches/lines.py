@@ -75,8 +75,9 @@ class BadInputError(RequestError):
     """The input is no batch; ``complaints``: (line, code, message), the first few."""
 
     def __init__(self, complaints: list[tuple[int, str, str]], *, param: str) -> None:
-        super().__init__("; ".join(f"line {line}: {message}" for line, _, message in complaints),
-                         param=param, code=complaints[0][1])
+        super().__init__(
+            "; ".join(f"line {line}: {message}" for line, _, message in complaints), param=param, code=complaints[0][1]
+        )
         self.complaints = complaints
 
 
@@ -84,8 +85,9 @@ _line_decoder = msgspec.json.Decoder(BatchLine)
 _output_encoder = msgspec.json.Encoder()
 
 
-def read_index(path: Path, *, urls: Collection[str], lines_max: int | None = None,
-               param: str = "input") -> list[IndexedLine]:
+def read_index(
+    path: Path, *, urls: Collection[str], lines_max: int | None = None, param: str = "input"
+) -> list[IndexedLine]:
     """``urls`` are the endpoints that a line may name. Raises BadInputError."""
     index: list[IndexedLine] = []
     complaints: list[tuple[int, str, str]] = []
@@ -100,11 +102,13 @@ def read_index(path: Path, *, urls: Collection[str], lines_max: int | None = Non
                 line = _checked(raw, urls)
                 before = number_by_id.setdefault(line.custom_id, number)
                 if before != number:
-                    raise RequestError(f"custom_id {line.custom_id!r} is that of line {before} too",
-                                       code="duplicate_custom_id")
+                    raise RequestError(
+                        f"custom_id {line.custom_id!r} is that of line {before} too", code="duplicate_custom_id"
+                    )
                 if lines_max is not None and len(index) >= lines_max:
-                    raise RequestError(f"the input has more than {lines_max} lines "
-                                       "(limits.max_batch_lines)", code="too_many_lines")
+                    raise RequestError(
+                        f"the input has more than {lines_max} lines (limits.max_batch_lines)", code="too_many_lines"
+                    )
             except RequestError as error:
                 complaints.append((number, error.code or "invalid_line", error.message))
                 if len(complaints) >= _COMPLAINTS_MAX:
@@ -125,13 +129,14 @@ def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RequestError(f"it is no batch line: {error}", code="invalid_json_line") from None
     if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARS_MAX:
-        raise RequestError(f"custom_id has {len(line.custom_id)} characters; it must have 1 to "
-                           f"{CUSTOM_ID_CHARS_MAX}", code="invalid_custom_id")
+        raise RequestError(
+            f"custom_id has {len(line.custom_id)} characters; it must have 1 to {CUSTOM_ID_CHARS_MAX}",
+            code="invalid_custom_id",
+        )
     if line.method != "POST":
         raise RequestError(f"method is {line.method[:20]!r}; it must be POST", code="invalid_method")
     if line.url not in urls:
-        raise RequestError(f"url is {line.url[:100]!r}; it must be {' or '.join(sorted(urls))}",
-                           code="invalid_url")
+        raise RequestError(f"url is {line.url[:100]!r}; it must be {' or '.join(sorted(urls))}", code="invalid_url")
     if not bytes(line.body).lstrip().startswith(b"{"):
         raise RequestError("body is no object", code="invalid_body")
     return line
@@ -145,13 +150,15 @@ def read_body_of(path: Path, line: IndexedLine) -> bytes:
 
 
 def output_line(line: IndexedLine, status_code: int, body: bytes) -> OutputLine:
-    return OutputLine(id=f"batch_req_{token_hex(16)}", custom_id=line.custom_id,
-                      response=LineAnswer(status_code, token_hex(16), msgspec.Raw(body)))
+    return OutputLine(
+        id=f"batch_req_{token_hex(16)}",
+        custom_id=line.custom_id,
+        response=LineAnswer(status_code, token_hex(16), msgspec.Raw(body)),
+    )
 
 
 def unanswered_line(line: IndexedLine, code: str, message: str) -> OutputLine:
-    return OutputLine(id=f"batch_req_{token_hex(16)}", custom_id=line.custom_id,
-                      error=LineError(code, message))
+    return OutputLine(id=f"batch_req_{token_hex(16)}", custom_id=line.custom_id, error=LineError(code, message))
 
 
 def encode_output(line: OutputLine) -> bytes:
@@ -182,7 +189,7 @@ def prefix_key(body: bytes) -> bytes:
         text, fields = body, None
     model = msgspec.json.encode(fields.get("model")) if isinstance(fields, dict) else b""
     blocks = range(0, min(len(text), BLOCK_CHARS * KEY_BLOCKS_MAX), BLOCK_CHARS)
-    pieces = [model, *(text[at:at + BLOCK_CHARS] for at in blocks)]
+    pieces = [model, *(text[at : at + BLOCK_CHARS] for at in blocks)]
     return b"".join(hashlib.blake2b(piece, digest_size=_HASH_BYTES).digest() for piece in pieces)
 
 
@@ -241,12 +248,15 @@ class OutputFile:
             try:
                 line = _decoder.decode(raw)
             except (msgspec.DecodeError, ValueError, RecursionError):
-                raise RequestError(f"{self._path}: line {number} is no answer of a batch; the file stays as "
-                                   "it is", param="--output") from None
+                raise RequestError(
+                    f"{self._path}: line {number} is no answer of a batch; the file stays as it is", param="--output"
+                ) from None
             if line.custom_id not in known_ids:
-                raise RequestError(f"{self._path}: line {number} answers {line.custom_id[:100]!r}, which is "
-                                   "not in the input; name another output, or remove this one",
-                                   param="--output")
+                raise RequestError(
+                    f"{self._path}: line {number} answers {line.custom_id[:100]!r}, which is "
+                    "not in the input; name another output, or remove this one",
+                    param="--output",
+                )
             done.add(line.custom_id)
             self.failed_count += not line.succeeded
             good += len(raw)

@@ -29,14 +29,7 @@ from starlette.responses import FileResponse, Response
 from weft.errors import NotFoundError, RequestError, WeftError
 from weft.server.batches.answering import URLS, run_lines, window_of
 from weft.server.batches.files import FileObject, FileStore
-from weft.server.batches.lines import (
-    BadInputError,
-    IndexedLine,
-    OutputFile,
-    OutputLine,
-    read_index,
-    unanswered_line,
-)
+from weft.server.batches.lines import BadInputError, IndexedLine, OutputFile, OutputLine, read_index, unanswered_line
 from weft.server.errors import WrongMediaTypeError
 from weft.server.protocol import read_body
 from weft.server.service import Service
@@ -48,8 +41,9 @@ PURPOSES = ("batch", "batch_output")
 
 class BatchBody(msgspec.Struct, kw_only=True):
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings",
-                      "/v1/rerank", "/v1/score"]
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/score"
+    ]
     completion_window: Literal["24h"]
     metadata: dict[str, str] | None = None
 
@@ -131,8 +125,16 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 class BatchRunner:
     """``tenant_of`` finds the key of an owner; ``keys``: clients need one."""
 
-    def __init__(self, service: Service, files: FileStore, *, lines_max: int, age_s: float, keys: bool,
-                 tenant_of: Callable[[str], Tenant | None]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        files: FileStore,
+        *,
+        lines_max: int,
+        age_s: float,
+        keys: bool,
+        tenant_of: Callable[[str], Tenant | None],
+    ) -> None:
         self._service = service
         self._files = files
         self._lines_max = lines_max
@@ -157,15 +159,20 @@ class BatchRunner:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def create(self, owner: str, *, endpoint: str, input_file_id: str,
-               metadata: dict[str, str] | None) -> BatchObject:
+    def create(self, owner: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None) -> BatchObject:
         """Raises UnknownFileError."""
         self._drop_old()
         self._files.get(input_file_id, owner)
         now = int(time.time())
-        batch = BatchObject(id=f"batch_{uuid.uuid4().hex}", endpoint=endpoint, input_file_id=input_file_id,
-                            created_at=now, expires_at=now + WINDOW_S, request_counts=RequestCounts(),
-                            metadata=metadata)
+        batch = BatchObject(
+            id=f"batch_{uuid.uuid4().hex}",
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            request_counts=RequestCounts(),
+            metadata=metadata,
+        )
         self._records[batch.id] = BatchRecord(owner=owner, batch=batch)
         self._save(batch)
         self._news.set()
@@ -175,8 +182,7 @@ class BatchRunner:
         """Raises UnknownBatchError."""
         record = self._records.get(batch_id)
         if record is None or record.owner != owner:
-            raise UnknownBatchError(f"there is no batch {batch_id[:100]!r}", param="batch_id",
-                                    code="batch_not_found")
+            raise UnknownBatchError(f"there is no batch {batch_id[:100]!r}", param="batch_id", code="batch_not_found")
         return record.batch
 
     def listed(self, owner: str) -> list[BatchObject]:
@@ -187,8 +193,7 @@ class BatchRunner:
         """Raises UnknownBatchError; RequestError for a batch that has ended."""
         batch = self.get(batch_id, owner)
         if batch.status not in _UNFINISHED:
-            raise RequestError(f"{batch_id!r} has ended: it is {batch.status}", param="batch_id",
-                               code="batch_ended")
+            raise RequestError(f"{batch_id!r} has ended: it is {batch.status}", param="batch_id", code="batch_ended")
         if batch.status != "cancelling":
             self._set(batch, "cancelling")
         if self._current is not None and self._current[0] == batch_id:
@@ -227,23 +232,26 @@ class BatchRunner:
         batch = record.batch
         try:
             source = self._files.path(batch.input_file_id, record.owner)
-            index = await asyncio.to_thread(read_index, source, urls=(batch.endpoint,),
-                                            lines_max=self._lines_max, param="input_file_id")
+            index = await asyncio.to_thread(
+                read_index, source, urls=(batch.endpoint,), lines_max=self._lines_max, param="input_file_id"
+            )
             tenant = self._tenant_of(record.owner)
             # No owner: of a client that needed no key, as where operators alone have some.
             if tenant is None and (record.owner or self._keys):
-                raise RequestError("the API key of this batch is not one of the server's any more",
-                                   code="invalid_api_key")
+                raise RequestError(
+                    "the API key of this batch is not one of the server's any more", code="invalid_api_key"
+                )
         except BadInputError as error:
             return self._fail(batch, error.complaints)
         except WeftError as error:
             return self._fail(batch, [(0, error.code or "invalid_input", error.message)])
         known = {line.custom_id for line in index}
-        with (contextlib.closing(OutputFile(self._part(batch, "output"), known)) as output,
-              contextlib.closing(OutputFile(self._part(batch, "errors"), known)) as errors):
+        with (
+            contextlib.closing(OutputFile(self._part(batch, "output"), known)) as output,
+            contextlib.closing(OutputFile(self._part(batch, "errors"), known)) as errors,
+        ):
             done = output.done | errors.done
-            batch.request_counts = RequestCounts(total=len(index), completed=len(output.done),
-                                                 failed=len(errors.done))
+            batch.request_counts = RequestCounts(total=len(index), completed=len(output.done), failed=len(errors.done))
             missing = [line for line in index if line.custom_id not in done]
             missing = await self._compute(batch, source, missing, output, errors, tenant)
             reason = "batch_cancelled" if batch.status == "cancelling" else "batch_expired"
@@ -251,8 +259,15 @@ class BatchRunner:
                 errors.write(unanswered_line(line, reason, "the batch ended before this line was computed"))
         self._finish(record, expired=bool(missing) and batch.status != "cancelling")
 
-    async def _compute(self, batch: BatchObject, source: Path, lines: list[IndexedLine], output: OutputFile,
-                       errors: OutputFile, tenant: Tenant | None) -> list[IndexedLine]:
+    async def _compute(
+        self,
+        batch: BatchObject,
+        source: Path,
+        lines: list[IndexedLine],
+        output: OutputFile,
+        errors: OutputFile,
+        tenant: Tenant | None,
+    ) -> list[IndexedLine]:
         """Returns the lines without an answer: the batch is cancelled, or its time is over."""
         missing = {line.custom_id: line for line in lines}
         if batch.status == "validating":
@@ -292,13 +307,18 @@ class BatchRunner:
         if not part.exists() or not part.stat().st_size:
             return None
         with part.open("rb") as source:
-            return self._files.add(record.owner, f"{record.batch.id}_{kind}.jsonl", "batch_output", source,
-                                   bounded=False).id
+            return self._files.add(
+                record.owner, f"{record.batch.id}_{kind}.jsonl", "batch_output", source, bounded=False
+            ).id
 
     def _fail(self, batch: BatchObject, complaints: list[tuple[int, str, str]]) -> None:
-        batch.errors = {"object": "list", "data": [
-            {"code": code, "line": line or None, "message": message, "param": None}
-            for line, code, message in complaints]}
+        batch.errors = {
+            "object": "list",
+            "data": [
+                {"code": code, "line": line or None, "message": message, "param": None}
+                for line, code, message in complaints
+            ],
+        }
         self._set(batch, "failed")
 
     def _set(self, batch: BatchObject, status: str) -> None:
@@ -329,20 +349,24 @@ class BatchHandlers:
     async def upload_file(self, request: Request) -> Response:
         files = self._files
         if request.headers.get("content-type", "").partition(";")[0].strip() != "multipart/form-data":
-            raise WrongMediaTypeError("a file is sent as a form (multipart/form-data) with file and purpose",
-                                      param="Content-Type")
+            raise WrongMediaTypeError(
+                "a file is sent as a form (multipart/form-data) with file and purpose", param="Content-Type"
+            )
         _admit(request)
         try:
             async with request.form(max_files=1, max_fields=16) as form:
                 file, purpose = form.get("file"), form.get("purpose")
                 if not isinstance(file, UploadFile):
-                    raise RequestError("file is missing: the form has no file of that name", param="file",
-                                       code="missing_required_parameter")
+                    raise RequestError(
+                        "file is missing: the form has no file of that name",
+                        param="file",
+                        code="missing_required_parameter",
+                    )
                 if purpose != "batch":
-                    raise RequestError(f"purpose is {str(purpose)[:50]!r}; this server takes 'batch'",
-                                       param="purpose")
-                stored = await asyncio.to_thread(files.add, owner_of(request), file.filename or "upload",
-                                                 "batch", file.file)
+                    raise RequestError(f"purpose is {str(purpose)[:50]!r}; this server takes 'batch'", param="purpose")
+                stored = await asyncio.to_thread(
+                    files.add, owner_of(request), file.filename or "upload", "batch", file.file
+                )
         except ClientDisconnect:
             raise ClientGoneError from None
         return json_response(stored)
@@ -371,8 +395,11 @@ class BatchHandlers:
         runner = self._runner
         body = await read_body(await read_raw(request), BatchBody, unserved={})
         assert body.endpoint in URLS
-        return json_response(runner.create(owner_of(request), endpoint=body.endpoint,
-                                           input_file_id=body.input_file_id, metadata=body.metadata))
+        return json_response(
+            runner.create(
+                owner_of(request), endpoint=body.endpoint, input_file_id=body.input_file_id, metadata=body.metadata
+            )
+        )
 
     async def list_batches(self, request: Request) -> Response:
         return json_response(page_of(self._runner.listed(owner_of(request)), request, _id_of))
@@ -386,8 +413,9 @@ class BatchHandlers:
     @property
     def _files(self) -> FileStore:
         if self._files_or_none is None:
-            raise FileStoreOffError("this server keeps no files (server.file_store off)",
-                                    param="server.file_store", code="file_store_off")
+            raise FileStoreOffError(
+                "this server keeps no files (server.file_store off)", param="server.file_store", code="file_store_off"
+            )
         return self._files_or_none
 
     @property

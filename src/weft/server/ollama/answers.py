@@ -72,8 +72,9 @@ class OllamaJob:
     """``chat``: the answer is a message, else text. ``prompt``: its tokens and those of the answer are the
     ``context`` of the last line."""
 
-    def __init__(self, turn: PreparedTurn | RawTurn, *, chat: bool, shows_thinking: bool,
-                 prompt: Prompt | None = None) -> None:
+    def __init__(
+        self, turn: PreparedTurn | RawTurn, *, chat: bool, shows_thinking: bool, prompt: Prompt | None = None
+    ) -> None:
         self._turn = turn
         self._chat = chat
         self._shows_thinking = shows_thinking
@@ -137,13 +138,17 @@ class OllamaJob:
         first_s = ended_s if times.first_s is None else times.first_s
         began_s = times.arrived_s if times.began_s is None else times.began_s
         context = {} if self._context is None else {"context": self._context}
-        return {"done": True, "done_reason": _REASONS.get(self._turn.finish_reason(piece) or "", "stop"),
-                **context,
-                "total_duration": _ns(ended_s - times.arrived_s),
-                "load_duration": _ns(self.generation.load_s),
-                "prompt_eval_count": usage.prompt_tokens,
-                "prompt_eval_duration": _ns(first_s - began_s),
-                "eval_count": usage.completion_tokens, "eval_duration": _ns(ended_s - first_s)}
+        return {
+            "done": True,
+            "done_reason": _REASONS.get(self._turn.finish_reason(piece) or "", "stop"),
+            **context,
+            "total_duration": _ns(ended_s - times.arrived_s),
+            "load_duration": _ns(self.generation.load_s),
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _ns(first_s - began_s),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _ns(ended_s - first_s),
+        }
 
 
 async def prepare_ollama_chat(service: Service, body: OllamaChatBody) -> OllamaJob:
@@ -158,8 +163,7 @@ async def prepare_ollama_generate(service: Service, body: OllamaGenerateBody) ->
         return await _raw(service, body)
     system = [ChatMessage(role="system", content=body.system)] if body.system else []
     if body.images and body.context:
-        raise RequestError("images beside context are not served; send the conversation to /api/chat",
-                           param="images")
+        raise RequestError("images beside context are not served; send the conversation to /api/chat", param="images")
     asked = _message(0, OllamaMessage(role="user", content=body.prompt, images=body.images))
     return await _job(service, body, [*system, asked], chat=False, before=body.context)
 
@@ -168,19 +172,37 @@ OLLAMA_CHAT = Way(OllamaChatBody, UNSERVED_IN_OLLAMA, prepare_ollama_chat)
 OLLAMA_GENERATE = Way(OllamaGenerateBody, UNSERVED_IN_OLLAMA, prepare_ollama_generate)
 
 
-async def _job(service: Service, body: OllamaBody, messages: list[ChatMessage], *, chat: bool,
-               tools: list[Any] | None = None, before: list[int] | None = None) -> OllamaJob:
+async def _job(
+    service: Service,
+    body: OllamaBody,
+    messages: list[ChatMessage],
+    *,
+    chat: bool,
+    tools: list[Any] | None = None,
+    before: list[int] | None = None,
+) -> OllamaJob:
     options = read_options(body.options)
     model = await service.model_for(served_name(body.model))
     think, effort = _think(body, model)
-    turn = await prepare_turn(service, ChatTurn(
-        conversation=ConversationFields(
-            messages=messages, tools=tools, reasoning_effort=effort,
-            variables=None if think is None else {"enable_thinking": think}),
-        fields=sampling_fields(body, options, model=served_name(body.model)), max_tokens=max_tokens(options),
-        prompt_field="messages" if chat else "prompt", context_max=options.num_ctx, before=before or []))
-    return OllamaJob(turn, chat=chat, shows_thinking=think is not False,
-                     prompt=None if chat or turn.prompt.pictures else turn.prompt)
+    turn = await prepare_turn(
+        service,
+        ChatTurn(
+            conversation=ConversationFields(
+                messages=messages,
+                tools=tools,
+                reasoning_effort=effort,
+                variables=None if think is None else {"enable_thinking": think},
+            ),
+            fields=sampling_fields(body, options, model=served_name(body.model)),
+            max_tokens=max_tokens(options),
+            prompt_field="messages" if chat else "prompt",
+            context_max=options.num_ctx,
+            before=before or [],
+        ),
+    )
+    return OllamaJob(
+        turn, chat=chat, shows_thinking=think is not False, prompt=None if chat or turn.prompt.pictures else turn.prompt
+    )
 
 
 async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
@@ -196,13 +218,18 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     prompt = Prompt(await model.encode(body.prompt, add_special_tokens=True), body.prompt)
     check_context(model, prompt, options.num_ctx)
     fields = sampling_fields(body, options, model=served_name(body.model))
-    sampling = sampling_params(fields, model.sampling_defaults, max_tokens=max_tokens(options),
-                               grammar=grammar_of(fields), n=None, logprobs=None, prompt_logprobs=None,
-                               banned=banned_sequences(None, model.tokenizer))
-    generation = Generation(service, model, [prompt], [sampling], priority=0,
-                            cache_salt=body.cache_salt or "")
-    return OllamaJob(RawTurn(model, service.name_of(model, fields.model), generation), chat=False,
-                     shows_thinking=False)
+    sampling = sampling_params(
+        fields,
+        model.sampling_defaults,
+        max_tokens=max_tokens(options),
+        grammar=grammar_of(fields),
+        n=None,
+        logprobs=None,
+        prompt_logprobs=None,
+        banned=banned_sequences(None, model.tokenizer),
+    )
+    generation = Generation(service, model, [prompt], [sampling], priority=0, cache_salt=body.cache_salt or "")
+    return OllamaJob(RawTurn(model, service.name_of(model, fields.model), generation), chat=False, shows_thinking=False)
 
 
 def keep_alive_of(given: str | float | None, service: Service) -> KeepAlive:
@@ -219,33 +246,38 @@ def keep_alive_of(given: str | float | None, service: Service) -> KeepAlive:
     return seconds
 
 
-async def loaded_answer(service: Service,
-                        body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
+async def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateBody) -> dict[str, Any] | None:
     """The answer to a request without messages or prompt, by which clients load or unload a model; None for
     any other request."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
     stays_s, asked = keep_alive_of(body.keep_alive, service), served_name(body.model)
-    name, own = service.own_name(asked), service.meant(asked)[0]   # an unknown one is refused here
+    name, own = service.own_name(asked), service.meant(asked)[0]  # an unknown one is refused here
     unloads = body.keep_alive is not None and parse_duration(body.keep_alive, flag="keep_alive") == 0
     if service.several is not None and unloads:
         service.several.find(own).unload_soon()
     elif service.several is not None:
         (await service.several.find(own).enter(stays_s)).end()
-    said = ({"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody)
-            else {"response": ""})
-    return {"model": name, "created_at": _moment(time.time()), **said, "done": True,
-            "done_reason": "unload" if unloads else "load"}
+    said = {"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody) else {"response": ""}
+    return {
+        "model": name,
+        "created_at": _moment(time.time()),
+        **said,
+        "done": True,
+        "done_reason": "unload" if unloads else "load",
+    }
 
 
 def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | None]:
     """(whether the model reasons first, None for the template's default; the effort)."""
     if isinstance(body.think, str) and body.think not in _EFFORTS:
-        raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}",
-                           param="think")
+        raise RequestError(f"think is {body.think[:50]!r}; it is true, false, {', '.join(_EFFORTS)}", param="think")
     if body.think and model.dialect.reasoning is None:
-        raise RequestError(f"{model.name} does not support thinking: its chat template has no reasoning",
-                           param="think", code="unsupported_parameter")
+        raise RequestError(
+            f"{model.name} does not support thinking: its chat template has no reasoning",
+            param="think",
+            code="unsupported_parameter",
+        )
     if isinstance(body.think, str):
         return True, body.think
     return body.think, None
@@ -254,12 +286,16 @@ def _think(body: OllamaBody, model: ServedModel) -> tuple[bool | None, str | Non
 def _message(at: int, given: OllamaMessage) -> ChatMessage:
     message = ChatMessage(role=given.role, content=given.content)
     if given.images:
-        message.content = [PicturePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
-                           for number, data in enumerate(given.images)]
+        message.content = [
+            PicturePart(f"data:;base64,{data}", f"messages[{at}].images[{number}]")
+            for number, data in enumerate(given.images)
+        ]
         message.content += [{"type": "text", "text": given.content}] if given.content else []
     if given.tool_calls:
-        message.tool_calls = [_given_call(f"messages[{at}].tool_calls[{number}]", call, number)
-                              for number, call in enumerate(given.tool_calls)]
+        message.tool_calls = [
+            _given_call(f"messages[{at}].tool_calls[{number}]", call, number)
+            for number, call in enumerate(given.tool_calls)
+        ]
     if given.thinking:
         message.reasoning_content = given.thinking
     if given.role == "tool":
@@ -274,22 +310,32 @@ def _given_call(place: str, call: dict[str, Any], number: int) -> dict[str, Any]
         raise RequestError(f"{place}.function.name is missing", param=place)
     arguments = function.get("arguments", {})
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return {"id": str(call.get("id") or f"call_{number}"), "type": "function",
-            "function": {"name": function["name"], "arguments": text}}
+    return {
+        "id": str(call.get("id") or f"call_{number}"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": text},
+    }
 
 
 def _call(block: AnswerBlock) -> dict[str, Any]:
-    return {"id": block.call_id, "function": {"index": block.call_index, "name": block.name,
-                                              "arguments": arguments_of(block.text)}}
+    return {
+        "id": block.call_id,
+        "function": {"index": block.call_index, "name": block.name, "arguments": arguments_of(block.text)},
+    }
 
 
 def model_card(listed: ListedModel) -> dict[str, Any]:
     """As /api/tags lists it. ``digest``: of what decides the model's tokens, once it was loaded."""
     info = listed.info
     decisive = [sorted(info.identity.items()) or info.directory, listed.adapter, listed.preset]
-    return {"name": listed.name, "model": listed.name, "modified_at": _moment(listed.created_s),
-            "size": info.weights_bytes, "digest": hashlib.sha256(_encoder.encode(decisive)).hexdigest(),
-            "details": _details(info, listed.parent)}
+    return {
+        "name": listed.name,
+        "model": listed.name,
+        "modified_at": _moment(listed.created_s),
+        "size": info.weights_bytes,
+        "digest": hashlib.sha256(_encoder.encode(decisive)).hexdigest(),
+        "details": _details(info, listed.parent),
+    }
 
 
 def running_cards(service: Service) -> list[dict[str, Any]]:
@@ -311,9 +357,12 @@ def running_cards(service: Service) -> list[dict[str, Any]]:
 def _running_card(listed: ListedModel, expires_s: float | None) -> dict[str, Any]:
     info = listed.info
     in_vram = info.weights_bytes if info.device.startswith("cuda") else 0
-    return {**model_card(listed), "size_vram": in_vram,
-            "expires_at": _NEVER if expires_s is None else _moment(expires_s),
-            "context_length": info.sizes.max_model_len}
+    return {
+        **model_card(listed),
+        "size_vram": in_vram,
+        "expires_at": _NEVER if expires_s is None else _moment(expires_s),
+        "context_length": info.sizes.max_model_len,
+    }
 
 
 def show_answer(model: ServedModel) -> dict[str, Any]:
@@ -325,14 +374,20 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     preset, adapter = model.preset, model.adapter
     parent = preset.model if preset is not None else info.name if adapter is not None else None
     lines = _parameter_lines(info.generation_defaults, preset)
-    return {"modelfile": _modelfile(model, lines), "details": _details(info, parent),
-            "capabilities": capabilities, "parameters": "\n".join(lines),
-            "template": "" if preset is None else preset.template,
-            "modified_at": _moment(model.created_s if preset is None else preset.created_s),
-            **_said_by(preset),
-            "model_info": {"general.architecture": info.family,
-                           f"{info.family}.context_length": info.sizes.max_model_len,
-                           f"{info.family}.vocab_size": info.vocab_size}}
+    return {
+        "modelfile": _modelfile(model, lines),
+        "details": _details(info, parent),
+        "capabilities": capabilities,
+        "parameters": "\n".join(lines),
+        "template": "" if preset is None else preset.template,
+        "modified_at": _moment(model.created_s if preset is None else preset.created_s),
+        **_said_by(preset),
+        "model_info": {
+            "general.architecture": info.family,
+            f"{info.family}.context_length": info.sizes.max_model_len,
+            f"{info.family}.vocab_size": info.vocab_size,
+        },
+    }
 
 
 def _parameter_lines(defaults: Mapping[str, Any], preset: Preset | None) -> list[str]:
@@ -340,8 +395,11 @@ def _parameter_lines(defaults: Mapping[str, Any], preset: Preset | None) -> list
     theirs = {ours: name for name, ours in SAMPLING_NAMES.items()}
     chosen = {theirs.get(name, name): value for name, value in defaults.items()}
     chosen |= {} if preset is None else preset.parameters
-    return [f"{name} {msgspec.json.encode(one).decode() if isinstance(one, str) else one}"
-            for name, value in chosen.items() for one in (value if isinstance(value, list) else [value])]
+    return [
+        f"{name} {msgspec.json.encode(one).decode() if isinstance(one, str) else one}"
+        for name, value in chosen.items()
+        for one in (value if isinstance(value, list) else [value])
+    ]
 
 
 def _modelfile(model: ServedModel, parameters: list[str]) -> str:
@@ -350,24 +408,36 @@ def _modelfile(model: ServedModel, parameters: list[str]) -> str:
         adapter = "" if model.adapter is None else f"\nADAPTER {model.adapter.name}"
         return f"FROM {model.info.name}{adapter}"
     quoted = [("TEMPLATE", preset.template), ("SYSTEM", preset.system)]
-    return "\n".join([f"FROM {preset.model}", *(f'{word} """{text}"""' for word, text in quoted if text),
-                      *(f"PARAMETER {line}" for line in parameters),
-                      *(f"MESSAGE {message.role} {message.content}" for message in preset.messages)])
+    return "\n".join(
+        [
+            f"FROM {preset.model}",
+            *(f'{word} """{text}"""' for word, text in quoted if text),
+            *(f"PARAMETER {line}" for line in parameters),
+            *(f"MESSAGE {message.role} {message.content}" for message in preset.messages),
+        ]
+    )
 
 
 def _said_by(preset: Preset | None) -> dict[str, Any]:
     if preset is None:
         return {}
-    said = {"system": preset.system, "license": "\n".join(preset.license),
-            "messages": [{"role": one.role, "content": one.content} for one in preset.messages]}
+    said = {
+        "system": preset.system,
+        "license": "\n".join(preset.license),
+        "messages": [{"role": one.role, "content": one.content} for one in preset.messages],
+    }
     return {name: value for name, value in said.items() if value}
 
 
 def _details(info: ModelInfo, parent: str | None) -> dict[str, Any]:
-    return {"parent_model": parent or "",
-            "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
-            "family": info.family, "families": [info.family], "parameter_size": "",
-            "quantization_level": info.dtype}
+    return {
+        "parent_model": parent or "",
+        "format": "gguf" if info.directory.endswith(".gguf") else "safetensors",
+        "family": info.family,
+        "families": [info.family],
+        "parameter_size": "",
+        "quantization_level": info.dtype,
+    }
 
 
 def _moment(seconds: float) -> str:

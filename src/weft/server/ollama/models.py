@@ -64,8 +64,7 @@ class OllamaModelHandlers:
         self._service.check_open()
         name = self._free_name(body.destination, param="destination")
         copied = self._beginning(body.source, param="source")
-        await asyncio.to_thread(self._store.put, msgspec.structs.replace(
-            copied, name=name, created_s=time.time()))
+        await asyncio.to_thread(self._store.put, msgspec.structs.replace(copied, name=name, created_s=time.time()))
         return json_response(_DONE)
 
     async def ollama_delete(self, request: Request) -> Response:
@@ -74,8 +73,10 @@ class OllamaModelHandlers:
         if self._service.is_own(name):
             raise RequestError(
                 f"{name} is a model that this server serves: end the server, then `weft rm {name}` removes a "
-                "pulled one from this machine. An adapter goes with /v1/unload_lora_adapter", param="model",
-                code="model_in_use")
+                "pulled one from this machine. An adapter goes with /v1/unload_lora_adapter",
+                param="model",
+                code="model_in_use",
+            )
         store = self._service.names.store
         if store is None or not await asyncio.to_thread(store.remove, name):
             await asyncio.to_thread(_remove_from_disk, name)
@@ -87,8 +88,11 @@ class OllamaModelHandlers:
         for hub in _HUBS:
             name = name.removeprefix(hub)
         if self._pulls >= PULLS_MAX:
-            raise QueueFullError(f"{self._pulls} models are being pulled, which is the limit; try again when "
-                                 "one is there", param="model", code="queue_full")
+            raise QueueFullError(
+                f"{self._pulls} models are being pulled, which is the limit; try again when one is there",
+                param="model",
+                code="queue_full",
+            )
         pull = _Pull(name, is_served=self._service.is_own(name), on_end=self._pull_ended)
         self._pulls += 1
         if body.stream is not False:
@@ -106,16 +110,20 @@ class OllamaModelHandlers:
     def _store(self) -> PresetStore:
         """Raises RequestError where names are off."""
         if (store := self._service.names.store) is None:
-            raise RequestError("this server keeps no created names (server.name_store off)",
-                               param="server.name_store", code="unsupported_parameter")
+            raise RequestError(
+                "this server keeps no created names (server.name_store off)",
+                param="server.name_store",
+                code="unsupported_parameter",
+            )
         return store
 
     def _free_name(self, name: str, *, param: str) -> str:
         """Raises RequestError for what is no name, and for one that the server has by itself."""
         name = check_preset_name(protocol.served_name(name), param=param)
         if name == ANY_NAME or self._service.is_own(name):
-            raise RequestError(f"{param} is {name!r}, which is a model of this server by itself; choose "
-                               "another name", param=param)
+            raise RequestError(
+                f"{param} is {name!r}, which is a model of this server by itself; choose another name", param=param
+            )
         return name
 
     def _beginning(self, source: str, *, param: str) -> Preset:
@@ -127,8 +135,11 @@ class OllamaModelHandlers:
         if own not in (listed := [one.name for one in self._service.listed()]) and own != ANY_NAME:
             from weft.models.local import find
 
-            place = (f". {asked} is on this machine's disk: `weft serve {asked}` serves it"
-                     if find(asked) is not None else "")
+            place = (
+                f". {asked} is on this machine's disk: `weft serve {asked}` serves it"
+                if find(asked) is not None
+                else ""
+            )
             error = unknown_model(asked, listed)
             raise UnknownModelError(f"{error.message}{place}", param=param)
         return Preset(name="", model=self._service.own_name(own), created_s=0.0)
@@ -137,20 +148,24 @@ class OllamaModelHandlers:
         """Raises RequestError that names the field."""
         name = self._free_name(_named(body.model or body.name), param="model")
         if not body.from_:
-            raise RequestError("from is missing: a served model, or a created name", param="from",
-                               code="missing_required_parameter")
+            raise RequestError(
+                "from is missing: a served model, or a created name", param="from", code="missing_required_parameter"
+            )
         before = self._beginning(body.from_, param="from")
         system, messages = _messages(body)
         preset = msgspec.structs.replace(
-            before, name=name, created_s=time.time(),
+            before,
+            name=name,
+            created_s=time.time(),
             system=before.system if system is None else system,
             template=before.template if body.template is None else body.template,
             parameters={**before.parameters, **_parameters(body.parameters)},
             messages=before.messages if messages is None else messages,
-            license=before.license if body.license is None else _texts(body.license))
+            license=before.license if body.license is None else _texts(body.license),
+        )
         side = await self._service.text_side(preset.model)
         SamplingParams(**preset.defaults).check(side.info.vocab_size)
-        await self._service.under(preset, side)   # compiles its template
+        await self._service.under(preset, side)  # compiles its template
         return preset
 
 
@@ -181,12 +196,18 @@ def _messages(body: protocol.OllamaCreateBody) -> tuple[str | None, list[ChatMes
 
 def _first_message(at: int, message: protocol.OllamaMessage) -> ChatMessage:
     if message.role not in ("user", "assistant"):
-        raise RequestError(f"messages[{at}].role is {message.role[:50]!r}; a name begins with messages of "
-                           "user and assistant, behind one system prompt", param=f"messages[{at}].role")
+        raise RequestError(
+            f"messages[{at}].role is {message.role[:50]!r}; a name begins with messages of "
+            "user and assistant, behind one system prompt",
+            param=f"messages[{at}].role",
+        )
     for field in ("images", "tool_calls", "thinking"):
         if getattr(message, field):
-            raise RequestError(f"messages[{at}].{field} is not supported: a name begins with texts",
-                               param=f"messages[{at}].{field}", code="unsupported_parameter")
+            raise RequestError(
+                f"messages[{at}].{field} is not supported: a name begins with texts",
+                param=f"messages[{at}].{field}",
+                code="unsupported_parameter",
+            )
     return ChatMessage(role=message.role, content=message.content)
 
 
@@ -199,8 +220,7 @@ def _remove_from_disk(name: str) -> None:
     from weft.models.local import find, remove
 
     if find(name) is None:
-        raise UnknownModelError(f"there is no created name {name[:200]!r}, and no pulled model",
-                                param="model")
+        raise UnknownModelError(f"there is no created name {name[:200]!r}, and no pulled model", param="model")
     remove(name)
 
 
@@ -236,8 +256,14 @@ class _Pull:
             yield _line({"status": "pulling manifest"})
             async for now in self._progress():
                 digest = now.file.digest
-                yield _line({"status": f"{now.verb} {Path(now.file.path).name}", "digest": digest,
-                             "total": now.file.size, "completed": now.file_bytes})
+                yield _line(
+                    {
+                        "status": f"{now.verb} {Path(now.file.path).name}",
+                        "digest": digest,
+                        "total": now.file.size,
+                        "completed": now.file_bytes,
+                    }
+                )
             if not self._is_served:
                 yield _line({"status": f"on disk; `weft serve {self._name}` serves it"})
             yield _line(_DONE)
@@ -253,8 +279,9 @@ class _Pull:
 
         shown: dict[str, PullProgress] = {}
         self._has_begun = True
-        work = asyncio.ensure_future(asyncio.to_thread(
-            pull, self._name, on_progress=self._note, cancelled=self._gone.is_set))
+        work = asyncio.ensure_future(
+            asyncio.to_thread(pull, self._name, on_progress=self._note, cancelled=self._gone.is_set)
+        )
         work.add_done_callback(self._ended)
         is_done = False
         while not is_done:
@@ -268,7 +295,7 @@ class _Pull:
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._on_end()
         if not work.cancelled():
-            work.exception()   # asyncio logs one that is never read
+            work.exception()  # asyncio logs one that is never read
 
     def _note(self, now: PullProgress) -> None:
         """In several threads."""

@@ -22,10 +22,10 @@ PROTOCOL_VERSION = "0.12.0"
 _TAG = ":latest"
 UNSERVED_IN_OLLAMA: Unserved = {
     "suffix": ("filling in the middle is not served", ("",)),
-    "template": ("a template is chosen at the start, with --chat-template, or for a name, by /api/create",
-                 ("",)),
+    "template": ("a template is chosen at the start, with --chat-template, or for a name, by /api/create", ("",)),
     "logprobs": ("use /v1/chat/completions", (False,)),
-    "top_logprobs": ("use /v1/chat/completions", (0,))}
+    "top_logprobs": ("use /v1/chat/completions", (0,)),
+}
 
 UNSERVED_IN_CREATE: Unserved = {
     "modelfile": ("send from, system, parameters, template and messages instead", ("",)),
@@ -35,7 +35,8 @@ UNSERVED_IN_CREATE: Unserved = {
     "quantize": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
     "quantization": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
     "draft_files": ("drafts come from the text or the model itself: --speculate", ({}, [])),
-    "remote_host": ("a name stands for a model of this server", ("",))}
+    "remote_host": ("a name stands for a model of this server", ("",)),
+}
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):
@@ -144,24 +145,32 @@ def read_options(given: dict[str, Any] | None, *, prefix: str = "options") -> Ol
     """``prefix``: their field of the request. 2.0 is 2, as clients with one type of number write it. Raises
     RequestError that names the option."""
     known = OllamaOptions.__struct_fields__
-    given = {name: int(value) if isinstance(value, float) and value.is_integer() else value
-             for name, value in (given or {}).items() if value is not None}
+    given = {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in (given or {}).items()
+        if value is not None
+    }
     check_known([f"{prefix}.{name}" for name in given], [f"{prefix}.{name}" for name in known])
     try:
         return msgspec.convert({name: given[name] for name in known if name in given}, OllamaOptions)
     except msgspec.ValidationError as error:
         said, _, place = str(error).partition(" - at `$.")
         name = f"{prefix}.{place.rstrip('`')}"
-        raise RequestError(f"{name}: {said.replace('`', '').replace(' | null', '')}", param=name,
-                           code="invalid_type") from None
+        raise RequestError(
+            f"{name}: {said.replace('`', '').replace(' | null', '')}", param=name, code="invalid_type"
+        ) from None
 
 
 def sampling_fields(body: OllamaBody, options: OllamaOptions, *, model: str) -> SamplingFields:
     """Raises RequestError for a ``format`` that is none."""
     return SamplingFields(
-        model=model, stream=body.stream is not False, stop=options.stop, cache_salt=body.cache_salt,
+        model=model,
+        stream=body.stream is not False,
+        stop=options.stop,
+        cache_salt=body.cache_salt,
         response_format=_response_format(body.format),
-        **{ours: getattr(options, theirs) for theirs, ours in SAMPLING_NAMES.items()})
+        **{ours: getattr(options, theirs) for theirs, ours in SAMPLING_NAMES.items()},
+    )
 
 
 def max_tokens(options: OllamaOptions) -> int | None:
@@ -179,7 +188,7 @@ def _response_format(asked: str | dict[str, Any] | None) -> dict[str, Any] | Non
     if asked == "json":
         return {"type": "json_object"}
     if isinstance(asked, str):
-        raise RequestError(f"format is {asked[:50]!r}; it is \"json\" or a JSON schema", param="format")
+        raise RequestError(f'format is {asked[:50]!r}; it is "json" or a JSON schema', param="format")
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": asked}}
 
 

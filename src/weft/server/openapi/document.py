@@ -29,8 +29,8 @@ Schema = dict[str, Any]
 
 ERRORS: dict[int, str] = {
     400: "A field is missing, of a wrong type, out of its range or not served (invalid_type, "
-         "missing_required_parameter, unsupported_parameter, invalid_json, context_length_exceeded, "
-         "invalid_grammar, too_many_logprobs), or the bytes are not HTTP (invalid_http).",
+    "missing_required_parameter, unsupported_parameter, invalid_json, context_length_exceeded, "
+    "invalid_grammar, too_many_logprobs), or the bytes are not HTTP (invalid_http).",
     401: "No key, or a wrong one (missing_api_key, invalid_api_key).",
     403: "A page of another site sent this (origin_not_allowed).",
     404: "The server has no such model or object (model_not_found), or nothing at this path (unknown_path).",
@@ -38,19 +38,18 @@ ERRORS: dict[int, str] = {
     408: "Head or body came too slowly (limits.header_timeout, limits.body_timeout, limits.min_body_rate).",
     409: "Requests are in the way, or a replica is in another state; the message says more.",
     413: "The body is larger than limits.max_body_mb (body_too_large), or the text than "
-         "limits.max_tokenize_chars "
-         "(text_too_long).",
+    "limits.max_tokenize_chars "
+    "(text_too_long).",
     414: "The request line is longer than limits.max_request_line.",
     415: "The body is not declared as JSON.",
     421: "The Host header has another name (host_not_allowed); --allowed-host adds one.",
-    422: "Engines died twice while they computed this request (request_killed_engines): it is not tried "
-         "again.",
+    422: "Engines died twice while they computed this request (request_killed_engines): it is not tried again.",
     429: "A quota of the key is spent (rate_limit_exceeded), or one address has too many connections. "
-         "Retry-After says when to try again.",
+    "Retry-After says when to try again.",
     431: "The headers are larger than limits.max_header_bytes or more than limits.max_headers.",
     500: "A bug; its traceback is in the server's log.",
     503: "The server starts, drains, sleeps (asleep), has a full queue (queue_full) or lost its engine. "
-         "Retry-After says when to try again.",
+    "Retry-After says when to try again.",
 }
 COMMON_ERRORS = (400, 401, 403, 408, 414, 421, 429, 431, 500, 503)
 BODY_ERRORS = (413, 415)
@@ -62,8 +61,9 @@ def openapi_json() -> bytes:
 
 
 def openapi() -> Schema:
-    types = [kind for row in ENDPOINTS for kind in (*_body_types(row), row.answer, row.events, row.error)
-             if kind is not None]
+    types = [
+        kind for row in ENDPOINTS for kind in (*_body_types(row), row.answer, row.events, row.error) if kind is not None
+    ]
     schemas, components = msgspec.json.schema_components([*types, ErrorBody], ref_template=_REF)
     schema_of = dict(zip(map(id, types), schemas, strict=False))
     for body in _bodies(components):
@@ -74,9 +74,13 @@ def openapi() -> Schema:
         paths.setdefault(path, {})[row.method.lower()] = _operation(row, schema_of)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "weft", "version": metadata.version("weft"), "license": {"name": "Apache-2.0"},
-                 "description": "An OpenAI-compatible server for hybrid language models. Null means "
-                                "\"not given\". Unknown fields are ignored."},
+        "info": {
+            "title": "weft",
+            "version": metadata.version("weft"),
+            "license": {"name": "Apache-2.0"},
+            "description": "An OpenAI-compatible server for hybrid language models. Null means "
+            '"not given". Unknown fields are ignored.',
+        },
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}, {"x-api-key": []}, {}],
         "tags": [{"name": name} for name in dict.fromkeys(row.group for row in ENDPOINTS)],
@@ -85,25 +89,42 @@ def openapi() -> Schema:
             "schemas": components,
             "responses": {str(status): _error(status, text) for status, text in ERRORS.items()},
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer",
-                           "description": "A key of --api-key, if the server has any."},
-                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}},
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key of --api-key, if the server has any.",
+                },
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
     }
 
 
 def _operation(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
-    operation: Schema = {"operationId": row.operation, "summary": row.text, "tags": [row.group],
-                         "responses": _responses(row, schema_of)}
+    operation: Schema = {
+        "operationId": row.operation,
+        "summary": row.text,
+        "tags": [row.group],
+        "responses": _responses(row, schema_of),
+    }
     if row.parameters:
         operation["parameters"] = [
-            {"name": one.name, "in": one.place, "required": one.place == "path", "schema": one.schema,
-             "description": one.text} for one in row.parameters]
+            {
+                "name": one.name,
+                "in": one.place,
+                "required": one.place == "path",
+                "schema": one.schema,
+                "description": one.text,
+            }
+            for one in row.parameters
+        ]
     if row.body is not None:
-        operation["requestBody"] = {"required": not row.body_is_optional,
-                                    "content": {"application/json": {"schema": _body_schema(row, schema_of)}}}
+        operation["requestBody"] = {
+            "required": not row.body_is_optional,
+            "content": {"application/json": {"schema": _body_schema(row, schema_of)}},
+        }
     if row.form is not None:
-        operation["requestBody"] = {"required": True,
-                                    "content": {"multipart/form-data": {"schema": row.form}}}
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": row.form}}}
     if row.access == "open":
         operation["security"] = []
     if row.access == "operator":
@@ -115,13 +136,20 @@ def _responses(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
     schema = {"type": "object"} if row.answer is None else schema_of[id(row.answer)]
     content: Schema = {row.media_type: {"schema": schema}}
     if row.events is not None:
-        content[row.stream_type] = {"schema": {"type": "string", "description": "Lines, each with one JSON "
-                                                   "object, see x-event.",
-                                                   "x-event": schema_of[id(row.events)]}}
+        content[row.stream_type] = {
+            "schema": {
+                "type": "string",
+                "description": "Lines, each with one JSON object, see x-event.",
+                "x-event": schema_of[id(row.events)],
+            }
+        }
     answers: Schema = {"200": {"description": row.text, "content": content}}
     for status in sorted({*COMMON_ERRORS, *row.errors, *(BODY_ERRORS if row.body is not None else ())}):
-        answers[str(status)] = ({"$ref": f"#/components/responses/{status}"} if row.error is None else
-                                _error(status, ERRORS[status], schema_of[id(row.error)]))
+        answers[str(status)] = (
+            {"$ref": f"#/components/responses/{status}"}
+            if row.error is None
+            else _error(status, ERRORS[status], schema_of[id(row.error)])
+        )
     if row.unhealthy_is_answer:
         answers["503"] = _error(503, "The same object, with the reason.", schema)
     return answers
@@ -217,15 +245,20 @@ def _sampled(name: str, text: str) -> FieldWords:
     return FieldWords(text, default, limits) if default is not None else FieldWords(text, limits=limits)
 
 
-_INPUTS = {"anyOf": [{"type": "string"}, {**_TOKENS, "minItems": 1},
-                     {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _TOKENS]}}]}
+_INPUTS = {
+    "anyOf": [
+        {"type": "string"},
+        {**_TOKENS, "minItems": 1},
+        {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, _TOKENS]}},
+    ]
+}
 FIELDS: dict[str, FieldWords] = {
     "model": FieldWords("A name of the model, or default. Without it: the model that is served."),
     "messages": FieldWords("The conversation.", limits={"minItems": 1}),
     "prompt": FieldWords("A text.", limits={}),
     "CompletionBody.prompt": FieldWords(
-        "A text, token ids, or a list of either. Choice p * n + i is answer i to prompt p.",
-        whole=_INPUTS),
+        "A text, token ids, or a list of either. Choice p * n + i is answer i to prompt p.", whole=_INPUTS
+    ),
     "stream": FieldWords("Send the answer in pieces, as server-sent events.", False),
     "stream_options": FieldWords("Only with stream."),
     "include_usage": FieldWords("A last chunk has the usage.", False),
@@ -235,42 +268,55 @@ FIELDS: dict[str, FieldWords] = {
     "top_p": _sampled("top_p", "Choose among the likeliest tokens that together reach this probability."),
     "top_k": _sampled("top_k", "Choose among this many of the likeliest tokens; 0 or -1: all."),
     "min_p": _sampled("min_p", "Drop tokens below this share of the likeliest one's probability."),
-    "repetition_penalty": _sampled("repetition_penalty",
-                                   "Above 1, tokens of prompt and answer get less likely."),
+    "repetition_penalty": _sampled("repetition_penalty", "Above 1, tokens of prompt and answer get less likely."),
     "presence_penalty": _sampled("presence_penalty", "Above 0, tokens of the answer get less likely, once."),
-    "frequency_penalty": _sampled("frequency_penalty",
-                                  "Above 0, tokens of the answer get less likely, each time."),
-    "logit_bias": FieldWords("Token id to what is added to its logit.",
-                             limits={"additionalProperties": {"type": "number", "minimum": -100,
-                                                              "maximum": 100},
-                                     "propertyNames": {"pattern": "^[0-9]+$"}}),
+    "frequency_penalty": _sampled("frequency_penalty", "Above 0, tokens of the answer get less likely, each time."),
+    "logit_bias": FieldWords(
+        "Token id to what is added to its logit.",
+        limits={
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "propertyNames": {"pattern": "^[0-9]+$"},
+        },
+    ),
     "seed": _sampled("seed", "The same seed and request give the same text, whatever else runs."),
     "max_tokens": _sampled("max_tokens", "Longest answer; without it, the rest of the context."),
     "CompletionBody.max_tokens": FieldWords("Longest answer.", 16, {"minimum": 0}),
     "MessagesBody.max_tokens": FieldWords("Longest answer.", limits={"minimum": 1}),
     "max_completion_tokens": FieldWords("The newer name of max_tokens, which wins.", limits={"minimum": 0}),
     "min_tokens": _sampled("min_tokens", "Tokens before which no end token or stop string ends the answer."),
-    "stop": FieldWords("Texts that end the answer, which ends before them.",
-                       whole={"anyOf": [
-                           {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
-                           {"type": "array", "maxItems": STOPS_MAX,
-                            "items": {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX}},
-                           {"type": "null"}]}),
-    "stop_sequences": FieldWords("Texts that end the answer.",
-                                 limits={"maxItems": STOPS_MAX,
-                                         "items": {"type": "string", "minLength": 1,
-                                                   "maxLength": STOP_CHARS_MAX}}),
+    "stop": FieldWords(
+        "Texts that end the answer, which ends before them.",
+        whole={
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
+                {
+                    "type": "array",
+                    "maxItems": STOPS_MAX,
+                    "items": {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX},
+                },
+                {"type": "null"},
+            ]
+        },
+    ),
+    "stop_sequences": FieldWords(
+        "Texts that end the answer.",
+        limits={"maxItems": STOPS_MAX, "items": {"type": "string", "minLength": 1, "maxLength": STOP_CHARS_MAX}},
+    ),
     "stop_token_ids": FieldWords("End tokens besides the model's own.", limits={"items": _TOKENS["items"]}),
-    "allowed_token_ids": FieldWords("The only tokens of the answer.",
-                                    limits={"minItems": 1, "items": _TOKENS["items"]}),
-    "bad_words": FieldWords("Texts whose tokens the answer must not contain.",
-                            limits={"maxItems": BAD_WORDS_MAX,
-                                    "items": {"type": "string", "pattern": "\\S",
-                                              "maxLength": BAD_WORD_CHARS_MAX}}),
+    "allowed_token_ids": FieldWords(
+        "The only tokens of the answer.", limits={"minItems": 1, "items": _TOKENS["items"]}
+    ),
+    "bad_words": FieldWords(
+        "Texts whose tokens the answer must not contain.",
+        limits={
+            "maxItems": BAD_WORDS_MAX,
+            "items": {"type": "string", "pattern": "\\S", "maxLength": BAD_WORD_CHARS_MAX},
+        },
+    ),
     "truncate_prompt_tokens": FieldWords(
         "Cut the prompt to this many tokens; -1: to what the context has room for beside the answer.",
-        whole={"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
-                         {"type": "null"}]}),
+        whole={"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, {"type": "null"}]},
+    ),
     "truncation_side": FieldWords("The side that is cut; right only in /v1/completions.", "left"),
     "include_stop_str_in_output": _sampled("include_stop_str_in_output", "End behind the stop string."),
     "ignore_eos": _sampled("ignore_eos", "Go on behind the model's own end tokens."),
@@ -278,14 +324,15 @@ FIELDS: dict[str, FieldWords] = {
     "prompt_logprobs": _sampled("prompt_logprobs", "Logprobs of the prompt; not in streams."),
     "logprobs": _sampled("logprobs", "Logprobs of the answer's tokens, with this many alternatives."),
     "ChatBody.logprobs": FieldWords("Logprobs of the answer's tokens.", False),
-    "top_logprobs": FieldWords("Alternatives for each token; needs logprobs.", 0,
-                               {"minimum": 0, "maximum": LOGPROBS_MAX}),
+    "top_logprobs": FieldWords(
+        "Alternatives for each token; needs logprobs.", 0, {"minimum": 0, "maximum": LOGPROBS_MAX}
+    ),
     "priority": FieldWords("Lower runs earlier; then first come, first served.", 0),
     "cache_salt": FieldWords("Requests with different salts share no cached prefix."),
-    "cache_boundaries": FieldWords("Positions in the prompt, in tokens, where the cache should keep a state.",
-                                   limits={"maxItems": MARKS_MAX,
-                                           "items": {"type": "integer", "minimum": 1,
-                                                     "maximum": 2**63 - 1}}),
+    "cache_boundaries": FieldWords(
+        "Positions in the prompt, in tokens, where the cache should keep a state.",
+        limits={"maxItems": MARKS_MAX, "items": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1}},
+    ),
     "cache_control": FieldWords("The cache should keep a state behind this message."),
     "request_id": FieldWords("The answer's id ends with it."),
     "return_token_ids": FieldWords("Add the token ids of prompt and answer.", False),
@@ -293,14 +340,15 @@ FIELDS: dict[str, FieldWords] = {
     "add_special_tokens": FieldWords("Let the tokenizer add a BOS.", False),
     "CompletionBody.add_special_tokens": FieldWords("Let the tokenizer add a BOS.", True),
     "TokenizePromptBody.add_special_tokens": FieldWords("Let the tokenizer add a BOS.", True),
-    "response_format": FieldWords("What the answer must match: an object of type text, json_object or "
-                                  "json_schema."),
-    "structured_outputs": FieldWords("What the answer must match: an object with one of json, regex, choice, "
-                                     "grammar and json_object."),
+    "response_format": FieldWords("What the answer must match: an object of type text, json_object or json_schema."),
+    "structured_outputs": FieldWords(
+        "What the answer must match: an object with one of json, regex, choice, grammar and json_object."
+    ),
     "guided_json": FieldWords("A JSON schema that the answer must match."),
     "guided_regex": FieldWords("A regex that the answer must match."),
-    "guided_choice": FieldWords("Texts, one of which is the answer.",
-                                limits={"minItems": 1, "items": {"type": "string", "minLength": 1}}),
+    "guided_choice": FieldWords(
+        "Texts, one of which is the answer.", limits={"minItems": 1, "items": {"type": "string", "minLength": 1}}
+    ),
     "guided_grammar": FieldWords("A grammar that the answer must match: lark or GBNF."),
     "echo": FieldWords("Put the prompt in front of the answer.", False),
     "add_generation_prompt": FieldWords("Begin a new answer behind the messages.", True),
@@ -314,9 +362,11 @@ FIELDS: dict[str, FieldWords] = {
     "parallel_tool_calls": FieldWords("The answer may call more than one function.", True),
     "include_reasoning": FieldWords("Send the reasoning too.", True),
     "prediction": FieldWords("The client's guess of the answer: drafts for speculation."),
-    "options": FieldWords("num_predict, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, "
-                          "frequency_penalty, seed and stop; num_ctx bounds the prompt. Others are named in "
-                          "X-Weft-Ignored."),
+    "options": FieldWords(
+        "num_predict, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty, "
+        "frequency_penalty, seed and stop; num_ctx bounds the prompt. Others are named in "
+        "X-Weft-Ignored."
+    ),
     "OllamaChatBody.stream": FieldWords("Send the answer in pieces, as lines of JSON.", True),
     "OllamaGenerateBody.stream": FieldWords("Send the answer in pieces, as lines of JSON.", True),
     "OllamaChatBody.messages": FieldWords("The conversation; empty asks whether the model is ready."),
@@ -332,8 +382,7 @@ FIELDS: dict[str, FieldWords] = {
     "OllamaGenerateBody.context": FieldWords("The context of an earlier answer, which goes on."),
     "raw": FieldWords("The prompt goes to the model without the chat template.", False),
     "verbose": FieldWords("Accepted; it changes nothing.", False),
-    **{f"Ollama{body}Body.name": FieldWords("The same as model.")
-       for body in ("Show", "Create", "Delete", "Pull")},
+    **{f"Ollama{body}Body.name": FieldWords("The same as model.") for body in ("Show", "Create", "Delete", "Pull")},
     "OllamaCreateBody.model": FieldWords("The new name; one that is there gets another meaning."),
     "OllamaCreateBody.from": FieldWords("A served model, an adapter or a created name."),
     "OllamaCreateBody.system": FieldWords("The system prompt of requests that have none."),
@@ -354,23 +403,37 @@ FIELDS: dict[str, FieldWords] = {
     "dimensions": FieldWords("The first of an embedding, normalised again.", limits={"minimum": 1}),
     "prompt_name": FieldWords("One of the checkpoint's prompts goes before each text."),
     "EmbeddingBody.prompt": FieldWords("A text that goes before each text."),
-    **{f"{body}.truncate_prompt_tokens": FieldWords(
-        "A longer input loses its end, and the answer lists it in truncated; -1: the longest that is "
-        "served. Without it a longer input is an error.", limits={"minimum": -1})
-       for body in ("EmbeddingBody", "RerankBody", "ScoreBody")},
+    **{
+        f"{body}.truncate_prompt_tokens": FieldWords(
+            "A longer input loses its end, and the answer lists it in truncated; -1: the longest that is "
+            "served. Without it a longer input is an error.",
+            limits={"minimum": -1},
+        )
+        for body in ("EmbeddingBody", "RerankBody", "ScoreBody")
+    },
     "query": FieldWords("What the documents are ranked by."),
-    "RerankBody.documents": FieldWords("Texts, or objects with a text.", whole={
-        "type": "array", "minItems": 1, "items": {"anyOf": [
-            {"type": "string"}, {"type": "object", "required": ["text"],
-                                 "properties": {"text": {"type": "string"}}}]}}),
+    "RerankBody.documents": FieldWords(
+        "Texts, or objects with a text.",
+        whole={
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}},
+                ]
+            },
+        },
+    ),
     "top_n": FieldWords("How many results come back; by default all.", limits={"minimum": 1}),
     "return_documents": FieldWords("Whether a result has the text of its document.", True),
     "max_tokens_per_doc": FieldWords("As truncate_prompt_tokens, by Cohere's name.", limits={"minimum": 1}),
     "instruction": FieldWords("What a generative reranker is told; without it, that of Qwen3-Reranker."),
     "text_1": FieldWords("One text for all of text_2, or as many."),
     "text_2": FieldWords("A text, or a list of texts."),
-    "truncate": FieldWords("A longer input loses its end, and the answer lists it in truncated. Ollama's "
-                           "default is true.", False),
+    "truncate": FieldWords(
+        "A longer input loses its end, and the answer lists it in truncated. Ollama's default is true.", False
+    ),
     "store": FieldWords("Accepted and ignored: the answer's header X-Weft-Ignored says so.", False),
     "return_token_strs": FieldWords("Add the text of each token.", False),
     "tokens": FieldWords("Token ids.", limits={"items": _TOKENS["items"]}),
@@ -387,9 +450,12 @@ FIELDS: dict[str, FieldWords] = {
     "ResponsesBody.store": FieldWords("Keep the response, so that another one can continue it."),
     "ResponsesBody.metadata": FieldWords(
         "Pairs of texts that the response carries.",
-        limits={"maxProperties": METADATA_MAX,
-                "propertyNames": {"maxLength": METADATA_KEY_CHARS},
-                "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_CHARS}}),
+        limits={
+            "maxProperties": METADATA_MAX,
+            "propertyNames": {"maxLength": METADATA_KEY_CHARS},
+            "additionalProperties": {"type": "string", "maxLength": METADATA_VALUE_CHARS},
+        },
+    ),
     "max_tool_calls": FieldWords("Accepted; it changes nothing."),
     "text": FieldWords("What the answer must match."),
     "format": FieldWords("An object of type text, json_object or json_schema."),
@@ -398,12 +464,15 @@ FIELDS: dict[str, FieldWords] = {
     "effort": FieldWords("How much to reason, if the chat template reads it."),
     "summary": FieldWords("Accepted: the answer has the reasoning itself."),
     "generate_summary": FieldWords("The older name of summary."),
-    "include": FieldWords("message.output_text.logprobs adds logprobs; OpenAI's other names do nothing.",
-                          limits={"items": {"enum": sorted(INCLUDES)}}),
+    "include": FieldWords(
+        "message.output_text.logprobs adds logprobs; OpenAI's other names do nothing.",
+        limits={"items": {"enum": sorted(INCLUDES)}},
+    ),
     "background": FieldWords("The answer comes at once; the response is computed without its client.", False),
     "truncation": FieldWords("auto drops the oldest turns of a conversation that is too long.", "disabled"),
-    "ResponsesBody.top_logprobs": FieldWords("Alternatives for each token.", 0,
-                                             {"minimum": 0, "maximum": LOGPROBS_MAX}),
+    "ResponsesBody.top_logprobs": FieldWords(
+        "Alternatives for each token.", 0, {"minimum": 0, "maximum": LOGPROBS_MAX}
+    ),
     "include_obfuscation": FieldWords("Accepted: deltas are never padded."),
     "user": FieldWords("Accepted; it changes nothing."),
     "safety_identifier": FieldWords("Accepted; it changes nothing."),
@@ -421,17 +490,23 @@ FIELDS: dict[str, FieldWords] = {
     "reasoning": FieldWords("The reasoning of an assistant message."),
     "reasoning_content": FieldWords("Another name of reasoning."),
     "level": FieldWords("What is given back; 2: the weights as well.", 1, {"minimum": 1, "maximum": 2}),
-    "mode": FieldWords("What happens to running requests; without it they are a 409.",
-                       whole={"enum": ["wait", "abort", None]}),
+    "mode": FieldWords(
+        "What happens to running requests; without it they are a 409.", whole={"enum": ["wait", "abort", None]}
+    ),
     "timeout": FieldWords("Seconds that mode wait waits.", 30, {"minimum": 0, "maximum": WAIT_MAX_S}),
-    "lora_name": FieldWords("What requests call the adapter, in model.", limits={"minLength": 1,
-                                                                                 "maxLength": 256}),
+    "lora_name": FieldWords("What requests call the adapter, in model.", limits={"minLength": 1, "maxLength": 256}),
     "lora_path": FieldWords("Its directory on the server, in peft's form, or owner/name on the hub."),
     "load_inplace": FieldWords("Other files may take a name that is in use; false refuses them.", True),
     "lora_int_id": FieldWords("Of vLLM's clients; unread."),
-    "tags": FieldWords("The parts to bring back; without it, all.",
-                       whole={"anyOf": [{"enum": ["weights", "kv_cache", None]},
-                                        {"type": "array", "items": {"enum": ["weights", "kv_cache"]}}]}),
+    "tags": FieldWords(
+        "The parts to bring back; without it, all.",
+        whole={
+            "anyOf": [
+                {"enum": ["weights", "kv_cache", None]},
+                {"type": "array", "items": {"enum": ["weights", "kv_cache"]}},
+            ]
+        },
+    ),
 }
 
 PROMPT_BODIES = frozenset({"TokenizeChatBody", "CountTokensBody", "ResponsePromptBody"})

@@ -24,13 +24,7 @@ from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
 from weft.server.ollama import protocol as ollama
 from weft.server.pooling import EmbeddingBody, EmbeddingList, RerankAnswer, RerankBody, ScoreBody, ScoreList
-from weft.server.protocol import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeChatBody,
-    TokenizePromptBody,
-)
+from weft.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody, TokenizePromptBody
 from weft.server.replicas import (
     DRAIN_MAX_S,
     DRAIN_S,
@@ -271,38 +265,75 @@ class Endpoint:
 
 
 _NAME = Parameter("name", "path", {"type": "string"}, "A name of the model.")
-_LEVEL = Parameter("level", "query", {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
-                   "What is given back; 2: the weights as well.")
-_MODE = Parameter("mode", "query", {"type": "string", "enum": ["wait", "abort"]},
-                  "What happens to running requests; without it they are a 409.")
-_TIMEOUT = Parameter("timeout", "query", {"type": "number", "minimum": 0, "maximum": 86400, "default": 30},
-                     "Seconds that mode wait waits.")
-_TAGS = Parameter("tags", "query",
-                  {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache"]}},
-                  "The parts to bring back; without it, all.")
+_LEVEL = Parameter(
+    "level",
+    "query",
+    {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
+    "What is given back; 2: the weights as well.",
+)
+_MODE = Parameter(
+    "mode",
+    "query",
+    {"type": "string", "enum": ["wait", "abort"]},
+    "What happens to running requests; without it they are a 409.",
+)
+_TIMEOUT = Parameter(
+    "timeout",
+    "query",
+    {"type": "number", "minimum": 0, "maximum": 86400, "default": 30},
+    "Seconds that mode wait waits.",
+)
+_TAGS = Parameter(
+    "tags",
+    "query",
+    {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache"]}},
+    "The parts to bring back; without it, all.",
+)
 _RESPONSE = Parameter("response_id", "path", {"type": "string"}, "The id of a response.")
-_FOLLOWED = Parameter("stream", "query", {"type": "string", "enum": ["true", "false"], "default": "false"},
-                      "true: the events of a response that was created with background and stream.")
-_STARTING_AFTER = Parameter("starting_after", "query", {"type": "integer", "minimum": 0},
-                            "Only events with larger sequence numbers, with stream.")
-_ORDER = Parameter("order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
-                   "desc: the last item first.")
+_FOLLOWED = Parameter(
+    "stream",
+    "query",
+    {"type": "string", "enum": ["true", "false"], "default": "false"},
+    "true: the events of a response that was created with background and stream.",
+)
+_STARTING_AFTER = Parameter(
+    "starting_after",
+    "query",
+    {"type": "integer", "minimum": 0},
+    "Only events with larger sequence numbers, with stream.",
+)
+_ORDER = Parameter(
+    "order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}, "desc: the last item first."
+)
 _AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
-_REPLICA = Parameter("replica", "path", {"type": "integer", "minimum": 0, "maximum": 999_999_999},
-                     "The number of the replica.")
-_DRAIN_S = Parameter("timeout", "query", {"type": "number", "minimum": 0, "maximum": DRAIN_MAX_S,
-                                          "default": DRAIN_S},
-                     "Seconds that its requests get to finish; then they resume elsewhere.")
+_REPLICA = Parameter(
+    "replica", "path", {"type": "integer", "minimum": 0, "maximum": 999_999_999}, "The number of the replica."
+)
+_DRAIN_S = Parameter(
+    "timeout",
+    "query",
+    {"type": "number", "minimum": 0, "maximum": DRAIN_MAX_S, "default": DRAIN_S},
+    "Seconds that its requests get to finish; then they resume elsewhere.",
+)
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
 _FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
 _BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
-_PAGE = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX,
-                                     "default": PAGE_DEFAULT}, "The most objects of one page.")
+_PAGE = Parameter(
+    "limit",
+    "query",
+    {"type": "integer", "minimum": 1, "maximum": PAGE_MAX, "default": PAGE_DEFAULT},
+    "The most objects of one page.",
+)
 _PURPOSE = Parameter("purpose", "query", {"type": "string", "enum": list(PURPOSES)}, "Files of this purpose.")
-_UPLOAD = {"type": "object", "required": ["file", "purpose"], "properties": {
-    "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/server.md."},
-    "purpose": {"type": "string", "enum": ["batch"], "description": "What the file is for."}}}
+_UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/server.md."},
+        "purpose": {"type": "string", "enum": ["batch"], "description": "What the file is for."},
+    },
+}
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="chat", method="POST", path="/v1/chat/completions", group="Generate",

@@ -52,7 +52,8 @@ _NAMES: dict[BlockKind, _Names] = {
     "reasoning": _Names("reasoning", "response.reasoning_text", "text", "reasoning_text"),
     "text": _Names("message", "response.output_text", "text", "output_text"),
     "call": _Names("function_call", "response.function_call_arguments", "arguments"),
-    "custom_call": _Names("custom_tool_call", "response.custom_tool_call_input", "input")}
+    "custom_call": _Names("custom_tool_call", "response.custom_tool_call_input", "input"),
+}
 
 
 class OutputWriter:
@@ -109,21 +110,28 @@ class OutputWriter:
         names, place, logprobs = _NAMES[block.kind], self._place, self._logprobs
         self.items[-1] = item = self._item(block, "completed" if block.is_complete else "incomplete")
         name = {"name": block.name} if block.kind == "call" else {}
-        yield {"type": f"{names.events}.done", **place, **name, names.field: block.text,
-               **({"logprobs": logprobs} if block.kind == "text" else {})}
+        yield {
+            "type": f"{names.events}.done",
+            **place,
+            **name,
+            names.field: block.text,
+            **({"logprobs": logprobs} if block.kind == "text" else {}),
+        }
         if names.part:
             yield {"type": "response.content_part.done", **place, "part": _part(block, block.text, logprobs)}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
 
     def _item(self, block: AnswerBlock, status: Status) -> Item:
         names, text = _NAMES[block.kind], "" if status == "in_progress" else block.text
-        item: Item = {"type": names.item, "id": item_id(names.item, self._response_id, "o", block.index),
-                      "status": status}
+        item: Item = {
+            "type": names.item,
+            "id": item_id(names.item, self._response_id, "o", block.index),
+            "status": status,
+        }
         if block.is_call:
             return {**item, "call_id": block.call_id, "name": block.name, names.field: text}
         content = [] if status == "in_progress" else [_part(block, text, self._logprobs)]
-        return {**item, **({"role": "assistant"} if block.kind == "text" else {"summary": []}),
-                "content": content}
+        return {**item, **({"role": "assistant"} if block.kind == "text" else {"summary": []}), "content": content}
 
 
 def _part(block: AnswerBlock, text: str, logprobs: list[ChatTokenLogprob]) -> Item:
@@ -189,8 +197,7 @@ class ResponsesJob:
     """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` is None for
     a response that is not to be stored."""
 
-    def __init__(self, turn: PreparedTurn, body: ResponsesBody, response_id: str, *,
-                 keep: Keep | None = None) -> None:
+    def __init__(self, turn: PreparedTurn, body: ResponsesBody, response_id: str, *, keep: Keep | None = None) -> None:
         self.generation = turn.generation
         self._turn = turn
         self._keep = keep
@@ -204,17 +211,30 @@ class ResponsesJob:
         sampling = self.generation.samplings[0]
         self._top = sampling.logprobs
         self.response = ResponseObject(
-            id=response_id, created_at=int(time.time()), model=turn.name,
-            background=bool(body.background), status="queued" if body.background else "in_progress",
-            instructions=body.instructions, max_output_tokens=body.max_output_tokens,
-            max_tool_calls=body.max_tool_calls, metadata=body.metadata or {},
+            id=response_id,
+            created_at=int(time.time()),
+            model=turn.name,
+            background=bool(body.background),
+            status="queued" if body.background else "in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=body.previous_response_id, prompt_cache_key=body.prompt_cache_key,
-            reasoning=body.reasoning or ReasoningOptions(), safety_identifier=body.safety_identifier,
-            store=keep is not None, temperature=sampling.temperature, text={"format": format_of(body)},
-            tool_choice=body.tool_choice or "auto", tools=body.tools or [],
-            top_logprobs=body.top_logprobs or 0, top_p=sampling.top_p,
-            truncation=body.truncation or "disabled", user=body.user)
+            previous_response_id=body.previous_response_id,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or ReasoningOptions(),
+            safety_identifier=body.safety_identifier,
+            store=keep is not None,
+            temperature=sampling.temperature,
+            text={"format": format_of(body)},
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=sampling.top_p,
+            truncation=body.truncation or "disabled",
+            user=body.user,
+        )
 
     async def answer(self) -> bytes:
         if self._top is None:
@@ -228,8 +248,7 @@ class ResponsesJob:
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         try:
-            yield (self._response_line("response.created")
-                   + self._response_line(f"response.{self.response.status}"))
+            yield (self._response_line("response.created") + self._response_line(f"response.{self.response.status}"))
             async for pieces in self.generation.pieces():
                 lines = []
                 if self.response.status == "queued":
@@ -244,8 +263,7 @@ class ResponsesJob:
             failure = error if isinstance(error, WeftError) else bug(error)
             self.response.status = "failed"
             self.response.output = self._output.items
-            self.response.error = {"code": _ERROR_CODES.get(failure.status, "server_error"),
-                                   "message": failure.message}
+            self.response.error = {"code": _ERROR_CODES.get(failure.status, "server_error"), "message": failure.message}
             yield self._response_line("response.failed")
             if failure is not error:
                 raise
@@ -287,14 +305,13 @@ class ResponsesJob:
         response.completed_at = int(time.time()) if response.status == "completed" else None
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens,
-                                  "cache_write_tokens": 0},
+            input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens, "cache_write_tokens": 0},
             output_tokens=usage.completion_tokens,
             output_tokens_details={"reasoning_tokens": self._turn.reasoning_tokens()},
-            total_tokens=usage.total_tokens)
+            total_tokens=usage.total_tokens,
+        )
         body = _encoder.encode(response)
-        if self._keep is None or await self._keep(response.id, body,
-                                                  RawAnswer(self._tokens, "".join(self._texts))):
+        if self._keep is None or await self._keep(response.id, body, RawAnswer(self._tokens, "".join(self._texts))):
             return body
         response.store = False
         return _encoder.encode(response)

@@ -57,8 +57,7 @@ class BackgroundAnswer(Protocol):
 class ResponseRun:
     """``unfinished``: as the store has it."""
 
-    def __init__(self, answer: BackgroundAnswer, owner: str, unfinished: StoredResponse, *,
-                 has_events: bool) -> None:
+    def __init__(self, answer: BackgroundAnswer, owner: str, unfinished: StoredResponse, *, has_events: bool) -> None:
         self.owner = owner
         self.has_events = has_events
         self.unfinished = unfinished
@@ -117,19 +116,33 @@ class ResponseRuns:
     def check_room(self) -> None:
         """Raises QueueFullError."""
         if len(self._runs) >= RUNS_MAX:
-            raise QueueFullError(f"{len(self._runs)} responses are computed in the background, which is the "
-                                 "limit. Try again later", code="queue_full", param="background")
+            raise QueueFullError(
+                f"{len(self._runs)} responses are computed in the background, which is the limit. Try again later",
+                code="queue_full",
+                param="background",
+            )
 
-    async def begin(self, answer: BackgroundAnswer, owner: str, parent: str | None, items: bytes, *,
-                    has_events: bool, on_end: Callable[[], None]) -> ResponseRun:
+    async def begin(
+        self,
+        answer: BackgroundAnswer,
+        owner: str,
+        parent: str | None,
+        items: bytes,
+        *,
+        has_events: bool,
+        on_end: Callable[[], None],
+    ) -> ResponseRun:
         """``answer`` was accepted by an engine. Raises ResponseStoreError, and RequestError where the store
         has no place."""
-        unfinished = StoredResponse(response_id=answer.response_id, parent=parent, body=answer.body_so_far(),
-                                    items=items)
+        unfinished = StoredResponse(
+            response_id=answer.response_id, parent=parent, body=answer.body_so_far(), items=items
+        )
         if not await self._store.begin(unfinished, owner):
-            raise RequestError("background needs a place in the store of responses, and this one finds none "
-                               "(limits.response_store_size, limits.max_stored_responses)",
-                               param="background")
+            raise RequestError(
+                "background needs a place in the store of responses, and this one finds none "
+                "(limits.response_store_size, limits.max_stored_responses)",
+                param="background",
+            )
         run = self._runs[answer.response_id] = ResponseRun(answer, owner, unfinished, has_events=has_events)
         run.task = asyncio.create_task(self._run(run, on_end))
         return run
@@ -150,12 +163,13 @@ class ResponseRuns:
 
     async def checked(self, stored: StoredResponse, owner: str) -> StoredResponse:
         """``stored``; failed, if it is unfinished and the process that computed it is gone."""
-        if status_of(stored) not in UNFINISHED or not await self._store.runner_is_gone(
-                stored.response_id, owner):
+        if status_of(stored) not in UNFINISHED or not await self._store.runner_is_gone(stored.response_id, owner):
             return stored
         body = msgspec.json.decode(stored.body)
-        body |= {"status": "failed", "error": {"code": "server_error", "message":
-                                               "the server that computed this response has ended"}}
+        body |= {
+            "status": "failed",
+            "error": {"code": "server_error", "message": "the server that computed this response has ended"},
+        }
         failed = _with_body(stored, msgspec.json.encode(body))
         await self._store.finish(lambda: failed, owner)
         return await self._store.get(stored.response_id, owner)
@@ -175,8 +189,7 @@ class ResponseRuns:
             _log.exception("a response in the background failed")
         try:
             if run.answer.status in ("failed", "cancelled"):
-                await self._store.finish(lambda: _with_body(run.unfinished, run.answer.body_so_far()),
-                                         run.owner)
+                await self._store.finish(lambda: _with_body(run.unfinished, run.answer.body_so_far()), run.owner)
         except WeftError as error:
             _log.warning("a response was not stored: %s", error.message)
         finally:
@@ -185,7 +198,8 @@ class ResponseRuns:
             del self._runs[response_id]
             self._ended[response_id] = run
             while len(self._ended) > ENDED_MAX or (
-                    sum(one.event_bytes for one in self._ended.values()) > ENDED_BYTES_MAX):
+                sum(one.event_bytes for one in self._ended.values()) > ENDED_BYTES_MAX
+            ):
                 del self._ended[next(iter(self._ended))]
 
 

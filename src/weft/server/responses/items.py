@@ -30,8 +30,14 @@ from weft.text.chat import ChatMessage
 
 Item = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
-             "custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -43,8 +49,9 @@ def read_items(given: str | list[Item], response_id: str) -> list[Item]:
     """``input`` of a request, and the id of its response. Raises RequestError that names the item or part."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_item(f"input[{at}]", item, item_id(item.get("type"), response_id, "i", at))
-            for at, item in enumerate(given)]
+    return [
+        _item(f"input[{at}]", item, item_id(item.get("type"), response_id, "i", at)) for at, item in enumerate(given)
+    ]
 
 
 def new_response_id() -> str:
@@ -79,8 +86,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
                 messages.append(ChatMessage(role="assistant", content=None))
             answers[-1].append(item)
         elif kind in _OUTPUTS:
-            messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"],
-                                        content=_shown(item["output"])))
+            messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"], content=_shown(item["output"])))
         elif item["role"] in ("system", "developer") and not messages:
             system.append(_text_of(item["content"]))
         else:
@@ -101,8 +107,11 @@ def _place(item: Item) -> int:
 
 
 def _fill(message: ChatMessage, items: list[Item]) -> None:
-    thoughts = ["\n".join(part["text"] for part in item["content"] or item["summary"])
-                for item in items if item["type"] == "reasoning"]
+    thoughts = [
+        "\n".join(part["text"] for part in item["content"] or item["summary"])
+        for item in items
+        if item["type"] == "reasoning"
+    ]
     message.content = next((_text_of(item["content"]) for item in items if item["type"] == "message"), None)
     if any(thoughts):
         message.reasoning_content = "\n".join(thoughts)
@@ -112,41 +121,50 @@ def _fill(message: ChatMessage, items: list[Item]) -> None:
 def _call(item: Item) -> Item:
     """As chat completions have it."""
     if item["type"] == "custom_tool_call":
-        return {"id": item["call_id"], "type": "custom",
-                "custom": {"name": item["name"], "input": item["input"]}}
-    return {"id": item["call_id"], "type": "function",
-            "function": {"name": item["name"], "arguments": item["arguments"]}}
+        return {"id": item["call_id"], "type": "custom", "custom": {"name": item["name"], "input": item["input"]}}
+    return {
+        "id": item["call_id"],
+        "type": "function",
+        "function": {"name": item["name"], "arguments": item["arguments"]},
+    }
 
 
 def _item(place: str, item: Item, default_id: str) -> Item:
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind not in _PREFIXES:
-        raise RequestError(f"{place} has type {kind!r}; this server takes {', '.join(_PREFIXES)}",
-                           param=f"{place}.type", code="unsupported_parameter")
+        raise RequestError(
+            f"{place} has type {kind!r}; this server takes {', '.join(_PREFIXES)}",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
     given = item.get("id")
     if given is not None and not (isinstance(given, str) and 0 < len(given) <= _ID_CHARS_MAX):
-        raise RequestError(f"{place}.id: expected a text of 1 to {_ID_CHARS_MAX} characters",
-                           param=f"{place}.id")
+        raise RequestError(f"{place}.id: expected a text of 1 to {_ID_CHARS_MAX} characters", param=f"{place}.id")
     checked: Item = {"type": kind, "id": given or default_id}
     if kind == "message":
         return {**checked, **_message(place, item), "status": "completed"}
     if kind == "reasoning":
-        return {**checked, "summary": _parts(f"{place}.summary", item.get("summary"), "summary_text"),
-                "content": _parts(f"{place}.content", item.get("content"), "reasoning_text")}
+        return {
+            **checked,
+            "summary": _parts(f"{place}.summary", item.get("summary"), "summary_text"),
+            "content": _parts(f"{place}.content", item.get("content"), "reasoning_text"),
+        }
     checked["call_id"] = _text(f"{place}.call_id", item.get("call_id"))
     if kind in _CALLS:
         said = "arguments" if kind == "function_call" else "input"
-        return {**checked, "name": _text(f"{place}.name", item.get("name")),
-                said: _text(f"{place}.{said}", item.get(said)), "status": "completed"}
-    return {**checked, "output": _content(f"{place}.output", item.get("output"), "input_text"),
-            "status": "completed"}
+        return {
+            **checked,
+            "name": _text(f"{place}.name", item.get("name")),
+            said: _text(f"{place}.{said}", item.get(said)),
+            "status": "completed",
+        }
+    return {**checked, "output": _content(f"{place}.output", item.get("output"), "input_text"), "status": "completed"}
 
 
 def _message(place: str, item: Item) -> Item:
     role = item.get("role")
     if role not in ROLES:
-        raise RequestError(f"{place}.role is {role!r}; it is one of {', '.join(ROLES)}",
-                           param=f"{place}.role")
+        raise RequestError(f"{place}.role is {role!r}; it is one of {', '.join(ROLES)}", param=f"{place}.role")
     own = "output_text" if role == "assistant" else "input_text"
     content = _content(f"{place}.content", item.get("content"), own)
     if isinstance(content, str):
@@ -168,9 +186,11 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
             parts.append(_image(here, part) if kind == "input_image" else part)
             continue
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            raise RequestError(f"{here} has type {kind!r}; text is read here, and pictures (input_image) of "
-                               "users and tools",
-                               param=here, code="unsupported_parameter")
+            raise RequestError(
+                f"{here} has type {kind!r}; text is read here, and pictures (input_image) of users and tools",
+                param=here,
+                code="unsupported_parameter",
+            )
         name = _TEXT_PARTS[kind]
         parts.append(_part(own, _text(f"{here}.{name}", part.get(name))))
     return parts
@@ -178,8 +198,10 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
 
 def _image(here: str, part: Item) -> Item:
     if not isinstance(part.get("image_url"), str):
-        raise RequestError(f"{here}.image_url: expected a data: URL or an address; stored files (file_id) "
-                           "are not read", param=f"{here}.image_url")
+        raise RequestError(
+            f"{here}.image_url: expected a data: URL or an address; stored files (file_id) are not read",
+            param=f"{here}.image_url",
+        )
     return {"type": "input_image", "image_url": part["image_url"], "detail": part.get("detail") or "auto"}
 
 
@@ -193,8 +215,7 @@ def _parts(place: str, parts: Any, kind: str) -> list[Item]:
         return []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise RequestError(f"{place}: expected a list of objects with type {kind} and text", param=place)
-    return [{"type": kind, "text": _text(f"{place}[{at}].text", part.get("text"))}
-            for at, part in enumerate(parts)]
+    return [{"type": kind, "text": _text(f"{place}[{at}].text", part.get("text"))} for at, part in enumerate(parts)]
 
 
 def _text(place: str, value: Any) -> str:
@@ -216,9 +237,12 @@ def _text_of(content: str | list[Item]) -> str:
     if isinstance(content, str):
         return content
     if any("text" not in part for part in content):
-        raise RequestError("input: a picture stands in a message of the system; pictures are read in "
-                           "messages of the user and in outputs of tools", param="input",
-                           code="unsupported_parameter")
+        raise RequestError(
+            "input: a picture stands in a message of the system; pictures are read in "
+            "messages of the user and in outputs of tools",
+            param="input",
+            code="unsupported_parameter",
+        )
     return "\n".join(part["text"] for part in content)
 
 
@@ -235,8 +259,9 @@ def is_reference(item: Item) -> bool:
     return item.get("type") == "item_reference" or set(item) == {"id"}
 
 
-async def with_items(given: Sequence[Item], known: Sequence[Item],
-                     get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits) -> list[Item]:
+async def with_items(
+    given: Sequence[Item], known: Sequence[Item], get: Callable[[str], Awaitable[StoredResponse]], limits: StoreLimits
+) -> list[Item]:
     """``given`` with items for references. The id of an item has that of its response in it, so the store
     needs no index of items. ``known``: items of the conversation so far, which are looked through first.
     ``get`` raises UnknownResponseError. Raises RequestError, UnknownResponseError. Responses and bytes of one
@@ -256,16 +281,20 @@ async def with_items(given: Sequence[Item], known: Sequence[Item],
         if name not in by_id and response_id is not None and response_id not in responses:
             responses.add(response_id)
             if len(responses) > limits.turns:
-                raise RequestError(f"input refers to items of more than {limits.turns} responses "
-                                   "(limits.max_response_turns)", param="input")
+                raise RequestError(
+                    f"input refers to items of more than {limits.turns} responses (limits.max_response_turns)",
+                    param="input",
+                )
             try:
                 stored = await get(response_id)
             except UnknownResponseError:
                 raise _unknown(place, name) from None
             size += stored.size
             if size > limits.turn_bytes:
-                raise RequestError(f"input refers to responses of {size} bytes; the limit is "
-                                   f"{limits.turn_bytes} (limits.max_body_mb)", param="input")
+                raise RequestError(
+                    f"input refers to responses of {size} bytes; the limit is {limits.turn_bytes} (limits.max_body_mb)",
+                    param="input",
+                )
             items = [*_decode_items(stored.items), *_decode_output(stored.body).output]
             by_id.update((one["id"], one) for one in items)
         if name not in by_id:
@@ -275,16 +304,23 @@ async def with_items(given: Sequence[Item], known: Sequence[Item],
 
 
 def _unknown(place: str, name: str) -> UnknownResponseError:
-    return UnknownResponseError(f"{place}: there is no stored item {name[:256]!r}", param=place,
-                                code="item_not_found")
+    return UnknownResponseError(f"{place}: there is no stored item {name[:256]!r}", param=place, code="item_not_found")
 
 
 METADATA_MAX, METADATA_KEY_CHARS, METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS = "message.output_text.logprobs"
-INCLUDES = frozenset({
-    LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url"})
+INCLUDES = frozenset(
+    {
+        LOGPROBS,
+        "reasoning.encrypted_content",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+    }
+)
 _VERBOSITIES = (None, "medium")
 
 
@@ -356,18 +392,21 @@ UNSERVED_IN_RESPONSES: Unserved = {
 def check_fields(body: ResponsesBody) -> None:
     """What a type alone does not say. Raises RequestError that names the field."""
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
-        raise RequestError(f"max_output_tokens is {body.max_output_tokens}; it must be at least 1",
-                           param="max_output_tokens")
+        raise RequestError(
+            f"max_output_tokens is {body.max_output_tokens}; it must be at least 1", param="max_output_tokens"
+        )
     if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
-        raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most "
-                           f"{LOGPROBS_MAX}", param="top_logprobs")
+        raise RequestError(
+            f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most {LOGPROBS_MAX}",
+            param="top_logprobs",
+        )
     for name in body.include or ():
         if name not in INCLUDES:
-            raise RequestError(f"include has {name[:100]!r}; it takes {', '.join(sorted(INCLUDES))}",
-                               param="include")
+            raise RequestError(f"include has {name[:100]!r}; it takes {', '.join(sorted(INCLUDES))}", param="include")
     if body.text is not None and body.text.verbosity not in _VERBOSITIES:
-        raise RequestError("text.verbosity is not supported: it is not served", param="text.verbosity",
-                           code="unsupported_parameter")
+        raise RequestError(
+            "text.verbosity is not supported: it is not served", param="text.verbosity", code="unsupported_parameter"
+        )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     _check_metadata(body.metadata or {})
@@ -375,10 +414,11 @@ def check_fields(body: ResponsesBody) -> None:
 
 def _check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > METADATA_MAX:
-        raise RequestError(f"metadata has {len(metadata)} pairs; the limit is {METADATA_MAX}",
-                           param="metadata")
+        raise RequestError(f"metadata has {len(metadata)} pairs; the limit is {METADATA_MAX}", param="metadata")
     for key, value in metadata.items():
         if len(key) > METADATA_KEY_CHARS or len(value) > METADATA_VALUE_CHARS:
-            raise RequestError(f"metadata has a key of {len(key)} and a value of {len(value)} characters; "
-                               f"the limits are {METADATA_KEY_CHARS} and {METADATA_VALUE_CHARS}",
-                               param="metadata")
+            raise RequestError(
+                f"metadata has a key of {len(key)} and a value of {len(value)} characters; "
+                f"the limits are {METADATA_KEY_CHARS} and {METADATA_VALUE_CHARS}",
+                param="metadata",
+            )

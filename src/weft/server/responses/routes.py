@@ -85,8 +85,9 @@ class ResponseHandlers:
         job = ResponsesJob(turn, body, response_id, keep=self._keep(request, body, turn, items, history))
         if body.background:
             return await self._begin(request, body, job, items)
-        return await answer_job(request, job, stream=bool(body.stream),
-                                keep_alive_s=self._service.config.sse_keep_alive)
+        return await answer_job(
+            request, job, stream=bool(body.stream), keep_alive_s=self._service.config.sse_keep_alive
+        )
 
     async def response_input_tokens(self, request: Request) -> Response:
         self._service.check_open()
@@ -113,9 +114,12 @@ class ResponseHandlers:
         if self._forward is not None and (is_streamed or status_of(stored) in UNFINISHED):
             return await self._forward(request)
         if is_streamed:
-            raise RequestError("stream is not supported for this response: it was not created with "
-                               "background and stream, or it ended long ago", param="stream",
-                               code="unsupported_parameter")
+            raise RequestError(
+                "stream is not supported for this response: it was not created with "
+                "background and stream, or it ended long ago",
+                param="stream",
+                code="unsupported_parameter",
+            )
         stored = await self._runs().checked(stored, owner)
         return Response(stored.body, media_type="application/json")
 
@@ -125,8 +129,7 @@ class ResponseHandlers:
     async def cancel_response(self, request: Request) -> Response:
         return await self._once_ended(request, self._cancel)
 
-    async def _once_ended(self, request: Request, answer: Callable[[str, str], Awaitable[Response]]
-                          ) -> Response:
+    async def _once_ended(self, request: Request, answer: Callable[[str, str], Awaitable[Response]]) -> Response:
         """Ends the response in the process that computes it. ``answer`` takes its id and its owner."""
         response_id, owner = request.path_params["response_id"], owner_of(request)
         stored = await self._store().get(response_id, owner)
@@ -147,8 +150,9 @@ class ResponseHandlers:
         status = status_of(stored)
         if status != "cancelled":
             why = "another server computes it" if status in UNFINISHED else f"it is {status}"
-            raise RequestError(f"{response_id!r} cannot be cancelled: {why}", param="response_id",
-                               code="not_cancellable")
+            raise RequestError(
+                f"{response_id!r} cannot be cancelled: {why}", param="response_id", code="not_cancellable"
+            )
         return Response(stored.body, media_type="application/json")
 
     async def response_input_items(self, request: Request) -> Response:
@@ -160,8 +164,7 @@ class ResponseHandlers:
         listed = items if order == "asc" else items[::-1]
         return json_response(page_of(listed, request, lambda item: str(item["id"])))
 
-    async def _begin(self, request: Request, body: ResponsesBody, job: ResponsesJob,
-                     items: list[Item]) -> Response:
+    async def _begin(self, request: Request, body: ResponsesBody, job: ResponsesJob, items: list[Item]) -> Response:
         """In the background. Raises what the engine refuses the job with, and RequestError."""
         tenant, runs = tenant_of(request), self._runs()
 
@@ -172,8 +175,14 @@ class ResponseHandlers:
         runs.check_room()
         await unless_gone(job.generation.start(), request.receive)
         try:
-            run = await runs.begin(job, owner_of(request), body.previous_response_id,
-                                   msgspec.json.encode(items), has_events=bool(body.stream), on_end=end)
+            run = await runs.begin(
+                job,
+                owner_of(request),
+                body.previous_response_id,
+                msgspec.json.encode(items),
+                has_events=bool(body.stream),
+                on_end=end,
+            )
         except BaseException:
             job.generation.close()
             raise
@@ -198,8 +207,11 @@ class ResponseHandlers:
     def _store(self) -> ResponseStore:
         store = self._service.responses
         if store is None:
-            raise UnknownResponseError("this server stores no responses (server.response_store off)",
-                                       code="response_not_found", param="response_id")
+            raise UnknownResponseError(
+                "this server stores no responses (server.response_store off)",
+                code="response_not_found",
+                param="response_id",
+            )
         return store
 
     async def _history(self, request: Request, body: ResponsesBody) -> TurnHistory:
@@ -207,12 +219,14 @@ class ResponseHandlers:
             return TurnHistory()
         path = await self._store().path_to(body.previous_response_id, owner_of(request))
         if any(status_of(stored) in UNFINISHED for stored in path):
-            raise RequestError(f"{body.previous_response_id!r} is not finished, and cannot be continued yet",
-                               param="previous_response_id", code="response_not_finished")
+            raise RequestError(
+                f"{body.previous_response_id!r} is not finished, and cannot be continued yet",
+                param="previous_response_id",
+                code="response_not_finished",
+            )
         return read_history(path, (await self._service.model_for(body.model)).vocabulary)
 
-    async def _items(self, request: Request, body: ResponsesBody, history: TurnHistory,
-                     response_id: str) -> list[Item]:
+    async def _items(self, request: Request, body: ResponsesBody, history: TurnHistory, response_id: str) -> list[Item]:
         """Of the request's own ``input``. Raises RequestError, UnknownResponseError."""
         given = body.input
         if not isinstance(given, str) and any(map(is_reference, given)):
@@ -220,14 +234,18 @@ class ResponseHandlers:
             given = await with_items(given, history.items, lambda name: store.get(name, owner), store.limits)
         return read_items(given, response_id)
 
-    def _keep(self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item],
-              history: TurnHistory) -> Keep | None:
+    def _keep(
+        self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item], history: TurnHistory
+    ) -> Keep | None:
         """What stores the response; None if it is not to be stored. Raises RequestError."""
         store = self._service.responses
         if store is None and (body.store or body.background):
             field = "store" if body.store else "background"
-            raise RequestError(f"{field} is not supported: this server stores no responses "
-                               "(server.response_store off)", param=field, code="unsupported_parameter")
+            raise RequestError(
+                f"{field} is not supported: this server stores no responses (server.response_store off)",
+                param=field,
+                code="unsupported_parameter",
+            )
         if body.background and body.store is False:
             raise RequestError("background needs store: the answer is read from there", param="background")
         if store is None or body.store is False:
@@ -252,6 +270,7 @@ class ResponseHandlers:
 
 def _with_raw(request: Request, raw: bytes) -> Request:
     """``request`` with its body, which was read."""
+
     async def receive() -> Message:
         return {"type": "http.request", "body": raw, "more_body": False}
 

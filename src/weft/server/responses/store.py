@@ -79,8 +79,9 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.body) + len(self.items) + len(self.tokens)
 
     def as_object(self, owner: str, runner: str | None = None) -> NewObject:
-        return NewObject(id=self.response_id, owner=owner, body=_encoder.encode(self), parent=self.parent,
-                         runner=runner)
+        return NewObject(
+            id=self.response_id, owner=owner, body=_encoder.encode(self), parent=self.parent, runner=runner
+        )
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -118,6 +119,7 @@ class ResponseStore:
 
     async def begin(self, unfinished: StoredResponse, owner: str) -> bool:
         """Stores a response that this process computes in the background. False where it has no place."""
+
         def put(database: ObjectDatabase) -> bool:
             if self._runner is None:
                 self._runner = LockFile(self.path.with_name(f"{self.path.name}.runner-{token_hex(16)}"))
@@ -131,6 +133,7 @@ class ResponseStore:
 
     async def runner_is_gone(self, response_id: str, owner: str) -> bool:
         """Of an unfinished response: no process computes it."""
+
         def is_gone(database: ObjectDatabase) -> bool:
             runner = database.runner_of(response_id, owner)
             return runner is not None and not is_locked(self.path.with_name(runner))
@@ -221,9 +224,12 @@ class ResponseStore:
 
     def _check_room(self, waiting: int) -> None:
         if waiting >= WAITING_MAX:
-            raise QueueFullError(f"{waiting} requests wait for the store of responses; the limit is "
-                                 f"{WAITING_MAX} (server.response_store). Try again later", code="queue_full",
-                                 param="server.response_store")
+            raise QueueFullError(
+                f"{waiting} requests wait for the store of responses; the limit is "
+                f"{WAITING_MAX} (server.response_store). Try again later",
+                code="queue_full",
+                param="server.response_store",
+            )
 
     def _work(self, work: Callable[[ObjectDatabase], T]) -> T:
         try:
@@ -232,8 +238,9 @@ class ResponseStore:
                 self._database = open_database(self.path, self.limits, self._clock)
             return work(self._database)
         except (ConfigError, OSError, sqlite3.Error) as error:
-            raise ResponseStoreError(f"the store of responses failed: {error} (server.response_store)",
-                                     param="server.response_store") from error
+            raise ResponseStoreError(
+                f"the store of responses failed: {error} (server.response_store)", param="server.response_store"
+            ) from error
 
 
 def _settle(waiting: asyncio.Future[T], result: T | Exception) -> None:
@@ -251,24 +258,35 @@ def open_database(path: Path, limits: StoreLimits, clock: Callable[[], float]) -
     return ObjectDatabase(path, bounds, clock, flag="server.response_store", migrate=_migrate)
 
 
-def read_path(database: ObjectDatabase, response_id: str, owner: str,
-              limits: StoreLimits) -> list[StoredResponse]:
+def read_path(database: ObjectDatabase, response_id: str, owner: str, limits: StoreLimits) -> list[StoredResponse]:
     """The responses from the root to this one. Raises UnknownResponseError, RequestError."""
     with database.transaction(reads_only=True):  # one state of the file for all queries
         if database.get(KIND, response_id, owner) is None:
-            raise UnknownResponseError(f"there is no response {response_id!r}", param="previous_response_id",
-                                       code="previous_response_not_found")
+            raise UnknownResponseError(
+                f"there is no response {response_id!r}",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
         path = database.path(response_id, owner, limits.turns)
         if len(path) > limits.turns:
-            raise RequestError(f"the conversation of {response_id!r} has more than {limits.turns} responses "
-                               "(limits.max_response_turns)", param="previous_response_id")
+            raise RequestError(
+                f"the conversation of {response_id!r} has more than {limits.turns} responses "
+                "(limits.max_response_turns)",
+                param="previous_response_id",
+            )
         if path[0][1] is not None:
-            raise UnknownResponseError(f"{response_id!r} continues {path[0][1]!r}, which was deleted",
-                                       param="previous_response_id", code="previous_response_not_found")
+            raise UnknownResponseError(
+                f"{response_id!r} continues {path[0][1]!r}, which was deleted",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
         count = sum(size for _, _, size in path)
         if count > limits.turn_bytes:
-            raise RequestError(f"the conversation of {response_id!r} has {count} bytes; the limit is "
-                               f"{limits.turn_bytes} (limits.max_body_mb)", param="previous_response_id")
+            raise RequestError(
+                f"the conversation of {response_id!r} has {count} bytes; the limit is "
+                f"{limits.turn_bytes} (limits.max_body_mb)",
+                param="previous_response_id",
+            )
         bodies = [database.get(KIND, one, owner) for one, _, _ in path]
         return [_decode(body) for body in bodies if body is not None]
 
@@ -278,7 +296,8 @@ def _migrate(database: ObjectDatabase, version: int) -> None:
     runner = "runner" if version == 2 else "NULL"
     rows = database.db.execute(
         f"SELECT id, owner, parent, root, created_s, {runner}, body, items, vocabulary, shared, tokens, "
-        "chars, digest FROM responses JOIN contents USING (id) ORDER BY created_s, depth")
+        "chars, digest FROM responses JOIN contents USING (id) ORDER BY created_s, depth"
+    )
     for response_id, owner, parent, root, created_s, runner, *content in rows:
         fields = dict(zip(StoredResponse.__struct_fields__[2:], content, strict=True))
         stored = StoredResponse(response_id=response_id, parent=parent, **fields)
@@ -293,5 +312,4 @@ def default_path() -> Path:
 
 
 def _unknown(response_id: str) -> UnknownResponseError:
-    return UnknownResponseError(f"there is no response {response_id!r}", param="response_id",
-                                code="response_not_found")
+    return UnknownResponseError(f"there is no response {response_id!r}", param="response_id", code="response_not_found")

@@ -36,9 +36,14 @@ def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefi
     if response_format is not body.response_format:
         fields = msgspec.structs.replace(body, response_format=response_format)
     wants_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs
-    return ChatTurn(conversation=conversation(body, items), fields=fields, max_tokens=body.max_output_tokens,
-                logprobs=(body.top_logprobs or 0) if wants_logprobs else None, prompt_field="input",
-                    known=known)
+    return ChatTurn(
+        conversation=conversation(body, items),
+        fields=fields,
+        max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        prompt_field="input",
+        known=known,
+    )
 
 
 def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFields:
@@ -48,9 +53,13 @@ def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFiel
         raise RequestError("input is empty: it needs text or at least one item", param="input")
     effort = None if body.reasoning is None else body.reasoning.effort
     return ConversationFields(
-        messages=messages, tools=[_tool(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())],
-        tool_choice=body.tool_choice, parallel_tool_calls=body.parallel_tool_calls,
-        variables=body.chat_template_kwargs, reasoning_effort=effort)
+        messages=messages,
+        tools=[_tool(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())],
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        variables=body.chat_template_kwargs,
+        reasoning_effort=effort,
+    )
 
 
 def format_of(body: ResponsesBody) -> dict[str, Any]:
@@ -63,13 +72,13 @@ def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
     asked = format_of(body)
     kind = asked.get("type")
     if kind not in _FORMATS:
-        raise RequestError(f"text.format.type is {kind!r}; it is {', '.join(_FORMATS)}",
-                           param="text.format.type")
+        raise RequestError(f"text.format.type is {kind!r}; it is {', '.join(_FORMATS)}", param="text.format.type")
     if kind == "text":
         return body.response_format
     if body.response_format is not None:
-        raise RequestError("text.format and response_format both say what the answer must match; one can",
-                           param="text.format")
+        raise RequestError(
+            "text.format and response_format both say what the answer must match; one can", param="text.format"
+        )
     if kind == "json_object":
         return {"type": "json_object"}
     if not isinstance(asked.get("schema"), dict):
@@ -81,15 +90,21 @@ def _tool(place: str, tool: Any) -> dict[str, Any]:
     """As chat completions have it: the function in an object of its own."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind not in ("function", "custom"):
-        raise RequestError(f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is a "
-                           "function or custom", param=f"{place}.type", code="unsupported_parameter")
+        raise RequestError(
+            f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is a function or custom",
+            param=f"{place}.type",
+            code="unsupported_parameter",
+        )
     if not isinstance(tool.get("name"), str):
         raise RequestError(f"{place}.name is missing", param=f"{place}.name")
     if kind == "custom":
-        return {"type": "custom", "custom": {name: tool[name] for name in ("name", "description", "format")
-                                             if tool.get(name) is not None}}
-    function = {name: tool[name] for name in ("name", "description", "parameters", "strict")
-                if tool.get(name) is not None}
+        return {
+            "type": "custom",
+            "custom": {name: tool[name] for name in ("name", "description", "format") if tool.get(name) is not None},
+        }
+    function = {
+        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
+    }
     return {"type": "function", "function": function}
 
 
@@ -106,8 +121,9 @@ TURNS_STEP = 4
 _ANSWER_SHARE = 8
 
 
-async def prepare_response(service: Service, body: ResponsesBody, items: Sequence[Item],
-                           known: KnownPrefix | None) -> PreparedTurn:
+async def prepare_response(
+    service: Service, body: ResponsesBody, items: Sequence[Item], known: KnownPrefix | None
+) -> PreparedTurn:
     """The turn, with as much of ``items`` as the context has room for if ``truncation`` is auto.
 
         items:   system | user ... | user ... | user ... | user ...
@@ -121,25 +137,26 @@ async def prepare_response(service: Service, body: ResponsesBody, items: Sequenc
     except ContextLengthError:
         if body.truncation != "auto":
             raise
-    leading = next((at for at, item in enumerate(items) if item.get("role") not in ("system", "developer")),
-                   len(items))
+    leading = next((at for at, item in enumerate(items) if item.get("role") not in ("system", "developer")), len(items))
     starts = [at for at in range(leading + 1, len(items)) if items[at].get("role") == "user"]
-    fitting = (await _first_fitting(service, body, items, leading, starts[TURNS_STEP - 1::TURNS_STEP])
-               or await _first_fitting(service, body, items, leading, starts))
+    fitting = await _first_fitting(
+        service, body, items, leading, starts[TURNS_STEP - 1 :: TURNS_STEP]
+    ) or await _first_fitting(service, body, items, leading, starts)
     if fitting is not None:
         return fitting
-    shortest = items if not starts else [*items[:leading], *items[starts[-1]:]]
+    shortest = items if not starts else [*items[:leading], *items[starts[-1] :]]
     return await prepare_turn(service, responses_turn(body, shortest))
 
 
-async def _first_fitting(service: Service, body: ResponsesBody, items: Sequence[Item], leading: int,
-                         starts: Sequence[int]) -> PreparedTurn | None:
+async def _first_fitting(
+    service: Service, body: ResponsesBody, items: Sequence[Item], leading: int, starts: Sequence[int]
+) -> PreparedTurn | None:
     """The longest conversation that begins at one of ``starts`` and fits; by halving."""
     best: PreparedTurn | None = None
     low, high = 0, len(starts)
     while low < high:
         middle = (low + high) // 2
-        turn = await _fitting(service, body, [*items[:leading], *items[starts[middle]:]])
+        turn = await _fitting(service, body, [*items[:leading], *items[starts[middle] :]])
         if turn is None:
             low = middle + 1
         else:
@@ -183,7 +200,7 @@ def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHisto
         items += _decode_items(stored.items)
         items += _decode_answer(stored.body).output
         if stored.vocabulary == vocabulary and stored.shared <= len(tokens):
-            tokens = [*tokens[:stored.shared], *_unpacked(stored.tokens)]
+            tokens = [*tokens[: stored.shared], *_unpacked(stored.tokens)]
         else:
             tokens = []
     last = path[-1]
@@ -219,9 +236,16 @@ class Keeper(msgspec.Struct, frozen=True):
         tokens, text = [*self.prompt.tokens, *tokens], self.prompt.text + written
         shared = common_length(tokens, self.before) if self.before else 0
         return StoredResponse(
-            response_id=response_id, parent=parent, body=body, items=items,
-            vocabulary=self.model.vocabulary, shared=shared, tokens=_packed(tokens[shared:]),
-            chars=len(text), digest=text_digest(text))
+            response_id=response_id,
+            parent=parent,
+            body=body,
+            items=items,
+            vocabulary=self.model.vocabulary,
+            shared=shared,
+            tokens=_packed(tokens[shared:]),
+            chars=len(text),
+            digest=text_digest(text),
+        )
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

@@ -25,26 +25,30 @@ _CONNECT_S = 5.0
 
 
 def forwarded_operations() -> frozenset[str]:
-    return frozenset(row.operation for row in ENDPOINTS
-                     if row.group not in OWN_GROUPS and row.operation not in OWN_OPERATIONS)
+    return frozenset(
+        row.operation for row in ENDPOINTS if row.group not in OWN_GROUPS and row.operation not in OWN_OPERATIONS
+    )
 
 
 def forward_handler(socket: str) -> Handler:
     """``socket``: where the supervisor listens."""
     import httpx  # the supervisor reads the table above without it
 
-    client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=socket), base_url="http://localhost",
-                               timeout=httpx.Timeout(None, connect=_CONNECT_S))
+    client = httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=socket),
+        base_url="http://localhost",
+        timeout=httpx.Timeout(None, connect=_CONNECT_S),
+    )
 
     async def forward(request: Request) -> Response:
         uncount(request)
         headers = [(name, value) for name, value in request.headers.items() if name in _PASSED_HEADERS]
         headers += [("x-request-id", request.scope["state"]["request_id"]), ("accept-encoding", "identity")]
         url = httpx.URL(path=request.url.path, query=request.url.query.encode())
-        has_body = request.headers.get("content-length", "0") != "0" or (
-            "transfer-encoding" in request.headers)
-        passed = client.build_request(request.method, url, headers=headers,
-                                      content=request.stream() if has_body else None)
+        has_body = request.headers.get("content-length", "0") != "0" or ("transfer-encoding" in request.headers)
+        passed = client.build_request(
+            request.method, url, headers=headers, content=request.stream() if has_body else None
+        )
         try:
             answer = await client.send(passed, stream=True)
         except ClientDisconnect:

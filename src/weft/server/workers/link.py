@@ -1,7 +1,7 @@
 """An HTTP worker's end of its supervisor: an engine client, and what handlers see as the fleet.
 
-    stdin, once   WorkerLaunch  -->  which server to be
-    zmq           Attached, Submit, Cancel  -->  supervisor  -->  Progress, Ready, StepReport: as of an engine
+stdin, once   WorkerLaunch  -->  which server to be
+zmq           Attached, Submit, Cancel  -->  supervisor  -->  Progress, Ready, StepReport: as of an engine
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
     def server_config(self) -> ServerConfig:
         """Files and batches are the supervisor's."""
-        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                  for name, value in self.config.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.config.items()
+        }
         return dataclasses.replace(ServerConfig(**values), file_store="off")
 
 
@@ -118,8 +119,9 @@ class RequestsOfWorker:
     """The part of ``Placement`` that handlers use, over one client."""
 
     def __init__(self, link: SupervisorLink) -> None:
-        self.client = EngineClient(EngineConfig(), link=link, stall_after_s=0, on_events=self._take,
-                                   on_failure=self._fail)
+        self.client = EngineClient(
+            EngineConfig(), link=link, stall_after_s=0, on_events=self._take, on_failure=self._fail
+        )
         self._streams: dict[str, RequestStream] = {}
 
     async def submit(self, requests: list[Request]) -> RequestStream:

@@ -32,17 +32,18 @@ from weft.server.workers.link import Attached, FleetOfWorker, SupervisorLink, Wo
 async def answer(launch: WorkerLaunch, routing_id: str) -> None:
     """Until SIGTERM."""
     config = launch.server_config()
-    counts = SharedCounts(Path(launch.counts_file), process=launch.process, processes=launch.processes,
-                          keys=len(config.client_keys()))
+    counts = SharedCounts(
+        Path(launch.counts_file), process=launch.process, processes=launch.processes, keys=len(config.client_keys())
+    )
     link = SupervisorLink(launch.requests_address, routing_id)
     fleet = FleetOfWorker(link)
     # Handlers of workers use a part of Fleet; the rest is forwarded.
     service = Service(config, cast(Fleet, fleet), counts=counts)
     listener = socket.socket(fileno=launch.listener)
     async with contextlib.AsyncExitStack() as until_end:
+
         async def listen() -> None:
-            await until_end.enter_async_context(
-                serving(service, listener, forward_handler(launch.http_socket)))
+            await until_end.enter_async_context(serving(service, listener, forward_handler(launch.http_socket)))
 
         answering = asyncio.create_task(answer_for_ever(service, fleet.client, link, launch, listen))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, answering.cancel)
@@ -54,8 +55,13 @@ async def answer(launch: WorkerLaunch, routing_id: str) -> None:
     await fleet.client.stop("this worker ends")
 
 
-async def answer_for_ever(service: Service, client: EngineClient, link: SupervisorLink, launch: WorkerLaunch,
-                          listen: Callable[[], Awaitable[None]]) -> None:
+async def answer_for_ever(
+    service: Service,
+    client: EngineClient,
+    link: SupervisorLink,
+    launch: WorkerLaunch,
+    listen: Callable[[], Awaitable[None]],
+) -> None:
     """Once the supervisor knows the model, which it could read itself. A replacement takes no connection
     before that: others answer meanwhile."""
     service.open(await asyncio.to_thread(load_served_model, await client.ready(), service.config))

@@ -136,10 +136,19 @@ class Workers:
         self._fleet = fleet
         self._count = config.http_workers
         self.folder = private_folder()
-        self._launch = WorkerLaunch(config=dataclasses.asdict(config), folder=self.folder,
-                                    listener=listener, process=0, processes=self._count + 1)
-        self.counts = SharedCounts(Path(self._launch.counts_file), process=self._count,
-                                   processes=self._count + 1, keys=len(config.client_keys()))
+        self._launch = WorkerLaunch(
+            config=dataclasses.asdict(config),
+            folder=self.folder,
+            listener=listener,
+            process=0,
+            processes=self._count + 1,
+        )
+        self.counts = SharedCounts(
+            Path(self._launch.counts_file),
+            process=self._count,
+            processes=self._count + 1,
+            keys=len(config.client_keys()),
+        )
         self.info: ModelInfo | None = None
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -158,8 +167,10 @@ class Workers:
         socket.bind(self._launch.requests_address)
         self._socket = LoopSocket(socket)
         self._workers = [Worker(number, self._fleet, self._send) for number in range(self._count)]
-        self._tasks = [asyncio.create_task(work) for work in (
-            self._receive(), self._tell_news(), *(self._keep_alive(worker) for worker in self._workers))]
+        self._tasks = [
+            asyncio.create_task(work)
+            for work in (self._receive(), self._tell_news(), *(self._keep_alive(worker) for worker in self._workers))
+        ]
 
     async def opened(self) -> None:
         """Waits until all workers answer. Raises EngineUnavailableError where one cannot start."""
@@ -172,8 +183,11 @@ class Workers:
         """Workers end once their last answers have left."""
         for task in self._tasks[2:]:
             task.cancel()
-        running = [worker.process for worker in self._workers
-                   if worker.process is not None and worker.process.returncode is None]
+        running = [
+            worker.process
+            for worker in self._workers
+            if worker.process is not None and worker.process.returncode is None
+        ]
         for process in running:
             process.terminate()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -221,19 +235,27 @@ class Workers:
                 fold_counts(self.folder, worker.process.pid)
             if not worker.serves.is_set():
                 self._failed_start = EngineUnavailableError(
-                    f"HTTP worker {worker.number} ended with code {code} before it answered")
+                    f"HTTP worker {worker.number} ended with code {code} before it answered"
+                )
             short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
             delay_s = backoff_s(short_lives)
-            _log.warning("HTTP worker %d ended with code %d; another starts%s", worker.number, code,
-                         f" in {delay_s:g} s" if delay_s else "")
+            _log.warning(
+                "HTTP worker %d ended with code %d; another starts%s",
+                worker.number,
+                code,
+                f" in {delay_s:g} s" if delay_s else "",
+            )
             await asyncio.sleep(delay_s)
 
     async def _one_life(self, worker: Worker) -> int:
         """The exit code."""
         worker.begin()
-        launch = msgspec.structs.replace(self._launch, process=worker.number,
-                                        is_replacement=self.info is not None)
+        launch = msgspec.structs.replace(self._launch, process=worker.number, is_replacement=self.info is not None)
         worker.process = await start_child(
-            "weft.server.workers.process", launch, worker.routing_id.decode(),
-            descriptors=(launch.listener,), environment={"PROMETHEUS_MULTIPROC_DIR": self.folder})
+            "weft.server.workers.process",
+            launch,
+            worker.routing_id.decode(),
+            descriptors=(launch.listener,),
+            environment={"PROMETHEUS_MULTIPROC_DIR": self.folder},
+        )
         return await worker.process.wait()

@@ -41,9 +41,12 @@ def choose(choice: Choice) -> None:
     """Choose for the whole process. Raises ConfigError for "triton" where it is not installed."""
     global _in_use, _interpreting
     if choice == "triton" and not INSTALLED:
-        raise ConfigError("debug.gpu_kernels is triton, which is not installed; pip install "
-                          "'weft[gpu]', or use "
-                          "debug.gpu_kernels auto", param="debug.gpu_kernels")
+        raise ConfigError(
+            "debug.gpu_kernels is triton, which is not installed; pip install "
+            "'weft[gpu]', or use "
+            "debug.gpu_kernels auto",
+            param="debug.gpu_kernels",
+        )
     _in_use = INSTALLED and choice != "torch"
     _interpreting = INTERPRETED and choice == "triton"
 

@@ -26,8 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.tensor.gpu import launch
 
-_ZEROS = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like,
-          torch.Tensor.new_empty: torch.Tensor.new_zeros}
+_ZEROS = {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like, torch.Tensor.new_empty: torch.Tensor.new_zeros}
 TELL_S = 1.0
 """Between two lines of progress."""
 

@@ -28,8 +28,16 @@ ROWS_AT_ONCE = 512
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["context"])
-def _items(context, items, rows, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr,
-           SPLIT_PAGES: tl.constexpr, BLOCK: tl.constexpr):
+def _items(
+    context,
+    items,
+    rows,
+    WINDOW: tl.constexpr,
+    SPLITS_MAX: tl.constexpr,
+    PAGES: tl.constexpr,
+    SPLIT_PAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """A program: a row. It counts the splits of all rows before it."""
     row, lane = tl.program_id(0), tl.arange(0, BLOCK)
     before, own = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
@@ -48,8 +56,9 @@ def _items(context, items, rows, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr,
         tl.store(items, before + own)
 
 
-def decode_items(runs: Runs, splits: int, *, window: int, splits_max: int, pages: int,
-                 split_pages: int) -> torch.Tensor:
+def decode_items(
+    runs: Runs, splits: int, *, window: int, splits_max: int, pages: int, split_pages: int
+) -> torch.Tensor:
     """int32 [1 + 2 rows x splits]: the number of splits with tokens, then (row, split) of each. ``splits``:
     the most of a row in this step's table; the other numbers are those of ``kv_splits_of``."""
     # All layers with the same splits share the list of the step.
@@ -57,10 +66,17 @@ def decode_items(runs: Runs, splits: int, *, window: int, splits_max: int, pages
     items = runs.memo.get(key)
     if items is None:
         rows = runs.decode_count
-        items = runs.memo[key] = torch.empty(1 + 2 * rows * splits, dtype=torch.int32,
-                                             device=runs.context_R.device)
-        launch(_items, (rows,))(runs.context_R, items, rows, WINDOW=window, SPLITS_MAX=splits_max,
-                                PAGES=pages, SPLIT_PAGES=split_pages, BLOCK=ROWS_AT_ONCE)
+        items = runs.memo[key] = torch.empty(1 + 2 * rows * splits, dtype=torch.int32, device=runs.context_R.device)
+        launch(_items, (rows,))(
+            runs.context_R,
+            items,
+            rows,
+            WINDOW=window,
+            SPLITS_MAX=splits_max,
+            PAGES=pages,
+            SPLIT_PAGES=split_pages,
+            BLOCK=ROWS_AT_ONCE,
+        )
     assert isinstance(items, torch.Tensor)
     return items
 

@@ -77,10 +77,12 @@ class HostBuffer:
             # Also without ``close``: the driver takes an unmapped address for pinned, whatever comes to lie
             # there. The tensor is an argument, so that the mapping outlives the lock.
             self._unpin = weakref.finalize(self, _unlock, pin, self.tensor)
-            self._unpin.atexit = False   # the system unpins what a process leaves
+            self._unpin.atexit = False  # the system unpins what a process leaves
         elif pin is not None:
-            _log.warning("%d bytes of host memory could not be pinned: copies to the GPU are slower. "
-                         "ulimit -l shows the limit", size)
+            _log.warning(
+                "%d bytes of host memory could not be pinned: copies to the GPU are slower. ulimit -l shows the limit",
+                size,
+            )
 
     @property
     def pinned(self) -> bool:
@@ -100,6 +102,7 @@ def _unlock(pin: Pin, tensor: torch.Tensor) -> None:
 
 class HostRoom:
     """Pieces of one buffer. ``fence``: an event behind all work of now that may use a piece."""
+
     # Pinned once, at the start: pinning takes some 0.3 s for a GB, and the device stands still.
 
     def __init__(self, buffer: HostBuffer, fence: Callable[[], DeviceEvent]) -> None:
@@ -108,7 +111,7 @@ class HostRoom:
         self._gaps: list[tuple[int, int]] = [(0, len(self._bytes))]
         """Of the first byte and behind the last, ascending, none beside another."""
         self._leaving: list[tuple[DeviceEvent, int, int]] = []
-        weakref.finalize(self, buffer.close).atexit = False   # the system unpins what a process leaves
+        weakref.finalize(self, buffer.close).atexit = False  # the system unpins what a process leaves
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """uint8 [size], contents unspecified: a piece, or ordinary memory where no gap has room."""
@@ -190,8 +193,15 @@ class CudaUploads:
 class PinnedRing:
     """For ``device``, until ``close``. One thread uses it."""
 
-    def __init__(self, device: torch.device, pin: Pin | None, uploads: Uploads, *,
-                 buffer_bytes: int = BUFFER_BYTES, least_bytes: int = LEAST_BYTES) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        pin: Pin | None,
+        uploads: Uploads,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        least_bytes: int = LEAST_BYTES,
+    ) -> None:
         self._device = device
         self._uploads = uploads
         self._buffer_bytes = buffer_bytes
@@ -231,10 +241,10 @@ class PinnedRing:
             buffer.close()
 
 
-def ring_for(device: torch.device, *, buffer_bytes: int = BUFFER_BYTES,
-             least_bytes: int = LEAST_BYTES) -> PinnedRing | None:
+def ring_for(
+    device: torch.device, *, buffer_bytes: int = BUFFER_BYTES, least_bytes: int = LEAST_BYTES
+) -> PinnedRing | None:
     """None where ``device`` reads the host's memory itself."""
     if device.type != "cuda":
         return None
-    return PinnedRing(device, CudaPin(device), CudaUploads(), buffer_bytes=buffer_bytes,
-                      least_bytes=least_bytes)
+    return PinnedRing(device, CudaPin(device), CudaUploads(), buffer_bytes=buffer_bytes, least_bytes=least_bytes)

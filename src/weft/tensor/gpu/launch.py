@@ -42,8 +42,18 @@ compiles_only = False
 
 SMALL_SHARED = frozenset({86, 89, 120, 121})
 """Compute capabilities, times ten, whose programs have 99 KiB of shared memory: no data-centre dies."""
-STEP_TABLES = ["slots", "starts", "fresh", "lengths", "offsets", "chunk_begin", "chunk_run", "chunk_first",
-               "chunk_tokens", "chunk_tap"]
+STEP_TABLES = [
+    "slots",
+    "starts",
+    "fresh",
+    "lengths",
+    "offsets",
+    "chunk_begin",
+    "chunk_run",
+    "chunk_first",
+    "chunk_tokens",
+    "chunk_tap",
+]
 """Arguments that are views into the step's table. They begin anywhere, so kernels are not compiled again for
 views at a multiple of 16 bytes (``do_not_specialize_on_alignment``)."""
 
@@ -52,7 +62,8 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     """``kernel[grid]``. Raises KernelTooLargeError from the call."""
     assert grid[0] <= GRID_X_MAX, f"{kernel.__name__} has {grid[0]} programs along x"
     assert max(grid[1:], default=0) <= GRID_YZ_MAX, (
-        f"{kernel.__name__} has a grid of {grid}: at most {GRID_YZ_MAX} programs along y and z")
+        f"{kernel.__name__} has a grid of {grid}: at most {GRID_YZ_MAX} programs along y and z"
+    )
     if compiles_only:
         return partial(kernel.run, grid=grid, warmup=True)
     start = kernel[grid]
@@ -71,8 +82,13 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
     return run
 
 
-def _run_smaller(kernel: Any, start: Callable[..., None], arguments: tuple[Any, ...],
-                 constants: dict[str, Any], error: OutOfResources) -> None:
+def _run_smaller(
+    kernel: Any,
+    start: Callable[..., None],
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+    error: OutOfResources,
+) -> None:
     for stages in range(constants.get("num_stages", STAGES) - 1, 0, -1):
         try:
             start(*arguments, **constants | {"num_stages": stages})
@@ -80,12 +96,16 @@ def _run_smaller(kernel: Any, start: Callable[..., None], arguments: tuple[Any, 
             error = again
             continue
         _fitting_stages[_key(kernel, constants)] = stages
-        _log.warning("kernel %s does not fit the GPU as planned; it runs with num_stages=%d and may be "
-                     "slower: %s", kernel.__name__, stages, error)
+        _log.warning(
+            "kernel %s does not fit the GPU as planned; it runs with num_stages=%d and may be slower: %s",
+            kernel.__name__,
+            stages,
+            error,
+        )
         return
-    raise KernelTooLargeError(f"kernel {kernel.__name__} does not fit the GPU: {error}. Use "
-                              "debug.gpu_kernels "
-                              "torch") from error
+    raise KernelTooLargeError(
+        f"kernel {kernel.__name__} does not fit the GPU: {error}. Use debug.gpu_kernels torch"
+    ) from error
 
 
 def _key(kernel: Any, constants: dict[str, Any]) -> tuple[Any, ...]:

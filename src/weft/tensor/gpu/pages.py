@@ -75,8 +75,9 @@ def token_pages(table_row, first, end, PAGES: tl.constexpr):
 
 
 @triton.jit
-def load_rows(cache, page_stride, pages, FIRST: tl.constexpr, BLOCK_D: tl.constexpr, D: tl.constexpr,
-              TOKENS: tl.constexpr):
+def load_rows(
+    cache, page_stride, pages, FIRST: tl.constexpr, BLOCK_D: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr
+):
     """[TOKENS, BLOCK_D]: numbers FIRST.. of whole pages' tokens, as stored. ``cache``: the head's rows in
     page 0; ``pages``: of ``token_pages``."""
     place, d = tl.arange(0, TOKENS) % 16, FIRST + tl.arange(0, BLOCK_D)

@@ -63,22 +63,30 @@ def choose(choice: Choice, capability: tuple[int, int] | None) -> None:
         return
     if capability != _CAPABILITY:
         own = "no GPU" if capability is None else f"a GPU of capability {capability[0]}.{capability[1]}"
-        raise ConfigError("debug.attention_backend is flashinfer, which takes capability 9.0, and here is "
-                          f"{own}: tokens would depend on the batch; use debug.attention_backend weft",
-                          param="debug.attention_backend")
+        raise ConfigError(
+            "debug.attention_backend is flashinfer, which takes capability 9.0, and here is "
+            f"{own}: tokens would depend on the batch; use debug.attention_backend weft",
+            param="debug.attention_backend",
+        )
     if not installed():
-        raise ConfigError("debug.attention_backend is flashinfer, which is not installed; pip install "
-                          "flashinfer-python, or use debug.attention_backend weft",
-                          param="debug.attention_backend")
+        raise ConfigError(
+            "debug.attention_backend is flashinfer, which is not installed; pip install "
+            "flashinfer-python, or use debug.attention_backend weft",
+            param="debug.attention_backend",
+        )
     try:
         library = importlib.import_module("flashinfer")
     except Exception as error:  # the library finds no compiler, no driver, or another torch
-        raise ConfigError(f"debug.attention_backend is flashinfer, which cannot be imported: {error}",
-                          param="debug.attention_backend") from error
+        raise ConfigError(
+            f"debug.attention_backend is flashinfer, which cannot be imported: {error}", param="debug.attention_backend"
+        ) from error
     if _WHOLE not in inspect.signature(library.BatchPrefillWithPagedKVCacheWrapper.plan).parameters:
-        raise ConfigError(f"debug.attention_backend is flashinfer, whose version has no {_WHOLE}: tokens "
-                          "would depend on the batch; pip install -U flashinfer-python, or use "
-                          "debug.attention_backend weft", param="debug.attention_backend")
+        raise ConfigError(
+            f"debug.attention_backend is flashinfer, whose version has no {_WHOLE}: tokens "
+            "would depend on the batch; pip install -U flashinfer-python, or use "
+            "debug.attention_backend weft",
+            param="debug.attention_backend",
+        )
     _library = library
 
 
@@ -90,20 +98,21 @@ def fits(q_dtype: torch.dtype, page_dtype: torch.dtype, head_dim: int) -> bool:
 
 def takes(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs) -> bool:
     """Whether FlashInfer computes the prefill runs of this step."""
-    if _library is None or PAD in runs.starts[runs.decode_count:]:
+    if _library is None or PAD in runs.starts[runs.decode_count :]:
         return False
     return fits(q_THD.dtype, cache_k.dtype, q_THD.shape[2])
 
 
-def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float,
-           window: int | None) -> torch.Tensor:
+def attend(
+    q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float, window: int | None
+) -> torch.Tensor:
     """[tokens of the prefill runs, heads, D]. A token sees the tokens of its sequence up to itself, at most
     the last ``window``."""
     key = (q_THD.device, q_THD.dtype, q_THD.shape[1], cache_k.shape[1], q_THD.shape[2], scale, window)
     planned = runs.memo.setdefault(_MEMO, {})
     if key not in planned:
         planned[key] = _planned(q_THD, cache_k, runs, scale, window, key)
-    attended = planned[key].run(q_THD[runs.offsets[runs.decode_count]:], (k_rows(cache_k), v_rows(cache_v)))
+    attended = planned[key].run(q_THD[runs.offsets[runs.decode_count] :], (k_rows(cache_k), v_rows(cache_v)))
     assert isinstance(attended, torch.Tensor)
     return attended
 
@@ -111,14 +120,16 @@ def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, ru
 class _Planner:
     """Two wrappers in turn, for layers of one shape. They share a workspace: runs are in the order of one
     stream."""
+
     # Two, because the plan lies in a pinned buffer of its wrapper and is copied asynchronously: planning
     # again while that copy is under way would overwrite its source.
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrappers = [_library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=_KERNELS)
-                          for _ in range(2)]
+        self._wrappers = [
+            _library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND", backend=_KERNELS) for _ in range(2)
+        ]
         self._copied: list[Any] = [None, None]
         self._turn = 0
 
@@ -133,22 +144,32 @@ class _Planner:
         return self._wrappers[turn]
 
 
-def _planned(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs, scale: float, window: int | None,
-             key: tuple[object, ...]) -> Any:
+def _planned(
+    q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs, scale: float, window: int | None, key: tuple[object, ...]
+) -> Any:
     if key not in _planners:
         _planners[key] = _Planner(q_THD.device)
-    lengths, starts = runs.lengths[runs.decode_count:], runs.starts[runs.decode_count:]
+    lengths, starts = runs.lengths[runs.decode_count :], runs.starts[runs.decode_count :]
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
     counts = [pages_for(context) for context in contexts]
-    ids = torch.cat([row[:count] for row, count in zip(runs.page_table_RP[runs.decode_count:], counts,
-                                                       strict=True)])
+    ids = torch.cat([row[:count] for row, count in zip(runs.page_table_RP[runs.decode_count :], counts, strict=True)])
     last = [context - (count - 1) * PAGE_TOKENS for context, count in zip(contexts, counts, strict=True)]
     return _planners[key].plan(
-        qo_indptr=_begins(lengths), paged_kv_indptr=_begins(counts), paged_kv_indices=ids,
-        paged_kv_last_page_len=torch.tensor(last, dtype=torch.int32), num_qo_heads=q_THD.shape[1],
-        num_kv_heads=cache_k.shape[1], head_dim_qk=q_THD.shape[2], page_size=PAGE_TOKENS, causal=True,
-        window_left=-1 if window is None else window - 1, sm_scale=scale, q_data_type=q_THD.dtype,
-        kv_data_type=cache_k.dtype, disable_split_kv=True)
+        qo_indptr=_begins(lengths),
+        paged_kv_indptr=_begins(counts),
+        paged_kv_indices=ids,
+        paged_kv_last_page_len=torch.tensor(last, dtype=torch.int32),
+        num_qo_heads=q_THD.shape[1],
+        num_kv_heads=cache_k.shape[1],
+        head_dim_qk=q_THD.shape[2],
+        page_size=PAGE_TOKENS,
+        causal=True,
+        window_left=-1 if window is None else window - 1,
+        sm_scale=scale,
+        q_data_type=q_THD.dtype,
+        kv_data_type=cache_k.dtype,
+        disable_split_kv=True,
+    )
 
 
 def _begins(counts: list[int]) -> torch.Tensor:

@@ -213,8 +213,10 @@ def rounded(x, dtype, element, position, layer):
     if dtype == tl.float32:
         return x
     else:
-        key = _mixed(position.to(tl.uint32) * tl.full((), _POSITION, tl.uint32)
-                     + layer.to(tl.uint32) * tl.full((), _LAYER, tl.uint32))
+        key = _mixed(
+            position.to(tl.uint32) * tl.full((), _POSITION, tl.uint32)
+            + layer.to(tl.uint32) * tl.full((), _LAYER, tl.uint32)
+        )
         bits = _mixed(element.to(tl.uint32) + key)
         size = tl.abs(x)
         if dtype == tl.float16:

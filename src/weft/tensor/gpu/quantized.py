@@ -31,31 +31,64 @@ def constants_of(weight: QuantizedWeight) -> dict[str, Any]:
     """The compile-time constants of one matrix of ``weight``."""
     columns = weight.codes.shape[-3] * TILE_ROWS * 4 // (2 * weight.bits)
     fp8 = fp8_kind(torch.float8_e4m3fn, weight.device) if weight.fp8 else FP8_NONE
-    return form(weight.bits, weight.codes.shape[-4] * TILE_ROWS, columns, weight.group,
-                zeros=weight.zeros is not None, fp8=fp8, lanes=weight.scales.shape[-1])
+    return form(
+        weight.bits,
+        weight.codes.shape[-4] * TILE_ROWS,
+        columns,
+        weight.group,
+        zeros=weight.zeros is not None,
+        fp8=fp8,
+        lanes=weight.scales.shape[-1],
+    )
 
 
-def form(bits: int, rows: int, columns: int, group: int, *, zeros: bool = False, fp8: int = FP8_NONE,
-         lanes: int = TILE_ROWS) -> dict[str, Any]:
+def form(
+    bits: int, rows: int, columns: int, group: int, *, zeros: bool = False, fp8: int = FP8_NONE, lanes: int = TILE_ROWS
+) -> dict[str, Any]:
     """``rows`` and ``columns`` as stored: whole tiles, whole lines. ``lanes``: scales of a tile's group."""
-    return {"BITS": bits, "GROUP": group, "GROUPS": -(-columns // group), "TILES": rows // TILE_ROWS,
-            "LINES": columns // LINE, "ZEROS": zeros, "FP8": fp8, "LANES": lanes}
+    return {
+        "BITS": bits,
+        "GROUP": group,
+        "GROUPS": -(-columns // group),
+        "TILES": rows // TILE_ROWS,
+        "LINES": columns // LINE,
+        "ZEROS": zeros,
+        "FP8": fp8,
+        "LANES": lanes,
+    }
 
 
 @triton.jit
-def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl.constexpr,
-               GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
-               FP8: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-               SCALED: tl.constexpr = True):
+def load_right(
+    codes,
+    scales,
+    zeros,
+    first,
+    begin,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+    LINES: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FP8: tl.constexpr,
+    LANES: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SCALED: tl.constexpr = True,
+):
     """W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin``
     (a multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns.
     Without SCALED: its codes in fp8, as numbers."""
-    STEP: tl.constexpr = 2 * BITS              # bytes of one column of 16 rows
+    STEP: tl.constexpr = 2 * BITS  # bytes of one column of 16 rows
     tile = first // 16 + tl.arange(0, BN // 16)
     piece = tl.arange(0, BK * STEP)
     code_mask = (tile < TILES)[:, None] & (begin * STEP + piece < LINES * 32 * STEP)[None, :]
-    x = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 32 * STEP) + begin * STEP + piece[None, :],
-                mask=code_mask, other=0)
+    x = tl.load(
+        codes + tile[:, None].to(tl.int64) * (LINES * 32 * STEP) + begin * STEP + piece[None, :],
+        mask=code_mask,
+        other=0,
+    )
     if BITS == 4:
         x = tl.reshape(x, (BN // 16, BK // 8, 16, 4))
         x = tl.permute(tl.join(x & 15, x >> 4), (1, 4, 3, 0, 2))

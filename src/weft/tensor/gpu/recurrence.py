@@ -28,9 +28,18 @@ def warps_of_lines(k_dim: int) -> int:
     return max(1, padded(k_dim) // 128)
 
 
-def launch_by_token(kernel: Any, grid: tuple[int, ...], inputs: Sequence[torch.Tensor], state: torch.Tensor,
-                    runs: Runs, strides: Sequence[int], layer: int, *numbers: float, chunked: bool = False,
-                    **constants: Any) -> bool:
+def launch_by_token(
+    kernel: Any,
+    grid: tuple[int, ...],
+    inputs: Sequence[torch.Tensor],
+    state: torch.Tensor,
+    runs: Runs,
+    strides: Sequence[int],
+    layer: int,
+    *numbers: float,
+    chunked: bool = False,
+    **constants: Any,
+) -> bool:
     """Launches ``kernel`` on ``grid`` by runs, for the decodes and for the prefills of a step. ``chunked``:
     the caller computes prefills of float32 states. Returns whether the step is done.
 
@@ -43,9 +52,23 @@ def launch_by_token(kernel: Any, grid: tuple[int, ...], inputs: Sequence[torch.T
     for first, end, prefill in parts:
         if first < end:
             launch(kernel, (*grid, end - first))(
-                *inputs, state, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R,
-                step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *strides, state.stride(0), first,
-                layer, *numbers, PREFILL=prefill, **constants)
+                *inputs,
+                state,
+                runs.slots_R,
+                runs.starts_R,
+                step.fresh_R,
+                step.chunk_begin_R,
+                step.chunk_first_C,
+                step.chunk_tokens_C,
+                step.chunk_tap_C,
+                *strides,
+                state.stride(0),
+                first,
+                layer,
+                *numbers,
+                PREFILL=prefill,
+                **constants,
+            )
     return end == step.run_count
 
 
@@ -54,12 +77,16 @@ def load_slot(state, element, slot, slot_stride, fresh, line, LINES, columns):
     """``element`` [lines, columns]: places in the slot. Zeros also where ``line`` reaches LINES or
     ``columns`` is not set."""
     live = (slot >= 0) & (fresh == 0)
-    return tl.load(state + slot * slot_stride + element,
-                   mask=(line < only_if(live, LINES))[:, None] & columns[None, :], other=0.0).to(tl.float32)
+    return tl.load(
+        state + slot * slot_stride + element, mask=(line < only_if(live, LINES))[:, None] & columns[None, :], other=0.0
+    ).to(tl.float32)
 
 
 @triton.jit
 def store_slot(s, state, element, slot, slot_stride, line, LINES, columns):
     """``s`` [lines, columns], as ``load_slot`` has it."""
-    tl.store(state + slot * slot_stride + element, s.to(state.dtype.element_ty),
-             mask=(line < only_if(slot >= 0, LINES))[:, None] & columns[None, :])
+    tl.store(
+        state + slot * slot_stride + element,
+        s.to(state.dtype.element_ty),
+        mask=(line < only_if(slot >= 0, LINES))[:, None] & columns[None, :],
+    )

@@ -50,7 +50,7 @@ class DeviceRuns:
     chunk_count: int
     offsets_R: torch.Tensor
     lengths_R: torch.Tensor
-    fresh_R: torch.Tensor        # 1 or 0
+    fresh_R: torch.Tensor  # 1 or 0
     chunk_begin_R: torch.Tensor
     chunk_run_C: torch.Tensor
     chunk_first_C: torch.Tensor
@@ -64,7 +64,8 @@ def device_runs(runs: Runs) -> DeviceRuns:
     if known is None:
         flat, chunk_count = pack(runs)
         known = runs.memo["device_runs"] = unpack(
-            torch.from_numpy(flat).to(runs.slots_R.device), runs.run_count, runs.decode_count, chunk_count)
+            torch.from_numpy(flat).to(runs.slots_R.device), runs.run_count, runs.decode_count, chunk_count
+        )
     assert isinstance(known, DeviceRuns)
     return known
 
@@ -99,8 +100,15 @@ def pack(runs: Runs) -> tuple[Int32s, int]:
     return pack_lists(runs.offsets, runs.starts, runs.lengths, runs.fresh, runs.decode_count, runs.taps)
 
 
-def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh: list[bool],
-               decode_count: int, taps: Sequence[TapPoint], chunks_min: int = 0) -> tuple[Int32s, int]:
+def pack_lists(
+    offsets: list[int],
+    starts: list[int],
+    lengths: list[int],
+    fresh: list[bool],
+    decode_count: int,
+    taps: Sequence[TapPoint],
+    chunks_min: int = 0,
+) -> tuple[Int32s, int]:
     """``pack`` for runs without tensors. Chunks of PAD fill the table up to ``chunks_min``."""
     cuts = _cuts(offsets, starts, lengths, decode_count, taps)
     chunk_begin = np.zeros(len(offsets) + 1, np.int32)
@@ -123,16 +131,19 @@ def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh:
 def unpack(flat: torch.Tensor, run_count: int, decode_count: int, chunk_count: int) -> DeviceRuns:
     """Views into ``flat`` (int32, from ``pack``, or longer)."""
     assert max(run_count, chunk_count) <= GRID_YZ_MAX, (
-        f"a step of {run_count} runs and {chunk_count} chunks exceeds the {GRID_YZ_MAX} programs of an axis")
+        f"a step of {run_count} runs and {chunk_count} chunks exceeds the {GRID_YZ_MAX} programs of an axis"
+    )
     sizes = _sizes(run_count, chunk_count)
     room = [_aligned(size) for size in sizes]
     fields = torch.split(flat[: sum(room)], room)
-    return DeviceRuns(run_count, decode_count, chunk_count,
-                      *(field[:size] for field, size in zip(fields, sizes, strict=True)))
+    return DeviceRuns(
+        run_count, decode_count, chunk_count, *(field[:size] for field, size in zip(fields, sizes, strict=True))
+    )
 
 
-def _cuts(offsets: list[int], starts: list[int], lengths: list[int], decode_count: int,
-          taps: Sequence[TapPoint]) -> list[tuple[int, int, int, int]]:
+def _cuts(
+    offsets: list[int], starts: list[int], lengths: list[int], decode_count: int, taps: Sequence[TapPoint]
+) -> list[tuple[int, int, int, int]]:
     """(run, first index in T, tokens, slot of the tap at its end or PAD) of every chunk."""
     asked: dict[int, dict[int, int]] = {}
     for tap in taps:
@@ -144,7 +155,7 @@ def _cuts(offsets: list[int], starts: list[int], lengths: list[int], decode_coun
     for run in range(decode_count, len(offsets)):
         start, length = max(starts[run], 0), lengths[run]
         if not length:
-            continue   # a PAD run of a recorded step
+            continue  # a PAD run of a recorded step
         wanted = asked.get(run, {})
         grid = range(CHUNK_TOKENS - start % CHUNK_TOKENS, length, CHUNK_TOKENS)
         begin = 0

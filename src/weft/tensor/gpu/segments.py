@@ -53,21 +53,19 @@ def chunks_at_once(step: DeviceRuns, chunk_bytes: int) -> int:
 def scratch_of(step: DeviceRuns, shapes: Sequence[tuple[int, ...]]) -> tuple[int, list[torch.Tensor]]:
     """``chunks_at_once`` for float32 buffers of ``shapes``, each the shape of one chunk; and the buffers."""
     each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
-    return each, [torch.empty((each, *shape), dtype=torch.float32, device=step.offsets_R.device)
-                  for shape in shapes]
+    return each, [torch.empty((each, *shape), dtype=torch.float32, device=step.offsets_R.device) for shape in shapes]
 
 
 def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segment]:
     """Segments of ``each`` chunks. ``state`` [slots, heads, rows, columns], float32."""
     if each >= step.chunk_count:
-        yield Segment(0, step.chunk_count, state, state)   # no run goes on, so no carry is touched
+        yield Segment(0, step.chunk_count, state, state)  # no run goes on, so no carry is touched
         return
     # Not through the slot: a run with slot PAD has a state too. Two places in turn: the program that ends one
     # run and the program that begins the next may work in one launch, in any order.
     carry = torch.empty((2, *state.shape[1:]), dtype=torch.float32, device=state.device)
     for index in range(ceil_div(step.chunk_count, each)):
-        yield Segment(index * each, min((index + 1) * each, step.chunk_count), carry[index % 2],
-                      carry[(index + 1) % 2])
+        yield Segment(index * each, min((index + 1) * each, step.chunk_count), carry[index % 2], carry[(index + 1) % 2])
 
 
 @triton.jit
@@ -85,10 +83,12 @@ def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, o
     LINES or ``columns`` is not set."""
     live = opens & (slot >= 0) & (fresh == 0)
     carried = (first < end) & (opens == 0)
-    of_slot = tl.load(state + slot * slot_stride + in_slot,
-                      mask=(lines < only_if(live, LINES))[:, None] & columns[None, :], other=0.0)
-    of_carry = tl.load(carry_in + in_slot,
-                       mask=(lines < only_if(carried, LINES))[:, None] & columns[None, :], other=0.0)
+    of_slot = tl.load(
+        state + slot * slot_stride + in_slot, mask=(lines < only_if(live, LINES))[:, None] & columns[None, :], other=0.0
+    )
+    of_carry = tl.load(
+        carry_in + in_slot, mask=(lines < only_if(carried, LINES))[:, None] & columns[None, :], other=0.0
+    )
     return tl.where(carried, of_carry, of_slot)
 
 
@@ -96,6 +96,9 @@ def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, o
 def store_state(s, state, in_slot, slot, slot_stride, carry_out, first, end, closes, lines, LINES, columns):
     """The state after chunk ``end - 1``: to the slot, or to ``carry_out`` if the run goes on."""
     goes_on = (first < end) & (closes == 0)
-    tl.store(state + slot * slot_stride + in_slot, s,
-             mask=(lines < only_if(closes & (slot >= 0), LINES))[:, None] & columns[None, :])
+    tl.store(
+        state + slot * slot_stride + in_slot,
+        s,
+        mask=(lines < only_if(closes & (slot >= 0), LINES))[:, None] & columns[None, :],
+    )
     tl.store(carry_out + in_slot, s, mask=(lines < only_if(goes_on, LINES))[:, None] & columns[None, :])

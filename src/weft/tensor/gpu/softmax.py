@@ -33,28 +33,54 @@ class Gates:
     sinks_H: torch.Tensor | None = None
 
 
-def gates_of(gates: Gates | None) -> tuple[torch.Tensor | None, int, torch.Tensor | None, int,
-                                           torch.Tensor | None, torch.Tensor | None]:
+def gates_of(
+    gates: Gates | None,
+) -> tuple[torch.Tensor | None, int, torch.Tensor | None, int, torch.Tensor | None, torch.Tensor | None]:
     if gates is None:
         return None, 0, None, 0, None, None
     for gate in (gates.gate_TC, gates.head_gate_TH):
         assert gate is None or gate.stride(1) == 1 or gate.shape[1] == 1
-    return (gates.gate_TC, 0 if gates.gate_TC is None else gates.gate_TC.stride(0), gates.head_gate_TH,
-            0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0), gates.value_scale_H,
-            gates.sinks_H)
+    return (
+        gates.gate_TC,
+        0 if gates.gate_TC is None else gates.gate_TC.stride(0),
+        gates.head_gate_TH,
+        0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0),
+        gates.value_scale_H,
+        gates.sinks_H,
+    )
 
 
 @triton.jit
 def softmax_start(ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
     """``top``, ``total`` and ``out`` of ROWS queries that have seen no key."""
-    return (tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32),
-            tl.zeros((ROWS, BLOCK_D), tl.float32))
+    return (
+        tl.full((ROWS,), float("-inf"), tl.float32),
+        tl.zeros((ROWS,), tl.float32),
+        tl.zeros((ROWS, BLOCK_D), tl.float32),
+    )
 
 
 @triton.jit
-def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale,
-                 MASKED: tl.constexpr, WINDOW: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-                 profiles=None, row=None, row_mask=None, EXTENT: tl.constexpr = 0):
+def softmax_step(
+    scores,
+    values,
+    k_scale,
+    v_scale,
+    top,
+    total,
+    out,
+    position,
+    last,
+    qk_scale,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    profiles=None,
+    row=None,
+    row_mask=None,
+    EXTENT: tl.constexpr = 0,
+):
     """``scores`` [M, N]: products of queries and keys. The keys are at ``position`` [N]. A query sees those
     up to ``last`` [M] and within its WINDOW, or all keys unless MASKED. ``values`` [N, BLOCK_D]; ``k_scale``,
     ``v_scale`` [N] or None. The last four are those of ``bias_of``; ``profiles`` may be None. Returns ``top``
@@ -105,8 +131,22 @@ def with_sinks(total, top, sinks, head, row_mask):
 
 
 @triton.jit
-def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
-           HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def finish(
+    x,
+    token,
+    head,
+    row_mask,
+    out,
+    gate,
+    gate_stride,
+    head_gate,
+    head_gate_stride,
+    value_scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """Gate and store float32 [M, BLOCK_D], the rows of tokens ``token`` and heads ``head`` in
     ``row_mask``."""
     d = tl.arange(0, BLOCK_D)
@@ -119,13 +159,11 @@ def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gat
     if gate is not None:
         by = tl.load(gate + (token * gate_stride + head * D)[:, None] + d[None, :], mask=stored, other=0.0)
         x *= tl.sigmoid(by.to(tl.float32))
-    tl.store(out + ((token * HEADS + head) * D)[:, None] + d[None, :], x.to(out.dtype.element_ty),
-             mask=stored)
+    tl.store(out + ((token * HEADS + head) * D)[:, None] + d[None, :], x.to(out.dtype.element_ty), mask=stored)
 
 
 @triton.jit
-def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr,
-                 SPLIT_PAGES: tl.constexpr):
+def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr, SPLIT_PAGES: tl.constexpr):
     """(first page, end page, pages of a split, at least SPLIT_PAGES) of a row that sees ``seen`` tokens."""
     first = 0
     if WINDOW:
@@ -136,17 +174,49 @@ def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["context"])
-def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, sinks, context, partial, logs,
-             splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
-             BLOCK_D: tl.constexpr, PAGES: tl.constexpr, SPLITS_MAX: tl.constexpr, SPLIT_PAGES: tl.constexpr,
-             AT_ONCE: tl.constexpr):
+def combine(
+    out,
+    gate,
+    gate_stride,
+    head_gate,
+    head_gate_stride,
+    value_scale,
+    sinks,
+    context,
+    partial,
+    logs,
+    splits,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGES: tl.constexpr,
+    SPLITS_MAX: tl.constexpr,
+    SPLIT_PAGES: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token, heads = tl.full((1,), 0, tl.int64) + row, tl.full((1,), 0, tl.int32) + head
     row_mask = tl.full((1,), 1, tl.int1)
     seen = tl.load(context + row).to(tl.int32)
     if seen <= 0:
-        finish(tl.zeros((1, BLOCK_D), tl.float32), token, heads, row_mask, out, None, 0, None, 0, None, HEADS,
-               GROUP, D, BLOCK_D)
+        finish(
+            tl.zeros((1, BLOCK_D), tl.float32),
+            token,
+            heads,
+            row_mask,
+            out,
+            None,
+            0,
+            None,
+            0,
+            None,
+            HEADS,
+            GROUP,
+            D,
+            BLOCK_D,
+        )
         return
     first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
     live = tl.cdiv(end - first, each)
@@ -162,8 +232,21 @@ def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, si
     for begin in range(0, live, AT_ONCE):
         split = begin + tl.arange(0, AT_ONCE)
         weight = tl.exp2(tl.load(logs + at + split, mask=split < live, other=float("-inf")) - highest)
-        x = tl.load(partial + (at + split)[:, None] * BLOCK_D + d[None, :], mask=(split < live)[:, None],
-                    other=0.0)
+        x = tl.load(partial + (at + split)[:, None] * BLOCK_D + d[None, :], mask=(split < live)[:, None], other=0.0)
         weighted += tl.sum(x * weight[:, None], 0)
-    finish((weighted / total)[None, :], token, heads, row_mask, out, gate, gate_stride, head_gate,
-           head_gate_stride, value_scale, HEADS, GROUP, D, BLOCK_D)
+    finish(
+        (weighted / total)[None, :],
+        token,
+        heads,
+        row_mask,
+        out,
+        gate,
+        gate_stride,
+        head_gate,
+        head_gate_stride,
+        value_scale,
+        HEADS,
+        GROUP,
+        D,
+        BLOCK_D,
+    )

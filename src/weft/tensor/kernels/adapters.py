@@ -37,8 +37,20 @@ _PARTS_AT, _PART_FIELDS = tl.constexpr(PARTS_AT), tl.constexpr(PART_FIELDS)
 
 
 @triton.jit
-def _down(x, x_row, order, places, table, low, LOW: tl.constexpr, COLUMNS: tl.constexpr, FIELDS: tl.constexpr,
-          BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr):
+def _down(
+    x,
+    x_row,
+    order,
+    places,
+    table,
+    low,
+    LOW: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+):
     """``low`` [blocks * BM, LOW]."""
     block = tl.program_id(0)
     place = tl.load(places + block)
@@ -53,18 +65,38 @@ def _down(x, x_row, order, places, table, low, LOW: tl.constexpr, COLUMNS: tl.co
             total = tl.zeros((BM, BR), tl.float32)
             for first in range(0, COLUMNS, BK):
                 column = first + tl.arange(0, BK)
-                left = tl.load(x + row[:, None] * x_row + column[None, :],
-                               mask=(row >= 0)[:, None] & (column < COLUMNS)[None, :], other=0.0)
-                right = tl.load(a + rank[None, :] * COLUMNS + column[:, None],
-                                mask=(rank < ranks)[None, :] & (column < COLUMNS)[:, None], other=0.0)
+                left = tl.load(
+                    x + row[:, None] * x_row + column[None, :],
+                    mask=(row >= 0)[:, None] & (column < COLUMNS)[None, :],
+                    other=0.0,
+                )
+                right = tl.load(
+                    a + rank[None, :] * COLUMNS + column[:, None],
+                    mask=(rank < ranks)[None, :] & (column < COLUMNS)[:, None],
+                    other=0.0,
+                )
                 total += product(left, right)
-            tl.store(low + place_in_order[:, None] * LOW + rank[None, :], total.to(low.dtype.element_ty),
-                     mask=(rank < ranks)[None, :])
+            tl.store(
+                low + place_in_order[:, None] * LOW + rank[None, :],
+                total.to(low.dtype.element_ty),
+                mask=(rank < ranks)[None, :],
+            )
 
 
 @triton.jit
-def _up(y, y_row, order, places, table, low, LOW: tl.constexpr, FIELDS: tl.constexpr, BM: tl.constexpr,
-        BR: tl.constexpr, BN: tl.constexpr):
+def _up(
+    y,
+    y_row,
+    order,
+    places,
+    table,
+    low,
+    LOW: tl.constexpr,
+    FIELDS: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+):
     block = tl.program_id(0)
     place = tl.load(places + block)
     if place >= 0:
@@ -83,36 +115,66 @@ def _up(y, y_row, order, places, table, low, LOW: tl.constexpr, FIELDS: tl.const
                 total = tl.load(at, mask=here, other=0.0).to(tl.float32)
                 gain = tl.load(part + 5)
                 if gain != 0:
-                    gains = tl.load(gain.to(tl.pointer_type(y.dtype.element_ty)) + column, mask=inside,
-                                    other=1.0)
+                    gains = tl.load(gain.to(tl.pointer_type(y.dtype.element_ty)) + column, mask=inside, other=1.0)
                     total = total * gains.to(tl.float32)[None, :]
                 shift = tl.load(part + 6)
                 if shift != 0:
-                    shifts = tl.load(shift.to(tl.pointer_type(y.dtype.element_ty)) + column, mask=inside,
-                                     other=0.0)
+                    shifts = tl.load(shift.to(tl.pointer_type(y.dtype.element_ty)) + column, mask=inside, other=0.0)
                     total = total + shifts.to(tl.float32)[None, :]
                 ranks, low_begin = tl.load(part + 3), tl.load(part + 2)
                 b = tl.load(part + 4).to(tl.pointer_type(y.dtype.element_ty))
                 sums = tl.zeros((BM, BN), tl.float32)
                 for start in range(0, ranks, BR):
                     rank = start + tl.arange(0, BR)
-                    left = tl.load(low + place_in_order[:, None] * LOW + (low_begin + rank)[None, :],
-                                   mask=(rank < ranks)[None, :], other=0.0)
-                    right = tl.load(b + column[None, :] * ranks + rank[:, None],
-                                    mask=inside[None, :] & (rank < ranks)[:, None], other=0.0)
+                    left = tl.load(
+                        low + place_in_order[:, None] * LOW + (low_begin + rank)[None, :],
+                        mask=(rank < ranks)[None, :],
+                        other=0.0,
+                    )
+                    right = tl.load(
+                        b + column[None, :] * ranks + rank[:, None],
+                        mask=inside[None, :] & (rank < ranks)[:, None],
+                        other=0.0,
+                    )
                     sums += product(left, right)
                 tl.store(at, (total + sums).to(y.dtype.element_ty), mask=here)
 
 
-def add_factors(x_TI: torch.Tensor, y_TO: torch.Tensor, whose: AdapterBlocks, table: torch.Tensor,
-                low_width: int) -> None:
+def add_factors(
+    x_TI: torch.Tensor, y_TO: torch.Tensor, whose: AdapterBlocks, table: torch.Tensor, low_width: int
+) -> None:
     """Into ``y_TO``, of its dtype as ``x_TI`` is. ``low_width``: a multiple of 16, at least the ranks of any
     line of ``table`` together."""
     x_TI, blocks = dense_rows(x_TI), len(whose.places)
     low = torch.empty((blocks * BLOCK_ROWS, low_width), dtype=x_TI.dtype, device=x_TI.device)
     launch(_down, (blocks, low_width // RANKS))(
-        x_TI, x_TI.stride(0), whose.order, whose.places, table, low, LOW=low_width, COLUMNS=x_TI.shape[1],
-        FIELDS=FIELDS, BM=BLOCK_ROWS, BR=RANKS, BK=DOWN.width, num_warps=DOWN.warps, num_stages=DOWN.stages)
+        x_TI,
+        x_TI.stride(0),
+        whose.order,
+        whose.places,
+        table,
+        low,
+        LOW=low_width,
+        COLUMNS=x_TI.shape[1],
+        FIELDS=FIELDS,
+        BM=BLOCK_ROWS,
+        BR=RANKS,
+        BK=DOWN.width,
+        num_warps=DOWN.warps,
+        num_stages=DOWN.stages,
+    )
     launch(_up, (blocks, triton.cdiv(y_TO.shape[1], UP.width)))(
-        y_TO, y_TO.stride(0), whose.order, whose.places, table, low, LOW=low_width, FIELDS=FIELDS,
-        BM=BLOCK_ROWS, BR=RANKS, BN=UP.width, num_warps=UP.warps, num_stages=UP.stages)
+        y_TO,
+        y_TO.stride(0),
+        whose.order,
+        whose.places,
+        table,
+        low,
+        LOW=low_width,
+        FIELDS=FIELDS,
+        BM=BLOCK_ROWS,
+        BR=RANKS,
+        BN=UP.width,
+        num_warps=UP.warps,
+        num_stages=UP.stages,
+    )

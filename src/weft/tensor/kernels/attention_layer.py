@@ -39,8 +39,9 @@ from weft.tensor.op import UNFIT, Unfit
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin
 
 
-def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-                    cos_sin: CosSin | None) -> torch.Tensor | Unfit:
+def attention_layer(
+    projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+) -> torch.Tensor | Unfit:
     shape, scales = core.shape, cache.head_scales
     if shape.ring or not shape.usual or projected_TW.stride(1) != 1 or shape.head_dim > DIM_MAX:
         return UNFIT
@@ -48,24 +49,38 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     assert cache.v is not None, "an attention layer without pages"
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     q_TC, gate_TC, k_TC, v_TC, head_gate_TH = torch.split(
-        projected_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
-                  shape.heads if shape.head_gated else 0], dim=-1)
+        projected_TW,
+        [q_width, q_width if shape.gated else 0, kv_width, kv_width, shape.heads if shape.head_gated else 0],
+        dim=-1,
+    )
     q_norm, k_norm = core.q_norm, core.k_norm
     if shape.norm_whole and q_norm is not None and k_norm is not None:
-        q_TC, k_TC = (rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one, gate=None,
-                               gate_first=False, group_size=None)
-                      for x, weight in ((q_TC, q_norm), (k_TC, k_norm)))
+        q_TC, k_TC = (
+            rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one, gate=None, gate_first=False, group_size=None)
+            for x, weight in ((q_TC, q_norm), (k_TC, k_norm))
+        )
         q_norm = k_norm = None
     q_THD = _place_all(q_TC, k_TC, v_TC, q_norm, k_norm, core, inputs, cache, cos_sin)
-    gates = Gates(gate_TC if shape.gated else None, head_gate_TH if shape.head_gated else None,
-                  None if scales is None else scales[1], core.sinks)
-    return attend(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window, cache.token_scales,
-                  gates).flatten(1)
+    gates = Gates(
+        gate_TC if shape.gated else None,
+        head_gate_TH if shape.head_gated else None,
+        None if scales is None else scales[1],
+        core.sinks,
+    )
+    return attend(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window, cache.token_scales, gates).flatten(1)
 
 
-def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_norm: torch.Tensor | None,
-               k_norm: torch.Tensor | None, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-               cos_sin: CosSin | None) -> torch.Tensor:
+def _place_all(
+    q_TC: torch.Tensor,
+    k_TC: torch.Tensor,
+    v_TC: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    core: AttentionCore,
+    inputs: StepInputs,
+    cache: LayerCache,
+    cos_sin: CosSin | None,
+) -> torch.Tensor:
     """Write keys and values into their pages; returns the queries [T, heads, D]."""
     shape, scales, runs = core.shape, cache.head_scales, inputs.runs
     assert cache.k is not None
@@ -79,18 +94,49 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
     tiles = tile_count(runs)
     if tiles:
         launch(_place, (tiles, shape.heads + shape.kv_heads))(
-            q_TC, q_TC.stride(0), k_TC, k_TC.stride(0), v_TC, v_TC.stride(0), q_norm, k_norm, core.norm_eps,
-            *tables, *(None, None) if scales is None else (scales[0], scales[1]), q_THD,
-            *pages_of(cache.k, cache.v, cache.token_scales), inputs.positions_T, *places_of(runs),
-            HEADS=shape.heads, GROUP=shape.heads // shape.kv_heads, PLUS_ONE=core.plus_one,
-            ROTARY=rotary_dim, D=shape.head_dim, BLOCK_D=block_dim(shape.head_dim),
-            FP8=cache.k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS)
+            q_TC,
+            q_TC.stride(0),
+            k_TC,
+            k_TC.stride(0),
+            v_TC,
+            v_TC.stride(0),
+            q_norm,
+            k_norm,
+            core.norm_eps,
+            *tables,
+            *(None, None) if scales is None else (scales[0], scales[1]),
+            q_THD,
+            *pages_of(cache.k, cache.v, cache.token_scales),
+            inputs.positions_T,
+            *places_of(runs),
+            HEADS=shape.heads,
+            GROUP=shape.heads // shape.kv_heads,
+            PLUS_ONE=core.plus_one,
+            ROTARY=rotary_dim,
+            D=shape.head_dim,
+            BLOCK_D=block_dim(shape.head_dim),
+            FP8=cache.k.dtype == torch.float8_e4m3fn,
+            TOKENS=TILE_TOKENS,
+        )
     return q_THD
 
 
 @triton.jit
-def _head(x, row, norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE: tl.constexpr,
-          ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _head(
+    x,
+    row,
+    norm,
+    eps,
+    cos,
+    sin,
+    angle_stride,
+    token,
+    token_mask,
+    PLUS_ONE: tl.constexpr,
+    ROTARY: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     """float32 [N, BLOCK_D]: a head's rows at ``x`` + token x row, normed and rotated."""
     d = tl.arange(0, BLOCK_D)
     tile_mask = token_mask[:, None] & (d < D)[None, :]
@@ -108,37 +154,77 @@ def _head(x, row, norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE
             factor = tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
             partner = rounded(normed(partner, factor[None, :], eps, D, PLUS_ONE), x.dtype.element_ty)
     if ROTARY:
-        wide = rounded(rotated(wide, partner, cos, sin, angle_stride, token, token_mask, d, ROTARY),
-                       x.dtype.element_ty)
+        wide = rounded(rotated(wide, partner, cos, sin, angle_stride, token, token_mask, d, ROTARY), x.dtype.element_ty)
     return wide
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
-def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_stride, key_scale, value_scale,
-           q_out, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, positions, table,
-           table_stride, chunk_run, chunk_first, chunk_tokens, decode_count, HEADS: tl.constexpr,
-           GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, ROTARY: tl.constexpr, D: tl.constexpr,
-           BLOCK_D: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
+def _place(
+    q,
+    q_row,
+    k,
+    k_row,
+    v,
+    v_row,
+    q_norm,
+    k_norm,
+    eps,
+    cos,
+    sin,
+    angle_stride,
+    key_scale,
+    value_scale,
+    q_out,
+    cache_k,
+    cache_v,
+    k_stride,
+    v_stride,
+    scales,
+    scale_stride,
+    scale_part,
+    positions,
+    table,
+    table_stride,
+    chunk_run,
+    chunk_first,
+    chunk_tokens,
+    decode_count,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    ROTARY: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     head = tl.program_id(1)
-    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
-                                    TOKENS)
+    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS)
     d = tl.arange(0, BLOCK_D)
     if head < HEADS:
-        x = _head(q + head * D, q_row, q_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE,
-                  ROTARY, D, BLOCK_D)
+        x = _head(
+            q + head * D, q_row, q_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE, ROTARY, D, BLOCK_D
+        )
         # The key is divided by its scale below: the score is that of the unscaled key.
         if key_scale is not None:
             x *= tl.load(key_scale + head // GROUP).to(tl.float32)
-        tl.store(q_out + ((token * HEADS + head) * D)[:, None] + d[None, :], x.to(q_out.dtype.element_ty),
-                 mask=token_mask[:, None] & (d < D)[None, :])
+        tl.store(
+            q_out + ((token * HEADS + head) * D)[:, None] + d[None, :],
+            x.to(q_out.dtype.element_ty),
+            mask=token_mask[:, None] & (d < D)[None, :],
+        )
     else:
         kv_head = head - HEADS
         page, place = find_places(positions, table, table_stride, token, run, token_mask)
         token_mask = page >= 0
-        x = _head(k + kv_head * D, k_row, k_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE,
-                  ROTARY, D, BLOCK_D)
-        y = tl.load(v + (token * v_row)[:, None] + (kv_head * D + d)[None, :],
-                    mask=token_mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+        x = _head(
+            k + kv_head * D, k_row, k_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE, ROTARY, D, BLOCK_D
+        )
+        y = tl.load(
+            v + (token * v_row)[:, None] + (kv_head * D + d)[None, :],
+            mask=token_mask[:, None] & (d < D)[None, :],
+            other=0.0,
+        ).to(tl.float32)
         if key_scale is not None:
             # Powers of two: the division is exact.
             x /= tl.load(key_scale + kv_head).to(tl.float32)

@@ -25,8 +25,7 @@ _FEW_ROWS = 16
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _round(x, codes, scales, x_row, rows, parts, COLUMNS: tl.constexpr, PLACES: tl.constexpr,
-           FP8: tl.constexpr):
+def _round(x, codes, scales, x_row, rows, parts, COLUMNS: tl.constexpr, PLACES: tl.constexpr, FP8: tl.constexpr):
     """``codes`` int8 [R, parts, 128], or with FP8 bytes of e4m3; ``scales`` float32 [parts, ``rows``]."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, PLACES)
@@ -49,9 +48,25 @@ def _round(x, codes, scales, x_row, rows, parts, COLUMNS: tl.constexpr, PLACES: 
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _product(x, x_scales, codes, scales, bias, out, rows, columns_out, parts, BIAS: tl.constexpr,
-             GROUP: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr,
-             PLACES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def _product(
+    x,
+    x_scales,
+    codes,
+    scales,
+    bias,
+    out,
+    rows,
+    columns_out,
+    parts,
+    BIAS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+    LINES: tl.constexpr,
+    PLACES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """``out`` [rows, columns_out]; weights as for ``tensor.gpu.quantized``."""
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first, place, here = tl.program_id(0) * BN, tl.arange(0, PLACES), row < rows
@@ -59,11 +74,13 @@ def _product(x, x_scales, codes, scales, bias, out, rows, columns_out, parts, BI
     column = first + tl.arange(0, BN)
     total = tl.zeros((BM, BN), tl.float32)
     for part in range(parts):
-        left = tl.load(x + (row[:, None] * parts + part) * PLACES + place[None, :], mask=here[:, None],
-                       other=0)
+        left = tl.load(x + (row[:, None] * parts + part) * PLACES + place[None, :], mask=here[:, None], other=0)
         inside = (tile < TILES)[:, None] & (part * (PLACES * 16) + piece < LINES * 512)[None, :]
-        stored = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 512) + part * (PLACES * 16)
-                         + piece[None, :], mask=inside, other=128)
+        stored = tl.load(
+            codes + tile[:, None].to(tl.int64) * (LINES * 512) + part * (PLACES * 16) + piece[None, :],
+            mask=inside,
+            other=128,
+        )
         signed = (stored ^ 0x80).to(tl.int8, bitcast=True)
         right = tl.permute(tl.reshape(signed, (BN // 16, PLACES // 4, 16, 4)), (1, 3, 0, 2))
         sums = tl.dot(left, tl.reshape(right, (PLACES, BN)), out_dtype=tl.int32)
@@ -74,8 +91,11 @@ def _product(x, x_scales, codes, scales, bias, out, rows, columns_out, parts, BI
     within = column < columns_out
     if BIAS:
         total += tl.load(bias + column, mask=within, other=0.0)[None, :]
-    tl.store(out + row[:, None] * columns_out + column[None, :], total.to(out.dtype.element_ty),
-             mask=here[:, None] & within[None, :])
+    tl.store(
+        out + row[:, None] * columns_out + column[None, :],
+        total.to(out.dtype.element_ty),
+        mask=here[:, None] & within[None, :],
+    )
 
 
 def blocks_of(rows: int) -> tuple[int, Blocks]:
@@ -90,8 +110,19 @@ def rounded(x_RI: torch.Tensor, *, fp8: bool = False, multiple: int = 1) -> tupl
     parts, held = -(-columns // PART), -(-rows // multiple) * multiple
     codes = torch.empty((held, parts, PART), dtype=torch.uint8 if fp8 else torch.int8, device=x_RI.device)
     scales = torch.empty((parts, held), dtype=torch.float32, device=x_RI.device)
-    launch(_round, (rows, parts))(x_RI, codes, scales, x_RI.stride(0), held, parts, COLUMNS=columns,
-                                  PLACES=PART, FP8=fp8, num_warps=ROUND.warps, enable_fp_fusion=False)
+    launch(_round, (rows, parts))(
+        x_RI,
+        codes,
+        scales,
+        x_RI.stride(0),
+        held,
+        parts,
+        COLUMNS=columns,
+        PLACES=PART,
+        FP8=fp8,
+        num_warps=ROUND.warps,
+        enable_fp_fusion=False,
+    )
     return codes, scales
 
 
@@ -104,8 +135,25 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
         block_rows, blocks = blocks_of(rows)
         lines, tiles, groups = weight.codes.shape[-3] // 8, weight.codes.shape[-4], weight.scales.shape[-2]
         launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows)))(
-            codes, scales, weight.codes, weight.scales, weight.scales if bias is None else bias, out, rows,
-            weight.rows, parts, BIAS=bias is not None, GROUP=max(weight.group, PART), GROUPS=groups,
-            TILES=tiles, LINES=lines, PLACES=PART, BM=block_rows, BN=blocks.width, num_warps=blocks.warps,
-            num_stages=blocks.stages, enable_fp_fusion=False)
+            codes,
+            scales,
+            weight.codes,
+            weight.scales,
+            weight.scales if bias is None else bias,
+            out,
+            rows,
+            weight.rows,
+            parts,
+            BIAS=bias is not None,
+            GROUP=max(weight.group, PART),
+            GROUPS=groups,
+            TILES=tiles,
+            LINES=lines,
+            PLACES=PART,
+            BM=block_rows,
+            BN=blocks.width,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+            enable_fp_fusion=False,
+        )
     return out.view(*x.shape[:-1], weight.rows)

@@ -47,8 +47,7 @@ def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
 def _weights(weight, channel, within, W: tl.constexpr, KP: tl.constexpr):
     """float32 [channels, KP], zeros beyond W + 1."""
     k = tl.arange(0, KP)[None, :]
-    return tl.load(weight + channel[:, None] * (W + 1) + k, mask=within[:, None] & (k <= W),
-                   other=0.0).to(tl.float32)
+    return tl.load(weight + channel[:, None] * (W + 1) + k, mask=within[:, None] & (k <= W), other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -58,8 +57,21 @@ def _weight(weights, k: tl.constexpr, KP: tl.constexpr):
 
 
 @triton.jit
-def _output(out, y, after, bias, t, channel, within, mask, after_row, C: tl.constexpr, BIAS: tl.constexpr,
-            SILU: tl.constexpr, GATED: tl.constexpr):
+def _output(
+    out,
+    y,
+    after,
+    bias,
+    t,
+    channel,
+    within,
+    mask,
+    after_row,
+    C: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """Store ``y`` of token ``t``, one token or a column of tokens; ``within``: the mask of channels alone."""
     if BIAS:
         y += tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)
@@ -72,10 +84,33 @@ def _output(out, y, after, bias, t, channel, within, mask, after_row, C: tl.cons
 
 
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
-def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin, chunk_run, chunk_first,
-            chunk_tokens, chunk_tap, x_row, gate_row, after_row, slot_stride, C: tl.constexpr,
-            W: tl.constexpr, KP: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
-            GATED: tl.constexpr):
+def _tokens(
+    x,
+    gate,
+    after,
+    weight,
+    bias,
+    window,
+    out,
+    slots,
+    fresh,
+    chunk_begin,
+    chunk_run,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    x_row,
+    gate_row,
+    after_row,
+    slot_stride,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    KP: tl.constexpr,
+    BC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """Grid: blocks of channels, chunks."""
     c = tl.program_id(1)
     channel, place = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, PLACES)
@@ -83,7 +118,7 @@ def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin
     run = tl.load(chunk_run + c)
     tokens, first = tl.load(chunk_tokens + c), tl.load(chunk_first + c).to(tl.int64)
     run_first = tl.load(chunk_first + tl.load(chunk_begin + run))
-    begin = (first - run_first).to(tl.int32)      # the chunk's first token in its run
+    begin = (first - run_first).to(tl.int32)  # the chunk's first token in its run
     slot = tl.load(slots + run)
     old = window + slot * slot_stride + channel * W
     # How many inputs before the run are valid.
@@ -105,28 +140,62 @@ def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin
     for k in tl.static_range(W + 1):
         at = begin + place - W + k
         mask = (here & (at >= 0))[:, None] & within[None, :]
-        seen = _input(x, gate, (run_first.to(tl.int64) + at)[:, None], channel[None, :], mask, x_row,
-                      gate_row, GATED)
+        seen = _input(x, gate, (run_first.to(tl.int64) + at)[:, None], channel[None, :], mask, x_row, gate_row, GATED)
         y += seen * _weight(weights, k, KP)[None, :]
     t = (first + place)[:, None]
-    _output(out, y, after, bias, t, channel[None, :], within[None, :], here[:, None] & within[None, :],
-            after_row, C, BIAS, SILU, GATED)
+    _output(
+        out,
+        y,
+        after,
+        bias,
+        t,
+        channel[None, :],
+        within[None, :],
+        here[:, None] & within[None, :],
+        after_row,
+        C,
+        BIAS,
+        SILU,
+        GATED,
+    )
     tap = tl.load(chunk_tap + c).to(tl.int64)
     if tap >= 0:
         for k in tl.static_range(W):
             last = begin + tokens - W + k
-            entry = _input(x, gate, run_first.to(tl.int64) + last, channel, channel < only_if(last >= 0, C),
-                           x_row, gate_row, GATED)
+            entry = _input(
+                x, gate, run_first.to(tl.int64) + last, channel, channel < only_if(last >= 0, C), x_row, gate_row, GATED
+            )
             earlier = channel < only_if((last < 0) & (last + behind >= 0), C)
             entry = tl.where(earlier, tl.load(old + last + W, mask=earlier, other=0.0).to(tl.float32), entry)
-            tl.store(window + tap * slot_stride + channel * W + k, entry.to(window.dtype.element_ty),
-                     mask=within)
+            tl.store(window + tap * slot_stride + channel * W + k, entry.to(window.dtype.element_ty), mask=within)
 
 
 @triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=STEP_TABLES)
-def _rows(x, gate, after, weight, bias, window, out, slots, fresh, offsets, lengths, x_row, gate_row,
-          after_row, slot_stride, decode_count, C: tl.constexpr, W: tl.constexpr, WP: tl.constexpr,
-          BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr):
+def _rows(
+    x,
+    gate,
+    after,
+    weight,
+    bias,
+    window,
+    out,
+    slots,
+    fresh,
+    offsets,
+    lengths,
+    x_row,
+    gate_row,
+    after_row,
+    slot_stride,
+    decode_count,
+    C: tl.constexpr,
+    W: tl.constexpr,
+    WP: tl.constexpr,
+    BC: tl.constexpr,
+    BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """Grid: blocks of channels, runs."""
     run = tl.program_id(1)
     channel, entry = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, WP)
@@ -152,13 +221,24 @@ def _rows(x, gate, after, weight, bias, window, out, slots, fresh, offsets, leng
     # A program reads all of its window before it writes any: neighbouring threads may hold neighbouring
     # entries.
     tl.debug_barrier()
-    tl.store(old[:, None] + entry[None, :], seen.to(window.dtype.element_ty),
-             mask=within[:, None] & (entry < only_if(slot >= 0, W))[None, :])
+    tl.store(
+        old[:, None] + entry[None, :],
+        seen.to(window.dtype.element_ty),
+        mask=within[:, None] & (entry < only_if(slot >= 0, W))[None, :],
+    )
 
 
-def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.Tensor | None,
-             weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor, runs: Runs, *,
-             silu: bool) -> torch.Tensor:
+def convolve(
+    x_TC: torch.Tensor,
+    gate_TC: torch.Tensor | None,
+    after_TC: torch.Tensor | None,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+    *,
+    silu: bool,
+) -> torch.Tensor:
     """``after * act(conv(gate * x))``; no gates if both are None."""
     tokens, channels = x_TC.shape
     x_TC, weight_CK = dense_rows(x_TC), weight_CK.contiguous()
@@ -166,31 +246,74 @@ def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.T
     after = x_TC if after_TC is None else dense_rows(after_TC)
     out_TC = torch.empty((tokens, channels), dtype=x_TC.dtype, device=x_TC.device)
     step = device_runs(runs)
-    tensors = (x_TC, gate, after, weight_CK, weight_CK if bias_C is None else bias_C, window_SCW, out_TC,
-               runs.slots_R, step.fresh_R)
+    tensors = (
+        x_TC,
+        gate,
+        after,
+        weight_CK,
+        weight_CK if bias_C is None else bias_C,
+        window_SCW,
+        out_TC,
+        runs.slots_R,
+        step.fresh_R,
+    )
     strides = (x_TC.stride(0), gate.stride(0), after.stride(0), window_SCW.stride(0))
-    form = {"C": channels, "W": window_SCW.shape[2], "BIAS": bias_C is not None, "SILU": silu,
-            "GATED": gate_TC is not None}
+    form = {
+        "C": channels,
+        "W": window_SCW.shape[2],
+        "BIAS": bias_C is not None,
+        "SILU": silu,
+        "GATED": gate_TC is not None,
+    }
     if step.chunk_count:
         launch(_tokens, (triton.cdiv(channels, TOKENS.width), step.chunk_count))(
-            *tensors, step.chunk_begin_R, step.chunk_run_C, step.chunk_first_C, step.chunk_tokens_C,
-            step.chunk_tap_C, *strides, **form, KP=triton.next_power_of_2(form["W"] + 1), BC=TOKENS.width,
-            num_warps=TOKENS.warps)
+            *tensors,
+            step.chunk_begin_R,
+            step.chunk_run_C,
+            step.chunk_first_C,
+            step.chunk_tokens_C,
+            step.chunk_tap_C,
+            *strides,
+            **form,
+            KP=triton.next_power_of_2(form["W"] + 1),
+            BC=TOKENS.width,
+            num_warps=TOKENS.warps,
+        )
     # After `_tokens`: a run's first tokens read the window that its last tokens replace here.
     launch(_rows, (triton.cdiv(channels, ROWS.width), step.run_count))(
-        *tensors, step.offsets_R, step.lengths_R, *strides, step.decode_count, **form,
-        WP=triton.next_power_of_2(window_SCW.shape[2]), BC=ROWS.width, num_warps=ROWS.warps)
+        *tensors,
+        step.offsets_R,
+        step.lengths_R,
+        *strides,
+        step.decode_count,
+        **form,
+        WP=triton.next_power_of_2(window_SCW.shape[2]),
+        BC=ROWS.width,
+        num_warps=ROWS.warps,
+    )
     return out_TC
 
 
-def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-                activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+def causal_conv(
+    x_TC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    activation: Literal["silu"] | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     return convolve(x_TC, None, None, weight_CK, bias_C, window_SCW, runs, silu=activation == "silu")
 
 
-def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+def short_conv(
+    projected_TJ: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     if runs.log is not None:
+
         def replay(logged_TJ: torch.Tensor, again: Runs) -> torch.Tensor:
             return short_conv(logged_TJ, weight_CK, bias_C, window_SCW, again)
 

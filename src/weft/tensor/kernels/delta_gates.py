@@ -18,8 +18,23 @@ COLUMNS = Blocks(1024)
 
 
 @triton.jit
-def _gates(a, bias, decay, b, g, beta, a_row, b_row, beta_scale, floor, C: tl.constexpr,
-           H: tl.constexpr, HP: tl.constexpr, BC: tl.constexpr, FLOORED: tl.constexpr):
+def _gates(
+    a,
+    bias,
+    decay,
+    b,
+    g,
+    beta,
+    a_row,
+    b_row,
+    beta_scale,
+    floor,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    BC: tl.constexpr,
+    FLOORED: tl.constexpr,
+):
     """``g`` float32 [T, C], ``beta`` float32 [T, H]."""
     t = tl.program_id(0).to(tl.int64)
     column, head = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, HP)
@@ -37,16 +52,38 @@ def _gates(a, bias, decay, b, g, beta, a_row, b_row, beta_scale, floor, C: tl.co
         tl.store(beta + t * H + head, size * beta_scale, mask=head < H)
 
 
-def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor, b_TH: torch.Tensor, *,
-                beta_scale: float = 1.0, floor: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def delta_gates(
+    a_TC: torch.Tensor,
+    bias_C: torch.Tensor,
+    decay_H: torch.Tensor,
+    b_TH: torch.Tensor,
+    *,
+    beta_scale: float = 1.0,
+    floor: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     (tokens, columns), heads = a_TC.shape, decay_H.shape[0]
     a_TC, b_TH = dense_rows(a_TC), dense_rows(b_TH)
-    g_TC, beta_TH = (torch.empty((tokens, width), dtype=torch.float32, device=a_TC.device)
-                     for width in (columns, heads))
+    g_TC, beta_TH = (
+        torch.empty((tokens, width), dtype=torch.float32, device=a_TC.device) for width in (columns, heads)
+    )
     if tokens:
         width = min(COLUMNS.width, triton.next_power_of_2(columns))
         launch(_gates, (tokens, triton.cdiv(columns, width)))(
-            a_TC, bias_C, decay_H, b_TH, g_TC, beta_TH, a_TC.stride(0), b_TH.stride(0), beta_scale,
-            floor or 0.0, C=columns, H=heads, HP=triton.next_power_of_2(heads), BC=width,
-            FLOORED=floor is not None, num_warps=COLUMNS.warps)
+            a_TC,
+            bias_C,
+            decay_H,
+            b_TH,
+            g_TC,
+            beta_TH,
+            a_TC.stride(0),
+            b_TH.stride(0),
+            beta_scale,
+            floor or 0.0,
+            C=columns,
+            H=heads,
+            HP=triton.next_power_of_2(heads),
+            BC=width,
+            FLOORED=floor is not None,
+            num_warps=COLUMNS.warps,
+        )
     return g_TC, beta_TH

@@ -100,9 +100,35 @@ tiles load meanwhile: with ``prepare``, 8,192 tokens take 19 % less time on an H
 
 
 @triton.jit
-def _token(s, q, k, v, g, beta, out, t, head, key, line, col, q_row, q_head, k_row, k_head, v_row, v_head,
-           g_row, g_head, beta_row, beta_head, out_row, scale, K: tl.constexpr, V: tl.constexpr,
-           BY_LINE: tl.constexpr):
+def _token(
+    s,
+    q,
+    k,
+    v,
+    g,
+    beta,
+    out,
+    t,
+    head,
+    key,
+    line,
+    col,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    g_row,
+    g_head,
+    beta_row,
+    beta_head,
+    out_row,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BY_LINE: tl.constexpr,
+):
     """One token of one head: advances ``s`` [K, V block] and stores the token's output."""
     q_t = tl.load(q + t * q_row + key * q_head + line, mask=line < K, other=0.0).to(tl.float32)
     k_t = tl.load(k + t * k_row + key * k_head + line, mask=line < K, other=0.0).to(tl.float32)
@@ -123,11 +149,44 @@ def _token(s, q, k, v, g, beta, out, t, head, key, line, col, q_row, q_head, k_r
 
 
 @triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
-def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, chunk_first, chunk_tokens,
-              chunk_tap, q_row, q_head, k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head,
-              out_row, slot_stride, first_run, layer, scale, GROUP: tl.constexpr, K: tl.constexpr,
-              V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr,
-              PREFILL: tl.constexpr):
+def recurrent(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    out,
+    state,
+    slots,
+    starts,
+    fresh,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    g_row,
+    g_head,
+    beta_row,
+    beta_head,
+    out_row,
+    slot_stride,
+    first_run,
+    layer,
+    scale,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    KP: tl.constexpr,
+    BV: tl.constexpr,
+    BY_LINE: tl.constexpr,
+    PREFILL: tl.constexpr,
+):
     """Grid: blocks of V, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV)
@@ -144,23 +203,101 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
             first = tl.load(chunk_first + c)
             for t in range(first, first + tl.load(chunk_tokens + c)):
                 index = t - run_first
-                s = _token(s, q, k, v, g, beta, out, run_first + index, head, key, line, col, q_row, q_head,
-                           k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, out_row, scale,
-                           K, V, BY_LINE)
+                s = _token(
+                    s,
+                    q,
+                    k,
+                    v,
+                    g,
+                    beta,
+                    out,
+                    run_first + index,
+                    head,
+                    key,
+                    line,
+                    col,
+                    q_row,
+                    q_head,
+                    k_row,
+                    k_head,
+                    v_row,
+                    v_head,
+                    g_row,
+                    g_head,
+                    beta_row,
+                    beta_head,
+                    out_row,
+                    scale,
+                    K,
+                    V,
+                    BY_LINE,
+                )
                 s = rounded(s, dtype, element, position + index, layer)
             tap = tl.load(chunk_tap + c).to(tl.int64)
             store_slot(s, state, element, tap, slot_stride, line, K, col < V)
     else:
-        s = _token(s, q, k, v, g, beta, out, run, head, key, line, col, q_row, q_head, k_row, k_head, v_row,
-                   v_head, g_row, g_head, beta_row, beta_head, out_row, scale, K, V, BY_LINE)
+        s = _token(
+            s,
+            q,
+            k,
+            v,
+            g,
+            beta,
+            out,
+            run,
+            head,
+            key,
+            line,
+            col,
+            q_row,
+            q_head,
+            k_row,
+            k_head,
+            v_row,
+            v_head,
+            g_row,
+            g_head,
+            beta_row,
+            beta_head,
+            out_row,
+            scale,
+            K,
+            V,
+            BY_LINE,
+        )
         s = rounded(s, dtype, element, position, layer)
     store_slot(s, state, element, slot, slot_stride, line, K, col < V)
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def _prepare_heads(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chunk_first, chunk_tokens,
-                   q_row, q_head, k_row, k_head, g_row, g_head, beta_row, beta_head, base, scale,
-                   H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr):
+def _prepare_heads(
+    q,
+    k,
+    g,
+    beta,
+    t_scratch,
+    p,
+    q_left,
+    k_up,
+    k_left,
+    decay,
+    chunk_first,
+    chunk_tokens,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    g_row,
+    g_head,
+    beta_row,
+    beta_head,
+    base,
+    scale,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+):
     """Grid: heads, chunks from ``base`` on. One decay for each head."""
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
@@ -190,15 +327,19 @@ def _prepare_heads(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chu
     left, over_chunk = decay_to_end(whole, rest, place, PLACES)
     tl.store(k_left + row, left * k_scale, mask=here)
     tl.store(decay + chunk, over_chunk)
-    tl.store(t_scratch + row[:, None] * PLACES + place[None, :],
-             unit_lower_inverse(a, PLACES) * beta_t[None, :], mask=here[:, None])
+    tl.store(
+        t_scratch + row[:, None] * PLACES + place[None, :],
+        unit_lower_inverse(a, PLACES) * beta_t[None, :],
+        mask=here[:, None],
+    )
 
 
 @triton.jit
 def _rows(x, t, x_row, x_head, head, line, mask, K: tl.constexpr):
     """[places, lines] of one head, float32; zeros where ``mask`` [places] is not set."""
-    return tl.load(x + t[:, None] * x_row + head * x_head + line[None, :],
-                   mask=mask[:, None] & (line < K)[None, :], other=0.0).to(tl.float32)
+    return tl.load(
+        x + t[:, None] * x_row + head * x_head + line[None, :], mask=mask[:, None] & (line < K)[None, :], other=0.0
+    ).to(tl.float32)
 
 
 @triton.jit
@@ -223,9 +364,33 @@ def _add_pairs(m_keys, m_queries, keys, queries, g, place):
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def _prepare_lines(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chunk_first, chunk_tokens,
-                   q_row, q_head, k_row, k_head, g_row, g_head, beta_row, beta_head, base, scale,
-                   H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+def _prepare_lines(
+    q,
+    k,
+    g,
+    beta,
+    t_scratch,
+    p,
+    q_left,
+    k_up,
+    k_left,
+    decay,
+    chunk_first,
+    chunk_tokens,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    g_row,
+    g_head,
+    beta_row,
+    beta_head,
+    base,
+    scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+):
     """Grid: heads, chunks from ``base`` on. One decay for each line of a head."""
     head, c = tl.program_id(0), base + tl.program_id(1)
     chunk = (tl.program_id(1) * H + head).to(tl.int64)
@@ -248,8 +413,9 @@ def _prepare_lines(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chu
         line = part + tl.arange(0, BK)
         keys = _rows(k, t, k_row, k_head, head, line, here, K)
         queries = _rows(q, t, q_row, q_head, head, line, here, K)
-        m_keys, m_queries, upto, after = _add_pairs(m_keys, m_queries, keys, queries,
-                                                    _rows(g, t, g_row, g_head, head, line, here, K), place)
+        m_keys, m_queries, upto, after = _add_pairs(
+            m_keys, m_queries, keys, queries, _rows(g, t, g_row, g_head, head, line, here, K), place
+        )
         m_queries += tl.where(place[:, None] == place[None, :], tl.sum(queries * keys, axis=1)[:, None], 0.0)
         over_chunk = decay_of(tl.sum(tl.where(place[:, None] == PLACES - 1, upto, 0.0), axis=0))
         tile = here[:, None] & (line < K)[None, :]
@@ -257,8 +423,7 @@ def _prepare_lines(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chu
         tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(upto), mask=tile)
         tl.store(k_up + row * K + line[None, :], keys * k_scale[:, None] * decay_of(upto), mask=tile)
         tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after), mask=tile)
-    tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
-             mask=here[:, None])
+    tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :], mask=here[:, None])
 
     beta_t = tl.load(beta + t * beta_row + head * beta_head, mask=here, other=0.0).to(tl.float32)
     solved = unit_lower_inverse(m_keys * (beta_t * k_scale)[:, None] * k_scale[None, :], PLACES)
@@ -266,10 +431,44 @@ def _prepare_lines(q, k, g, beta, t_scratch, p, q_left, k_up, k_left, decay, chu
 
 
 @triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
-def chunks(q, k, v, t_scratch, p, q_left, k_up, k_left, decay, out, state, carry_in, carry_out, slots, fresh,
-           chunk_begin, chunk_first, chunk_tokens, chunk_tap, q_row, q_head, k_row, k_head, v_row, v_head,
-           slot_stride, first_run, base, limit, H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr,
-           V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr):
+def chunks(
+    q,
+    k,
+    v,
+    t_scratch,
+    p,
+    q_left,
+    k_up,
+    k_left,
+    decay,
+    out,
+    state,
+    carry_in,
+    carry_out,
+    slots,
+    fresh,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    slot_stride,
+    first_run,
+    base,
+    limit,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    KP: tl.constexpr,
+    BV: tl.constexpr,
+    BY_LINE: tl.constexpr,
+):
     """Grid: blocks of V, heads, prefill runs. Scratch begins at chunk ``base``. ``t_scratch``, ``p``:
     [C, H, 64, 64]. ``q_left``, ``k_up``, ``k_left``: the factors of q S, k S and k^T v' [C, H, 64]; with
     BY_LINE the scaled q and k themselves [C, H, 64, K]. ``decay`` [C, H] or [C, H, K]. ``out`` [T, H, V]."""
@@ -278,8 +477,9 @@ def chunks(q, k, v, t_scratch, p, q_left, k_up, k_left, decay, out, state, carry
     in_slot = head * (K * V) + line[:, None] * V + col[None, :]
     slot, key = tl.load(slots + run), head // GROUP
     begin, end, opens, closes = part_of_run(chunk_begin, run, base, limit)
-    s = load_state(state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens,
-                   line, K, col < V)
+    s = load_state(
+        state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens, line, K, col < V
+    )
     for c in range(begin, end):
         here = place < tl.load(chunk_tokens + c)
         chunk = ((c - base) * H + head).to(tl.int64)
@@ -316,9 +516,18 @@ def chunks(q, k, v, t_scratch, p, q_left, k_up, k_left, decay, out, state, carry
     store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, K, col < V)
 
 
-def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
-               beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *, scale: float,
-               layer: int = 0) -> torch.Tensor | Unfit:
+def delta_rule(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    g_TH: torch.Tensor,
+    beta_TH: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    scale: float,
+    layer: int = 0,
+) -> torch.Tensor | Unfit:
     dtype, (tokens, heads, v_dim) = q_THK.dtype, v_THV.shape
     k_dim, by_line = k_THK.shape[2], g_TH.ndim == 3
     if k_dim > KEY_DIM_MAX:
@@ -332,11 +541,24 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     qk_strides = (*q_THK.stride()[:2], *k_THK.stride()[:2])
     gate_strides = (*g_TH.stride()[:2], *beta_TH.stride())
     if launch_by_token(
-            recurrent, (triton.cdiv(v_dim, RECURRENT.width), heads),
-            (q_THK, k_THK, v_THV, g_TH, beta_TH, out_THV), state_SHKV, runs,
-            (*qk_strides, *v_THV.stride()[:2], *gate_strides, heads * v_dim), layer, scale, chunked=True,
-            GROUP=group, K=k_dim, V=v_dim, KP=padded(k_dim), BV=RECURRENT.width, BY_LINE=by_line,
-            num_warps=RECURRENT.warps * warps_of_lines(k_dim), num_stages=RECURRENT.stages):
+        recurrent,
+        (triton.cdiv(v_dim, RECURRENT.width), heads),
+        (q_THK, k_THK, v_THV, g_TH, beta_TH, out_THV),
+        state_SHKV,
+        runs,
+        (*qk_strides, *v_THV.stride()[:2], *gate_strides, heads * v_dim),
+        layer,
+        scale,
+        chunked=True,
+        GROUP=group,
+        K=k_dim,
+        V=v_dim,
+        KP=padded(k_dim),
+        BV=RECURRENT.width,
+        BY_LINE=by_line,
+        num_warps=RECURRENT.warps * warps_of_lines(k_dim),
+        num_stages=RECURRENT.stages,
+    ):
         return out_THV
     step = device_runs(runs)
     kernel, blocks, sizes = _prepare_form(by_line, group, k_dim)
@@ -345,9 +567,23 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     each, buffers = scratch_of(step, [square, square, factors, factors, factors, (heads, *lines)])
     for segment in segments(step, state_SHKV, each):
         launch(kernel, (heads, segment.chunk_count))(
-            q_THK, k_THK, g_TH, beta_TH, *buffers, step.chunk_first_C, step.chunk_tokens_C, *qk_strides,
-            *gate_strides, segment.begin, scale, H=heads, K=k_dim, **sizes, num_warps=blocks.warps,
-            num_stages=blocks.stages)
+            q_THK,
+            k_THK,
+            g_TH,
+            beta_TH,
+            *buffers,
+            step.chunk_first_C,
+            step.chunk_tokens_C,
+            *qk_strides,
+            *gate_strides,
+            segment.begin,
+            scale,
+            H=heads,
+            K=k_dim,
+            **sizes,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
         _run_chunks(q_THK, k_THK, v_THV, out_THV, state_SHKV, runs, step, segment, buffers, by_line=by_line)
     return out_THV
 
@@ -359,15 +595,50 @@ def _prepare_form(by_line: bool, group: int, k_dim: int) -> tuple[Any, Blocks, d
     return _prepare_heads, PREPARE_HEADS, {"GROUP": group, "KP": padded(k_dim)}
 
 
-def _run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, out_THV: torch.Tensor,
-                state_SHKV: torch.Tensor, runs: Runs, step: DeviceRuns, segment: Segment,
-                buffers: list[torch.Tensor], *, by_line: bool) -> None:
+def _run_chunks(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    out_THV: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    step: DeviceRuns,
+    segment: Segment,
+    buffers: list[torch.Tensor],
+    *,
+    by_line: bool,
+) -> None:
     """The kernel after ``prepare``, for the prefill runs of a segment."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     launch(chunks, (triton.cdiv(v_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
-        q_THK, k_THK, v_THV, *buffers, out_THV, state_SHKV, segment.carry_in, segment.carry_out, runs.slots_R,
-        step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C,
-        *q_THK.stride()[:2], *k_THK.stride()[:2], *v_THV.stride()[:2], state_SHKV.stride(0),
-        step.decode_count, segment.begin, segment.end, H=heads, GROUP=heads // k_THK.shape[1], K=k_dim,
-        V=v_dim, KP=padded(k_dim), BV=CHUNKS.width, BY_LINE=by_line, num_warps=CHUNKS.warps,
-        num_stages=CHUNKS.stages)
+        q_THK,
+        k_THK,
+        v_THV,
+        *buffers,
+        out_THV,
+        state_SHKV,
+        segment.carry_in,
+        segment.carry_out,
+        runs.slots_R,
+        step.fresh_R,
+        step.chunk_begin_R,
+        step.chunk_first_C,
+        step.chunk_tokens_C,
+        step.chunk_tap_C,
+        *q_THK.stride()[:2],
+        *k_THK.stride()[:2],
+        *v_THV.stride()[:2],
+        state_SHKV.stride(0),
+        step.decode_count,
+        segment.begin,
+        segment.end,
+        H=heads,
+        GROUP=heads // k_THK.shape[1],
+        K=k_dim,
+        V=v_dim,
+        KP=padded(k_dim),
+        BV=CHUNKS.width,
+        BY_LINE=by_line,
+        num_warps=CHUNKS.warps,
+        num_stages=CHUNKS.stages,
+    )

@@ -28,15 +28,16 @@ def silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor:
     rows, width = rows_TJ.shape[0], rows_TJ.shape[1] // 2
     out = torch.empty((*gate_up_TJ.shape[:-1], width), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
     if rows:
-        launch(_silu_mul, (rows, ceil_div(width, BLOCK)))(rows_TJ, rows_TJ.stride(0), width, out, LIMIT=limit,
-                                                          BLOCK=BLOCK)
+        launch(_silu_mul, (rows, ceil_div(width, BLOCK)))(
+            rows_TJ, rows_TJ.stride(0), width, out, LIMIT=limit, BLOCK=BLOCK
+        )
     return out
 
 
 @triton.jit
 def within(gate, up, LIMIT: tl.constexpr):
     """The gate is at most LIMIT, ``up`` lies within it on both sides; 0: any. A NaN stays one."""
-    if LIMIT > 0:   # a float alone is no condition for the compiler
+    if LIMIT > 0:  # a float alone is no condition for the compiler
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     return gate, up
@@ -55,16 +56,31 @@ def _silu_mul(gate_up, row_stride, width, out, LIMIT: tl.constexpr, BLOCK: tl.co
     tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=mask)
 
 
-def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
-           sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     q_THD, k_THD = dense_rows(q_THD), dense_rows(k_THD)
     tokens, heads, dim = q_THD.shape
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THD, k_THD))
     if tokens:
         launch(_rotary, (ceil_div(tokens, TOKENS), heads + k_THD.shape[1]))(
-            q_THD, q_THD.stride(0), q_THD.stride(1), k_THD, k_THD.stride(0), k_THD.stride(1),
-            *tables_of(cos_TD, sin_TD), q_out, k_out, tokens, k_THD.shape[1], HEADS=heads,
-            ROTARY=cos_TD.shape[1], D=dim, BLOCK_D=block_dim(dim), TOKENS=TOKENS)
+            q_THD,
+            q_THD.stride(0),
+            q_THD.stride(1),
+            k_THD,
+            k_THD.stride(0),
+            k_THD.stride(1),
+            *tables_of(cos_TD, sin_TD),
+            q_out,
+            k_out,
+            tokens,
+            k_THD.shape[1],
+            HEADS=heads,
+            ROTARY=cos_TD.shape[1],
+            D=dim,
+            BLOCK_D=block_dim(dim),
+            TOKENS=TOKENS,
+        )
     return q_out, k_out
 
 
@@ -93,28 +109,75 @@ def rotated(x, partner, cos, sin, table_stride, token, token_mask, d, ROTARY: tl
 
 
 @triton.jit
-def _rotate_tile(x, x_token, x_head, head, cos, sin, table_stride, out, out_heads, token, token_mask,
-                 ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _rotate_tile(
+    x,
+    x_token,
+    x_head,
+    head,
+    cos,
+    sin,
+    table_stride,
+    out,
+    out_heads,
+    token,
+    token_mask,
+    ROTARY: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
     d = tl.arange(0, BLOCK_D)
     tile_mask = token_mask[:, None] & (d < D)[None, :]
     rows = x + (token * x_token + head * x_head)[:, None]
     wide = tl.load(rows + d[None, :], mask=tile_mask, other=0.0).to(tl.float32)
     partner = tl.load(rows + partner_of(d, ROTARY)[None, :], mask=tile_mask, other=0.0).to(tl.float32)
     wide = rotated(wide, partner, cos, sin, table_stride, token, token_mask, d, ROTARY)
-    tl.store(out + ((token * out_heads + head) * D)[:, None] + d[None, :], wide.to(out.dtype.element_ty),
-             mask=tile_mask)
+    tl.store(
+        out + ((token * out_heads + head) * D)[:, None] + d[None, :], wide.to(out.dtype.element_ty), mask=tile_mask
+    )
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _rotary(q, q_token, q_head, k, k_token, k_head, cos, sin, table_stride, q_out, k_out, tokens, kv_heads,
-            HEADS: tl.constexpr, ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-            TOKENS: tl.constexpr):
+def _rotary(
+    q,
+    q_token,
+    q_head,
+    k,
+    k_token,
+    k_head,
+    cos,
+    sin,
+    table_stride,
+    q_out,
+    k_out,
+    tokens,
+    kv_heads,
+    HEADS: tl.constexpr,
+    ROTARY: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     head = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     token_mask = token < tokens
     if head < HEADS:
-        _rotate_tile(q, q_token, q_head, head, cos, sin, table_stride, q_out, HEADS, token, token_mask,
-                     ROTARY, D, BLOCK_D)
+        _rotate_tile(
+            q, q_token, q_head, head, cos, sin, table_stride, q_out, HEADS, token, token_mask, ROTARY, D, BLOCK_D
+        )
     else:
-        _rotate_tile(k, k_token, k_head, head - HEADS, cos, sin, table_stride, k_out, kv_heads, token,
-                     token_mask, ROTARY, D, BLOCK_D)
+        _rotate_tile(
+            k,
+            k_token,
+            k_head,
+            head - HEADS,
+            cos,
+            sin,
+            table_stride,
+            k_out,
+            kv_heads,
+            token,
+            token_mask,
+            ROTARY,
+            D,
+            BLOCK_D,
+        )

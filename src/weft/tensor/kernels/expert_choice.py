@@ -26,8 +26,15 @@ def _best(numbers, expert, free, EP: tl.constexpr):
 
 
 @triton.jit
-def _in_chosen_groups(choice, expert, GROUPS: tl.constexpr, GROUPS_CHOSEN: tl.constexpr, SIZE: tl.constexpr,
-                      EP: tl.constexpr, GP: tl.constexpr):
+def _in_chosen_groups(
+    choice,
+    expert,
+    GROUPS: tl.constexpr,
+    GROUPS_CHOSEN: tl.constexpr,
+    SIZE: tl.constexpr,
+    EP: tl.constexpr,
+    GP: tl.constexpr,
+):
     """Which experts [EP] are of the groups of SIZE with the largest sums of two."""
     group, sums = tl.arange(0, GP), tl.full((GP,), float("-inf"), tl.float32)
     for one in range(GROUPS):
@@ -44,9 +51,25 @@ def _in_chosen_groups(choice, expert, GROUPS: tl.constexpr, GROUPS_CHOSEN: tl.co
 
 
 @triton.jit
-def _choose(scores, bias, positions, weights, ids, scores_row, scale, normalizer_eps, E: tl.constexpr,
-            EP: tl.constexpr, X: tl.constexpr, XP: tl.constexpr, SIGMOID: tl.constexpr,
-            NORMALIZED: tl.constexpr, GROUPS: tl.constexpr, GROUPS_CHOSEN: tl.constexpr, GP: tl.constexpr):
+def _choose(
+    scores,
+    bias,
+    positions,
+    weights,
+    ids,
+    scores_row,
+    scale,
+    normalizer_eps,
+    E: tl.constexpr,
+    EP: tl.constexpr,
+    X: tl.constexpr,
+    XP: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    NORMALIZED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_CHOSEN: tl.constexpr,
+    GP: tl.constexpr,
+):
     token, expert, place = tl.program_id(0).to(tl.int64), tl.arange(0, EP), tl.arange(0, XP)
     at, mask = token * X + place, place < X
     # A row of PAD reads no score.
@@ -89,9 +112,14 @@ def _choose(scores, bias, positions, weights, ids, scores_row, scale, normalizer
     tl.store(ids + at, chosen.to(tl.int64), mask=mask)
 
 
-def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None = None,
-                   positions_T: torch.Tensor | None = None, *,
-                   dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_experts(
+    scores_TE: torch.Tensor,
+    rule: ChoiceRule,
+    bias_E: torch.Tensor | None = None,
+    positions_T: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
     rule.check(bias_E)
     scores_TE = dense_rows(scores_TE)
     tokens, experts = scores_TE.shape
@@ -99,13 +127,29 @@ def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tens
     ids_TX = torch.empty((tokens, rule.per_token), dtype=torch.int64, device=scores_TE.device)
     if tokens:
         launch(_choose, (tokens,))(
-            scores_TE, bias_E, positions_T, weights_TX, ids_TX, scores_TE.stride(0), float(rule.scale),
-            float(rule.normalizer_eps), **_constants(rule, experts), num_warps=WARP.warps)
+            scores_TE,
+            bias_E,
+            positions_T,
+            weights_TX,
+            ids_TX,
+            scores_TE.stride(0),
+            float(rule.scale),
+            float(rule.normalizer_eps),
+            **_constants(rule, experts),
+            num_warps=WARP.warps,
+        )
     return weights_TX, ids_TX
 
 
 def _constants(rule: ChoiceRule, experts: int) -> dict[str, int | bool]:
-    return {"E": experts, "EP": triton.next_power_of_2(experts), "X": rule.per_token,
-            "XP": triton.next_power_of_2(rule.per_token), "SIGMOID": rule.scoring == "sigmoid",
-            "NORMALIZED": rule.normalized, "GROUPS": rule.groups, "GROUPS_CHOSEN": rule.groups_chosen,
-            "GP": triton.next_power_of_2(rule.groups)}
+    return {
+        "E": experts,
+        "EP": triton.next_power_of_2(experts),
+        "X": rule.per_token,
+        "XP": triton.next_power_of_2(rule.per_token),
+        "SIGMOID": rule.scoring == "sigmoid",
+        "NORMALIZED": rule.normalized,
+        "GROUPS": rule.groups,
+        "GROUPS_CHOSEN": rule.groups_chosen,
+        "GP": triton.next_power_of_2(rule.groups),
+    }

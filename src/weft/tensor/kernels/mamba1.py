@@ -68,9 +68,36 @@ def _of_channels(A, D, dt_bias, channel, col, C: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
-def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chunk_begin, chunk_first,
-               chunk_tokens, chunk_tap, x_row, dt_row, b_row, c_row, slot_stride, first_run, layer,
-               C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, PREFILL: tl.constexpr):
+def _recurrent(
+    x,
+    dt,
+    A,
+    b,
+    c,
+    D,
+    dt_bias,
+    out,
+    state,
+    slots,
+    starts,
+    fresh,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    x_row,
+    dt_row,
+    b_row,
+    c_row,
+    slot_stride,
+    first_run,
+    layer,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BC: tl.constexpr,
+    PREFILL: tl.constexpr,
+):
     """Grid: blocks of channels, runs from ``first_run`` on. Token t of a decode run is t = run."""
     run = first_run + tl.program_id(1)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
@@ -103,8 +130,29 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
 
 
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
-def _scan(x, dt, A, b, c, D, dt_bias, out, begins, steps, chunk_first, chunk_tokens, x_row, dt_row, b_row,
-          c_row, C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, ENDS: tl.constexpr):
+def _scan(
+    x,
+    dt,
+    A,
+    b,
+    c,
+    D,
+    dt_bias,
+    out,
+    begins,
+    steps,
+    chunk_first,
+    chunk_tokens,
+    x_row,
+    dt_row,
+    b_row,
+    c_row,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BC: tl.constexpr,
+    ENDS: tl.constexpr,
+):
     """Grid: blocks of channels, chunks. ENDS: writes ``begins`` [chunks, C, N], the state after a chunk that
     began at zero, and ``steps`` [chunks, C], its sum of step sizes. Else reads ``begins``, the state before
     the chunk."""
@@ -133,8 +181,22 @@ def _scan(x, dt, A, b, c, D, dt_bias, out, begins, steps, chunk_first, chunk_tok
 
 
 @triton.jit(do_not_specialize=["first_run"], do_not_specialize_on_alignment=STEP_TABLES)
-def _link(A, begins, steps, state, slots, fresh, chunk_begin, chunk_tap, slot_stride, first_run,
-          C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr):
+def _link(
+    A,
+    begins,
+    steps,
+    state,
+    slots,
+    fresh,
+    chunk_begin,
+    chunk_tap,
+    slot_stride,
+    first_run,
+    C: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BC: tl.constexpr,
+):
     """Grid: blocks of channels, prefill runs. ``begins``: in, the states after chunks that begin at zero;
     out, the states before the chunks."""
     run = first_run + tl.program_id(1)
@@ -155,9 +217,19 @@ def _link(A, begins, steps, state, slots, fresh, chunk_begin, chunk_tap, slot_st
     store_slot(s, state, element, slot, slot_stride, channel, C, col < N)
 
 
-def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
-           C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
-           runs: Runs, *, layer: int = 0) -> torch.Tensor:
+def mamba1(
+    x_TC: torch.Tensor,
+    dt_TC: torch.Tensor,
+    A_CN: torch.Tensor,
+    B_TN: torch.Tensor,
+    C_TN: torch.Tensor,
+    D_C: torch.Tensor,
+    dt_bias_C: torch.Tensor,
+    state_SCN: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
     tokens, channels = x_TC.shape
     x_TC, dt_TC, B_TN, C_TN = (dense_rows(x) for x in (x_TC, dt_TC, B_TN, C_TN))
     out_TC = torch.empty((tokens, channels), dtype=x_TC.dtype, device=x_TC.device)
@@ -166,8 +238,13 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     inputs = (x_TC, dt_TC, A_CN, B_TN, C_TN, D_C.contiguous(), dt_bias_C.contiguous(), out_TC)
     rows = (x_TC.stride(0), dt_TC.stride(0), B_TN.stride(0), C_TN.stride(0))
     width = A_CN.shape[1]
-    sizes = {"C": channels, "N": width, "NP": triton.next_power_of_2(width), "BC": CHANNELS.width,
-             "num_warps": CHANNELS.warps}
+    sizes = {
+        "C": channels,
+        "N": width,
+        "NP": triton.next_power_of_2(width),
+        "BC": CHANNELS.width,
+        "num_warps": CHANNELS.warps,
+    }
     blocks, prefills = triton.cdiv(channels, CHANNELS.width), step.run_count - step.decode_count
     if launch_by_token(_recurrent, (blocks,), inputs, state_SCN, runs, rows, layer, chunked=True, **sizes):
         return out_TC
@@ -176,7 +253,17 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     chunks = (step.chunk_first_C, step.chunk_tokens_C)
     launch(_scan, (blocks, step.chunk_count))(*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=True)
     launch(_link, (blocks, prefills))(
-        A_CN, begins, steps, state_SCN, runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_tap_C,
-        state_SCN.stride(0), step.decode_count, **sizes)
+        A_CN,
+        begins,
+        steps,
+        state_SCN,
+        runs.slots_R,
+        step.fresh_R,
+        step.chunk_begin_R,
+        step.chunk_tap_C,
+        state_SCN.stride(0),
+        step.decode_count,
+        **sizes,
+    )
     launch(_scan, (blocks, step.chunk_count))(*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=False)
     return out_TC

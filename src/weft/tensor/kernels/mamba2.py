@@ -66,8 +66,35 @@ def _step_size(dt, bias, low, high):
 
 
 @triton.jit
-def _token(s, x, dt, b, c, out, t, head, group, line, col, a, d, bias, low, high, x_row, x_head, dt_row,
-           dt_head, b_row, b_head, c_row, c_head, out_row, P: tl.constexpr, N: tl.constexpr):
+def _token(
+    s,
+    x,
+    dt,
+    b,
+    c,
+    out,
+    t,
+    head,
+    group,
+    line,
+    col,
+    a,
+    d,
+    bias,
+    low,
+    high,
+    x_row,
+    x_head,
+    dt_row,
+    dt_head,
+    b_row,
+    b_head,
+    c_row,
+    c_head,
+    out_row,
+    P: tl.constexpr,
+    N: tl.constexpr,
+):
     """One token of one head: advances ``s`` [P block, N] and stores the token's output."""
     x_t = tl.load(x + t * x_row + head * x_head + line, mask=line < P, other=0.0).to(tl.float32)
     b_t = tl.load(b + t * b_row + group * b_head + col, mask=col < N, other=0.0).to(tl.float32)
@@ -80,10 +107,44 @@ def _token(s, x, dt, b, c, out, t, head, group, line, col, a, d, bias, low, high
 
 
 @triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
-def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chunk_begin, chunk_first,
-               chunk_tokens, chunk_tap, x_row, x_head, dt_row, dt_head, b_row, b_head, c_row, c_head, out_row,
-               slot_stride, first_run, layer, low, high, GROUP: tl.constexpr, P: tl.constexpr,
-               N: tl.constexpr, NP: tl.constexpr, BP: tl.constexpr, PREFILL: tl.constexpr):
+def _recurrent(
+    x,
+    dt,
+    A,
+    b,
+    c,
+    D,
+    dt_bias,
+    out,
+    state,
+    slots,
+    starts,
+    fresh,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    x_row,
+    x_head,
+    dt_row,
+    dt_head,
+    b_row,
+    b_head,
+    c_row,
+    c_head,
+    out_row,
+    slot_stride,
+    first_run,
+    layer,
+    low,
+    high,
+    GROUP: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BP: tl.constexpr,
+    PREFILL: tl.constexpr,
+):
     """Grid: blocks of P, heads, runs from ``first_run`` on. Token t of a decode run is t = run."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP)
@@ -102,22 +163,102 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
             first = tl.load(chunk_first + chunk)
             for t in range(first, first + tl.load(chunk_tokens + chunk)):
                 index = t - run_first
-                s = _token(s, x, dt, b, c, out, run_first + index, head, group, line, col, a, d, bias, low,
-                           high, x_row, x_head, dt_row, dt_head, b_row, b_head, c_row, c_head, out_row, P, N)
+                s = _token(
+                    s,
+                    x,
+                    dt,
+                    b,
+                    c,
+                    out,
+                    run_first + index,
+                    head,
+                    group,
+                    line,
+                    col,
+                    a,
+                    d,
+                    bias,
+                    low,
+                    high,
+                    x_row,
+                    x_head,
+                    dt_row,
+                    dt_head,
+                    b_row,
+                    b_head,
+                    c_row,
+                    c_head,
+                    out_row,
+                    P,
+                    N,
+                )
                 s = rounded(s, dtype, element, position + index, layer)
             tap = tl.load(chunk_tap + chunk).to(tl.int64)
             store_slot(s, state, element, tap, slot_stride, line, P, col < N)
     else:
-        s = _token(s, x, dt, b, c, out, run, head, group, line, col, a, d, bias, low, high, x_row, x_head,
-                   dt_row, dt_head, b_row, b_head, c_row, c_head, out_row, P, N)
+        s = _token(
+            s,
+            x,
+            dt,
+            b,
+            c,
+            out,
+            run,
+            head,
+            group,
+            line,
+            col,
+            a,
+            d,
+            bias,
+            low,
+            high,
+            x_row,
+            x_head,
+            dt_row,
+            dt_head,
+            b_row,
+            b_head,
+            c_row,
+            c_head,
+            out_row,
+            P,
+            N,
+        )
         s = rounded(s, dtype, element, position, layer)
     store_slot(s, state, element, slot, slot_stride, line, P, col < N)
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def _prepare(dt, A, b, c, dt_bias, scores, sizes, whole_sums, rest_sums, pushes, decay, chunk_first,
-             chunk_tokens, dt_row, dt_head, b_row, b_head, c_row, c_head, base, low, high, H: tl.constexpr,
-             GROUP: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BH: tl.constexpr):
+def _prepare(
+    dt,
+    A,
+    b,
+    c,
+    dt_bias,
+    scores,
+    sizes,
+    whole_sums,
+    rest_sums,
+    pushes,
+    decay,
+    chunk_first,
+    chunk_tokens,
+    dt_row,
+    dt_head,
+    b_row,
+    b_head,
+    c_row,
+    c_head,
+    base,
+    low,
+    high,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BH: tl.constexpr,
+):
     """Grid: groups, chunks from ``base`` on. ``scores`` [C, G, 64, 64]: C B^T; zeros beyond a chunk's tokens.
     [C, H, 64]: ``sizes`` of steps, the two parts of the sums of log decays (``decay_sums``), and ``pushes``,
     a size times the decay to the end. ``decay`` [C, H]: of the chunk."""
@@ -152,10 +293,36 @@ def _prepare(dt, A, b, c, dt_bias, scores, sizes, whole_sums, rest_sums, pushes,
 
 
 @triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
-def _states(x, b, pushes, decay, chunk_states, state, carry_in, carry_out, slots, fresh, chunk_begin,
-            chunk_first, chunk_tokens, chunk_tap, x_row, x_head, b_row, b_head, slot_stride, first_run, base,
-            limit, H: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
-            BP: tl.constexpr):
+def _states(
+    x,
+    b,
+    pushes,
+    decay,
+    chunk_states,
+    state,
+    carry_in,
+    carry_out,
+    slots,
+    fresh,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    x_row,
+    x_head,
+    b_row,
+    b_head,
+    slot_stride,
+    first_run,
+    base,
+    limit,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BP: tl.constexpr,
+):
     """Grid: blocks of P, heads, prefill runs. ``chunk_states`` [C, H, P, N]: the state before each chunk."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
@@ -164,17 +331,22 @@ def _states(x, b, pushes, decay, chunk_states, state, carry_in, carry_out, slots
     in_slot = head * (P * N) + element
     slot = tl.load(slots + run)
     begin, end, opens, closes = part_of_run(chunk_begin, run, base, limit)
-    s = load_state(state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens,
-                   line, P, col < N)
+    s = load_state(
+        state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens, line, P, col < N
+    )
     for c in range(begin, end):
         here = place < tl.load(chunk_tokens + c)
         t = (tl.load(chunk_first + c) + place).to(tl.int64)
         chunk = ((c - base) * H + head).to(tl.int64)
         tl.store(chunk_states + chunk * (P * N) + element, s, mask=inside)
-        xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :],
-                     mask=here[:, None] & (line < P)[None, :], other=0.0)
-        bs = tl.load(b + t[:, None] * b_row + (head // GROUP) * b_head + col[None, :],
-                     mask=here[:, None] & (col < N)[None, :], other=0.0)
+        xs = tl.load(
+            x + t[:, None] * x_row + head * x_head + line[None, :], mask=here[:, None] & (line < P)[None, :], other=0.0
+        )
+        bs = tl.load(
+            b + t[:, None] * b_row + (head // GROUP) * b_head + col[None, :],
+            mask=here[:, None] & (col < N)[None, :],
+            other=0.0,
+        )
         pushed = xs.to(tl.float32) * tl.load(pushes + chunk * PLACES + place)[:, None]
         s = s * tl.load(decay + chunk) + product_right(tl.trans(pushed), bs)
         tap = tl.load(chunk_tap + c).to(tl.int64)
@@ -183,9 +355,30 @@ def _states(x, b, pushes, decay, chunk_states, state, carry_in, carry_out, slots
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, chunk_first, chunk_tokens,
-             x_row, x_head, c_row, c_head, base, H: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr,
-             N: tl.constexpr, NP: tl.constexpr, BP: tl.constexpr):
+def _outputs(
+    x,
+    c,
+    D,
+    scores,
+    sizes,
+    whole_sums,
+    rest_sums,
+    chunk_states,
+    out,
+    chunk_first,
+    chunk_tokens,
+    x_row,
+    x_head,
+    c_row,
+    c_head,
+    base,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    BP: tl.constexpr,
+):
     """Grid: blocks of P, heads, chunks from ``base`` on. ``out`` [T, H, P]."""
     head, index = tl.program_id(1), tl.program_id(2).to(tl.int64)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
@@ -195,10 +388,14 @@ def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, c
     group, chunk = head // GROUP, index * H + head
     row = chunk * PLACES + place
     whole, rest = tl.load(whole_sums + row), tl.load(rest_sums + row)
-    s = tl.load(chunk_states + chunk * (P * N) + col[:, None] + line[None, :] * N,
-                mask=(col < N)[:, None] & (line < P)[None, :], other=0.0)
-    cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :],
-                 mask=here[:, None] & (col < N)[None, :], other=0.0)
+    s = tl.load(
+        chunk_states + chunk * (P * N) + col[:, None] + line[None, :] * N,
+        mask=(col < N)[:, None] & (line < P)[None, :],
+        other=0.0,
+    )
+    cs = tl.load(
+        c + t[:, None] * c_row + group * c_head + col[None, :], mask=here[:, None] & (col < N)[None, :], other=0.0
+    )
     # Products with the state, or with decays, keep float32's precision: states are snapshots.
     y_tile = product_left(cs, s) * decay_of(whole + rest)[:, None]
     xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
@@ -209,10 +406,20 @@ def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, c
     tl.store(out + (t * H + head)[:, None] * P + line[None, :], y_tile.to(out.dtype.element_ty), mask=x_tile)
 
 
-def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
-           C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
-           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
-           layer: int = 0) -> torch.Tensor | Unfit:
+def mamba2(
+    x_THP: torch.Tensor,
+    dt_TH: torch.Tensor,
+    A_H: torch.Tensor,
+    B_TGN: torch.Tensor,
+    C_TGN: torch.Tensor,
+    D_H: torch.Tensor,
+    dt_bias_H: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    runs: Runs,
+    *,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    layer: int = 0,
+) -> torch.Tensor | Unfit:
     if B_TGN.shape[2] > STATE_DIM_MAX:
         return UNFIT
     tokens, heads, head_dim = x_THP.shape
@@ -223,19 +430,36 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
         x_THP, B_TGN, C_TGN = x_THP.float(), B_TGN.float(), C_TGN.float()
     A_H, D_H, dt_bias_H = A_H.contiguous(), D_H.contiguous(), dt_bias_H.contiguous()
     inputs = (x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, out_THP)
-    strides = (*x_THP.stride()[:2], *dt_TH.stride(), *B_TGN.stride()[:2], *C_TGN.stride()[:2],
-               heads * head_dim)
+    strides = (*x_THP.stride()[:2], *dt_TH.stride(), *B_TGN.stride()[:2], *C_TGN.stride()[:2], heads * head_dim)
     sizes = {"GROUP": heads // groups, "P": head_dim, "N": width, "NP": padded(width)}
     grid = (triton.cdiv(head_dim, RECURRENT.width), heads)
     if not launch_by_token(
-            _recurrent, grid, inputs, state_SHPN, runs, strides, layer, *dt_limit, chunked=True, **sizes,
-            BP=RECURRENT.width, num_warps=RECURRENT.warps, num_stages=RECURRENT.stages):
+        _recurrent,
+        grid,
+        inputs,
+        state_SHPN,
+        runs,
+        strides,
+        layer,
+        *dt_limit,
+        chunked=True,
+        **sizes,
+        BP=RECURRENT.width,
+        num_warps=RECURRENT.warps,
+        num_stages=RECURRENT.stages,
+    ):
         _run_chunks(inputs, state_SHPN, runs, device_runs(runs), dt_limit, sizes)
     return out_THP
 
 
-def _run_chunks(inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs, step: DeviceRuns,
-                dt_limit: tuple[float, float], sizes: dict[str, int]) -> None:
+def _run_chunks(
+    inputs: tuple[torch.Tensor, ...],
+    state: torch.Tensor,
+    runs: Runs,
+    step: DeviceRuns,
+    dt_limit: tuple[float, float],
+    sizes: dict[str, int],
+) -> None:
     """The prefills of a step."""
     x, dt, A, b, c, D, dt_bias, out = inputs
     (heads, head_dim, width), groups = state.shape[1:], b.shape[1]
@@ -250,15 +474,69 @@ def _run_chunks(inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Run
     prefills = step.run_count - step.decode_count
     for segment in segments(step, state, each):
         launch(_prepare, (groups, segment.chunk_count))(
-            dt, A, b, c, dt_bias, scores, step_sizes, whole, rest, pushes, decay, *tables, *dt.stride(),
-            *b.stride()[:2], *c.stride()[:2], segment.begin, *dt_limit, **whole_heads,
-            BH=min(PREPARE.width, padded(sizes["GROUP"])), num_warps=PREPARE.warps, num_stages=PREPARE.stages)
+            dt,
+            A,
+            b,
+            c,
+            dt_bias,
+            scores,
+            step_sizes,
+            whole,
+            rest,
+            pushes,
+            decay,
+            *tables,
+            *dt.stride(),
+            *b.stride()[:2],
+            *c.stride()[:2],
+            segment.begin,
+            *dt_limit,
+            **whole_heads,
+            BH=min(PREPARE.width, padded(sizes["GROUP"])),
+            num_warps=PREPARE.warps,
+            num_stages=PREPARE.stages,
+        )
         launch(_states, (triton.cdiv(head_dim, before.width), heads, prefills))(
-            x, b, pushes, decay, chunk_states, state, segment.carry_in, segment.carry_out, runs.slots_R,
-            step.fresh_R, step.chunk_begin_R, *tables, step.chunk_tap_C, *x.stride()[:2], *b.stride()[:2],
-            state.stride(0), step.decode_count, segment.begin, segment.end, **sizes, BP=before.width,
-            num_warps=before.warps, num_stages=before.stages)
+            x,
+            b,
+            pushes,
+            decay,
+            chunk_states,
+            state,
+            segment.carry_in,
+            segment.carry_out,
+            runs.slots_R,
+            step.fresh_R,
+            step.chunk_begin_R,
+            *tables,
+            step.chunk_tap_C,
+            *x.stride()[:2],
+            *b.stride()[:2],
+            state.stride(0),
+            step.decode_count,
+            segment.begin,
+            segment.end,
+            **sizes,
+            BP=before.width,
+            num_warps=before.warps,
+            num_stages=before.stages,
+        )
         launch(_outputs, (triton.cdiv(head_dim, after.width), heads, segment.chunk_count))(
-            x, c, D, scores, step_sizes, whole, rest, chunk_states, out, *tables, *x.stride()[:2],
-            *c.stride()[:2], segment.begin, **sizes, BP=after.width, num_warps=after.warps,
-            num_stages=after.stages)
+            x,
+            c,
+            D,
+            scores,
+            step_sizes,
+            whole,
+            rest,
+            chunk_states,
+            out,
+            *tables,
+            *x.stride()[:2],
+            *c.stride()[:2],
+            segment.begin,
+            **sizes,
+            BP=after.width,
+            num_warps=after.warps,
+            num_stages=after.stages,
+        )

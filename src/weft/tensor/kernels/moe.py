@@ -132,10 +132,22 @@ def _bins(ids, pair, end, BINS: tl.constexpr):
     return tl.histogram((expert + 1).to(tl.int32), BINS)
 
 
-@triton.jit(do_not_specialize=["pairs", "parts", "tile_count"],
-            do_not_specialize_on_alignment=["order", "tiles"])
-def _align(ids, counts, order, tiles, pairs, parts, tile_count, EXPERTS: tl.constexpr, BINS: tl.constexpr,
-           PART: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["pairs", "parts", "tile_count"], do_not_specialize_on_alignment=["order", "tiles"])
+def _align(
+    ids,
+    counts,
+    order,
+    tiles,
+    pairs,
+    parts,
+    tile_count,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    PART: tl.constexpr,
+    BM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """``ids`` int64 [pairs]: the expert of each pair or PAD; ``order`` int32 [pairs]: the pairs by expert;
     ``tiles`` int32 [tile_count, 3]: expert, first place in ``order``, rows (0: an empty tile).
 
@@ -184,12 +196,39 @@ def _align(ids, counts, order, tiles, pairs, parts, tile_count, EXPERTS: tl.cons
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
-def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, split_stride, COLUMNS:
-             tl.constexpr, DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION:
-             tl.constexpr, LIMIT: tl.constexpr, DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-             GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8:
-             tl.constexpr, LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr):
+def _product(
+    x,
+    weight,
+    scales,
+    zeros,
+    bias,
+    out,
+    order,
+    tiles,
+    x_row,
+    out_row,
+    split_stride,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    CHOICES: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
+    DOWN: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+    LINES: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FP8: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PART: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
     of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
@@ -222,8 +261,9 @@ def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, 
     for step in range(0, PART, BK):
         begin = own + step
         inside = begin + depth < DEPTH
-        left = tl.load(x + source[:, None] * x_row + (begin + depth)[None, :],
-                       mask=here[:, None] & inside[None, :], other=0.0)
+        left = tl.load(
+            x + source[:, None] * x_row + (begin + depth)[None, :], mask=here[:, None] & inside[None, :], other=0.0
+        )
         if BITS == 0:
             mask = inside[:, None] & within[None, :]
             right = tl.load(matrix + (begin + depth)[:, None], mask=mask, other=0.0)
@@ -231,12 +271,28 @@ def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, 
                 gate_acc += product(left, right)
                 right = tl.load(matrix + COLUMNS * DEPTH + (begin + depth)[:, None], mask=mask, other=0.0)
         else:
-            right = load_right(weight, scales, zeros, block * BN, begin, BITS, GROUP, GROUPS, TILES, LINES,
-                               ZEROS, FP8, LANES, BN, BK).to(left.dtype)
+            right = load_right(
+                weight, scales, zeros, block * BN, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8, LANES, BN, BK
+            ).to(left.dtype)
             if GATED:
                 gate_acc += product(left, right)
-                right = load_right(weight, scales, zeros, COLUMNS + block * BN, begin, BITS, GROUP, GROUPS,
-                                   TILES, LINES, ZEROS, FP8, LANES, BN, BK).to(left.dtype)
+                right = load_right(
+                    weight,
+                    scales,
+                    zeros,
+                    COLUMNS + block * BN,
+                    begin,
+                    BITS,
+                    GROUP,
+                    GROUPS,
+                    TILES,
+                    LINES,
+                    ZEROS,
+                    FP8,
+                    LANES,
+                    BN,
+                    BK,
+                ).to(left.dtype)
         acc += product(left, right)
     place = target[:, None] * out_row + column[None, :]
     if bias is not None and SPLITS == 1:
@@ -257,9 +313,20 @@ def _product(x, weight, scales, zeros, bias, out, order, tiles, x_row, out_row, 
 
 
 @triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["tiles"])
-def _add(partials, bias, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED: tl.constexpr,
-         ACTIVATION: tl.constexpr, LIMIT: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr,
-         BN: tl.constexpr):
+def _add(
+    partials,
+    bias,
+    out,
+    tiles,
+    split_stride,
+    COLUMNS: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     """``out`` [sorted pairs, COLUMNS]: the sums of the splits, activated."""
     tile, column = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN)
     rows = tl.load(tiles + tile * 3 + 2)
@@ -300,9 +367,18 @@ def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.con
     tl.store(out + token * COLUMNS + column, total.to(out.dtype.element_ty), mask=column < COLUMNS)
 
 
-def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-        gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor | Unfit:
+def moe(
+    x_TD: torch.Tensor,
+    expert_ids_TX: torch.Tensor,
+    expert_weights_TX: torch.Tensor,
+    gate_up_EJD: ExpertWeights,
+    down_EDI: ExpertWeights,
+    *,
+    activation: Activation = "silu",
+    gated: bool = True,
+    biases: ExpertBiases | None = None,
+    limit: float = 0.0,
+) -> torch.Tensor | Unfit:
     if not in_tiles(gate_up_EJD, down_EDI):
         return UNFIT
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
@@ -315,51 +391,102 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     rows = tile_rows(pairs, experts)
     hit = min(experts, pairs)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
-    tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32,
-                        device=ids.device)
+    tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32, device=ids.device)
     _align_pairs(ids, order, tiles, experts, rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     between_products = {"ACTIVATION": activation, "LIMIT": limit_of(activation, limit)}
     common = {"CHOICES": choices, "BM": rows, "BK": depth_of(x_TD.itemsize), **between_products}
     splits = up_splits(tokens, rows, choices, inner, width, depth_of(x_TD.itemsize))
-    sums = torch.empty((splits.count, pairs, (2 if gated else 1) * inner), dtype=torch.float32,
-                       device=x_TD.device) if splits.count > 1 else between[None]
+    sums = (
+        torch.empty((splits.count, pairs, (2 if gated else 1) * inner), dtype=torch.float32, device=x_TD.device)
+        if splits.count > 1
+        else between[None]
+    )
     of_up, of_down = (None, None) if biases is None else (biases.gate_up_EJ, biases.down_ED)
     for down, weight, bias, source, target, columns, parts in (
-            (False, gate_up_EJD, of_up, x_TD, sums, inner, splits),
-            (True, down_EDI, of_down, between, pair_out[None], width, ColumnSplits(1, inner))):
+        (False, gate_up_EJD, of_up, x_TD, sums, inner, splits),
+        (True, down_EDI, of_down, between, pair_out[None], width, ColumnSplits(1, inner)),
+    ):
         blocks = product_blocks(rows, down)
         held, scales, zeros, constants = _parts(weight)
         launch(_product, (len(tiles), triton.cdiv(columns, blocks.width), parts.count))(
-            source, held, scales, zeros, bias, target, order, tiles, source.stride(0), target.stride(1),
-            target.stride(0), COLUMNS=columns, DEPTH=source.shape[1], GATED=gated and not down, DOWN=down,
-            **constants, SPLITS=parts.count, PART=parts.depth, **common, BN=blocks.width,
-            num_warps=blocks.warps, num_stages=blocks.stages)
+            source,
+            held,
+            scales,
+            zeros,
+            bias,
+            target,
+            order,
+            tiles,
+            source.stride(0),
+            target.stride(1),
+            target.stride(0),
+            COLUMNS=columns,
+            DEPTH=source.shape[1],
+            GATED=gated and not down,
+            DOWN=down,
+            **constants,
+            SPLITS=parts.count,
+            PART=parts.depth,
+            **common,
+            BN=blocks.width,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
         if parts.count > 1:
             launch(_add, (len(tiles), triton.cdiv(columns, ADD.width)))(
-                sums, bias, between, tiles, sums.stride(0), COLUMNS=columns, GATED=gated,
-                **between_products, SPLITS=parts.count, BM=rows, BN=ADD.width, num_warps=ADD.warps)
+                sums,
+                bias,
+                between,
+                tiles,
+                sums.stride(0),
+                COLUMNS=columns,
+                GATED=gated,
+                **between_products,
+                SPLITS=parts.count,
+                BM=rows,
+                BN=ADD.width,
+                num_warps=ADD.warps,
+            )
     launch(_combine, (tokens, triton.cdiv(width, COMBINE.width)))(
-        pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
-        BN=COMBINE.width, num_warps=COMBINE.warps)
+        pair_out,
+        ids,
+        expert_weights_TX.contiguous(),
+        out_TD,
+        COLUMNS=width,
+        CHOICES=choices,
+        BN=COMBINE.width,
+        num_warps=COMBINE.warps,
+    )
     return out_TD
 
 
-def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, experts: int,
-                 rows: int) -> None:
+def _align_pairs(ids: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, experts: int, rows: int) -> None:
     """Fills ``order`` and ``tiles``. ``rows``: of a tile."""
     pairs, bins = ids.numel(), triton.next_power_of_2(experts + 1)
     part = pairs_of_program(pairs)
     parts, counts = triton.cdiv(pairs, part), None
     if pairs > COUNTED_PAIRS:
         counts = torch.empty((parts, bins), dtype=torch.int32, device=ids.device)
-        launch(_count, (parts,))(ids, counts, pairs, PART=part, BINS=bins, BLOCK=ALIGN.width,
-                                 num_warps=ALIGN.warps)
+        launch(_count, (parts,))(ids, counts, pairs, PART=part, BINS=bins, BLOCK=ALIGN.width, num_warps=ALIGN.warps)
     # Few pairs: programs without any write tiles.
     launch(_align, (max(parts, min(experts, 128)) if counts is None else parts,))(
-        ids, counts, order, tiles, pairs, parts, len(tiles), EXPERTS=experts, BINS=bins, PART=part, BM=rows,
-        BLOCK=ALIGN.width, ROWS=RANKED, num_warps=ALIGN.warps)
+        ids,
+        counts,
+        order,
+        tiles,
+        pairs,
+        parts,
+        len(tiles),
+        EXPERTS=experts,
+        BINS=bins,
+        PART=part,
+        BM=rows,
+        BLOCK=ALIGN.width,
+        ROWS=RANKED,
+        num_warps=ALIGN.warps,
+    )
 
 
 def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
@@ -390,6 +517,15 @@ def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> 
     if tokens:
         block = min(SHARED_EXPERT.width, triton.next_power_of_2(width))
         launch(_add_gated, (tokens, triton.cdiv(width, block)))(
-            y_TD, x_TD, gate_T1, out_TD, y_TD.stride(0), x_TD.stride(0), gate_T1.stride(0), D=width, BD=block,
-            num_warps=SHARED_EXPERT.warps)
+            y_TD,
+            x_TD,
+            gate_T1,
+            out_TD,
+            y_TD.stride(0),
+            x_TD.stride(0),
+            gate_T1.stride(0),
+            D=width,
+            BD=block,
+            num_warps=SHARED_EXPERT.warps,
+        )
     return out_TD

@@ -21,9 +21,16 @@ AT_ONCE = 4096
 """Numbers of a program, unless one group is larger."""
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False,
-             gate: torch.Tensor | None = None, gate_first: bool = False,
-             group_size: int | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    gate: torch.Tensor | None = None,
+    gate_first: bool = False,
+    group_size: int | None = None,
+) -> torch.Tensor:
     dim = x.shape[-1]
     group = group_size or dim
     assert dim % group == 0, f"groups of {group} do not divide {dim}"
@@ -36,9 +43,25 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     units = x.numel() // group
     rows, block, warps = sizes(group)
     launch(_norm, (ceil_div(units, rows),))(
-        wide, wide.stride(0), wide.stride(1), gates, 0 if gates is None else gates.stride(0),
-        0 if gates is None else gates.stride(1), weight.contiguous(), eps, out, units, wide.shape[1], DIM=dim,
-        GROUP=group, BLOCK=block, ROWS=rows, PLUS_ONE=plus_one, GATE_FIRST=gate_first, num_warps=warps)
+        wide,
+        wide.stride(0),
+        wide.stride(1),
+        gates,
+        0 if gates is None else gates.stride(0),
+        0 if gates is None else gates.stride(1),
+        weight.contiguous(),
+        eps,
+        out,
+        units,
+        wide.shape[1],
+        DIM=dim,
+        GROUP=group,
+        BLOCK=block,
+        ROWS=rows,
+        PLUS_ONE=plus_one,
+        GATE_FIRST=gate_first,
+        num_warps=warps,
+    )
     return out
 
 
@@ -64,9 +87,25 @@ def normed(x, weight, eps, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["units"])
-def _norm(x, x_row, x_head, gate, gate_row, gate_head, weight, eps, out, units, heads, DIM: tl.constexpr,
-          GROUP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PLUS_ONE: tl.constexpr,
-          GATE_FIRST: tl.constexpr):
+def _norm(
+    x,
+    x_row,
+    x_head,
+    gate,
+    gate_row,
+    gate_head,
+    weight,
+    eps,
+    out,
+    units,
+    heads,
+    DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+):
     unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = unit % (DIM // GROUP) * GROUP
     head, row = unit // (DIM // GROUP) % heads, unit // (DIM // GROUP) // heads
@@ -87,24 +126,60 @@ def _norm(x, x_row, x_head, gate, gate_row, gate_head, weight, eps, out, units, 
     tl.store(out + (unit * GROUP)[:, None] + d, wide.to(out.dtype.element_ty), mask=mask)
 
 
-def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
-             plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
-    if not (x_TD.ndim == 2 and x_TD.dtype == y_TD.dtype and x_TD.shape == y_TD.shape and x_TD.stride(1) == 1
-            and y_TD.stride(1) == 1):
+def add_norm(
+    x_TD: torch.Tensor,
+    y_TD: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+    if not (
+        x_TD.ndim == 2
+        and x_TD.dtype == y_TD.dtype
+        and x_TD.shape == y_TD.shape
+        and x_TD.stride(1) == 1
+        and y_TD.stride(1) == 1
+    ):
         return UNFIT
     tokens, dim = x_TD.shape
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     if tokens:
         _, block, warps = sizes(dim)
         launch(_add, (tokens,))(
-            x_TD, x_TD.stride(0), y_TD, y_TD.stride(0), scale, weight.contiguous(), eps, out_TD, DIM=dim,
-            BLOCK=block, SCALED=scale != 1.0, PLUS_ONE=plus_one, num_warps=warps)
+            x_TD,
+            x_TD.stride(0),
+            y_TD,
+            y_TD.stride(0),
+            scale,
+            weight.contiguous(),
+            eps,
+            out_TD,
+            DIM=dim,
+            BLOCK=block,
+            SCALED=scale != 1.0,
+            PLUS_ONE=plus_one,
+            num_warps=warps,
+        )
     return y_TD, out_TD
 
 
 @triton.jit
-def _add(x, x_row, y, y_row, scale, weight, eps, out, DIM: tl.constexpr, BLOCK: tl.constexpr,
-         SCALED: tl.constexpr, PLUS_ONE: tl.constexpr):
+def _add(
+    x,
+    x_row,
+    y,
+    y_row,
+    scale,
+    weight,
+    eps,
+    out,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCALED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     mask = d < DIM

@@ -64,20 +64,44 @@ DIM_MAX = 512
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None,
-                    bank_RE: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+def paged_attention(
+    q_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor | Unfit:
     q_THD, states_THR = apart(q_THD, bank_RE)
     if q_THD.dtype not in _DTYPES or q_THD.shape[2] > DIM_MAX:
         return UNFIT
-    return attend(q_THD, cache_k, cache_v, runs, scale, window, scales,
-                  None if sinks_H is None else Gates(sinks_H=sinks_H), profiles_of(states_THR, bank_RE))
+    return attend(
+        q_THD,
+        cache_k,
+        cache_v,
+        runs,
+        scale,
+        window,
+        scales,
+        None if sinks_H is None else Gates(sinks_H=sinks_H),
+        profiles_of(states_THR, bank_RE),
+    )
 
 
-def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float,
-           window: int | None = None, scales: torch.Tensor | None = None,
-           gates: Gates | None = None, profiles_THE: torch.Tensor | None = None) -> torch.Tensor:
+def attend(
+    q_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+    gates: Gates | None = None,
+    profiles_THE: torch.Tensor | None = None,
+) -> torch.Tensor:
     q_THD = dense_rows(q_THD)
     tokens, heads, dim = q_THD.shape
     kv_heads = cache_k.shape[1]
@@ -85,26 +109,50 @@ def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, ru
     assert table.stride(1) == 1 or table.shape[1] == 1
     out_THD = torch.empty((tokens, heads, dim), dtype=q_THD.dtype, device=q_THD.device)
     product, precision = product_of(q_THD.dtype, cache_k.dtype)
-    constants = {"HEADS": heads, "GROUP": heads // kv_heads, "WINDOW": window or 0, "D": dim,
-                 "BLOCK_D": block_dim(dim), "FP8": fp8_kind(cache_k.dtype, q_THD.device),
-                 "PRODUCT": product, "PRECISION": precision,
-                 "EXTENT": 0 if profiles_THE is None else profiles_THE.shape[2]}
-    common = (q_THD, q_THD.stride(0), q_THD.stride(1), *pages_of(cache_k, cache_v, scales), table,
-              table.stride(0), scale * math.log2(math.e), out_THD, *gates_of(gates))
+    constants = {
+        "HEADS": heads,
+        "GROUP": heads // kv_heads,
+        "WINDOW": window or 0,
+        "D": dim,
+        "BLOCK_D": block_dim(dim),
+        "FP8": fp8_kind(cache_k.dtype, q_THD.device),
+        "PRODUCT": product,
+        "PRECISION": precision,
+        "EXTENT": 0 if profiles_THE is None else profiles_THE.shape[2],
+    }
+    common = (
+        q_THD,
+        q_THD.stride(0),
+        q_THD.stride(1),
+        *pages_of(cache_k, cache_v, scales),
+        table,
+        table.stride(0),
+        scale * math.log2(math.e),
+        out_THD,
+        *gates_of(gates),
+    )
     if runs.decode_count:
         _launch_decode(common, profiles_THE, runs, constants, cache_k.itemsize, kv_heads)
     plain = profiles_THE is None and (gates is None or gates.sinks_H is None)
     if runs.decode_count < runs.run_count and plain and prefill_backend.takes(q_THD, cache_k, runs):
         attended_NHD = prefill_backend.attend(q_THD, cache_k, cache_v, runs, scale, window)
-        out_THD[runs.offsets[runs.decode_count]:] = _gated(attended_NHD, gates)
+        out_THD[runs.offsets[runs.decode_count] :] = _gated(attended_NHD, gates)
     elif runs.decode_count < runs.run_count:
         known = device_runs(runs)
-        blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product,
-                                capability_of(q_THD.device))
+        blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product, capability_of(q_THD.device))
         grid = (ceil_div(constants["GROUP"], blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
         launch(_prefill, grid)(
-            *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
-            known.chunk_tokens_C, known.chunk_count, profiles_THE, **constants, **blocks)
+            *common,
+            runs.starts_R,
+            known.offsets_R,
+            known.chunk_run_C,
+            known.chunk_first_C,
+            known.chunk_tokens_C,
+            known.chunk_count,
+            profiles_THE,
+            **constants,
+            **blocks,
+        )
     return out_THD
 
 
@@ -114,14 +162,20 @@ def _gated(attended_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
         return attended_NHD
     wide = attended_NHD.float()
     if gates.head_gate_TH is not None:
-        wide *= gates.head_gate_TH[-len(wide):, :, None].float().sigmoid()
+        wide *= gates.head_gate_TH[-len(wide) :, :, None].float().sigmoid()
     if gates.gate_TC is not None:
-        wide *= gates.gate_TC[-len(wide):].unflatten(1, wide.shape[1:]).float().sigmoid()
+        wide *= gates.gate_TC[-len(wide) :].unflatten(1, wide.shape[1:]).float().sigmoid()
     return wide
 
 
-def _launch_decode(common: tuple[Any, ...], profiles_THE: torch.Tensor | None, runs: Runs,
-                   constants: dict[str, Any], itemsize: int, kv_heads: int) -> None:
+def _launch_decode(
+    common: tuple[Any, ...],
+    profiles_THE: torch.Tensor | None,
+    runs: Runs,
+    constants: dict[str, Any],
+    itemsize: int,
+    kv_heads: int,
+) -> None:
     rows, heads, width = runs.decode_count, constants["HEADS"], constants["BLOCK_D"]
     most = splits_max(kv_heads)
     pages = runs.page_table_RP.shape[1]
@@ -130,26 +184,42 @@ def _launch_decode(common: tuple[Any, ...], profiles_THE: torch.Tensor | None, r
     at_least = split_tokens(kv_heads, constants["D"])
     splits = min(most, max(1, ceil_div(pages * PAGE_TOKENS, at_least)))
     cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": at_least // PAGE_TOKENS}
-    blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"],
-                           capability_of(runs.page_table_RP.device))
+    blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"], capability_of(runs.page_table_RP.device))
     # A narrow table with one split needs neither the list nor a second launch.
     items = partial = logs = None
     programs = rows
     if splits > 1:
-        items = decode_items(runs, splits, window=constants["WINDOW"], splits_max=most,
-                             pages=blocks["PAGES"], split_pages=cuts["SPLIT_PAGES"])
+        items = decode_items(
+            runs,
+            splits,
+            window=constants["WINDOW"],
+            splits_max=most,
+            pages=blocks["PAGES"],
+            split_pages=cuts["SPLIT_PAGES"],
+        )
         programs = programs_of(rows, splits, kv_heads)
         device = runs.page_table_RP.device
         partial = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device)
         logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     launch(_decode, (programs, kv_heads))(
-        *common, runs.context_R, items, partial, logs, splits, profiles_THE, **constants, **cuts, **blocks)
+        *common, runs.context_R, items, partial, logs, splits, profiles_THE, **constants, **cuts, **blocks
+    )
     if splits > 1:
         used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         out_THD, *gates = common[-7:]
         launch(combine, (rows, heads))(
-            out_THD, *gates, runs.context_R, partial, logs, splits, **used, PAGES=blocks["PAGES"],
-            **cuts, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
+            out_THD,
+            *gates,
+            runs.context_R,
+            partial,
+            logs,
+            splits,
+            **used,
+            PAGES=blocks["PAGES"],
+            **cuts,
+            AT_ONCE=COMBINED_AT_ONCE,
+            num_warps=2,
+        )
 
 
 def splits_max(kv_heads: int) -> int:
@@ -180,16 +250,15 @@ def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, capab
     # 64 tokens x 2 heads are the 128 rows of two warp groups' products, one program per SM.
     row_bytes = block_dim(dim) * (4 if product == tl.float32 else 2)
     heads, pages, warps, stages = 2, min(4, pages_at_once(dim, itemsize)), 8, 3
-    if row_bytes > WIDE_BYTES:      # 128 rows would not fit shared memory
+    if row_bytes > WIDE_BYTES:  # 128 rows would not fit shared memory
         heads, warps, stages = 1, 4, 2
     elif row_bytes == WIDE_BYTES:
         heads, pages, stages = wide_blocks(capability)
-    elif capability == 80:          # a third stage spills 64 bytes of registers
+    elif capability == 80:  # a third stage spills 64 bytes of registers
         stages = 2
     if group == 1 and heads == 2:
         heads, warps = 1, 4 if row_bytes < WIDE_BYTES else 8
-    return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": heads, "PAGES": pages, "num_warps": warps,
-            "num_stages": stages}
+    return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": heads, "PAGES": pages, "num_warps": warps, "num_stages": stages}
 
 
 WIDE_BYTES = 512
@@ -200,10 +269,10 @@ def wide_blocks(capability: int) -> tuple[int, int, int]:
     """(heads, pages, stages) of a prefill program of 8 warps for rows of WIDE_BYTES. The registers of no loop
     spill. More rows read keys and values fewer times; more keys are fewer passes over the sums."""
     if capability in SMALL_SHARED:
-        return 1, 2, 2   # 84 KiB
+        return 1, 2, 2  # 84 KiB
     if capability < 90:
-        return 1, 4, 2   # 136 KiB; 128 rows spill
-    return (2, 4, 2) if capability < 100 else (2, 2, 2)   # 192 KiB; 129 KiB, as 64 keys spill
+        return 1, 4, 2  # 136 KiB; 128 rows spill
+    return (2, 4, 2) if capability < 100 else (2, 2, 2)  # 192 KiB; 129 KiB, as 64 keys spill
 
 
 def pages_at_once(dim: int, itemsize: int) -> int:
@@ -211,10 +280,35 @@ def pages_at_once(dim: int, itemsize: int) -> int:
 
 
 @triton.jit
-def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scales, v_scales, scale_stride,
-           qk_scale, MASKED: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-           PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-           profiles=None, row=None, row_mask=None, EXTENT: tl.constexpr = 0):
+def absorb(
+    q,
+    top,
+    total,
+    out,
+    pages,
+    at,
+    last,
+    k,
+    v,
+    k_stride,
+    v_stride,
+    k_scales,
+    v_scales,
+    scale_stride,
+    qk_scale,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PAGES: tl.constexpr,
+    FP8: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    profiles=None,
+    row=None,
+    row_mask=None,
+    EXTENT: tl.constexpr = 0,
+):
     """Add some pages, the first token of which has position ``at``, to a running softmax."""
     keys = widen(load_rows(k, k_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
     values = widen(load_rows(v, v_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
@@ -223,17 +317,70 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
         k_scale = load_token_scales(k_scales, scale_stride, pages, PAGES * 16)
         v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES * 16)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    return softmax_step(scores, values, k_scale, v_scale, top, total, out, at + tl.arange(0, PAGES * 16),
-                        last, qk_scale, MASKED, WINDOW, PRODUCT, PRECISION, profiles, row, row_mask, EXTENT)
+    return softmax_step(
+        scores,
+        values,
+        k_scale,
+        v_scale,
+        top,
+        total,
+        out,
+        at + tl.arange(0, PAGES * 16),
+        last,
+        qk_scale,
+        MASKED,
+        WINDOW,
+        PRODUCT,
+        PRECISION,
+        profiles,
+        row,
+        row_mask,
+        EXTENT,
+    )
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
-def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, table,
-            table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, sinks,
-            context, items, partial, logs, splits, profiles, HEADS: tl.constexpr, GROUP: tl.constexpr,
-            WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
-            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, EXTENT: tl.constexpr, SPLITS_MAX: tl.constexpr,
-            SPLIT_PAGES: tl.constexpr, PAGES: tl.constexpr, ROWS: tl.constexpr):
+def _decode(
+    q,
+    q_token,
+    q_head,
+    cache_k,
+    cache_v,
+    k_stride,
+    v_stride,
+    scales,
+    scale_stride,
+    scale_part,
+    table,
+    table_stride,
+    qk_scale,
+    out,
+    gate,
+    gate_stride,
+    head_gate,
+    head_gate_stride,
+    value_scale,
+    sinks,
+    context,
+    items,
+    partial,
+    logs,
+    splits,
+    profiles,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EXTENT: tl.constexpr,
+    SPLITS_MAX: tl.constexpr,
+    SPLIT_PAGES: tl.constexpr,
+    PAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     kv_head = tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m
@@ -241,7 +388,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
     k_scales, v_scales = None, None
     if scales is not None:
         k_scales, v_scales = scales + kv_head * 16, scales + scale_part + kv_head * 16
-    count = tl.num_programs(0)   # without items: a row for each program, in one split
+    count = tl.num_programs(0)  # without items: a row for each program, in one split
     if items is not None:
         count = tl.load(items)
     for item in range(tl.program_id(0), count, tl.num_programs(0)):
@@ -253,8 +400,11 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
         first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
         begin = first + split * each
         end = tl.minimum(begin + each, end)
-        q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
-                         mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+        q_tile = tl.load(
+            q + row * q_token + head[:, None] * q_head + d[None, :],
+            mask=(m < GROUP)[:, None] & (d < D)[None, :],
+            other=0.0,
+        ).to(PRODUCT)
         pages_of_row = table + row * table_stride
         last = tl.full((ROWS,), 0, tl.int32) + (seen - 1)
         top, total, acc = softmax_start(ROWS, BLOCK_D)
@@ -263,22 +413,86 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
             masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
             for page in range(begin, masked, PAGES):
                 pages = token_pages(pages_of_row, page, end, PAGES)
-                top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
-                                         v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW,
-                                         D, BLOCK_D, PAGES, FP8, PRODUCT, PRECISION, profiles,
-                                         token * HEADS + head, m < GROUP, EXTENT)
+                top, total, acc = absorb(
+                    q_tile,
+                    top,
+                    total,
+                    acc,
+                    pages,
+                    page * 16,
+                    last,
+                    k,
+                    v,
+                    k_stride,
+                    v_stride,
+                    k_scales,
+                    v_scales,
+                    scale_stride,
+                    qk_scale,
+                    False,
+                    WINDOW,
+                    D,
+                    BLOCK_D,
+                    PAGES,
+                    FP8,
+                    PRODUCT,
+                    PRECISION,
+                    profiles,
+                    token * HEADS + head,
+                    m < GROUP,
+                    EXTENT,
+                )
         for page in range(masked, end, PAGES):
             pages = token_pages(pages_of_row, page, end, PAGES)
-            top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
-                                     v_stride, k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D,
-                                     BLOCK_D, PAGES, FP8, PRODUCT, PRECISION, profiles, token * HEADS + head,
-                                     m < GROUP, EXTENT)
+            top, total, acc = absorb(
+                q_tile,
+                top,
+                total,
+                acc,
+                pages,
+                page * 16,
+                last,
+                k,
+                v,
+                k_stride,
+                v_stride,
+                k_scales,
+                v_scales,
+                scale_stride,
+                qk_scale,
+                True,
+                WINDOW,
+                D,
+                BLOCK_D,
+                PAGES,
+                FP8,
+                PRODUCT,
+                PRECISION,
+                profiles,
+                token * HEADS + head,
+                m < GROUP,
+                EXTENT,
+            )
         if sinks is not None and partial is None:
             total = with_sinks(total, top, sinks, head, m < GROUP)
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]   # zeros for a PAD row, which is in no list
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros for a PAD row, which is in no list
         if partial is None:
-            finish(acc, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride,
-                   value_scale, HEADS, GROUP, D, BLOCK_D)
+            finish(
+                acc,
+                token,
+                head,
+                m < GROUP,
+                out,
+                gate,
+                gate_stride,
+                head_gate,
+                head_gate_stride,
+                value_scale,
+                HEADS,
+                GROUP,
+                D,
+                BLOCK_D,
+            )
         else:
             at = (row * HEADS + head) * splits + split
             tl.store(partial + at[:, None] * BLOCK_D + d[None, :], acc, mask=(m < GROUP)[:, None])
@@ -286,12 +500,47 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
 
 
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=STEP_TABLES)
-def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part,
-             table, table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
-             sinks, starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, profiles,
-             HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
-             BLOCK_D: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-             EXTENT: tl.constexpr, TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
+def _prefill(
+    q,
+    q_token,
+    q_head,
+    cache_k,
+    cache_v,
+    k_stride,
+    v_stride,
+    scales,
+    scale_stride,
+    scale_part,
+    table,
+    table_stride,
+    qk_scale,
+    out,
+    gate,
+    gate_stride,
+    head_gate,
+    head_gate_stride,
+    value_scale,
+    sinks,
+    starts,
+    offsets,
+    chunk_run,
+    chunk_first,
+    chunk_tokens,
+    chunk_count,
+    profiles,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EXTENT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    PAGES: tl.constexpr,
+):
     # The last chunk first: it reads the longest context.
     kv_head, chunk = tl.program_id(1), chunk_count - 1 - tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
@@ -303,13 +552,30 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
     token = (first + place).to(tl.int64)
     row_mask = (place < count) & (in_group < GROUP)
     if start < 0:
-        finish(tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32), token, head, row_mask, out, None, 0,
-               None, 0, None, HEADS, GROUP, D, BLOCK_D)
+        finish(
+            tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32),
+            token,
+            head,
+            row_mask,
+            out,
+            None,
+            0,
+            None,
+            0,
+            None,
+            HEADS,
+            GROUP,
+            D,
+            BLOCK_D,
+        )
         return
     at = start + first - tl.load(offsets + run)
     last = at + tl.minimum(place, count - 1)
-    q_tile = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
-                    mask=row_mask[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    q_tile = tl.load(
+        q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
+        mask=row_mask[:, None] & (d < D)[None, :],
+        other=0.0,
+    ).to(PRODUCT)
     k, v = cache_k + kv_head * (D * 16), cache_v + kv_head * (D * 16)
     k_scales, v_scales = None, None
     if scales is not None:
@@ -323,16 +589,81 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
         masked = (at + 1) // (PAGES * 16) * PAGES
         for page in range(0, masked, PAGES):
             pages = token_pages(pages_of_run, page, end, PAGES)
-            top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
-                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
-                                      BLOCK_D, PAGES, FP8, PRODUCT, PRECISION, profiles,
-                                      token * HEADS + head, row_mask, EXTENT)
+            top, total, acc = absorb(
+                q_tile,
+                top,
+                total,
+                acc,
+                pages,
+                page * 16,
+                last,
+                k,
+                v,
+                k_stride,
+                v_stride,
+                k_scales,
+                v_scales,
+                scale_stride,
+                qk_scale,
+                False,
+                WINDOW,
+                D,
+                BLOCK_D,
+                PAGES,
+                FP8,
+                PRODUCT,
+                PRECISION,
+                profiles,
+                token * HEADS + head,
+                row_mask,
+                EXTENT,
+            )
     for page in range(masked, end, PAGES):
         pages = token_pages(pages_of_run, page, end, PAGES)
-        top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
-                                  k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PAGES,
-                                  FP8, PRODUCT, PRECISION, profiles, token * HEADS + head, row_mask, EXTENT)
+        top, total, acc = absorb(
+            q_tile,
+            top,
+            total,
+            acc,
+            pages,
+            page * 16,
+            last,
+            k,
+            v,
+            k_stride,
+            v_stride,
+            k_scales,
+            v_scales,
+            scale_stride,
+            qk_scale,
+            True,
+            WINDOW,
+            D,
+            BLOCK_D,
+            PAGES,
+            FP8,
+            PRODUCT,
+            PRECISION,
+            profiles,
+            token * HEADS + head,
+            row_mask,
+            EXTENT,
+        )
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, row_mask)
-    finish(acc / total[:, None], token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride,
-           value_scale, HEADS, GROUP, D, BLOCK_D)
+    finish(
+        acc / total[:, None],
+        token,
+        head,
+        row_mask,
+        out,
+        gate,
+        gate_stride,
+        head_gate,
+        head_gate_stride,
+        value_scale,
+        HEADS,
+        GROUP,
+        D,
+        BLOCK_D,
+    )

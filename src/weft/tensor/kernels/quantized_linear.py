@@ -58,16 +58,43 @@ def splits_of(rows: int, weight_rows: int, columns: int) -> ColumnSplits:
     _, blocks, depth = blocks_of(rows)
     if rows > _SPLIT_ROWS:
         return ColumnSplits(1, columns)
-    return column_splits(columns, depth, programs=-(-weight_rows // blocks.width),
-                         wanted=_FEW_PROGRAMS if rows <= _FEW_ROWS else _SPLIT_PROGRAMS)
+    return column_splits(
+        columns,
+        depth,
+        programs=-(-weight_rows // blocks.width),
+        wanted=_FEW_PROGRAMS if rows <= _FEW_ROWS else _SPLIT_PROGRAMS,
+    )
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _product(x, x_scales, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUMNS: tl.constexpr,
-             BIAS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
-             LANES: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr, ROUNDED: tl.constexpr,
-             BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def _product(
+    x,
+    x_scales,
+    codes,
+    scales,
+    zeros,
+    bias,
+    out,
+    rows,
+    columns_out,
+    x_row,
+    COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+    LINES: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FP8: tl.constexpr,
+    LANES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32). With SPLITS: ``out`` is
     float32 [SPLITS, rows, columns_out], each the sum over DEPTH columns, without bias. ROUNDED: ``x`` has
     codes in fp8 and ``x_scales`` float32 [parts of 128 columns, rows]; else ``x_scales`` is not read."""
@@ -81,10 +108,29 @@ def _product(x, x_scales, codes, scales, zeros, bias, out, rows, columns_out, x_
     acc = tl.zeros((BM, BN), tl.float32)
     for step in range(0, DEPTH, BK):
         begin = own + step
-        left = tl.load(x + row[:, None] * x_row + (begin + depth)[None, :],
-                       mask=here[:, None] & (begin + depth < COLUMNS)[None, :], other=0.0)
-        right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8,
-                           LANES, BN, BK, not ROUNDED)
+        left = tl.load(
+            x + row[:, None] * x_row + (begin + depth)[None, :],
+            mask=here[:, None] & (begin + depth < COLUMNS)[None, :],
+            other=0.0,
+        )
+        right = load_right(
+            codes,
+            scales,
+            zeros,
+            first,
+            begin,
+            BITS,
+            GROUP,
+            GROUPS,
+            TILES,
+            LINES,
+            ZEROS,
+            FP8,
+            LANES,
+            BN,
+            BK,
+            not ROUNDED,
+        )
         if ROUNDED:
             column = first + tl.arange(0, BN)
             at = (column // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + column % LANES
@@ -99,13 +145,15 @@ def _product(x, x_scales, codes, scales, zeros, bias, out, rows, columns_out, x_
     within = column < columns_out
     if BIAS:
         acc += tl.load(bias + column, mask=within, other=0.0)[None, :]
-    tl.store(out + row[:, None] * columns_out + column[None, :], acc.to(out.dtype.element_ty),
-             mask=here[:, None] & within[None, :])
+    tl.store(
+        out + row[:, None] * columns_out + column[None, :],
+        acc.to(out.dtype.element_ty),
+        mask=here[:, None] & within[None, :],
+    )
 
 
 @triton.jit(do_not_specialize=["split_stride"])
-def _add(partials, bias, out, split_stride, columns_out, SPLITS: tl.constexpr, BIAS: tl.constexpr,
-         BN: tl.constexpr):
+def _add(partials, bias, out, split_stride, columns_out, SPLITS: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr):
     """``out`` [rows, columns_out]: sums of the splits, plus ``bias``."""
     column, row = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
     within, at = column < columns_out, row * columns_out + column
@@ -116,33 +164,67 @@ def _add(partials, bias, out, split_stride, columns_out, SPLITS: tl.constexpr, B
 
 
 @triton.jit
-def _dense(codes, scales, zeros, out, columns_out, rows_out, BITS: tl.constexpr, GROUP: tl.constexpr,
-           GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
-           FP8: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def _dense(
+    codes,
+    scales,
+    zeros,
+    out,
+    columns_out,
+    rows_out,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+    LINES: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FP8: tl.constexpr,
+    LANES: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """``out`` [rows_out, columns_out]: the values of the weight."""
     first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
-    wide = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8,
-                      LANES, BN, BK)
+    wide = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8, LANES, BN, BK)
     row, column = first + tl.arange(0, BN), begin + tl.arange(0, BK)
-    tl.store(out + row[:, None].to(tl.int64) * columns_out + column[None, :],
-             tl.trans(wide).to(out.dtype.element_ty),
-             mask=(row < rows_out)[:, None] & (column < columns_out)[None, :])
+    tl.store(
+        out + row[:, None].to(tl.int64) * columns_out + column[None, :],
+        tl.trans(wide).to(out.dtype.element_ty),
+        mask=(row < rows_out)[:, None] & (column < columns_out)[None, :],
+    )
 
 
 @triton.jit
-def _plain(codes, scales, out, out_scales, columns_out, rows_out, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-           TILES: tl.constexpr, LINES: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr,
-           BK: tl.constexpr):
+def _plain(
+    codes,
+    scales,
+    out,
+    out_scales,
+    columns_out,
+    rows_out,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILES: tl.constexpr,
+    LINES: tl.constexpr,
+    LANES: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """``out`` [rows_out, columns_out]: codes of 8 bits; ``out_scales`` float32 [columns_out / BK,
     rows_out]."""
     first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
     tile, piece = first // 16 + tl.arange(0, BN // 16), tl.arange(0, BK * 16)
-    x = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 512) + begin * 16 + piece[None, :],
-                mask=(tile < TILES)[:, None] & (begin * 16 + piece < LINES * 512)[None, :], other=0)
+    x = tl.load(
+        codes + tile[:, None].to(tl.int64) * (LINES * 512) + begin * 16 + piece[None, :],
+        mask=(tile < TILES)[:, None] & (begin * 16 + piece < LINES * 512)[None, :],
+        other=0,
+    )
     x = tl.permute(tl.reshape(x, (BN // 16, BK // 4, 16, 4)), (0, 2, 1, 3))
     row, column = first + tl.arange(0, BN), begin + tl.arange(0, BK)
-    tl.store(out + row[:, None].to(tl.int64) * columns_out + column[None, :], tl.reshape(x, (BN, BK)),
-             mask=(row < rows_out)[:, None] & (column < columns_out)[None, :])
+    tl.store(
+        out + row[:, None].to(tl.int64) * columns_out + column[None, :],
+        tl.reshape(x, (BN, BK)),
+        mask=(row < rows_out)[:, None] & (column < columns_out)[None, :],
+    )
     at = (row // 16) * (GROUPS * LANES) + (begin // GROUP) * LANES + row % LANES
     scale = tl.load(scales + at, mask=row < rows_out, other=0.0).to(tl.float32)
     tl.store(out_scales + tl.program_id(1) * rows_out + row, scale, mask=row < rows_out)
@@ -152,9 +234,17 @@ def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """The values, [rows, columns]."""
     out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.device)
     launch(_dense, (triton.cdiv(weight.rows, DENSE.width), triton.cdiv(weight.columns, _DENSE_COLUMNS)))(
-        weight.codes, weight.scales, weight.codes if weight.zeros is None else weight.zeros, out,
-        weight.columns, weight.rows, **constants_of(weight), BN=DENSE.width, BK=_DENSE_COLUMNS,
-        num_warps=DENSE.warps)
+        weight.codes,
+        weight.scales,
+        weight.codes if weight.zeros is None else weight.zeros,
+        out,
+        weight.columns,
+        weight.rows,
+        **constants_of(weight),
+        BN=DENSE.width,
+        BK=_DENSE_COLUMNS,
+        num_warps=DENSE.warps,
+    )
     return out
 
 
@@ -165,9 +255,17 @@ def plain(weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.empty((parts, weight.rows), dtype=torch.float32, device=weight.device)
     sizes = constants_of(weight)
     launch(_plain, (triton.cdiv(weight.rows, DENSE.width), parts))(
-        weight.codes, weight.scales, out, scales, weight.columns, weight.rows,
-        **{name: sizes[name] for name in ("GROUP", "GROUPS", "TILES", "LINES", "LANES")}, BN=DENSE.width,
-        BK=PART, num_warps=DENSE.warps)
+        weight.codes,
+        weight.scales,
+        out,
+        scales,
+        weight.columns,
+        weight.rows,
+        **{name: sizes[name] for name in ("GROUP", "GROUPS", "TILES", "LINES", "LANES")},
+        BN=DENSE.width,
+        BK=PART,
+        num_warps=DENSE.warps,
+    )
     return out.view(torch.float8_e4m3fn), scales
 
 
@@ -177,14 +275,19 @@ def _by_library(x_RI: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor 
     rows, of_rows = plain(weight)
     recipe = F.ScalingType.BlockWise1x128
     out: torch.Tensor = F.scaled_mm(
-        codes.view(-1, weight.columns).view(torch.float8_e4m3fn), rows.t(), scales.t(), recipe, of_rows.t(),
-        recipe, output_dtype=torch.bfloat16)
+        codes.view(-1, weight.columns).view(torch.float8_e4m3fn),
+        rows.t(),
+        scales.t(),
+        recipe,
+        of_rows.t(),
+        recipe,
+        output_dtype=torch.bfloat16,
+    )
     out = out[: x_RI.shape[0]]
     return out.to(x_RI.dtype) if bias is None else (out + bias).to(x_RI.dtype)
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
-                     ) -> torch.Tensor:
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     if weight.byte_inputs and not weight.fp8:
         return byte_product(x, weight, bias)
     x_RI = dense_rows(x.reshape(-1, weight.columns))
@@ -201,17 +304,40 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
         block_rows, blocks, depth = blocks_of(rows, float32=x.dtype == torch.float32)
         splits = splits_of(rows, weight.rows, weight.columns)
         split, unused = splits.count > 1, weight.scales if bias is None else bias
-        sums = torch.empty((splits.count, rows, weight.rows), dtype=torch.float32,
-                           device=x.device) if split else out
-        launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows),
-                          splits.count))(
-            left, x_scales, weight.codes, weight.scales,
-            weight.codes if weight.zeros is None else weight.zeros, unused, sums, rows, weight.rows,
-            left.stride(0), COLUMNS=weight.columns, BIAS=bias is not None and not split,
-            **constants_of(weight), SPLITS=splits.count, DEPTH=splits.depth, ROUNDED=weight.byte_inputs,
-            BM=block_rows, BN=blocks.width, BK=depth, num_warps=blocks.warps, num_stages=blocks.stages)
+        sums = torch.empty((splits.count, rows, weight.rows), dtype=torch.float32, device=x.device) if split else out
+        launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows), splits.count))(
+            left,
+            x_scales,
+            weight.codes,
+            weight.scales,
+            weight.codes if weight.zeros is None else weight.zeros,
+            unused,
+            sums,
+            rows,
+            weight.rows,
+            left.stride(0),
+            COLUMNS=weight.columns,
+            BIAS=bias is not None and not split,
+            **constants_of(weight),
+            SPLITS=splits.count,
+            DEPTH=splits.depth,
+            ROUNDED=weight.byte_inputs,
+            BM=block_rows,
+            BN=blocks.width,
+            BK=depth,
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
         if split:
             launch(_add, (triton.cdiv(weight.rows, ADD.width), rows))(
-                sums, unused, out, sums.stride(0), weight.rows, SPLITS=splits.count, BIAS=bias is not None,
-                BN=ADD.width, num_warps=ADD.warps)
+                sums,
+                unused,
+                out,
+                sums.stride(0),
+                weight.rows,
+                SPLITS=splits.count,
+                BIAS=bias is not None,
+                BN=ADD.width,
+                num_warps=ADD.warps,
+            )
     return out.view(*x.shape[:-1], weight.rows)

@@ -29,9 +29,25 @@ def _token(m, log_decay, x, out, t, head, H: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
-def _running_max(log_decay, x, out, state, slots, starts, fresh, chunk_begin, chunk_first, chunk_tokens,
-                 chunk_tap, slot_stride, first_run, layer, H: tl.constexpr, HP: tl.constexpr,
-                 PREFILL: tl.constexpr):
+def _running_max(
+    log_decay,
+    x,
+    out,
+    state,
+    slots,
+    starts,
+    fresh,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    slot_stride,
+    first_run,
+    layer,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    PREFILL: tl.constexpr,
+):
     """Grid: runs from ``first_run`` on. Token t of a decode run is t = run."""
     run, head = first_run + tl.program_id(0), tl.arange(0, HP)
     dtype = state.dtype.element_ty
@@ -55,10 +71,22 @@ def _running_max(log_decay, x, out, state, slots, starts, fresh, chunk_begin, ch
     tl.store(state + slot * slot_stride + head, m.to(dtype), mask=head < only_if(slot >= 0, H))
 
 
-def running_max(log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *,
-                layer: int = 0) -> torch.Tensor:
+def running_max(
+    log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *, layer: int = 0
+) -> torch.Tensor:
     log_decay_TH, x_TH = log_decay_TH.contiguous(), x_TH.contiguous()
     out_TH, heads = torch.empty_like(x_TH), x_TH.shape[1]
-    launch_by_token(_running_max, (), [log_decay_TH, x_TH, out_TH], state_S1H, runs, [], layer, H=heads,
-                    HP=padded(heads), num_warps=HEADS.warps, num_stages=HEADS.stages)
+    launch_by_token(
+        _running_max,
+        (),
+        [log_decay_TH, x_TH, out_TH],
+        state_S1H,
+        runs,
+        [],
+        layer,
+        H=heads,
+        HP=padded(heads),
+        num_warps=HEADS.warps,
+        num_stages=HEADS.stages,
+    )
     return out_TH

@@ -41,10 +41,16 @@ FAR = tl.constexpr(1 << 30)
 """A position that no query sees."""
 
 
-def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
-                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None,
-                     bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+def window_attention(
+    q_THD: torch.Tensor,
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    ring_S2HWD: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor:
     q_THD, states_THR = apart(q_THD, bank_RE)
     profiles_THE = profiles_of(states_THR, bank_RE)
     q_THD, k_THD, v_THD = dense_rows(q_THD), dense_rows(k_THD), dense_rows(v_THD)
@@ -53,28 +59,64 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     known, bits = device_runs(runs), as_bytes(ring_S2HWD)
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     product, precision = product_of(q_THD.dtype, ring_S2HWD.dtype)
-    shape = {"KV_HEADS": kv_heads, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
-             "FP8": fp8_kind(ring_S2HWD.dtype, q_THD.device)}
-    common = (k_THD, k_THD.stride(0), k_THD.stride(1), v_THD, v_THD.stride(0), v_THD.stride(1), bits,
-              native.slot_stride(ring_S2HWD), runs.starts_R, runs.slots_R, known.fresh_R)
-    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_H,
-               profiles_THE)
-    sizes = {"HEADS": heads, "GROUP": heads // kv_heads, "PRODUCT": product, "PRECISION": precision,
-             "EXTENT": 0 if bank_RE is None else bank_RE.shape[1]}
+    shape = {
+        "KV_HEADS": kv_heads,
+        "WINDOW": window,
+        "D": dim,
+        "BLOCK_D": block_dim(dim),
+        "FP8": fp8_kind(ring_S2HWD.dtype, q_THD.device),
+    }
+    common = (
+        k_THD,
+        k_THD.stride(0),
+        k_THD.stride(1),
+        v_THD,
+        v_THD.stride(0),
+        v_THD.stride(1),
+        bits,
+        native.slot_stride(ring_S2HWD),
+        runs.starts_R,
+        runs.slots_R,
+        known.fresh_R,
+    )
+    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD, sinks_H, profiles_THE)
+    sizes = {
+        "HEADS": heads,
+        "GROUP": heads // kv_heads,
+        "PRODUCT": product,
+        "PRECISION": precision,
+        "EXTENT": 0 if bank_RE is None else bank_RE.shape[1],
+    }
     if runs.decode_count:
         launch(_decode, (runs.decode_count, kv_heads))(
-            *queries, *common, **shape, **sizes, **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads))
+            *queries, *common, **shape, **sizes, **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads)
+        )
     prefills = runs.run_count - runs.decode_count
     if prefills:
-        blocks = attend_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads, product,
-                               small_shared(q_THD.device))
+        blocks = attend_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads, product, small_shared(q_THD.device))
         grid = (ceil_div(heads // kv_heads, blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
         launch(_attend, grid)(
-            *queries, *common, known.offsets_R, known.chunk_run_C, known.chunk_first_C, known.chunk_tokens_C,
-            **shape, **sizes, **blocks)
+            *queries,
+            *common,
+            known.offsets_R,
+            known.chunk_run_C,
+            known.chunk_first_C,
+            known.chunk_tokens_C,
+            **shape,
+            **sizes,
+            **blocks,
+        )
         launch(_update, (prefills, 2 * kv_heads, ceil_div(window, UPDATE_BLOCK)))(
-            *common, known.offsets_R, known.chunk_begin_R, known.chunk_first_C,
-            known.chunk_tokens_C, known.chunk_tap_C, runs.decode_count, **shape, PLACES=UPDATE_BLOCK)
+            *common,
+            known.offsets_R,
+            known.chunk_begin_R,
+            known.chunk_first_C,
+            known.chunk_tokens_C,
+            known.chunk_tap_C,
+            runs.decode_count,
+            **shape,
+            PLACES=UPDATE_BLOCK,
+        )
     return out_THD
 
 
@@ -89,8 +131,13 @@ def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, small:
     wide = block_dim(dim) * itemsize > 512
     tile_heads = 1 if group == 1 or wide else 2
     places = min(64, max(16, BLOCK_BYTES // (block_dim(dim) * itemsize)))
-    return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": tile_heads, "PLACES": places, "num_warps": 4 * tile_heads,
-            "num_stages": 1 if small else 2}
+    return {
+        "TOKENS": CHUNK_TOKENS,
+        "TILE_HEADS": tile_heads,
+        "PLACES": places,
+        "num_warps": 4 * tile_heads,
+        "num_stages": 1 if small else 2,
+    }
 
 
 @triton.jit
@@ -101,19 +148,60 @@ def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
-def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_head, v, v_token, v_head, ring,
-            slot_stride, starts, slots, fresh, KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
-            BLOCK_D: tl.constexpr, FP8: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
-            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, EXTENT: tl.constexpr, PLACES: tl.constexpr,
-            ROWS: tl.constexpr):
+def _decode(
+    q,
+    q_token,
+    q_head,
+    qk_scale,
+    out,
+    sinks,
+    profiles,
+    k,
+    k_token,
+    k_head,
+    v,
+    v_token,
+    v_head,
+    ring,
+    slot_stride,
+    starts,
+    slots,
+    fresh,
+    KV_HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EXTENT: tl.constexpr,
+    PLACES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m
     token = tl.full((ROWS,), 0, tl.int64) + row
     position, slot = tl.load(starts + row).to(tl.int32), tl.load(slots + row).to(tl.int64)
     if position < 0:
-        finish(tl.zeros((ROWS, BLOCK_D), tl.float32), token, head, m < GROUP, out, None, 0, None, 0, None,
-               HEADS, GROUP, D, BLOCK_D)
+        finish(
+            tl.zeros((ROWS, BLOCK_D), tl.float32),
+            token,
+            head,
+            m < GROUP,
+            out,
+            None,
+            0,
+            None,
+            0,
+            None,
+            HEADS,
+            GROUP,
+            D,
+            BLOCK_D,
+        )
         return
     new = tl.load(fresh + row) != 0
     held_places = tl.where((slot >= 0) & (tl.load(fresh + row) == 0), WINDOW, 0)
@@ -122,8 +210,9 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
     k_own = tl.load(k + row * k_token + kv_head * k_head + d, mask=d < D, other=0.0)
     v_own = tl.load(v + row * v_token + kv_head * v_head + d, mask=d < D, other=0.0)
     k_own, v_own = stored(k_own.to(tl.float32), ring, FP8 != 0), stored(v_own.to(tl.float32), ring, FP8 != 0)
-    q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
-                    mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    q_tile = tl.load(
+        q + row * q_token + head[:, None] * q_head + d[None, :], mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0
+    ).to(PRODUCT)
     last = tl.full((ROWS,), 0, tl.int32) + position
     top, total, acc = softmax_start(ROWS, BLOCK_D)
     for begin in range(0, WINDOW, PLACES):
@@ -135,13 +224,29 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, place_mask, D, BLOCK_D))
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
         known = tl.where(place_mask | own, held, FAR)
-        top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc, known,
-                                       last, qk_scale, True, 0, PRODUCT, PRECISION, profiles,
-                                       token * HEADS + head, m < GROUP, EXTENT)
+        top, total, acc = softmax_step(
+            scores,
+            widen(value, FP8, PRODUCT),
+            None,
+            None,
+            top,
+            total,
+            acc,
+            known,
+            last,
+            qk_scale,
+            True,
+            0,
+            PRODUCT,
+            PRECISION,
+            profiles,
+            token * HEADS + head,
+            m < GROUP,
+            EXTENT,
+        )
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, m < GROUP)
-    finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D,
-           BLOCK_D)
+    finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
     if slot >= 0:
         if new:
             for begin in range(0, WINDOW, PLACES):
@@ -155,12 +260,43 @@ def _decode(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
 
 
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
-def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_head, v, v_token, v_head, ring,
-            slot_stride, starts, slots, fresh, offsets, chunk_run, chunk_first, chunk_tokens,
-            KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-            FP8: tl.constexpr,
-            HEADS: tl.constexpr, GROUP: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
-            EXTENT: tl.constexpr, TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PLACES: tl.constexpr):
+def _attend(
+    q,
+    q_token,
+    q_head,
+    qk_scale,
+    out,
+    sinks,
+    profiles,
+    k,
+    k_token,
+    k_head,
+    v,
+    v_token,
+    v_head,
+    ring,
+    slot_stride,
+    starts,
+    slots,
+    fresh,
+    offsets,
+    chunk_run,
+    chunk_first,
+    chunk_tokens,
+    KV_HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRODUCT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EXTENT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    PLACES: tl.constexpr,
+):
     kv_head, chunk = tl.program_id(1), tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
     first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)
@@ -174,8 +310,11 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
     row_mask = (place < count) & (in_group < GROUP)
     at = start + first - offset
     last = at + tl.minimum(place, count - 1)
-    q_tile = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
-                    mask=row_mask[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    q_tile = tl.load(
+        q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
+        mask=row_mask[:, None] & (d < D)[None, :],
+        other=0.0,
+    ).to(PRODUCT)
     top, total, acc = softmax_start(TILE_HEADS * TOKENS, BLOCK_D)
     known = tl.maximum(at - WINDOW + 1, 0)
     if (slot >= 0) & (tl.load(fresh + run) == 0):
@@ -188,9 +327,26 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
             value = widen(_rows(values, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             scores = tl.dot(q_tile, tl.trans(key), input_precision=PRECISION)
             held = tl.where(position < start, position, FAR)
-            top, total, acc = softmax_step(scores, value, None, None, top, total, acc, held, last, qk_scale,
-                                           True, WINDOW, PRODUCT, PRECISION, profiles, token * HEADS + head,
-                                           row_mask, EXTENT)
+            top, total, acc = softmax_step(
+                scores,
+                value,
+                None,
+                None,
+                top,
+                total,
+                acc,
+                held,
+                last,
+                qk_scale,
+                True,
+                WINDOW,
+                PRODUCT,
+                PRECISION,
+                profiles,
+                token * HEADS + head,
+                row_mask,
+                EXTENT,
+            )
     for begin in range(tl.maximum(known, start), at + count, PLACES):
         position = begin + tl.arange(0, PLACES)
         position_mask = position < at + count
@@ -199,19 +355,57 @@ def _attend(q, q_token, q_head, qk_scale, out, sinks, profiles, k, k_token, k_he
         value = _rows(v, rows * v_token + kv_head * v_head, position_mask, D, BLOCK_D).to(tl.float32)
         key, value = stored(key, ring, FP8 != 0), stored(value, ring, FP8 != 0)
         scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
-                                       position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION, profiles,
-                                       token * HEADS + head, row_mask, EXTENT)
+        top, total, acc = softmax_step(
+            scores,
+            widen(value, FP8, PRODUCT),
+            None,
+            None,
+            top,
+            total,
+            acc,
+            position,
+            last,
+            qk_scale,
+            True,
+            WINDOW,
+            PRODUCT,
+            PRECISION,
+            profiles,
+            token * HEADS + head,
+            row_mask,
+            EXTENT,
+        )
     if sinks is not None:
         total = with_sinks(total, top, sinks, head, row_mask)
     finish(acc / total[:, None], token, head, row_mask, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=STEP_TABLES)
-def _update(k, k_token, k_head, v, v_token, v_head, ring, slot_stride, starts, slots, fresh, offsets,
-            chunk_begin, chunk_first, chunk_tokens, chunk_tap, decode_count, KV_HEADS: tl.constexpr,
-            WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
-            PLACES: tl.constexpr):
+def _update(
+    k,
+    k_token,
+    k_head,
+    v,
+    v_token,
+    v_head,
+    ring,
+    slot_stride,
+    starts,
+    slots,
+    fresh,
+    offsets,
+    chunk_begin,
+    chunk_first,
+    chunk_tokens,
+    chunk_tap,
+    decode_count,
+    KV_HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    PLACES: tl.constexpr,
+):
     run, part = (decode_count + tl.program_id(0)).to(tl.int64), tl.program_id(1)
     place = tl.program_id(2) * PLACES + tl.arange(0, PLACES)
     inside, d = place < WINDOW, tl.arange(0, BLOCK_D)

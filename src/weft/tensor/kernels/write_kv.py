@@ -31,17 +31,36 @@ MOVING = ["positions", "chunk_run", "chunk_first", "chunk_tokens"]
 PER_MAX = tl.constexpr(PER_INT8_MAX)
 
 
-def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-             positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> None:
+def write_kv(
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    positions_T: torch.Tensor,
+    runs: Runs,
+    scales: torch.Tensor | None = None,
+) -> None:
     k_THD, v_THD = dense_rows(k_THD), dense_rows(v_THD)
     kv_heads, dim = k_THD.shape[1:]
     tiles = tile_count(runs)
     if tiles == 0:
         return
     launch(_write, (tiles, kv_heads))(
-        k_THD, v_THD, k_THD.stride(0), k_THD.stride(1), v_THD.stride(0), v_THD.stride(1),
-        *pages_of(cache_k, cache_v, scales), positions_T, *places_of(runs), D=dim, BLOCK_D=block_dim(dim),
-        FP8=cache_k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=4)
+        k_THD,
+        v_THD,
+        k_THD.stride(0),
+        k_THD.stride(1),
+        v_THD.stride(0),
+        v_THD.stride(1),
+        *pages_of(cache_k, cache_v, scales),
+        positions_T,
+        *places_of(runs),
+        D=dim,
+        BLOCK_D=block_dim(dim),
+        FP8=cache_k.dtype == torch.float8_e4m3fn,
+        TOKENS=TILE_TOKENS,
+        num_warps=4,
+    )
 
 
 def tile_count(runs: Runs) -> int:
@@ -50,8 +69,9 @@ def tile_count(runs: Runs) -> int:
     return ceil_div(runs.decode_count, TILE_TOKENS) + chunks * TILES_PER_CHUNK
 
 
-def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None) -> tuple[
-        torch.Tensor, torch.Tensor, int, int, torch.Tensor | None, int, int]:
+def pages_of(
+    cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, int, int, torch.Tensor | None, int, int]:
     """Kernel arguments: k, v, their page strides; scales, their page stride and the stride from K to V."""
     assert cache_k.dtype == cache_v.dtype, f"K pages of {cache_k.dtype}, V pages of {cache_v.dtype}"
     cache_k, cache_v = k_rows(cache_k), v_rows(cache_v)
@@ -60,8 +80,7 @@ def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor 
         return as_bytes(cache_k), as_bytes(cache_v), k_stride, v_stride, None, 0, 0
     assert scales.stride(-1) == 1
     assert scales.stride(2) == scales.shape[3]
-    return (as_bytes(cache_k), as_bytes(cache_v), k_stride, v_stride, scales, scales.stride(0),
-            scales.stride(1))
+    return (as_bytes(cache_k), as_bytes(cache_v), k_stride, v_stride, scales, scales.stride(0), scales.stride(1))
 
 
 def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, int]:
@@ -71,8 +90,7 @@ def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor
     if runs.decode_count == runs.run_count:  # no chunks: never read
         return table, table.stride(0), table, table, table, runs.decode_count
     known = device_runs(runs)
-    return (table, table.stride(0), known.chunk_run_C, known.chunk_first_C, known.chunk_tokens_C,
-            runs.decode_count)
+    return (table, table.stride(0), known.chunk_run_C, known.chunk_first_C, known.chunk_tokens_C, runs.decode_count)
 
 
 @triton.jit
@@ -115,8 +133,19 @@ def stored(x, cache, FP8: tl.constexpr):
 
 
 @triton.jit
-def write_rows(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
-               BLOCK_D: tl.constexpr, FP8: tl.constexpr):
+def write_rows(
+    x,
+    cache,
+    page_stride,
+    scales,
+    scale_stride,
+    page,
+    place,
+    head,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+):
     """Write float32 [N, BLOCK_D], zeros beyond D, into the K or V blocks of ``head``."""
     d = tl.arange(0, BLOCK_D)
     if scales is not None:
@@ -127,12 +156,34 @@ def write_rows(x, cache, page_stride, scales, scale_stride, page, place, head, D
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
-def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride,
-           scale_part, positions, table, table_stride, chunk_run, chunk_first, chunk_tokens, decode_count,
-           D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
+def _write(
+    k,
+    v,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    cache_k,
+    cache_v,
+    k_stride,
+    v_stride,
+    scales,
+    scale_stride,
+    scale_part,
+    positions,
+    table,
+    table_stride,
+    chunk_run,
+    chunk_first,
+    chunk_tokens,
+    decode_count,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
     head = tl.program_id(1)
-    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
-                                    TOKENS)
+    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS)
     page, place = find_places(positions, table, table_stride, token, run, token_mask)
     d = tl.arange(0, BLOCK_D)
     tile_mask = (page >= 0)[:, None] & (d < D)[None, :]
@@ -142,5 +193,4 @@ def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v
     if scales is not None:
         v_scales = scales + scale_part
     write_rows(x.to(tl.float32), cache_k, k_stride, scales, scale_stride, page, place, head, D, BLOCK_D, FP8)
-    write_rows(y.to(tl.float32), cache_v, v_stride, v_scales, scale_stride, page, place, head, D, BLOCK_D,
-               FP8)
+    write_rows(y.to(tl.float32), cache_v, v_stride, v_scales, scale_stride, page, place, head, D, BLOCK_D, FP8)

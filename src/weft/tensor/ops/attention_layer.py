@@ -51,8 +51,9 @@ class AttentionCore:
 
 
 @op("weft.tensor.kernels.attention_layer")
-def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-                    cos_sin: CosSin | None) -> torch.Tensor:
+def attention_layer(
+    projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+) -> torch.Tensor:
     """``projected_TW`` [T, W]: output of the input projection, columns q, gate (if ``shape.gated``), k, v,
     head gates (if ``shape.head_gated``). Returns the input [T, heads * D] of the output projection.
 
@@ -70,8 +71,9 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     return seen_layer(projected_TW, core, inputs, cache, cos_sin, None)
 
 
-def choosing_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-                   cos_sin: CosSin | None) -> torch.Tensor:
+def choosing_layer(
+    projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+) -> torch.Tensor:
     """``attention_layer`` whose own keys choose what heads see (``mean_keys``)."""
     shape, runs = core.shape, inputs.runs
     index = shape.index
@@ -88,13 +90,19 @@ def choosing_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Step
     return seen_layer(projected_TW, core, inputs, cache, cos_sin, choose)
 
 
-def seen_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-               cos_sin: CosSin | None, seen: Seen | Choose | None) -> torch.Tensor:
+def seen_layer(
+    projected_TW: torch.Tensor,
+    core: AttentionCore,
+    inputs: StepInputs,
+    cache: LayerCache,
+    cos_sin: CosSin | None,
+    seen: Seen | Choose | None,
+) -> torch.Tensor:
     """``attention_layer`` in torch, of tokens that see what ``seen`` says."""
     q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
-        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)   # no keys: no heads of them
+        q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)  # no keys: no heads of them
     o_THD = attend(q_THD, k_THD, v_THD, core, inputs, cache, seen)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
@@ -102,8 +110,9 @@ def seen_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInpu
     return o_TC if gate is None else o_TC * torch.sigmoid(gate)
 
 
-def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-                    cos_sin: CosSin | None) -> None:
+def write_projected(
+    projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+) -> None:
     """The part of ``attention_layer`` that writes keys, their means and values, for a layer with pages."""
     q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
     if core.shape.rope is not None:
@@ -119,8 +128,15 @@ def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
         mean_keys.write_means(cache, inputs.runs, core.shape.index)
 
 
-def attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: AttentionCore,
-           inputs: StepInputs, cache: LayerCache, seen: Seen | Choose | None) -> torch.Tensor:
+def attend(
+    q_THD: torch.Tensor,
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    core: AttentionCore,
+    inputs: StepInputs,
+    cache: LayerCache,
+    seen: Seen | Choose | None,
+) -> torch.Tensor:
     """Write, then read. With ``core.bank`` queries have states behind them."""
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if scales is not None:
@@ -129,31 +145,49 @@ def attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, core: 
         q_THD, states_THR = apart(q_THD, core.bank)
         q_THD = torch.cat((by_kv_head(q_THD, scales[0]), states_THR), -1)
     if shape.ring:
-        o_THD = window_attention(q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale,
-                                 core.sinks, core.bank)
+        o_THD = window_attention(
+            q_THD, k_THD, v_THD, cache.state["window"], inputs.runs, shape.scale, core.sinks, core.bank
+        )
     else:
         assert cache.k is not None, "an attention layer without pages"
         assert cache.v is not None, "an attention layer without pages"
         if shape.kv_of is None:
             write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
         if seen is None:
-            o_THD = paged_attention(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window,
-                                    cache.token_scales, core.sinks, core.bank)
+            o_THD = paged_attention(
+                q_THD,
+                cache.k,
+                cache.v,
+                inputs.runs,
+                shape.scale,
+                shape.window,
+                cache.token_scales,
+                core.sinks,
+                core.bank,
+            )
         else:
             seen = seen(asked_THD) if callable(seen) else seen
             o_THD = attend_seen(q_THD, cache, inputs.runs, shape.scale, seen)
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
 
 
-def _split(projected_TW: torch.Tensor, core: AttentionCore) -> tuple[
-        torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _split(
+    projected_TW: torch.Tensor, core: AttentionCore
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
     shape = core.shape
     q_width, kv_width = shape.heads * shape.head_dim, shape.own_kv_heads * shape.head_dim
     q, gate, k, v, head_gate_TH = torch.split(
-        projected_TW, [q_width, q_width if shape.gated else 0, kv_width,
-                       0 if shape.values_are_keys else kv_width,
-                       shape.heads if shape.head_gated else 0], dim=-1)
+        projected_TW,
+        [
+            q_width,
+            q_width if shape.gated else 0,
+            kv_width,
+            0 if shape.values_are_keys else kv_width,
+            shape.heads if shape.head_gated else 0,
+        ],
+        dim=-1,
+    )
     v = k if shape.values_are_keys else v
     q_weight, k_weight = core.q_norm, core.k_norm
 
@@ -183,33 +217,46 @@ def by_kv_head(x_THD: torch.Tensor, scale_H: torch.Tensor) -> torch.Tensor:
 
 
 def _takes(x_TW: torch.Tensor, core: AttentionCore, cache: LayerCache) -> bool:
-    return (native.fits(x_TW) and not core.shape.ring and core.shape.usual and cache.head_scales is None
-            and x_TW.stride(1) == 1 and core.shape.head_dim % native.LANES == 0
-            and core.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
-            and (core.q_norm is None or core.q_norm.dtype in native.DTYPES))
+    return (
+        native.fits(x_TW)
+        and not core.shape.ring
+        and core.shape.usual
+        and cache.head_scales is None
+        and x_TW.stride(1) == 1
+        and core.shape.head_dim % native.LANES == 0
+        and core.shape.head_dim <= DIM_MAX
+        and cache.k is not None
+        and cache.k.dtype in native.KV_DTYPES
+        and (core.q_norm is None or core.q_norm.dtype in native.DTYPES)
+    )
 
 
 @attention_layer.in_cpp
-def _attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-                     cos_sin: CosSin | None) -> torch.Tensor | Unfit:
+def _attention_layer(
+    projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+) -> torch.Tensor | Unfit:
     if not _takes(projected_TW, core, cache):
         return UNFIT
     shape = core.shape
     out_TC = torch.empty((projected_TW.shape[0], shape.heads * shape.head_dim), dtype=projected_TW.dtype)
-    _bound(core).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
-                     native.projected_of(projected_TW),
-                     *_around(core, inputs, cache, cos_sin), out_TC.data_ptr())
+    _bound(core).run(
+        native.runs_of(inputs.runs),
+        native.asked_runs_of(inputs),
+        native.projected_of(projected_TW),
+        *_around(core, inputs, cache, cos_sin),
+        out_TC.data_ptr(),
+    )
     return out_TC
 
 
-def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore,
-           cache: LayerCache) -> FusedLayer | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> FusedLayer | None:
     """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     if fused.bound(x_TD) is None or not _takes(x_TD, core, cache):
         return None
     k_pages, v_pages = _pages(cache)
-    return FusedLayer(fused, 4, _bound(core), first=k_pages, second=v_pages,
-                      scales=native.token_scales(cache.token_scales))
+    return FusedLayer(
+        fused, 4, _bound(core), first=k_pages, second=v_pages, scales=native.token_scales(cache.token_scales)
+    )
 
 
 def _pages(cache: LayerCache) -> tuple[Any, Any]:
@@ -225,8 +272,7 @@ def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin:
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
         angles = (*native.angles_of(*cos_sin), cos_sin[0].shape[1])
-    return (*angles, *_pages(cache), *native.page_table_of(inputs.runs),
-            *native.token_scales(cache.token_scales))
+    return (*angles, *_pages(cache), *native.page_table_of(inputs.runs), *native.token_scales(cache.token_scales))
 
 
 def _bound(core: AttentionCore) -> Any:
@@ -248,5 +294,15 @@ def _bind(core: AttentionCore) -> Any:
         norms.append((weight.data_ptr(), native.DTYPES[weight.dtype], core.norm_eps))
     assert (norms[0][0] == 0) == (norms[1][0] == 0), "norms of q and k come together"
     return native.extension().AttentionLayer(
-        shape.heads, shape.kv_heads, shape.head_dim, shape.gated, shape.head_gated, shape.norm_whole, *norms,
-        core.plus_one, shape.scale, shape.window or 0, native.address_of(core.sinks))
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.gated,
+        shape.head_gated,
+        shape.norm_whole,
+        *norms,
+        core.plus_one,
+        shape.scale,
+        shape.window or 0,
+        native.address_of(core.sinks),
+    )

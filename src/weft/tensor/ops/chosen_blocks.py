@@ -41,8 +41,9 @@ _FEW = 8
 """Up to so many tokens of a run gather what they see."""
 
 
-def write_index(row_TW: torch.Tensor, block_keys: BlockKeys, cache: LayerCache, positions_T: torch.Tensor,
-                runs: Runs, shape: Index) -> None:
+def write_index(
+    row_TW: torch.Tensor, block_keys: BlockKeys, cache: LayerCache, positions_T: torch.Tensor, runs: Runs, shape: Index
+) -> None:
     """The index rows of the step's tokens into their pages, and the keys of blocks that end in it."""
     assert cache.k is not None, "an index without pages"
     scale = None if cache.head_scales is None else cache.head_scales[0, 0]
@@ -86,12 +87,12 @@ def _ended(runs: Runs, block: int) -> Ended:
 
 def sees_all(runs: Runs, shape: Index) -> bool:
     """Whether no token of the step has blocks that are not chosen."""
-    return all((start + length) // shape.block <= shape.chosen
-               for start, length in zip(runs.starts, runs.lengths, strict=True))
+    return all(
+        (start + length) // shape.block <= shape.chosen for start, length in zip(runs.starts, runs.lengths, strict=True)
+    )
 
 
-def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCache, runs: Runs,
-                  shape: Index) -> Seen:
+def choose_blocks(q_THD: torch.Tensor, weights_TH: torch.Tensor, cache: LayerCache, runs: Runs, shape: Index) -> Seen:
     """``q_THD`` [T, queries, key_dim]; ``weights_TH``: of the queries in the sum. ``cache``: the index rows,
     with those of this step."""
     assert cache.k is not None, "an index without pages"
@@ -134,8 +135,9 @@ def _best(scores_LB: torch.Tensor, positions_L: torch.Tensor, context: int, shap
     return (seen_LS | (places_S >= whole_L1 * shape.block)) & (places_S <= positions_L[:, None])
 
 
-def attend_seen(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float, seen: Seen,
-                value_dim: int | None = None) -> torch.Tensor:
+def attend_seen(
+    q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float, seen: Seen, value_dim: int | None = None
+) -> torch.Tensor:
     """``softmax(scale q . k) v`` of each token over what it sees: [T, heads, value dim] in the dtype of
     ``q_THD``. The step's own keys are written. ``value_dim``: of latents, the first numbers of a row, which
     is the key of all heads. PAD rows give zeros; unwritten memory does not reach the output."""
@@ -150,22 +152,32 @@ def attend_seen(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, scale: float
         mask_LS = seen[run]
         if mask_LS is None:
             places = torch.arange(context, device=q_THD.device)
-            mask_LS = places <= places[context - runs.lengths[run]:, None]
+            mask_LS = places <= places[context - runs.lengths[run] :, None]
         table_P = runs.page_table_RP[run, : pages_for(context)].long()
         attend = _gathered if runs.lengths[run] <= _FEW else _masked
         q_LHD = q_THD[rows].float() * scale
         if mask_LS.ndim == 2:
             out_LHV = attend(q_LHD, cache, table_P, mask_LS, value_dim, slice(None))
         else:
-            out_LHV = torch.cat([
-                attend(q_LGD, cache, table_P, mask_LS[head], value_dim, slice(head, head + 1))
-                for head, q_LGD in enumerate(q_LHD.chunk(len(mask_LS), 1))], dim=1)
+            out_LHV = torch.cat(
+                [
+                    attend(q_LGD, cache, table_P, mask_LS[head], value_dim, slice(head, head + 1))
+                    for head, q_LGD in enumerate(q_LHD.chunk(len(mask_LS), 1))
+                ],
+                dim=1,
+            )
         out_THV[rows] = out_LHV.to(out_THV.dtype)
     return out_THV
 
 
-def _gathered(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_LS: torch.Tensor,
-              value_dim: int | None, heads: slice) -> torch.Tensor:
+def _gathered(
+    q_LHD: torch.Tensor,
+    cache: LayerCache,
+    table_P: torch.Tensor,
+    mask_LS: torch.Tensor,
+    value_dim: int | None,
+    heads: slice,
+) -> torch.Tensor:
     """Token by token, over what each sees alone. ``heads``: the KV heads of the queries."""
     out = []
     for q_HD, mask_S in zip(q_LHD, mask_LS, strict=True):
@@ -178,8 +190,9 @@ def _gathered(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mas
     return torch.stack(out)
 
 
-def _tokens(cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor, value_dim: int | None,
-            heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _tokens(
+    cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor, value_dim: int | None, heads: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [N, heads, dim]: keys and values of single tokens."""
     k, v, scales = cache.k, cache.v, cache.token_scales
     assert k is not None
@@ -194,8 +207,7 @@ def _tokens(cache: LayerCache, pages_N: torch.Tensor, places_N: torch.Tensor, va
     return keys_of(cache, pages_N, places_N, heads), v_NKD
 
 
-def keys_of(cache: LayerCache, pages: torch.Tensor, places: torch.Tensor,
-            heads: slice = slice(None)) -> torch.Tensor:
+def keys_of(cache: LayerCache, pages: torch.Tensor, places: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
     """float32 [*pages.shape, heads, dim]: keys of single tokens, as they are in their pages."""
     assert cache.k is not None, "an attention layer without pages"
     keys = cache.k[pages, heads, :, places].float().flatten(-2)
@@ -204,8 +216,14 @@ def keys_of(cache: LayerCache, pages: torch.Tensor, places: torch.Tensor,
     return keys * cache.token_scales[pages, 0, heads, places].float()[..., None]
 
 
-def _masked(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_LS: torch.Tensor,
-            value_dim: int | None, heads: slice) -> torch.Tensor:
+def _masked(
+    q_LHD: torch.Tensor,
+    cache: LayerCache,
+    table_P: torch.Tensor,
+    mask_LS: torch.Tensor,
+    value_dim: int | None,
+    heads: slice,
+) -> torch.Tensor:
     """All tokens of a run over the pages that any of them sees."""
     length, context = mask_LS.shape
     mask_LPS = F.pad(mask_LS, (0, len(table_P) * PAGE_TOKENS - context)).view(length, -1, PAGE_TOKENS)
@@ -216,12 +234,14 @@ def _masked(q_LHD: torch.Tensor, cache: LayerCache, table_P: torch.Tensor, mask_
     nobodys_S11 = ~mask_LS.any(0)[:, None, None]
     k_SKD, v_SKV = k_SKD.masked_fill(nobodys_S11, 0.0), v_SKV.masked_fill(nobodys_S11, 0.0)
     q_1HLD, k_1KSD, v_1KSV = (x.transpose(0, 1)[None] for x in (q_LHD, k_SKD, v_SKV))
-    return F.scaled_dot_product_attention(q_1HLD, k_1KSD, v_1KSV, attn_mask=mask_LS, scale=1.0,
-                                          enable_gqa=True)[0].transpose(0, 1)
+    return F.scaled_dot_product_attention(q_1HLD, k_1KSD, v_1KSV, attn_mask=mask_LS, scale=1.0, enable_gqa=True)[
+        0
+    ].transpose(0, 1)
 
 
-def _keys_and_values(cache: LayerCache, pages: torch.Tensor, value_dim: int | None,
-                     heads: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _keys_and_values(
+    cache: LayerCache, pages: torch.Tensor, value_dim: int | None, heads: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [S, heads, dim] of the tokens of ``pages``."""
     assert cache.k is not None
     scales = cache.token_scales
@@ -233,6 +253,7 @@ def _keys_and_values(cache: LayerCache, pages: torch.Tensor, value_dim: int | No
     v_SHV = unpack_v(cache.v[:, heads][pages]).float()
     if scales is None:
         return k_SHD, v_SHV
-    k_scale_SH1, v_scale_SH1 = (scales[:, part, heads][pages].float().transpose(1, 2).flatten(0, 1)[..., None]
-                                for part in (0, 1))
+    k_scale_SH1, v_scale_SH1 = (
+        scales[:, part, heads][pages].float().transpose(1, 2).flatten(0, 1)[..., None] for part in (0, 1)
+    )
     return k_SHD * k_scale_SH1, v_SHV * v_scale_SH1

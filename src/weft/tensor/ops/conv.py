@@ -31,8 +31,14 @@ _TILE_BYTES = 1 << 20
 
 
 @recurrent_op("weft.tensor.kernels.causal_conv")
-def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-                activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+def causal_conv(
+    x_TC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    activation: Literal["silu"] | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     """``y[t, c] = act(bias[c] + sum_k weight[c, k] * x[t - (K-1) + k, c])`` within each run.
 
     ``x_TC`` [T, C] any float dtype; ``weight_CK`` [C, K], K >= 2; ``window_SCW`` [S, C, K-1]: the last K-1
@@ -52,21 +58,39 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
 
 
 def in_cpp_takes(x_TC: torch.Tensor, weight_CK: torch.Tensor, window_SCW: torch.Tensor) -> bool:
-    return (native.fits(x_TC) and weight_CK.dtype in native.DTYPES and window_SCW.dtype in native.DTYPES
-            and weight_CK.shape[0] % native.LANES == 0 and x_TC.stride(1) == 1
-            and 1 <= window_SCW.shape[2] < native.KERNEL_MAX)
+    return (
+        native.fits(x_TC)
+        and weight_CK.dtype in native.DTYPES
+        and window_SCW.dtype in native.DTYPES
+        and weight_CK.shape[0] % native.LANES == 0
+        and x_TC.stride(1) == 1
+        and 1 <= window_SCW.shape[2] < native.KERNEL_MAX
+    )
 
 
 @causal_conv.in_cpp
-def _causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-                 activation: Literal["silu"] | None, window_SCW: torch.Tensor,
-                 runs: Runs) -> torch.Tensor | Unfit:
+def _causal_conv(
+    x_TC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    activation: Literal["silu"] | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor | Unfit:
     if not in_cpp_takes(x_TC, weight_CK, window_SCW):
         return UNFIT
     y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype)
     native.extension().conv(
-        native.runs_of(runs), native.plain_rows_of(x_TC), _NO_GATE, _NO_GATE, weights_of(weight_CK, bias_C),
-        activation == "silu", y_TC.data_ptr(), native.slots_of(window_SCW), x_TC.shape[1])
+        native.runs_of(runs),
+        native.plain_rows_of(x_TC),
+        _NO_GATE,
+        _NO_GATE,
+        weights_of(weight_CK, bias_C),
+        activation == "silu",
+        y_TC.data_ptr(),
+        native.slots_of(window_SCW),
+        x_TC.shape[1],
+    )
     return y_TC
 
 
@@ -74,8 +98,12 @@ def weights_of(weight_CK: torch.Tensor, bias_C: torch.Tensor | None) -> Any:
     """The arguments of the extension: addresses of weight and bias, dtype, kernel size."""
     assert weight_CK.is_contiguous(), f"a conv weight of strides {weight_CK.stride()} is not dense"
     assert bias_C is None or (bias_C.dtype == weight_CK.dtype and bias_C.is_contiguous())
-    return (weight_CK.data_ptr(), 0 if bias_C is None else bias_C.data_ptr(),
-            native.DTYPES[weight_CK.dtype], weight_CK.shape[1])
+    return (
+        weight_CK.data_ptr(),
+        0 if bias_C is None else bias_C.data_ptr(),
+        native.DTYPES[weight_CK.dtype],
+        weight_CK.shape[1],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +120,21 @@ class _Padded:
     tiles: tuple[tuple[int, int, int, int], ...]
 
 
-def _finish(y_TC: torch.Tensor, bias_C: torch.Tensor | None,
-            activation: Literal["silu"] | None) -> torch.Tensor:
+def _finish(y_TC: torch.Tensor, bias_C: torch.Tensor | None, activation: Literal["silu"] | None) -> torch.Tensor:
     if bias_C is not None:
         y_TC.add_(bias_C)
     return F.silu(y_TC, inplace=True) if activation == "silu" else y_TC
 
 
-def _decode(x_RC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-            activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs,
-            out_RC: torch.Tensor) -> None:
+def _decode(
+    x_RC: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    activation: Literal["silu"] | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+    out_RC: torch.Tensor,
+) -> None:
     for rows in decode_blocks(runs, window_SCW):
         x = x_RC[rows.span]
         window_RCW = rows.read(window_SCW, "causal_conv.window")
@@ -111,9 +144,15 @@ def _decode(x_RC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | 
         rows.write_back(window_SCW, shifted)
 
 
-def _prefill(x_TC: torch.Tensor, weight_KC: torch.Tensor, bias_C: torch.Tensor | None,
-             activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs,
-             out_TC: torch.Tensor) -> None:
+def _prefill(
+    x_TC: torch.Tensor,
+    weight_KC: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    activation: Literal["silu"] | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+    out_TC: torch.Tensor,
+) -> None:
     width, channels = window_SCW.shape[2], x_TC.shape[1]
     tile_rows = max(16, _TILE_BYTES // (4 * channels))
     key = f"causal_conv.{width}.{tile_rows}"
@@ -127,8 +166,7 @@ def _prefill(x_TC: torch.Tensor, weight_KC: torch.Tensor, bias_C: torch.Tensor |
     padded.index_copy_(0, layout.window_rows_RW.flatten(), window_RWC.reshape(-1, channels))
     rows.write_back(window_SCW, _windows(padded, layout.last_rows_RW))
     if layout.tap_slots_X.numel():
-        window_SCW.index_copy_(0, layout.tap_slots_X,
-                               _windows(padded, layout.tap_rows_XW).to(window_SCW.dtype))
+        window_SCW.index_copy_(0, layout.tap_slots_X, _windows(padded, layout.tap_rows_XW).to(window_SCW.dtype))
     # The K passes over a tile stay in the L2 cache.
     for first, last, begin, end in layout.tiles:
         count = end - begin - width
@@ -159,22 +197,31 @@ def _lay_out(runs: Runs, width: int, tile_rows: int) -> _Padded:
         token_rows.extend(range(begins[run] + width, row))
         ends.append(row)
     taps = [tap for tap in runs.taps if tap.slot != PAD and tap.run in begins]
-    tap_begins = torch.tensor([begins[tap.run] + tap.offset for tap in taps], dtype=torch.int64,
-                              device=device)
-    tiles = tuple((first, last, token_rows[first] - width, token_rows[last - 1] + 1)
-                  for first in range(0, len(token_rows), tile_rows)
-                  for last in (min(first + tile_rows, len(token_rows)),))
-    return _Padded(rows=row, token_rows=torch.tensor(token_rows, device=device),
-                  window_rows_RW=torch.tensor(list(begins.values()), device=device)[:, None] + steps_W,
-                  last_rows_RW=torch.tensor(ends, device=device)[:, None] - width + steps_W,
-                  tap_rows_XW=tap_begins[:, None] + steps_W,
-                  tap_slots_X=torch.tensor([tap.slot for tap in taps], dtype=torch.int64, device=device),
-                  tiles=tiles)
+    tap_begins = torch.tensor([begins[tap.run] + tap.offset for tap in taps], dtype=torch.int64, device=device)
+    tiles = tuple(
+        (first, last, token_rows[first] - width, token_rows[last - 1] + 1)
+        for first in range(0, len(token_rows), tile_rows)
+        for last in (min(first + tile_rows, len(token_rows)),)
+    )
+    return _Padded(
+        rows=row,
+        token_rows=torch.tensor(token_rows, device=device),
+        window_rows_RW=torch.tensor(list(begins.values()), device=device)[:, None] + steps_W,
+        last_rows_RW=torch.tensor(ends, device=device)[:, None] - width + steps_W,
+        tap_rows_XW=tap_begins[:, None] + steps_W,
+        tap_slots_X=torch.tensor([tap.slot for tap in taps], dtype=torch.int64, device=device),
+        tiles=tiles,
+    )
 
 
 @op("weft.tensor.kernels.causal_conv")
-def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+def short_conv(
+    projected_TJ: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     """``C * conv(B * x)`` [T, C] of ``projected_TJ`` [T, 3 C], columns B, C, x: LFM2's layer between its two
     projections.
 
@@ -188,21 +235,35 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
 
 
 @short_conv.in_cpp
-def _short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-                window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | Unfit:
+def _short_conv(
+    projected_TJ: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    window_SCW: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor | Unfit:
     if not in_cpp_takes(projected_TJ, weight_CK, window_SCW):
         return UNFIT
     tokens, channels = projected_TJ.shape[0], weight_CK.shape[0]
     y_TC = torch.empty((tokens, channels), dtype=projected_TJ.dtype)
     # A verify run logs B and x alone: C gates the output and reaches no state.
     if runs.log is not None:
-        rows = projected_TJ[runs.log.first:runs.log.first + runs.log.rows]
+        rows = projected_TJ[runs.log.first : runs.log.first + runs.log.rows]
         room = runs.log.room(_replay(weight_CK, bias_C, window_SCW), 2 * channels, projected_TJ.dtype)
-        torch.cat((rows[:, :channels], rows[:, 2 * channels:]), dim=1, out=room)
+        torch.cat((rows[:, :channels], rows[:, 2 * channels :]), dim=1, out=room)
     address, stride, one, dtype = native.plain_rows_of(projected_TJ)
     b, c, x = ((address + i * channels * projected_TJ.itemsize, stride, one, dtype) for i in range(3))
-    native.extension().conv(native.runs_of(runs), x, b, c, weights_of(weight_CK, bias_C), False,
-                            y_TC.data_ptr(), native.slots_of(window_SCW), channels)
+    native.extension().conv(
+        native.runs_of(runs),
+        x,
+        b,
+        c,
+        weights_of(weight_CK, bias_C),
+        False,
+        y_TC.data_ptr(),
+        native.slots_of(window_SCW),
+        channels,
+    )
     return y_TC
 
 
@@ -210,15 +271,29 @@ def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: to
     def replay(logged_TJ: torch.Tensor, again: Runs) -> None:
         channels = weight_CK.shape[0]
         dropped_TC = torch.empty((logged_TJ.shape[0], channels), dtype=logged_TJ.dtype)
-        b, x = (native.plain_rows_of(logged_TJ[:, at:at + channels]) for at in (0, channels))
-        native.extension().conv(native.runs_of(again), x, b, _NO_GATE, weights_of(weight_CK, bias_C), False,
-                                dropped_TC.data_ptr(), native.slots_of(window_SCW), channels)
+        b, x = (native.plain_rows_of(logged_TJ[:, at : at + channels]) for at in (0, channels))
+        native.extension().conv(
+            native.runs_of(again),
+            x,
+            b,
+            _NO_GATE,
+            weights_of(weight_CK, bias_C),
+            False,
+            dropped_TC.data_ptr(),
+            native.slots_of(window_SCW),
+            channels,
+        )
 
     return replay
 
 
-def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-           window_SCW: torch.Tensor) -> FusedLayer | None:
+def staged(
+    fused: FusedBlock,
+    x_TD: torch.Tensor,
+    weight_CK: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    window_SCW: torch.Tensor,
+) -> FusedLayer | None:
     """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     if fused.bound(x_TD) is None or not in_cpp_takes(x_TD, weight_CK, window_SCW):
         return None

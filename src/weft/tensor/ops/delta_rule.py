@@ -55,9 +55,18 @@ _BASE = 16
 
 
 @recurrent_op("weft.tensor.kernels.delta_rule")
-def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
-               beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *, scale: float,
-               layer: int = 0) -> torch.Tensor:
+def delta_rule(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    g_TH: torch.Tensor,
+    beta_TH: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    scale: float,
+    layer: int = 0,
+) -> torch.Tensor:
     """Per value head, with q and k L2-normalised (eps 1e-6) and q scaled:
 
         S <- exp(g_t) S;   S <- S + k_t (beta_t (v_t - k_t^T S))^T;   o_t = q_t^T S
@@ -76,32 +85,70 @@ def delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     out_THV = torch.empty(v_THV.shape, dtype=q_THK.dtype, device=q_THK.device)
     n = runs.decode_count
     if n:
-        out_THV[:n] = _decode(_unit(q_THK[:n]).mul_(scale), _unit(k_THK[:n]), v_THV[:n].float(),
-                              g_TH[:n].float(), beta_TH[:n].float(), state_SHKV, runs)
+        out_THV[:n] = _decode(
+            _unit(q_THK[:n]).mul_(scale),
+            _unit(k_THK[:n]),
+            v_THV[:n].float(),
+            g_TH[:n].float(),
+            beta_TH[:n].float(),
+            state_SHKV,
+            runs,
+        )
     if n < runs.run_count:
-        out_THV[n:] = _prefill(_unit(q_THK[n:]).mul_(scale), _unit(k_THK[n:]), v_THV[n:], g_TH[n:],
-                               beta_TH[n:], state_SHKV, runs)
+        out_THV[n:] = _prefill(
+            _unit(q_THK[n:]).mul_(scale), _unit(k_THK[n:]), v_THV[n:], g_TH[n:], beta_TH[n:], state_SHKV, runs
+        )
     return out_THV
 
 
 @delta_rule.in_cpp
-def _delta_rule(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
-                beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *, scale: float,
-                layer: int = 0) -> torch.Tensor | Unfit:
+def _delta_rule(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    g_TH: torch.Tensor,
+    beta_TH: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    scale: float,
+    layer: int = 0,
+) -> torch.Tensor | Unfit:
     tokens, heads, v_dim = v_THV.shape
     k_heads, k_dim = k_THK.shape[1:]
-    if not (native.fits(q_THK, k_THK, v_THV) and state_SHKV.dtype in native.STATE_DTYPES
-            and v_dim % native.LANES == 0 and k_dim <= native.KEY_DIM_MAX and k_dim % native.LANES == 0):
+    if not (
+        native.fits(q_THK, k_THK, v_THV)
+        and state_SHKV.dtype in native.STATE_DTYPES
+        and v_dim % native.LANES == 0
+        and k_dim <= native.KEY_DIM_MAX
+        and k_dim % native.LANES == 0
+    ):
         return UNFIT
     by_line = g_TH.ndim == 3
     # float32, contiguous by line: the kernel reads gates by one row stride.
     g, beta = g_TH.float(), beta_TH.float()
     out_THV = torch.empty((tokens, heads, v_dim), dtype=q_THK.dtype)
     native.extension().gated_delta(
-        native.runs_of(runs), native.rows_of(q_THK), native.rows_of(k_THK), native.rows_of(v_THV),
-        native.rows_of(g.contiguous()) if by_line else native.plain_rows_of(g), native.plain_rows_of(beta),
-        by_line, out_THV.data_ptr(), state_SHKV.data_ptr(), native.slot_stride(state_SHKV), k_heads, heads,
-        k_dim, v_dim, scale, 0, 0, native.STATE_DTYPES[state_SHKV.dtype], layer)
+        native.runs_of(runs),
+        native.rows_of(q_THK),
+        native.rows_of(k_THK),
+        native.rows_of(v_THV),
+        native.rows_of(g.contiguous()) if by_line else native.plain_rows_of(g),
+        native.plain_rows_of(beta),
+        by_line,
+        out_THV.data_ptr(),
+        state_SHKV.data_ptr(),
+        native.slot_stride(state_SHKV),
+        k_heads,
+        heads,
+        k_dim,
+        v_dim,
+        scale,
+        0,
+        0,
+        native.STATE_DTYPES[state_SHKV.dtype],
+        layer,
+    )
     return out_THV
 
 
@@ -117,8 +164,15 @@ def _decay_of_channels(log_decay: torch.Tensor) -> torch.Tensor:
     return log_decay.to(torch.float32, copy=True).clamp_min_(LOG_DECAY_MIN).exp_()
 
 
-def _decode(q_RHK: torch.Tensor, k_RHK: torch.Tensor, v_RHV: torch.Tensor, g_RH: torch.Tensor,
-            beta_RH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs) -> torch.Tensor:
+def _decode(
+    q_RHK: torch.Tensor,
+    k_RHK: torch.Tensor,
+    v_RHV: torch.Tensor,
+    g_RH: torch.Tensor,
+    beta_RH: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     """One token per run."""
     # o = e^g q.S + (q.k) d with d = beta (v - e^g k.S): one product with the state before reads it for both.
     _, heads, k_dim, v_dim = state_SHKV.shape
@@ -160,8 +214,15 @@ class _ChunkWork:
     inside: Callable[[torch.Tensor, int, int, torch.Tensor], torch.Tensor]
 
 
-def _prefill(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
-             beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs) -> torch.Tensor:
+def _prefill(
+    q_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    g_TH: torch.Tensor,
+    beta_TH: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     layout = chunk_layout(runs)
     size, count = layout.size, layout.chunk_count
     padded = {}
@@ -201,8 +262,7 @@ def _work_by_head(x: dict[str, torch.Tensor]) -> _ChunkWork:
     beta = x["beta"].transpose(1, 2)
     # float64: differences need 1e-7 where sums are in the hundreds.
     sums = x["g"].transpose(1, 2).double().cumsum(-1)
-    decay = pairwise_decay(sums, scratch.take("delta_rule.decay", (count, v_heads, size, size),
-                                              torch.float32))
+    decay = pairwise_decay(sums, scratch.take("delta_rule.decay", (count, v_heads, size, size), torch.float32))
     grouped = (count, k_heads, group, size, size)
     a = scratch.take("delta_rule.a", decay.shape, torch.float32)
     torch.mul(decay.view(grouped), torch.matmul(k, k.transpose(-1, -2))[:, :, None], out=a.view(grouped))
@@ -212,16 +272,24 @@ def _work_by_head(x: dict[str, torch.Tensor]) -> _ChunkWork:
     inverse.mul_(grown[..., None, :])
     reads = scratch.take("delta_rule.reads", (count, v_heads, 2, size, k_dim), torch.float32)
     for_state, for_output = reads.view(count, k_heads, group, 2, size, k_dim).unbind(3)
-    for_state.copy_(torch.bmm(inverse.view(-1, group * size, size),
-                              k.view(-1, size, k_dim)).view(for_state.shape))
+    for_state.copy_(torch.bmm(inverse.view(-1, group * size, size), k.view(-1, size, k_dim)).view(for_state.shape))
     torch.mul(q[:, :, None], grown.view(count, k_heads, group, size, 1), out=for_output)
     # Over `decay`, which nothing reads after this line.
     attention = decay.view(grouped).mul_(torch.matmul(q, k.transpose(-1, -2))[:, :, None]).view(decay.shape)
     k_left = scratch.take("delta_rule.k_left", (count, v_heads, size, k_dim), torch.float32)
-    torch.mul(k[:, :, None], decay_of(sums[..., -1:] - sums).view(count, k_heads, group, size, 1),
-              out=k_left.view(count, k_heads, group, size, k_dim))
-    return _ChunkWork(reads, new_values, attention, k_left, decay_of(sums[..., -1])[..., None, None],
-                      _inside(k, sums[..., None], decay_of))
+    torch.mul(
+        k[:, :, None],
+        decay_of(sums[..., -1:] - sums).view(count, k_heads, group, size, 1),
+        out=k_left.view(count, k_heads, group, size, k_dim),
+    )
+    return _ChunkWork(
+        reads,
+        new_values,
+        attention,
+        k_left,
+        decay_of(sums[..., -1])[..., None, None],
+        _inside(k, sums[..., None], decay_of),
+    )
 
 
 def _work_by_line(x: dict[str, torch.Tensor]) -> _ChunkWork:
@@ -239,26 +307,36 @@ def _work_by_line(x: dict[str, torch.Tensor]) -> _ChunkWork:
     reads[:, :, 0] = torch.matmul(inverse, k * grown)
     torch.mul(lefts[1], grown, out=reads[:, :, 1])
     k_left = k * _decay_of_channels(sums[:, :, -1:] - sums)
-    return _ChunkWork(reads, new_values, products[1], k_left, _decay_of_channels(sums[:, :, -1])[..., None],
-                      _inside(k, sums, _decay_of_channels))
+    return _ChunkWork(
+        reads,
+        new_values,
+        products[1],
+        k_left,
+        _decay_of_channels(sums[:, :, -1])[..., None],
+        _inside(k, sums, _decay_of_channels),
+    )
 
 
-def _inside(k: torch.Tensor, sums: torch.Tensor, decay: Callable[[torch.Tensor], torch.Tensor],
-            ) -> Callable[[torch.Tensor, int, int, torch.Tensor], torch.Tensor]:
+def _inside(
+    k: torch.Tensor, sums: torch.Tensor, decay: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor, int, int, torch.Tensor], torch.Tensor]:
     """``_ChunkWork.inside``: the chunk's update without the later tokens. ``sums`` [chunks, H, size, 1 or
     K]."""
+
     def inside(state_HKV: torch.Tensor, chunk: int, places: int, added_HCV: torch.Tensor) -> torch.Tensor:
         last_HX = sums[chunk, :, places - 1]
         left_HCX = decay(last_HX[:, None] - sums[chunk, :, :places])
         keys_HCK = k[chunk, :, :places].repeat_interleave(sums.shape[1] // k.shape[1], dim=0)
-        return torch.baddbmm(state_HKV * decay(last_HX)[..., None], (keys_HCK * left_HCX).transpose(1, 2),
-                             added_HCV[:, :places])
+        return torch.baddbmm(
+            state_HKV * decay(last_HX)[..., None], (keys_HCK * left_HCX).transpose(1, 2), added_HCV[:, :places]
+        )
 
     return inside
 
 
-def _scan(steps: list[Step], first: int, work: _ChunkWork, state: torch.Tensor, state_SHKV: torch.Tensor,
-          out: torch.Tensor) -> None:
+def _scan(
+    steps: list[Step], first: int, work: _ChunkWork, state: torch.Tensor, state_SHKV: torch.Tensor, out: torch.Tensor
+) -> None:
     """Advance ``state`` [rows, H, K, V] in place, chunk after chunk; taps go into ``state_SHKV``. ``out`` is
     [all chunks, size, H, V]; ``work`` begins at its chunk ``first``."""
     # v' of a token depends on tokens before it alone, so a tap inside a chunk repeats no computation.
@@ -314,8 +392,9 @@ def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-def decayed_products(x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.Tensor,
-                     sums_NHCK: torch.Tensor) -> torch.Tensor:
+def decayed_products(
+    x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.Tensor, sums_NHCK: torch.Tensor
+) -> torch.Tensor:
     """M(x)_ij = sum_c x_ic k_jc exp(sums_ic - sums_jc) for j <= i, else 0: float32 [X, N, H, C, C], for each
     of the X tensors in ``x``. ``g`` float32, at most 0; ``sums`` its sums along C, float64; C is a multiple
     of 16."""
@@ -348,8 +427,15 @@ def decayed_products(x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.
 
 
 @op("weft.tensor.kernels.delta_gates")
-def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor, b_TH: torch.Tensor, *,
-                beta_scale: float = 1.0, floor: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def delta_gates(
+    a_TC: torch.Tensor,
+    bias_C: torch.Tensor,
+    decay_H: torch.Tensor,
+    b_TH: torch.Tensor,
+    *,
+    beta_scale: float = 1.0,
+    floor: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The gates of the rule, of what a layer projects: ``g_TC`` = decay * softplus(a + bias), ``beta_TH`` =
     beta_scale * sigmoid(b), both float32. With ``floor`` (< 0) no log decay is below it: ``g_TC`` = floor *
     sigmoid(-decay * (a + bias)).

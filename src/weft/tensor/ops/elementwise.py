@@ -75,13 +75,18 @@ def within(parts: Sequence[torch.Tensor], limit: float) -> Sequence[torch.Tensor
 
 @silu_mul.in_cpp
 def _silu_mul(gate_up_TJ: torch.Tensor, limit: float = 0.0) -> torch.Tensor | Unfit:
-    if limit or not (native.fits(gate_up_TJ) and gate_up_TJ.ndim == 2 and gate_up_TJ.stride(1) == 1
-            and gate_up_TJ.shape[1] % (2 * native.LANES) == 0):
+    if limit or not (
+        native.fits(gate_up_TJ)
+        and gate_up_TJ.ndim == 2
+        and gate_up_TJ.stride(1) == 1
+        and gate_up_TJ.shape[1] % (2 * native.LANES) == 0
+    ):
         return UNFIT
     tokens, both = gate_up_TJ.shape
     out = torch.empty((tokens, both // 2), dtype=gate_up_TJ.dtype)
-    native.extension().silu_mul(gate_up_TJ.data_ptr(), gate_up_TJ.stride(0), tokens, both // 2,
-                                native.DTYPES[gate_up_TJ.dtype], out.data_ptr())
+    native.extension().silu_mul(
+        gate_up_TJ.data_ptr(), gate_up_TJ.stride(0), tokens, both // 2, native.DTYPES[gate_up_TJ.dtype], out.data_ptr()
+    )
     return out
 
 
@@ -93,8 +98,9 @@ def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
 
 
 @op("weft.tensor.kernels.elementwise")
-def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
-           sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate the first ``rotary_dim`` dims of every head; the rest passes through (partial rotary).
 
     ``q_THD`` [T, heads, D] and ``k_THD`` [T, kv_heads, D] of any float dtype; ``cos_TD``, ``sin_TD``
@@ -121,13 +127,24 @@ def _rotate(x_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor) -
 
 
 @rotary.in_cpp
-def _rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
-            sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
-    if not (native.fits(q_THD, k_THD) and cos_TD.dtype == torch.float32 and q_THD.stride(-1) == 1
-            and k_THD.stride(-1) == 1):
+def _rotary(
+    q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor, sin_TD: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+    if not (
+        native.fits(q_THD, k_THD) and cos_TD.dtype == torch.float32 and q_THD.stride(-1) == 1 and k_THD.stride(-1) == 1
+    ):
         return UNFIT
     q_out, k_out = torch.empty(q_THD.shape, dtype=q_THD.dtype), torch.empty(k_THD.shape, dtype=k_THD.dtype)
     native.extension().rotary(
-        native.rows_of(q_THD), native.rows_of(k_THD), *native.angles_of(cos_TD, sin_TD), q_THD.shape[0],
-        q_THD.shape[1], k_THD.shape[1], q_THD.shape[2], cos_TD.shape[1], q_out.data_ptr(), k_out.data_ptr())
+        native.rows_of(q_THD),
+        native.rows_of(k_THD),
+        *native.angles_of(cos_TD, sin_TD),
+        q_THD.shape[0],
+        q_THD.shape[1],
+        k_THD.shape[1],
+        q_THD.shape[2],
+        cos_TD.shape[1],
+        q_out.data_ptr(),
+        k_out.data_ptr(),
+    )
     return q_out, k_out

@@ -23,9 +23,16 @@ from weft.units import PAD, PAGE_TOKENS, pages_for
 
 
 @op("weft.tensor.kernels.latent_attention")
-def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
-                     runs: Runs, scale: float, value_dim: int,
-                     scales: torch.Tensor | None = None) -> torch.Tensor:
+def latent_attention(
+    q_THW: torch.Tensor,
+    x_TW: torch.Tensor,
+    cache: torch.Tensor,
+    positions_T: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    value_dim: int,
+    scales: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Write the rows ``x_TW`` of this step's tokens into their pages. Then return the first ``value_dim``
     numbers of ``softmax(scale * q . x_[0..p]) x_[0..p]`` for the token at position p and each head:
     [T, heads, value_dim] in the dtype of ``q_THW``.
@@ -59,20 +66,23 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
 
 
 @op("weft.tensor.kernels.latent_attention")
-def write_latents(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
-                  scales: torch.Tensor | None = None) -> None:
+def write_latents(
+    x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None
+) -> None:
     """What ``latent_attention`` writes, alone."""
     write_rows(x_TW, cache, positions_T, runs, scales)
 
 
-def write_rows(x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs,
-           scales: torch.Tensor | None) -> None:
+def write_rows(
+    x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None
+) -> None:
     where = places_of(positions_T, runs)
     put_rows(x_TW if where.tokens is None else x_TW[where.tokens], cache, scales, where.pages, where.places)
 
 
-def put_rows(x_NW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor,
-             places: torch.Tensor) -> None:
+def put_rows(
+    x_NW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, places: torch.Tensor
+) -> None:
     """Row i to place ``places[i]`` of page ``pages[i]``."""
     lanes, pack = cache.shape[2], cache.shape[4]
     if scales is not None:
@@ -83,8 +93,9 @@ def put_rows(x_NW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | Non
     as_bytes(cache)[pages, 0, :, places] = rows_NLP
 
 
-def rows_of(cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor,
-            places: torch.Tensor) -> torch.Tensor:
+def rows_of(
+    cache: torch.Tensor, scales: torch.Tensor | None, pages: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:
     """float32 [*pages.shape, W]: single rows. ``places``: of the shape of ``pages``."""
     wide = cache[pages, 0, :, places].float().flatten(-2)
     return wide if scales is None else wide * scales[pages, 0, 0, places].float()[..., None]
@@ -103,8 +114,14 @@ def read_rows(cache: torch.Tensor, scales: torch.Tensor | None, pages_NP: torch.
     return wide.view(count, pages * tokens, lanes * pack)
 
 
-def _attend_group(q_THW: torch.Tensor, cache: torch.Tensor, scales: torch.Tensor | None, group: Group,
-                  scale: float, out_THV: torch.Tensor) -> None:
+def _attend_group(
+    q_THW: torch.Tensor,
+    cache: torch.Tensor,
+    scales: torch.Tensor | None,
+    group: Group,
+    scale: float,
+    out_THV: torch.Tensor,
+) -> None:
     count, page_count = group.pages_NP.shape
     heads, value_dim = out_THV.shape[1:]
     context = page_count * PAGE_TOKENS

@@ -34,8 +34,13 @@ from weft.tensor.weights.tiles import CodedTiles, InTiles, TiledWeight
 
 FORMS: dict[int, int] = {8: 2, 6: 8, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""
-_SCALES: dict[torch.dtype, int] = {torch.float32: 0, torch.float16: 1, torch.int8: 2,
-                                   torch.float8_e4m3fn: 3, torch.float8_e8m0fnu: 4}
+_SCALES: dict[torch.dtype, int] = {
+    torch.float32: 0,
+    torch.float16: 1,
+    torch.int8: 2,
+    torch.float8_e4m3fn: 3,
+    torch.float8_e8m0fnu: 4,
+}
 """What scales are stored in -> their number there."""
 _DIVIDED = 5
 """The number of e4m3 that a float divides."""
@@ -51,8 +56,7 @@ _LEAST = 1e-30
 
 
 @op("weft.tensor.kernels.quantized_linear")
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
-                     ) -> torch.Tensor:
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
 
     The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
@@ -73,8 +77,9 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 
 @quantized_linear.in_cpp
-def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
-                      ) -> torch.Tensor | Unfit:
+def _quantized_linear(
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor | Unfit:
     if not codes_fit(x, weight):
         return UNFIT
     if x.dtype == torch.float16:  # no kernel computes in float16
@@ -88,9 +93,16 @@ def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tens
         out = _widened(x_RI, weight)
         return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
     out = x_RI.new_empty(rows, weight.rows)
-    native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
-                              weight_of(weight), 0 if bias is None else bias.data_ptr(), weight.exact,
-                              out.data_ptr())
+    native.extension().linear(
+        x_RI.data_ptr(),
+        x_RI.stride(0),
+        native.DTYPES[x.dtype],
+        rows,
+        weight_of(weight),
+        0 if bias is None else bias.data_ptr(),
+        weight.exact,
+        out.data_ptr(),
+    )
     return out.view(*x.shape[:-1], weight.rows)
 
 
@@ -114,15 +126,13 @@ def _take_columns(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor | Unfit:
     assert order.dtype == torch.int32
     assert order.is_contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    native.extension().take_columns(native.projected_of(x_RI), order.data_ptr(), order.shape[0],
-                                    out.data_ptr())
+    native.extension().take_columns(native.projected_of(x_RI), order.data_ptr(), order.shape[0], out.data_ptr())
     return out
 
 
 def codes_fit(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     """Whether the C++ form takes ``x`` and ``weight``."""
-    return (native.in_use() and not weight.fp8 and x.device.type == "cpu"
-            and x.dtype in (*native.DTYPES, torch.float16))
+    return native.in_use() and not weight.fp8 and x.device.type == "cpu" and x.dtype in (*native.DTYPES, torch.float16)
 
 
 def weight_of(weight: QuantizedWeight, order: torch.Tensor | None = None) -> Any:
@@ -133,11 +143,26 @@ def weight_of(weight: QuantizedWeight, order: torch.Tensor | None = None) -> Any
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
     of_rows = weight.block_scales is not None and weight.block_scales.dtype == torch.float32
     of_blocks = _at(weight.block_scales)
-    return (weight.codes.data_ptr(), form, weight.columns, weight.rows, weight.scales.data_ptr(),
-            _DIVIDED if weight.divides else _SCALES[weight.scales.dtype], _at(weight.zeros), weight.group, 0,
-            (_at(weight.minimums), 0 if of_rows else of_blocks, _at(weight.block_minimums),
-             of_blocks if of_rows else 0, _at(weight.table), weight.signed,
-             _at(order)))
+    return (
+        weight.codes.data_ptr(),
+        form,
+        weight.columns,
+        weight.rows,
+        weight.scales.data_ptr(),
+        _DIVIDED if weight.divides else _SCALES[weight.scales.dtype],
+        _at(weight.zeros),
+        weight.group,
+        0,
+        (
+            _at(weight.minimums),
+            0 if of_rows else of_blocks,
+            _at(weight.block_minimums),
+            of_blocks if of_rows else 0,
+            _at(weight.table),
+            weight.signed,
+            _at(order),
+        ),
+    )
 
 
 def _at(numbers: torch.Tensor | None) -> int:
@@ -154,8 +179,11 @@ def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
 
 def by_matrix_unit(dtype: torch.dtype) -> bool:
     """Whether codes meet x as bfloat16, in the order of a matrix unit, for any number of rows."""
-    return (dtype == torch.bfloat16 and native.matrix_unit() != "none"
-            and "x86_64_v4" in native.extension().instruction_set())
+    return (
+        dtype == torch.bfloat16
+        and native.matrix_unit() != "none"
+        and "x86_64_v4" in native.extension().instruction_set()
+    )
 
 
 def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
@@ -163,9 +191,10 @@ def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     block_IR = scratch.take("quantized_linear.block", (weight.columns, _BLOCK_ROWS), x_RI.dtype)
     for first in range(0, weight.rows, _BLOCK_ROWS):
         last = min(first + _BLOCK_ROWS, weight.rows)
-        native.extension().widen_weight(weight_of(weight), first, last, _BLOCK_ROWS,
-                                        native.DTYPES[x_RI.dtype], block_IR.data_ptr())
-        out[:, first:last] = x_RI @ block_IR[:, :last - first]
+        native.extension().widen_weight(
+            weight_of(weight), first, last, _BLOCK_ROWS, native.DTYPES[x_RI.dtype], block_IR.data_ptr()
+        )
+        out[:, first:last] = x_RI @ block_IR[:, : last - first]
     return out
 
 
@@ -176,12 +205,13 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
         block = weight.by_rows(first, last)
-        values = (block.codes.view(torch.float8_e4m3fn).float() if weight.fp8
-                  else block.codes.float() - ZERO_POINT[8])[:last - first, :weight.columns]
+        values = (block.codes.view(torch.float8_e4m3fn).float() if weight.fp8 else block.codes.float() - ZERO_POINT[8])[
+            : last - first, : weight.columns
+        ]
         values_NPK = in_parts(values)
         total = out[:, first:last].zero_()
         for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):
-            both = floats_of(block.scales)[:last - first, part * PART // weight.group] * scales[:, None]
+            both = floats_of(block.scales)[: last - first, part * PART // weight.group] * scales[:, None]
             # Scale times scale first, then the sum: the order of the C++ kernel, whose bits these are.
             total += (codes @ values_NPK[:, part].T).mul_(both)
     return (out if bias is None else out.add_(bias)).to(x.dtype).view(*x.shape[:-1], weight.rows)
@@ -192,10 +222,10 @@ def rounded_inputs(x_RI: torch.Tensor, *, fp8: bool = False) -> tuple[torch.Tens
     and a scale of NaN. ``fp8``: codes are what e4m3 holds, not whole numbers."""
     x_PRK = in_parts(x_RI.float()).transpose(0, 1)
     reach = x_PRK.abs().amax(-1, keepdim=True)
-    finite = reach.isfinite()      # the maximum of numbers with a NaN is NaN
+    finite = reach.isfinite()  # the maximum of numbers with a NaN is NaN
     some = finite & (reach >= _LEAST)
     most = 448 if fp8 else 127
-    exact = x_PRK * torch.full_like(reach, most).div_(reach)   # torch computes 127 / reach through 1 / reach
+    exact = x_PRK * torch.full_like(reach, most).div_(reach)  # torch computes 127 / reach through 1 / reach
     codes = torch.where(some, exact.to(torch.float8_e4m3fn).float() if fp8 else exact.round_(), 0)
     scales = torch.where(some, reach / most, torch.where(finite, 0.0, torch.nan))
     return codes, scales.squeeze(-1)
@@ -208,8 +238,9 @@ def in_parts(x_RI: torch.Tensor) -> torch.Tensor:
 
 
 @op()
-def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,
-                 out: torch.Tensor | None = None) -> torch.Tensor:
+def tiled_linear(
+    x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
     a dense tensor that the kernel may write.
     """
@@ -219,8 +250,9 @@ def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = N
 
 
 @tiled_linear.in_cpp
-def _tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,
-                  out: torch.Tensor | None = None) -> torch.Tensor | Unfit:
+def _tiled_linear(
+    x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor | Unfit:
     if not tiles_fit(x, weight):
         return UNFIT
     columns = x.shape[-1]
@@ -236,9 +268,16 @@ def _tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = 
     assert out.dtype == x.dtype
     assert out.is_contiguous()
     assert out.numel() == rows * weight.rows
-    native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
-                              weight.native(), 0 if bias is None else bias.data_ptr(), False,
-                              out.data_ptr())
+    native.extension().linear(
+        x_RI.data_ptr(),
+        x_RI.stride(0),
+        native.DTYPES[x.dtype],
+        rows,
+        weight.native(),
+        0 if bias is None else bias.data_ptr(),
+        False,
+        out.data_ptr(),
+    )
     return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
 
 

@@ -14,6 +14,7 @@ through the same numbers as in one. Taps inside a chunk and a run's last, partia
 Source: Gu and Dao, "Mamba" (2023), section 3.3. The C++ kernel (csrc/mamba1.inl) is the recurrence, token by
 token, with the state in the cache.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -32,9 +33,19 @@ from weft.units import CHUNK_TOKENS
 
 
 @recurrent_op("weft.tensor.kernels.mamba1")
-def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
-           C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
-           runs: Runs, *, layer: int = 0) -> torch.Tensor:
+def mamba1(
+    x_TC: torch.Tensor,
+    dt_TC: torch.Tensor,
+    A_CN: torch.Tensor,
+    B_TN: torch.Tensor,
+    C_TN: torch.Tensor,
+    D_C: torch.Tensor,
+    dt_bias_C: torch.Tensor,
+    state_SCN: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
     """Per channel, with ``d_t = softplus(dt_t + dt_bias)``:
 
         S <- exp(d_t A) S + (d_t x_t) B_t;   y_t = S . C_t + D x_t
@@ -52,41 +63,79 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     y_TC = wide * D_C.float()
     n = runs.decode_count
     if n:
-        y_TC[:n] += _decode(pushed_TC[:n], step_TC[:n], a_CN, B_TN[:n].float(), C_TN[:n].float(), state_SCN,
-                            runs)
+        y_TC[:n] += _decode(pushed_TC[:n], step_TC[:n], a_CN, B_TN[:n].float(), C_TN[:n].float(), state_SCN, runs)
     if n < runs.run_count:
         y_TC[n:] += _prefill(pushed_TC[n:], step_TC[n:], a_CN, B_TN[n:], C_TN[n:], state_SCN, runs)
     return y_TC.to(x_TC.dtype)
 
 
 @mamba1.in_cpp
-def _mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
-            C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
-            runs: Runs, *, layer: int = 0) -> torch.Tensor | Unfit:
-    if not (native.fits(x_TC, dt_TC, B_TN, C_TN) and state_SCN.dtype in native.STATE_DTYPES
-            and x_TC.shape[1] % native.LANES == 0 and B_TN.shape[1] <= native.STATE_DIM_MAX):
+def _mamba1(
+    x_TC: torch.Tensor,
+    dt_TC: torch.Tensor,
+    A_CN: torch.Tensor,
+    B_TN: torch.Tensor,
+    C_TN: torch.Tensor,
+    D_C: torch.Tensor,
+    dt_bias_C: torch.Tensor,
+    state_SCN: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor | Unfit:
+    if not (
+        native.fits(x_TC, dt_TC, B_TN, C_TN)
+        and state_SCN.dtype in native.STATE_DTYPES
+        and x_TC.shape[1] % native.LANES == 0
+        and B_TN.shape[1] <= native.STATE_DIM_MAX
+    ):
         return UNFIT
     tokens, channels = x_TC.shape
     a, d, bias = (values.float().contiguous() for values in (A_CN, D_C, dt_bias_C))
     out_TC = torch.empty((tokens, channels), dtype=x_TC.dtype)
     native.extension().mamba1(
-        native.runs_of(runs), native.rows_of(x_TC[:, None]), native.rows_of(dt_TC[:, None]),
-        native.rows_of(B_TN[:, None]), native.rows_of(C_TN[:, None]), a.data_ptr(), d.data_ptr(),
-        bias.data_ptr(), out_TC.data_ptr(), state_SCN.data_ptr(), native.slot_stride(state_SCN), channels,
-        A_CN.shape[1], native.STATE_DTYPES[state_SCN.dtype], layer)
+        native.runs_of(runs),
+        native.rows_of(x_TC[:, None]),
+        native.rows_of(dt_TC[:, None]),
+        native.rows_of(B_TN[:, None]),
+        native.rows_of(C_TN[:, None]),
+        a.data_ptr(),
+        d.data_ptr(),
+        bias.data_ptr(),
+        out_TC.data_ptr(),
+        state_SCN.data_ptr(),
+        native.slot_stride(state_SCN),
+        channels,
+        A_CN.shape[1],
+        native.STATE_DTYPES[state_SCN.dtype],
+        layer,
+    )
     return out_TC
 
 
-def _advance(state: torch.Tensor, decay: torch.Tensor, step: torch.Tensor, a_CN: torch.Tensor,
-             pushed: torch.Tensor, b: torch.Tensor) -> None:
+def _advance(
+    state: torch.Tensor,
+    decay: torch.Tensor,
+    step: torch.Tensor,
+    a_CN: torch.Tensor,
+    pushed: torch.Tensor,
+    b: torch.Tensor,
+) -> None:
     """One token of each of X sequences, in place: state, decay (scratch) [X, C, N]; step, pushed [X, C];
     b [X, N]."""
     torch.mul(step[:, :, None], a_CN, out=decay)
     state.mul_(decay.clamp_min_(LOG_DECAY_MIN).exp_()).addcmul_(pushed[:, :, None], b[:, None, :])
 
 
-def _decode(pushed_RC: torch.Tensor, step_RC: torch.Tensor, a_CN: torch.Tensor, b_RN: torch.Tensor,
-            c_RN: torch.Tensor, state_SCN: torch.Tensor, runs: Runs) -> torch.Tensor:
+def _decode(
+    pushed_RC: torch.Tensor,
+    step_RC: torch.Tensor,
+    a_CN: torch.Tensor,
+    b_RN: torch.Tensor,
+    c_RN: torch.Tensor,
+    state_SCN: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     y_R1C = torch.empty(pushed_RC.shape[0], 1, pushed_RC.shape[1], device=pushed_RC.device)
     for rows in decode_blocks(runs, state_SCN):
         at = rows.span
@@ -99,8 +148,15 @@ def _decode(pushed_RC: torch.Tensor, step_RC: torch.Tensor, a_CN: torch.Tensor, 
     return y_R1C[:, 0]
 
 
-def _prefill(pushed_TC: torch.Tensor, step_TC: torch.Tensor, a_CN: torch.Tensor, b_TN: torch.Tensor,
-             c_TN: torch.Tensor, state_SCN: torch.Tensor, runs: Runs) -> torch.Tensor:
+def _prefill(
+    pushed_TC: torch.Tensor,
+    step_TC: torch.Tensor,
+    a_CN: torch.Tensor,
+    b_TN: torch.Tensor,
+    c_TN: torch.Tensor,
+    state_SCN: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     layout = chunk_layout(runs)
     padded = {}
     for name, x in (("pushed", pushed_TC), ("step", step_TC), ("b", b_TN), ("c", c_TN)):
@@ -139,8 +195,7 @@ def _whole_chunks(layout: ChunkLayout, runs: Runs) -> list[int]:
         return [0] * len(layout.order)
     if len(layout.steps) == 1:  # the layout begins at the run's own start
         return [runs.lengths[run] // CHUNK_TOKENS for run in layout.order]
-    return [(max(runs.starts[run], 0) % CHUNK_TOKENS + runs.lengths[run]) // CHUNK_TOKENS
-            for run in layout.order]
+    return [(max(runs.starts[run], 0) % CHUNK_TOKENS + runs.lengths[run]) // CHUNK_TOKENS for run in layout.order]
 
 
 def _plan(first: int, done: int, steps: list[Step], whole_R: list[int]) -> _Plan:
@@ -162,8 +217,14 @@ def _plan(first: int, done: int, steps: list[Step], whole_R: list[int]) -> _Plan
     return _Plan(tuple(links), tuple(whole), inner, tuple(last))
 
 
-def _block(x: dict[str, torch.Tensor], a_CN: torch.Tensor, plan: _Plan, state: torch.Tensor,
-           state_SCN: torch.Tensor, out: torch.Tensor) -> None:
+def _block(
+    x: dict[str, torch.Tensor],
+    a_CN: torch.Tensor,
+    plan: _Plan,
+    state: torch.Tensor,
+    state_SCN: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
     """Some consecutive steps of the scan. ``state``: [rows, C, N], advanced in place; ``out``: [chunks, size,
     C], written."""
     count, size, _ = x["step"].shape
@@ -198,8 +259,15 @@ def _ends(x: dict[str, torch.Tensor], a_CN: torch.Tensor, whole: Sequence[int]) 
     return ends
 
 
-def _link(plan: _Plan, begins: torch.Tensor, ends: torch.Tensor, sums_XC: torch.Tensor, a_CN: torch.Tensor,
-          state: torch.Tensor, state_SCN: torch.Tensor) -> None:
+def _link(
+    plan: _Plan,
+    begins: torch.Tensor,
+    ends: torch.Tensor,
+    sums_XC: torch.Tensor,
+    a_CN: torch.Tensor,
+    state: torch.Tensor,
+    state_SCN: torch.Tensor,
+) -> None:
     """Chunk after chunk, the state at its begin, from the run's state and the ends of the chunks before."""
     ends_used = 0
     for begin, end, going, taps in plan.links:

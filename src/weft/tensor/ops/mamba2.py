@@ -28,10 +28,20 @@ from weft.tensor.state_rows import decode_blocks, prefill_rows
 
 
 @recurrent_op("weft.tensor.kernels.mamba2")
-def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
-           C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
-           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
-           layer: int = 0) -> torch.Tensor:
+def mamba2(
+    x_THP: torch.Tensor,
+    dt_TH: torch.Tensor,
+    A_H: torch.Tensor,
+    B_TGN: torch.Tensor,
+    C_TGN: torch.Tensor,
+    D_H: torch.Tensor,
+    dt_bias_H: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    runs: Runs,
+    *,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    layer: int = 0,
+) -> torch.Tensor:
     """Per head, with ``d_t = clamp(softplus(dt_t + dt_bias), *dt_limit)``:
 
         S <- exp(d_t A) S + (d_t x_t) B_t^T;   y_t = S C_t + D x_t
@@ -51,35 +61,69 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     y_THP = wide * D_H.float()[:, None]
     n = runs.decode_count
     if n:
-        y_THP[:n] += _decode(pushed_THP[:n], log_decay_TH[:n], B_TGN[:n].float(), C_TGN[:n].float(),
-                             state_SHPN, runs)
+        y_THP[:n] += _decode(pushed_THP[:n], log_decay_TH[:n], B_TGN[:n].float(), C_TGN[:n].float(), state_SHPN, runs)
     if n < runs.run_count:
         y_THP[n:] += _prefill(pushed_THP[n:], log_decay_TH[n:], B_TGN[n:], C_TGN[n:], state_SHPN, runs)
     return y_THP.to(x_THP.dtype)
 
 
 @mamba2.in_cpp
-def _mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
-            C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
-            runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
-            layer: int = 0) -> torch.Tensor | Unfit:
-    if not (native.fits(x_THP, B_TGN, C_TGN) and state_SHPN.dtype in native.STATE_DTYPES
-            and B_TGN.shape[2] % native.LANES == 0 and B_TGN.shape[2] <= native.STATE_DIM_MAX):
+def _mamba2(
+    x_THP: torch.Tensor,
+    dt_TH: torch.Tensor,
+    A_H: torch.Tensor,
+    B_TGN: torch.Tensor,
+    C_TGN: torch.Tensor,
+    D_H: torch.Tensor,
+    dt_bias_H: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    runs: Runs,
+    *,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    layer: int = 0,
+) -> torch.Tensor | Unfit:
+    if not (
+        native.fits(x_THP, B_TGN, C_TGN)
+        and state_SHPN.dtype in native.STATE_DTYPES
+        and B_TGN.shape[2] % native.LANES == 0
+        and B_TGN.shape[2] <= native.STATE_DIM_MAX
+    ):
         return UNFIT
     tokens, heads, head_dim = x_THP.shape
     dt = dt_TH if dt_TH.dtype == x_THP.dtype else dt_TH.to(x_THP.dtype)
     a, d, bias = (row.float().contiguous() for row in (A_H, D_H, dt_bias_H))
     out_THP = torch.empty((tokens, heads, head_dim), dtype=x_THP.dtype)
     native.extension().mamba2(
-        native.runs_of(runs), native.rows_of(x_THP), native.rows_of(B_TGN), native.rows_of(C_TGN),
-        native.rows_of(dt[:, None]), a.data_ptr(), d.data_ptr(), bias.data_ptr(), out_THP.data_ptr(),
-        state_SHPN.data_ptr(), native.slot_stride(state_SHPN), heads, B_TGN.shape[1], head_dim,
-        B_TGN.shape[2], *dt_limit, native.STATE_DTYPES[state_SHPN.dtype], layer)
+        native.runs_of(runs),
+        native.rows_of(x_THP),
+        native.rows_of(B_TGN),
+        native.rows_of(C_TGN),
+        native.rows_of(dt[:, None]),
+        a.data_ptr(),
+        d.data_ptr(),
+        bias.data_ptr(),
+        out_THP.data_ptr(),
+        state_SHPN.data_ptr(),
+        native.slot_stride(state_SHPN),
+        heads,
+        B_TGN.shape[1],
+        head_dim,
+        B_TGN.shape[2],
+        *dt_limit,
+        native.STATE_DTYPES[state_SHPN.dtype],
+        layer,
+    )
     return out_THP
 
 
-def _decode(pushed_RHP: torch.Tensor, log_decay_RH: torch.Tensor, B_RGN: torch.Tensor, C_RGN: torch.Tensor,
-            state_SHPN: torch.Tensor, runs: Runs) -> torch.Tensor:
+def _decode(
+    pushed_RHP: torch.Tensor,
+    log_decay_RH: torch.Tensor,
+    B_RGN: torch.Tensor,
+    C_RGN: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     count, groups, width = B_RGN.shape
     decay_RH11 = decay_of(log_decay_RH)[:, :, None, None]
     pushed_RGE1, B_RG1N = pushed_RHP.reshape(count, groups, -1, 1), B_RGN[:, :, None, :]
@@ -90,14 +134,19 @@ def _decode(pushed_RHP: torch.Tensor, log_decay_RH: torch.Tensor, B_RGN: torch.T
         grouped = state.mul_(decay_RH11[at]).view(-1, groups, pushed_RGE1.shape[2], width)
         grouped.addcmul_(pushed_RGE1[at], B_RG1N[at])
         # A row times a transposed matrix: the reverse order of the same product is 8 times slower.
-        torch.bmm(C_RGN[at].reshape(-1, 1, width), grouped.flatten(0, 1).transpose(1, 2),
-                  out=y_RG1E[at].flatten(0, 1))
+        torch.bmm(C_RGN[at].reshape(-1, 1, width), grouped.flatten(0, 1).transpose(1, 2), out=y_RG1E[at].flatten(0, 1))
         rows.write_back(state_SHPN, state)
     return y_RG1E.view(pushed_RHP.shape)
 
 
-def _prefill(pushed_THP: torch.Tensor, log_decay_TH: torch.Tensor, B_TGN: torch.Tensor, C_TGN: torch.Tensor,
-             state_SHPN: torch.Tensor, runs: Runs) -> torch.Tensor:
+def _prefill(
+    pushed_THP: torch.Tensor,
+    log_decay_TH: torch.Tensor,
+    B_TGN: torch.Tensor,
+    C_TGN: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    runs: Runs,
+) -> torch.Tensor:
     layout = chunk_layout(runs)
     size, count = layout.size, layout.chunk_count
     padded = {}
@@ -114,8 +163,14 @@ def _prefill(pushed_THP: torch.Tensor, log_decay_TH: torch.Tensor, B_TGN: torch.
     return layout.collect(out)
 
 
-def _block(x: dict[str, torch.Tensor], first: int, steps: list[Step], state: torch.Tensor,
-           state_SHPN: torch.Tensor, out: torch.Tensor) -> None:
+def _block(
+    x: dict[str, torch.Tensor],
+    first: int,
+    steps: list[Step],
+    state: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
     """Some consecutive steps of the scan: the intra-chunk work of their chunks, then the scan itself."""
     count, size, heads, head_dim = x["x"].shape
     groups, width = x["b"].shape[2:]
@@ -132,19 +187,31 @@ def _block(x: dict[str, torch.Tensor], first: int, steps: list[Step], state: tor
     x_heads = scratch.take("mamba2.x_heads", (count, heads, size, head_dim), torch.float32)
     x_heads.copy_(x["x"].transpose(1, 2))
     inside = scratch.take("mamba2.inside", x_heads.shape, torch.float32)
-    torch.bmm(scores.view(-1, size, size), x_heads.view(-1, size, head_dim),
-              out=inside.view(-1, size, head_dim))
+    torch.bmm(scores.view(-1, size, size), x_heads.view(-1, size, head_dim), out=inside.view(-1, size, head_dim))
     out[first : first + count] = inside.transpose(1, 2)
     left = decay_of(sums[..., -1:] - sums)
     x_left = scratch.take("mamba2.x_left", (count, groups, size, heads // groups, head_dim), torch.float32)
-    torch.mul(x["x"].view(count, size, groups, -1, head_dim).transpose(1, 2),
-              left.view(count, groups, -1, size).transpose(2, 3)[..., None], out=x_left)
+    torch.mul(
+        x["x"].view(count, size, groups, -1, head_dim).transpose(1, 2),
+        left.view(count, groups, -1, size).transpose(2, 3)[..., None],
+        out=x_left,
+    )
     _scan(steps, first, state, state_SHPN, out, b=b, c=c, x_left=x_left, x_heads=x_heads, sums=sums)
 
 
-def _scan(steps: list[Step], first: int, state: torch.Tensor, state_SHPN: torch.Tensor, out: torch.Tensor, *,
-          b: torch.Tensor, c: torch.Tensor, x_left: torch.Tensor, x_heads: torch.Tensor,
-          sums: torch.Tensor) -> None:
+def _scan(
+    steps: list[Step],
+    first: int,
+    state: torch.Tensor,
+    state_SHPN: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    x_left: torch.Tensor,
+    x_heads: torch.Tensor,
+    sums: torch.Tensor,
+) -> None:
     """Chunk after chunk over the states; ``out`` is [all chunks, size, heads, P] and is added to."""
     _, groups, size, width = b.shape
     head_dim = state.shape[2]
@@ -160,8 +227,7 @@ def _scan(steps: list[Step], first: int, state: torch.Tensor, state_SHPN: torch.
         for tap in step.taps:
             if not tap.whole:
                 chunk = step.first - first + tap.row
-                state_SHPN[tap.slot] = _state_inside(state[tap.row], x_heads[chunk], b[chunk], sums[chunk],
-                                                     tap.places)
+                state_SHPN[tap.slot] = _state_inside(state[tap.row], x_heads[chunk], b[chunk], sums[chunk], tap.places)
         # Before the update, and after the taps: they need the state before this chunk.
         state[: step.rows].mul_(decay_of(sums[at, :, -1])[:, :, None, None])
         alive.baddbmm_(x_left[at].view(batch, size, -1).transpose(1, 2), b[at].view(batch, size, width))
@@ -170,8 +236,9 @@ def _scan(steps: list[Step], first: int, state: torch.Tensor, state_SHPN: torch.
                 state_SHPN[tap.slot] = state[tap.row]
 
 
-def _state_inside(state_HPN: torch.Tensor, x_HCP: torch.Tensor, b_GCN: torch.Tensor, sums_HC: torch.Tensor,
-                  places: int) -> torch.Tensor:
+def _state_inside(
+    state_HPN: torch.Tensor, x_HCP: torch.Tensor, b_GCN: torch.Tensor, sums_HC: torch.Tensor, places: int
+) -> torch.Tensor:
     """The state after ``places`` places of a chunk: the chunk's update without the later tokens."""
     heads = state_HPN.shape[0]
     last_H1 = sums_HC[:, places - 1 : places]

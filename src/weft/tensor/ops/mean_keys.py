@@ -65,16 +65,18 @@ def _index_of(cache: LayerCache) -> tuple[LayerCache, torch.Tensor]:
 
 def sees_all(runs: Runs, shape: KeyIndex) -> bool:
     """Whether no token of the step has blocks that are not chosen."""
-    return all(_sees_all(start + length, shape)
-               for start, length in zip(runs.starts, runs.lengths, strict=True) if start != PAD)
+    return all(
+        _sees_all(start + length, shape)
+        for start, length in zip(runs.starts, runs.lengths, strict=True)
+        if start != PAD
+    )
 
 
 def _sees_all(context: int, shape: KeyIndex) -> bool:
     return context < shape.dense or -(-context // shape.block) <= shape.chosen
 
 
-def choose_by_means(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: KeyIndex,
-                    scale: float) -> Seen:
+def choose_by_means(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: KeyIndex, scale: float) -> Seen:
     """``q_THD`` [T, heads, D]: as they meet keys. ``cache``: with the step's keys and means. By run: bool [KV
     heads, L, context]."""
     seen: Seen = []
@@ -87,9 +89,14 @@ def choose_by_means(q_THD: torch.Tensor, cache: LayerCache, runs: Runs, shape: K
         rows = slice(runs.offsets[run], runs.offsets[run] + runs.lengths[run])
         positions_L = torch.arange(runs.starts[run], context, device=q_THD.device)
         q_LKGD = torch.unflatten(q_THD[rows], 1, (mean_MKD.shape[1], -1))
-        seen.append(torch.stack([
-            _seen_by(q_LKGD[:, head].double() * scale, mean_MD, positions_L, context, shape)
-            for head, mean_MD in enumerate(mean_MKD.transpose(0, 1).contiguous())]))
+        seen.append(
+            torch.stack(
+                [
+                    _seen_by(q_LKGD[:, head].double() * scale, mean_MD, positions_L, context, shape)
+                    for head, mean_MD in enumerate(mean_MKD.transpose(0, 1).contiguous())
+                ]
+            )
+        )
     return seen
 
 
@@ -104,8 +111,9 @@ def _means(cache: LayerCache, table_P: torch.Tensor, count: int, shape: KeyIndex
     return mean_MKD if index.head_scales is None else mean_MKD * index.head_scales[0, 0].double()
 
 
-def _seen_by(q_LGD: torch.Tensor, mean_MD: torch.Tensor, positions_L: torch.Tensor, context: int,
-             shape: KeyIndex) -> torch.Tensor:
+def _seen_by(
+    q_LGD: torch.Tensor, mean_MD: torch.Tensor, positions_L: torch.Tensor, context: int, shape: KeyIndex
+) -> torch.Tensor:
     """What tokens at ``positions_L`` see for the queries of one KV head: bool [L, context]."""
     windows_WD = (mean_MD[:-1] + mean_MD[1:]) / 2
     four_VD = mean_MD[: len(mean_MD) // STEP_MEANS * STEP_MEANS].view(-1, STEP_MEANS, mean_MD.shape[1]).sum(1)
@@ -119,8 +127,9 @@ def _seen_by(q_LGD: torch.Tensor, mean_MD: torch.Tensor, positions_L: torch.Tens
     return torch.cat(parts)
 
 
-def _shares(q_LGD: torch.Tensor, windows_WD: torch.Tensor, wide_VD: torch.Tensor, positions_L: torch.Tensor,
-            stride: int) -> torch.Tensor:
+def _shares(
+    q_LGD: torch.Tensor, windows_WD: torch.Tensor, wide_VD: torch.Tensor, positions_L: torch.Tensor, stride: int
+) -> torch.Tensor:
     """Summed over the queries: float32 [L, W]. Those of windows that a token does not see are of no use."""
     # The first wide window stands where there is none yet: such tokens see everything.
     wide_L = ((positions_L + 1) // stride // STEP_MEANS - 1).clamp_(min=1)

@@ -72,13 +72,19 @@ class ChoiceRule:
 
     def check(self, bias_E: torch.Tensor | None) -> None:
         assert self.scoring == "sigmoid" or (bias_E is None and self.groups == 1), (
-            "a bias on the choice and groups of experts go with sigmoid scores")
+            "a bias on the choice and groups of experts go with sigmoid scores"
+        )
 
 
 @op("weft.tensor.kernels.expert_choice")
-def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None = None,
-                   positions_T: torch.Tensor | None = None, *,
-                   dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_experts(
+    scores_TE: torch.Tensor,
+    rule: ChoiceRule,
+    bias_E: torch.Tensor | None = None,
+    positions_T: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """-> weights [T, X] of ``dtype``, expert ids int64 [T, X], best first, X = ``rule.per_token``.
 
     ``scores_TE``: what the router's product gives. ``bias_E`` (float32) is added for the choice alone, and
@@ -96,8 +102,7 @@ def choose_experts(scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tens
     return weights_TX.to(dtype), ids_TX
 
 
-def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule,
-                _: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     top_TX, ids_TX = scores_TE.topk(rule.per_token, dim=-1)
     if rule.normalized:
         return torch.softmax(top_TX, dim=-1) * rule.scale, ids_TX
@@ -105,8 +110,9 @@ def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule,
     return (top_TX - scores_TE.logsumexp(dim=-1, keepdim=True)).exp() * rule.scale, ids_TX
 
 
-def _by_sigmoid(scores_TE: torch.Tensor, rule: ChoiceRule,
-                bias_E: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_sigmoid(
+    scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     scores_TE = scores_TE.sigmoid()
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.groups > rule.groups_chosen:
@@ -125,9 +131,18 @@ def _by_sigmoid(scores_TE: torch.Tensor, rule: ChoiceRule,
 
 
 @op("weft.tensor.kernels.moe")
-def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-        gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-        gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor:
+def moe(
+    x_TD: torch.Tensor,
+    expert_ids_TX: torch.Tensor,
+    expert_weights_TX: torch.Tensor,
+    gate_up_EJD: ExpertWeights,
+    down_EDI: ExpertWeights,
+    *,
+    activation: Activation = "silu",
+    gated: bool = True,
+    biases: ExpertBiases | None = None,
+    limit: float = 0.0,
+) -> torch.Tensor:
     """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
     ``activation`` in the place of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
 
@@ -141,6 +156,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next;
     ``GptOssExperts`` for biases and the clamp.
     """
+
     def expert(rows: torch.Tensor, number: int) -> torch.Tensor:
         inner = product(rows, gate_up_EJD, number)
         if biases is not None:
@@ -151,8 +167,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     return by_expert(x_TD, expert_ids_TX, expert_weights_TX, count_of(gate_up_EJD), expert)
 
 
-def activated(inner: torch.Tensor, activation: Activation, *, gated: bool,
-              limit: float = 0.0) -> torch.Tensor:
+def activated(inner: torch.Tensor, activation: Activation, *, gated: bool, limit: float = 0.0) -> torch.Tensor:
     """What lies between the two products of an expert. ``limit``: see ``families.architecture.Dense``."""
     if not gated:
         return activate(inner, activation)
@@ -166,8 +181,13 @@ def limit_of(activation: Activation, limit: float) -> float:
     return CLAMP if activation == "clamped_swiglu" else limit
 
 
-def by_expert(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-              expert_count: int, expert: Callable[[torch.Tensor, int], torch.Tensor]) -> torch.Tensor:
+def by_expert(
+    x_TD: torch.Tensor,
+    expert_ids_TX: torch.Tensor,
+    expert_weights_TX: torch.Tensor,
+    expert_count: int,
+    expert: Callable[[torch.Tensor, int], torch.Tensor],
+) -> torch.Tensor:
     """``moe`` with any ``expert``: of its rows [n, D] and its number -> [n, D]."""
     tokens, choices = expert_ids_TX.shape
     ids = expert_ids_TX.flatten()
@@ -190,31 +210,55 @@ def by_expert(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
     # In the router's order, so that a token's sum does not depend on what else is in the batch.
     for choice in range(choices):
-        out_TD.addcmul_(pair_rows.index_select(0, place_TX[:, choice]).float(),
-                        expert_weights_TX[:, choice, None].float())
+        out_TD.addcmul_(
+            pair_rows.index_select(0, place_TX[:, choice]).float(), expert_weights_TX[:, choice, None].float()
+        )
     return out_TD.to(x_TD.dtype)
 
 
 @moe.in_cpp
-def _moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
-         gated: bool = True, biases: ExpertBiases | None = None, limit: float = 0.0) -> torch.Tensor | Unfit:
+def _moe(
+    x_TD: torch.Tensor,
+    expert_ids_TX: torch.Tensor,
+    expert_weights_TX: torch.Tensor,
+    gate_up_EJD: ExpertWeights,
+    down_EDI: ExpertWeights,
+    *,
+    activation: Activation = "silu",
+    gated: bool = True,
+    biases: ExpertBiases | None = None,
+    limit: float = 0.0,
+) -> torch.Tensor | Unfit:
     if not _fits(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return UNFIT
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()
     assert ids.dtype == torch.int64
     gate_up, down = _weight_of(gate_up_EJD), _weight_of(down_EDI)
-    tables = [weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0
-              for weights in (gate_up_EJD, down_EDI)]
+    tables = [
+        weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0 for weights in (gate_up_EJD, down_EDI)
+    ]
     codes = _codes_of(gate_up_EJD)
     out_TD = x_TD.new_empty(x_TD.shape)
-    native.extension().moe(x_TD.data_ptr(), x_TD.stride(0), native.DTYPES[x_TD.dtype], *ids.shape,
-                           count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down, *tables,
-                           native.address_of(None if biases is None else biases.gate_up_EJ),
-                           native.address_of(None if biases is None else biases.down_ED),
-                           _ACTIVATIONS[activation], limit_of(activation, limit), gated,
-                           codes is not None and codes.exact, out_TD.data_ptr())
+    native.extension().moe(
+        x_TD.data_ptr(),
+        x_TD.stride(0),
+        native.DTYPES[x_TD.dtype],
+        *ids.shape,
+        count_of(gate_up_EJD),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        gate_up,
+        down,
+        *tables,
+        native.address_of(None if biases is None else biases.gate_up_EJ),
+        native.address_of(None if biases is None else biases.down_ED),
+        _ACTIVATIONS[activation],
+        limit_of(activation, limit),
+        gated,
+        codes is not None and codes.exact,
+        out_TD.data_ptr(),
+    )
     return out_TD
 
 
@@ -223,16 +267,26 @@ def _fits(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down
         return False
     of_gate_up, of_down = _codes_of(gate_up), _codes_of(down)
     if of_gate_up is not None and of_down is not None:
-        return (not of_gate_up.fp8 and not of_down.fp8 and of_down.columns % TILE_ROWS == 0
-                and of_down.rows % TILE_ROWS == 0)
+        return (
+            not of_gate_up.fp8
+            and not of_down.fp8
+            and of_down.columns % TILE_ROWS == 0
+            and of_down.rows % TILE_ROWS == 0
+        )
     if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
         twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
-        return (x_TD.dtype == gate_up.dtype == down.dtype
-                and (not twelve_bit or bool(native.extension().has_twelve_bit_products())))
-    return (isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
-            and native.fits(x_TD, gate_up, down) and x_TD.dtype in _FLOAT_FORMS
-            and gate_up.shape[2] % LINE == 0 and down.shape[2] % LINE == 0
-            and ids_TX.numel() <= _FEW_ROWS * gate_up.shape[0])
+        return x_TD.dtype == gate_up.dtype == down.dtype and (
+            not twelve_bit or bool(native.extension().has_twelve_bit_products())
+        )
+    return (
+        isinstance(gate_up, torch.Tensor)
+        and isinstance(down, torch.Tensor)
+        and native.fits(x_TD, gate_up, down)
+        and x_TD.dtype in _FLOAT_FORMS
+        and gate_up.shape[2] % LINE == 0
+        and down.shape[2] % LINE == 0
+        and ids_TX.numel() <= _FEW_ROWS * gate_up.shape[0]
+    )
 
 
 def _codes_of(weights: ExpertWeights) -> QuantizedWeight | None:
@@ -278,8 +332,7 @@ def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
     return not isinstance(gate_up, QuantizedWeight) or inner_of(down) % TILE_ROWS == 0
 
 
-def weight_of(weights: ExpertWeights, expert: int,
-              ) -> torch.Tensor | InTiles | QuantizedWeight | OrderedWeight:
+def weight_of(weights: ExpertWeights, expert: int) -> torch.Tensor | InTiles | QuantizedWeight | OrderedWeight:
     """One expert's matrix."""
     if isinstance(weights, torch.Tensor):
         return weights[expert]

@@ -12,9 +12,16 @@ _NO_GATE = (0, 0, 0, 0)
 
 
 @op("weft.tensor.kernels.norm")
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False,
-             gate: torch.Tensor | None = None, gate_first: bool = False,
-             group_size: int | None = None) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    gate: torch.Tensor | None = None,
+    gate_first: bool = False,
+    group_size: int | None = None,
+) -> torch.Tensor:
     """Normalise the last dim: ``x / sqrt(mean(x^2) + eps) * weight``.
 
     ``x``: [..., D] of any float dtype; ``weight``: [D]; returns the shape and dtype of ``x``. Sums are
@@ -44,28 +51,58 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
 
 
 @rms_norm.in_cpp
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False,
-              gate: torch.Tensor | None = None, gate_first: bool = False,
-              group_size: int | None = None) -> torch.Tensor | Unfit:
+def _rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    plus_one: bool = False,
+    gate: torch.Tensor | None = None,
+    gate_first: bool = False,
+    group_size: int | None = None,
+) -> torch.Tensor | Unfit:
     dim = x.shape[-1]
     group = group_size or dim
-    if not (native.fits(x) and weight.dtype in native.DTYPES and 2 <= x.ndim <= 3 and x.stride(-1) == 1
-            and group % native.LANES == 0
-            and (gate is None or (gate.dtype == x.dtype and gate.shape == x.shape and gate.stride(-1) == 1))):
+    if not (
+        native.fits(x)
+        and weight.dtype in native.DTYPES
+        and 2 <= x.ndim <= 3
+        and x.stride(-1) == 1
+        and group % native.LANES == 0
+        and (gate is None or (gate.dtype == x.dtype and gate.shape == x.shape and gate.stride(-1) == 1))
+    ):
         return UNFIT
     assert dim % group == 0, f"groups of {group} do not divide {dim}"
     assert weight.shape == (dim,)
     out = torch.empty(x.shape, dtype=x.dtype)
     rows = x if x.ndim == 3 else x[:, None]
     gates = _NO_GATE if gate is None else native.rows_of(gate if gate.ndim == 3 else gate[:, None])
-    native.extension().norm(native.rows_of(rows), gates, *native.weight_of(weight), eps, plus_one, gate_first,
-                            rows.shape[0], rows.shape[1], dim, group, out.data_ptr())
+    native.extension().norm(
+        native.rows_of(rows),
+        gates,
+        *native.weight_of(weight),
+        eps,
+        plus_one,
+        gate_first,
+        rows.shape[0],
+        rows.shape[1],
+        dim,
+        group,
+        out.data_ptr(),
+    )
     return out
 
 
 @op("weft.tensor.kernels.norm")
-def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
-             plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def add_norm(
+    x_TD: torch.Tensor,
+    y_TD: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """``x + scale y`` and its ``rms_norm``, both [T, D] in the one dtype of the inputs, to which the product
     and the sum are rounded. The sum overwrites ``y_TD``; ``x_TD`` is not changed.
     """
@@ -74,15 +111,35 @@ def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: 
 
 
 @add_norm.in_cpp
-def _add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
-              plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
+def _add_norm(
+    x_TD: torch.Tensor,
+    y_TD: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    scale: float = 1.0,
+    plus_one: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | Unfit:
     dim = x_TD.shape[-1]
-    if not (native.fits(x_TD, y_TD) and weight.dtype in native.DTYPES and x_TD.shape == y_TD.shape
-            and x_TD.stride(-1) == 1 and y_TD.is_contiguous() and dim % native.LANES == 0):
+    if not (
+        native.fits(x_TD, y_TD)
+        and weight.dtype in native.DTYPES
+        and x_TD.shape == y_TD.shape
+        and x_TD.stride(-1) == 1
+        and y_TD.is_contiguous()
+        and dim % native.LANES == 0
+    ):
         return UNFIT
     assert weight.shape == (dim,)
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
     native.extension().add_norm(
-        native.projected_of(x_TD), native.projected_of(y_TD), scale, dim, y_TD.data_ptr(),
-        (*native.weight_of(weight), eps), plus_one, out_TD.data_ptr())
+        native.projected_of(x_TD),
+        native.projected_of(y_TD),
+        scale,
+        dim,
+        y_TD.data_ptr(),
+        (*native.weight_of(weight), eps),
+        plus_one,
+        out_TD.data_ptr(),
+    )
     return y_TD, out_TD

@@ -54,10 +54,17 @@ class Group:
 
 
 @op("weft.tensor.kernels.paged_attention")
-def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                    sinks_H: torch.Tensor | None = None,
-                    bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+def paged_attention(
+    q_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
     ``window`` it sees the last ``window`` of them, itself included.
 
@@ -94,20 +101,40 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         context = runs.starts[run] + length
         first = first_page(runs.starts[run], window)
         pages = runs.page_table_RP[run, first : pages_for(context)].long()
-        out_THD[begin : begin + length] = _attend_run(q_THD[begin : begin + length], cache_k, cache_v, scales,
-                                                      pages, context - first * PAGE_TOKENS, scale, window,
-                                                      sinks_H, bank_RE)
+        out_THD[begin : begin + length] = _attend_run(
+            q_THD[begin : begin + length],
+            cache_k,
+            cache_v,
+            scales,
+            pages,
+            context - first * PAGE_TOKENS,
+            scale,
+            window,
+            sinks_H,
+            bank_RE,
+        )
     return out_THD
 
 
 @paged_attention.in_cpp
-def _paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                     scale: float, window: int | None = None, scales: torch.Tensor | None = None,
-                     sinks_H: torch.Tensor | None = None,
-                     bank_RE: torch.Tensor | None = None) -> torch.Tensor | Unfit:
-    if bank_RE is not None or not (native.fits(q_THD) and cache_k.dtype in native.KV_DTYPES
-                                   and q_THD.stride(-1) == 1
-                                   and q_THD.shape[2] % native.LANES == 0 and q_THD.shape[2] <= DIM_MAX):
+def _paged_attention(
+    q_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    window: int | None = None,
+    scales: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor | Unfit:
+    if bank_RE is not None or not (
+        native.fits(q_THD)
+        and cache_k.dtype in native.KV_DTYPES
+        and q_THD.stride(-1) == 1
+        and q_THD.shape[2] % native.LANES == 0
+        and q_THD.shape[2] <= DIM_MAX
+    ):
         return UNFIT
     tokens, heads, dim = q_THD.shape
     kv_heads = cache_k.shape[1]
@@ -115,11 +142,24 @@ def _paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.
     assert cache_k.dtype == cache_v.dtype, f"K pages of {cache_k.dtype}, V pages of {cache_v.dtype}"
     out_THD = torch.empty((tokens, heads, dim), dtype=q_THD.dtype)
     native.extension().attention(
-        native.runs_of(runs), native.rows_of(q_THD), out_THD.data_ptr(), cache_k.data_ptr(),
-        cache_v.data_ptr(), native.slot_stride(cache_k), native.slot_stride(cache_v), kv_heads,
-        heads // kv_heads, dim, table_address, table_stride, scale,
-        native.KV_DTYPES[cache_k.dtype], *native.token_scales(scales),
-        window or 0, native.address_of(sinks_H))
+        native.runs_of(runs),
+        native.rows_of(q_THD),
+        out_THD.data_ptr(),
+        cache_k.data_ptr(),
+        cache_v.data_ptr(),
+        native.slot_stride(cache_k),
+        native.slot_stride(cache_v),
+        kv_heads,
+        heads // kv_heads,
+        dim,
+        table_address,
+        table_stride,
+        scale,
+        native.KV_DTYPES[cache_k.dtype],
+        *native.token_scales(scales),
+        window or 0,
+        native.address_of(sinks_H),
+    )
     return out_THD
 
 
@@ -128,8 +168,7 @@ def first_page(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position - window + 1) // PAGE_TOKENS
 
 
-def group_decodes(runs: Runs, page_bytes: int,
-                  window: int | None = None) -> tuple[list[Group], torch.Tensor | None]:
+def group_decodes(runs: Runs, page_bytes: int, window: int | None = None) -> tuple[list[Group], torch.Tensor | None]:
     """Cut the decode rows into groups, longest first. Also returns the rows that read nothing (PAD)."""
     device = runs.page_table_RP.device
     live = [run for run in range(runs.decode_count) if runs.starts[run] != PAD]
@@ -165,16 +204,32 @@ def group_decodes(runs: Runs, page_bytes: int,
             # The window begins inside the first page: its first places are older than the window.
             left_NS = torch.arange(PAGE_TOKENS, device=device) < contexts_N[:, None] - window
         # PAD becomes page 0: any page will do, because the masks leave its places out.
-        groups.append(Group(rows_N, contexts_N, pages_NP.long().clamp_min_(0), read_min,
-                            places_S >= contexts_N[:, None],
-                            max(1, GATHER_BYTES // (len(rows) * page_bytes)), left_NS))
+        groups.append(
+            Group(
+                rows_N,
+                contexts_N,
+                pages_NP.long().clamp_min_(0),
+                read_min,
+                places_S >= contexts_N[:, None],
+                max(1, GATHER_BYTES // (len(rows) * page_bytes)),
+                left_NS,
+            )
+        )
         begin = end
     return groups, torch.tensor(empty, device=device) if empty else None
 
 
-def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-                  scales: torch.Tensor | None, group: Group, scale: float, out_THD: torch.Tensor,
-                  sinks_H: torch.Tensor | None, bank_RE: torch.Tensor | None) -> None:
+def _attend_group(
+    q_THD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    scales: torch.Tensor | None,
+    group: Group,
+    scale: float,
+    out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    bank_RE: torch.Tensor | None,
+) -> None:
     q_NHD, states_NHR = apart(q_THD.index_select(0, group.rows_N), bank_RE)
     rows, page_count = group.pages_NP.shape
     kv_heads, dim = cache_k.shape[1], q_NHD.shape[2]
@@ -281,10 +336,18 @@ def _split_pairs(pairs: torch.Tensor, first: torch.Tensor, second: torch.Tensor)
     torch.bitwise_and(lanes, -65536, out=second.view(torch.int32))
 
 
-def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-                scales: torch.Tensor | None, pages: torch.Tensor, context: int, scale: float,
-                window: int | None, sinks_H: torch.Tensor | None,
-                bank_RE: torch.Tensor | None) -> torch.Tensor:
+def _attend_run(
+    q_LHD: torch.Tensor,
+    cache_k: torch.Tensor,
+    cache_v: torch.Tensor,
+    scales: torch.Tensor | None,
+    pages: torch.Tensor,
+    context: int,
+    scale: float,
+    window: int | None,
+    sinks_H: torch.Tensor | None,
+    bank_RE: torch.Tensor | None,
+) -> torch.Tensor:
     """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
     with the first page that any query reads."""
     q_LHD, states_LHR = apart(q_LHD, bank_RE)
@@ -310,10 +373,22 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     queries_L1 = places[context - length :, None]
     if bank_RE is not None:
         count = max(1, _BIASES // (q_heads * context))
-        attended = torch.cat([attended_biased(
-            states_LHR[a : a + count], bank_RE, queries_L1[a : a + count] - places,
-            q_HGLD[:, :, a : a + count], k_HGSD, v_HGSD, scale, window)
-            for a in range(0, length, count)], dim=2)
+        attended = torch.cat(
+            [
+                attended_biased(
+                    states_LHR[a : a + count],
+                    bank_RE,
+                    queries_L1[a : a + count] - places,
+                    q_HGLD[:, :, a : a + count],
+                    k_HGSD,
+                    v_HGSD,
+                    scale,
+                    window,
+                )
+                for a in range(0, length, count)
+            ],
+            dim=2,
+        )
     elif sinks_H is None and length == context and (window is None or window >= context):
         attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
@@ -335,8 +410,14 @@ def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torc
     return torch.softmax(scores_BGS, dim=-1) * rest_BG1
 
 
-def attended_with(sinks_H: torch.Tensor | None, q_HGLD: torch.Tensor, k_HGSD: torch.Tensor,
-                  v_HGSD: torch.Tensor, seen_LS: torch.Tensor, scale: float) -> torch.Tensor:
+def attended_with(
+    sinks_H: torch.Tensor | None,
+    q_HGLD: torch.Tensor,
+    k_HGSD: torch.Tensor,
+    v_HGSD: torch.Tensor,
+    seen_LS: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
     """One fused attention call, the sinks in its sums: [kv_heads, G, L, D]. A sink is one more key, whose
     product with a query is the sink through one more dim, and whose value is zero."""
     if sinks_H is None:
@@ -348,6 +429,10 @@ def attended_with(sinks_H: torch.Tensor | None, q_HGLD: torch.Tensor, k_HGSD: to
     key_HSD[:, -1, -1] = 1.0
     wide = (kv_heads, group, *key_HSD.shape[1:])
     attended = F.scaled_dot_product_attention(
-        q_HGLD, key_HSD[:, None].expand(wide), value_HSD[:, None].expand(wide),
-        attn_mask=F.pad(seen_LS, (0, 1), value=True), scale=scale)
+        q_HGLD,
+        key_HSD[:, None].expand(wide),
+        value_HSD[:, None].expand(wide),
+        attn_mask=F.pad(seen_LS, (0, 1), value=True),
+        scale=scale,
+    )
     return attended[..., :dim]

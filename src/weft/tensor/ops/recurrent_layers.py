@@ -48,39 +48,76 @@ class RecurrentCore(Generic[W]):
     logged: Callable[[W], tuple[int, tuple[int, int]]]
     width: Callable[[W], int]
 
-    def run(self, projected_TW: torch.Tensor, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor,
-            runs: Runs, layer: int = 0) -> torch.Tensor | Unfit:
+    def run(
+        self,
+        projected_TW: torch.Tensor,
+        weights: W,
+        window_SCW: torch.Tensor,
+        state_S: torch.Tensor,
+        runs: Runs,
+        layer: int = 0,
+    ) -> torch.Tensor | Unfit:
         """The C++ form of the layer's op."""
         if not self._fits(projected_TW, weights, window_SCW, state_S):
             return UNFIT
         out_TC = torch.empty((projected_TW.shape[0], self.width(weights)), dtype=projected_TW.dtype)
         self._log(projected_TW.dtype, weights, window_SCW, state_S, runs, layer)
-        self._bound(weights).run(native.runs_of(runs), native.projected_of(projected_TW),
-                                 native.slots_of(window_SCW), native.slots_of(state_S), layer,
-                                 out_TC.data_ptr())
+        self._bound(weights).run(
+            native.runs_of(runs),
+            native.projected_of(projected_TW),
+            native.slots_of(window_SCW),
+            native.slots_of(state_S),
+            layer,
+            out_TC.data_ptr(),
+        )
         return out_TC
 
-    def staged(self, fused: FusedBlock, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor,
-               state_S: torch.Tensor, layer: int) -> FusedLayer | None:
+    def staged(
+        self,
+        fused: FusedBlock,
+        x_TD: torch.Tensor,
+        weights: W,
+        window_SCW: torch.Tensor,
+        state_S: torch.Tensor,
+        layer: int,
+    ) -> FusedLayer | None:
         """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
         if fused.bound(x_TD) is None or not self._fits(x_TD, weights, window_SCW, state_S):
             return None
-        return FusedLayer(fused, self.number, self._bound(weights), first=native.slots_of(window_SCW),
-                          second=native.slots_of(state_S), number=layer)
+        return FusedLayer(
+            fused,
+            self.number,
+            self._bound(weights),
+            first=native.slots_of(window_SCW),
+            second=native.slots_of(state_S),
+            number=layer,
+        )
 
     def _fits(self, x_TD: torch.Tensor, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor) -> bool:
-        return (native.fits(x_TD) and x_TD.stride(1) == 1 and state_S.dtype in native.STATE_DTYPES
-                and window_SCW.dtype in native.DTYPES and self.takes(weights))
+        return (
+            native.fits(x_TD)
+            and x_TD.stride(1) == 1
+            and state_S.dtype in native.STATE_DTYPES
+            and window_SCW.dtype in native.DTYPES
+            and self.takes(weights)
+        )
 
-    def _log(self, dtype: torch.dtype, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor,
-             runs: Runs, layer: int) -> None:
+    def _log(
+        self, dtype: torch.dtype, weights: W, window_SCW: torch.Tensor, state_S: torch.Tensor, runs: Runs, layer: int
+    ) -> None:
         """The next call with these states and ``runs`` copies its projection into the log of the step."""
         if runs.log is None:
             return
 
         def replay(logged_TW: torch.Tensor, again: Runs) -> None:
-            self._bound(weights).run(native.runs_of(again), native.projected_of(logged_TW),
-                                     native.slots_of(window_SCW), native.slots_of(state_S), layer, 0)
+            self._bound(weights).run(
+                native.runs_of(again),
+                native.projected_of(logged_TW),
+                native.slots_of(window_SCW),
+                native.slots_of(state_S),
+                layer,
+                0,
+            )
 
         native.log_projected(runs, window_SCW, *self.logged(weights), dtype, replay)
 
@@ -112,8 +149,14 @@ class GatedDeltaWeights:
 
 
 @op()
-def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
-                      state_S: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
+def gated_delta_layer(
+    projected_TW: torch.Tensor,
+    weights: GatedDeltaWeights,
+    window_SCW: torch.Tensor,
+    state_S: torch.Tensor,
+    runs: Runs,
+    layer: int = 0,
+) -> torch.Tensor:
     """``projected_TW`` [T, W]: output of the input projection, columns q, k, v, z, b, a. Returns the input
     [T, heads * V] of the output projection.
 
@@ -131,9 +174,17 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
     qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
     q, k, v = torch.split(qkv_TC, [keys, keys, values], dim=-1)
     g_TH, beta_TH = delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.beta_scale)
-    o_THV = delta_rule(q.reshape(tokens, w.k_heads, w.k_dim), k.reshape(tokens, w.k_heads, w.k_dim),
-                       v.reshape(tokens, w.heads, w.v_dim), g_TH, beta_TH, state_S, runs,
-                       scale=w.k_dim**-0.5, layer=layer)
+    o_THV = delta_rule(
+        q.reshape(tokens, w.k_heads, w.k_dim),
+        k.reshape(tokens, w.k_heads, w.k_dim),
+        v.reshape(tokens, w.heads, w.v_dim),
+        g_TH,
+        beta_TH,
+        state_S,
+        runs,
+        scale=w.k_dim**-0.5,
+        layer=layer,
+    )
     z_THV = z.reshape(tokens, w.heads, w.v_dim)
     if w.sigmoid_gate:
         o_THV = rms_norm(o_THV, w.norm_V, w.norm_eps, plus_one=w.norm_plus_one)
@@ -143,9 +194,15 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
 
 
 def _delta_fits(w: GatedDeltaWeights) -> bool:
-    return (not w.sigmoid_gate and w.conv_CK.dtype in native.DTYPES and w.norm_V.dtype in native.DTYPES
-            and w.conv_CK.shape[1] <= native.KERNEL_MAX and w.v_dim % native.LANES == 0
-            and w.k_dim % native.LANES == 0 and w.k_dim <= native.KEY_DIM_MAX)
+    return (
+        not w.sigmoid_gate
+        and w.conv_CK.dtype in native.DTYPES
+        and w.norm_V.dtype in native.DTYPES
+        and w.conv_CK.shape[1] <= native.KERNEL_MAX
+        and w.v_dim % native.LANES == 0
+        and w.k_dim % native.LANES == 0
+        and w.k_dim <= native.KEY_DIM_MAX
+    )
 
 
 def _delta_bound(w: GatedDeltaWeights) -> Any:
@@ -156,8 +213,16 @@ def _delta_bound(w: GatedDeltaWeights) -> Any:
     assert w.norm_V.is_contiguous()
     assert w.conv_CK.shape[0] == 2 * w.k_heads * w.k_dim + w.heads * w.v_dim
     return native.extension().GatedDeltaLayer(
-        weights_of(w.conv_CK, None), (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
-        w.decay_H.data_ptr(), w.dt_bias_H.data_ptr(), w.beta_scale, w.k_heads, w.heads, w.k_dim, w.v_dim)
+        weights_of(w.conv_CK, None),
+        (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
+        w.decay_H.data_ptr(),
+        w.dt_bias_H.data_ptr(),
+        w.beta_scale,
+        w.k_heads,
+        w.heads,
+        w.k_dim,
+        w.v_dim,
+    )
 
 
 def _delta_logged(w: GatedDeltaWeights) -> tuple[int, tuple[int, int]]:
@@ -165,8 +230,7 @@ def _delta_logged(w: GatedDeltaWeights) -> tuple[int, tuple[int, int]]:
     return channels + 2 * w.heads, (channels, values)
 
 
-GATED_DELTA = RecurrentCore(gated_delta_layer, 2, _delta_fits, _delta_bound, _delta_logged,
-                            lambda w: w.heads * w.v_dim)
+GATED_DELTA = RecurrentCore(gated_delta_layer, 2, _delta_fits, _delta_bound, _delta_logged, lambda w: w.heads * w.v_dim)
 gated_delta_layer.in_cpp(GATED_DELTA.run)
 
 
@@ -193,8 +257,14 @@ class Mamba2Weights:
 
 
 @op()
-def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
-                 state_S: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
+def mamba2_layer(
+    projected_TW: torch.Tensor,
+    weights: Mamba2Weights,
+    window_SCW: torch.Tensor,
+    state_S: torch.Tensor,
+    runs: Runs,
+    layer: int = 0,
+) -> torch.Tensor:
     """``projected_TW`` [T, W]: output of the input projection, columns gate, x, B, C, dt. Returns the input
     [T, heads * P] of the output projection.
 
@@ -211,21 +281,36 @@ def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW:
     gate_TC, xbc_TC, dt_TH = torch.split(projected_TW, [inner, inner + 2 * group, w.heads], dim=-1)
     xbc_TC = causal_conv(xbc_TC, w.conv_CK, w.conv_bias_C, "silu", window_SCW, runs)
     x, b, c = torch.split(xbc_TC, [inner, group, group], dim=-1)
-    y_THP = mamba2(x.reshape(tokens, w.heads, w.head_dim), dt_TH, w.a_H,
-                   b.reshape(tokens, w.groups, w.state_dim), c.reshape(tokens, w.groups, w.state_dim), w.d_H,
-                   w.dt_bias_H, state_S, runs, dt_limit=w.dt_limit, layer=layer)
+    y_THP = mamba2(
+        x.reshape(tokens, w.heads, w.head_dim),
+        dt_TH,
+        w.a_H,
+        b.reshape(tokens, w.groups, w.state_dim),
+        c.reshape(tokens, w.groups, w.state_dim),
+        w.d_H,
+        w.dt_bias_H,
+        state_S,
+        runs,
+        dt_limit=w.dt_limit,
+        layer=layer,
+    )
     y_TC = y_THP.flatten(1)
     if w.norm_C is None:
         return y_TC * F.silu(gate_TC)
-    return rms_norm(y_TC, w.norm_C, w.norm_eps, gate=gate_TC, gate_first=w.gate_first,
-                    group_size=inner // w.groups)
+    return rms_norm(y_TC, w.norm_C, w.norm_eps, gate=gate_TC, gate_first=w.gate_first, group_size=inner // w.groups)
 
 
 def _mamba2_fits(w: Mamba2Weights) -> bool:
-    return (w.norm_C is not None and w.conv_CK.dtype in native.DTYPES and w.norm_C.dtype in native.DTYPES
-            and w.conv_CK.shape[1] <= native.KERNEL_MAX and w.conv_CK.shape[0] % native.LANES == 0
-            and w.state_dim % native.LANES == 0 and w.state_dim <= native.STATE_DIM_MAX
-            and (w.heads * w.head_dim // w.groups) % native.LANES == 0)
+    return (
+        w.norm_C is not None
+        and w.conv_CK.dtype in native.DTYPES
+        and w.norm_C.dtype in native.DTYPES
+        and w.conv_CK.shape[1] <= native.KERNEL_MAX
+        and w.conv_CK.shape[0] % native.LANES == 0
+        and w.state_dim % native.LANES == 0
+        and w.state_dim <= native.STATE_DIM_MAX
+        and (w.heads * w.head_dim // w.groups) % native.LANES == 0
+    )
 
 
 def _mamba2_bound(w: Mamba2Weights) -> Any:
@@ -239,9 +324,18 @@ def _mamba2_bound(w: Mamba2Weights) -> Any:
     assert w.conv_CK.shape[0] == inner + 2 * w.groups * w.state_dim
     return native.extension().Mamba2Layer(
         weights_of(w.conv_CK, w.conv_bias_C),
-        (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps), w.a_H.data_ptr(),
-        w.d_H.data_ptr(), w.dt_bias_H.data_ptr(), w.heads, w.groups, w.head_dim, w.state_dim,
-        inner // w.groups, w.gate_first, *w.dt_limit)
+        (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps),
+        w.a_H.data_ptr(),
+        w.d_H.data_ptr(),
+        w.dt_bias_H.data_ptr(),
+        w.heads,
+        w.groups,
+        w.head_dim,
+        w.state_dim,
+        inner // w.groups,
+        w.gate_first,
+        *w.dt_limit,
+    )
 
 
 def _mamba2_logged(w: Mamba2Weights) -> tuple[int, tuple[int, int]]:
@@ -249,6 +343,5 @@ def _mamba2_logged(w: Mamba2Weights) -> tuple[int, tuple[int, int]]:
     return inner + 2 * w.groups * w.state_dim + w.heads, (0, inner)
 
 
-MAMBA2 = RecurrentCore(mamba2_layer, 3, _mamba2_fits, _mamba2_bound, _mamba2_logged,
-                       lambda w: w.heads * w.head_dim)
+MAMBA2 = RecurrentCore(mamba2_layer, 3, _mamba2_fits, _mamba2_bound, _mamba2_logged, lambda w: w.heads * w.head_dim)
 mamba2_layer.in_cpp(MAMBA2.run)

@@ -28,8 +28,7 @@ def profiles_of(states_THR: torch.Tensor, bank_RE: torch.Tensor | None) -> torch
     return None if bank_RE is None else (states_THR @ bank_RE.to(states_THR.dtype)).contiguous()
 
 
-def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor,
-                  distance_NS: torch.Tensor) -> torch.Tensor:
+def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor, distance_NS: torch.Tensor) -> torch.Tensor:
     """float32 [N, H, S]; ``distance_NS``: from each query back to each key, int64."""
     extent = bank_RE.shape[1]
     profiles_NHE = states_NHR.float() @ bank_RE
@@ -38,9 +37,16 @@ def relative_bias(states_NHR: torch.Tensor, bank_RE: torch.Tensor,
     return profiles_NHE.gather(-1, index_NHS).masked_fill_(far_NS[:, None], 0.0)
 
 
-def attended_biased(states_LHR: torch.Tensor, bank_RE: torch.Tensor, distance_LS: torch.Tensor,
-                    q_HGLD: torch.Tensor, k_HGSD: torch.Tensor, v_HGSD: torch.Tensor, scale: float,
-                    window: int | None) -> torch.Tensor:
+def attended_biased(
+    states_LHR: torch.Tensor,
+    bank_RE: torch.Tensor,
+    distance_LS: torch.Tensor,
+    q_HGLD: torch.Tensor,
+    k_HGSD: torch.Tensor,
+    v_HGSD: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
     """One fused attention call with the bias as its mask: [kv_heads, G, L, D]. No query sees what is behind
     it in time, or ``window`` places before."""
     seen_LS = distance_LS >= 0

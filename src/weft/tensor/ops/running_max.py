@@ -17,8 +17,9 @@ from weft.units import PAD
 
 
 @recurrent_op("weft.tensor.kernels.running_max")
-def running_max(log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *,
-                layer: int = 0) -> torch.Tensor:
+def running_max(
+    log_decay_TH: torch.Tensor, x_TH: torch.Tensor, state_S1H: torch.Tensor, runs: Runs, *, layer: int = 0
+) -> torch.Tensor:
     """[T, H] in the dtype of ``x_TH``: m after each token. ``log_decay_TH`` [T, H] is at most 0. Any float
     dtypes; computed in float32. A fresh state is 0."""
     dtype = x_TH.dtype

@@ -47,10 +47,16 @@ class DecodePlaces:
 
 
 @recurrent_op("weft.tensor.kernels.window_attention")
-def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
-                     ring_S2HWD: torch.Tensor, runs: Runs, scale: float,
-                     sinks_H: torch.Tensor | None = None,
-                     bank_RE: torch.Tensor | None = None) -> torch.Tensor:
+def window_attention(
+    q_THD: torch.Tensor,
+    k_THD: torch.Tensor,
+    v_THD: torch.Tensor,
+    ring_S2HWD: torch.Tensor,
+    runs: Runs,
+    scale: float,
+    sinks_H: torch.Tensor | None = None,
+    bank_RE: torch.Tensor | None = None,
+) -> torch.Tensor:
     """softmax(scale * Q K^T) V; the token at position p sees positions (p - W, p] of its own sequence.
 
     ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; ``k_THD`` and
@@ -70,16 +76,25 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     kv_2THD, ring_S2HWD = as_bytes(narrowed(torch.stack((k_THD, v_THD)), dtype)), as_bytes(ring_S2HWD)
     n = runs.decode_count
     if n:
-        _decode(q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n],
-                sinks_H, bank_RE)
+        _decode(
+            q_THD[:n], kv_2THD[:, :n].transpose(0, 1), ring_S2HWD, dtype, runs, scale, out_THD[:n], sinks_H, bank_RE
+        )
     if n < runs.run_count:
         _prefill(q_THD, kv_2THD, ring_S2HWD, dtype, runs, scale, out_THD, sinks_H, bank_RE)
     return out_THD
 
 
-def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
-            runs: Runs, scale: float, out_RHD: torch.Tensor, sinks_H: torch.Tensor | None,
-            bank_RE: torch.Tensor | None) -> None:
+def _decode(
+    q_RHD: torch.Tensor,
+    kv_R2HD: torch.Tensor,
+    ring_S2HWD: torch.Tensor,
+    dtype: torch.dtype,
+    runs: Runs,
+    scale: float,
+    out_RHD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    bank_RE: torch.Tensor | None,
+) -> None:
     q_RHD, states_RHR = apart(q_RHD, bank_RE)
     _, _, kv_heads, window, dim = ring_S2HWD.shape
     blocks = decode_blocks(runs, ring_S2HWD)
@@ -91,14 +106,12 @@ def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor
         ring = rows.read(ring_S2HWD, "window_attention.ring")
         count = ring.shape[0]
         ring[torch.arange(count, device=ring.device), :, :, where.place_R] = new
-        k_BWD, v_BWD = (ring[:, part].view(dtype).float().reshape(count * kv_heads, window, dim)
-                        for part in (0, 1))
+        k_BWD, v_BWD = (ring[:, part].view(dtype).float().reshape(count * kv_heads, window, dim) for part in (0, 1))
         q_BGD = (q_RHD[rows.span].float() * scale).reshape(count * kv_heads, -1, dim)
         # The places of a ring are in no order, and need none: a softmax over keys has none.
         scores_BGW = torch.bmm(q_BGD, k_BWD.transpose(1, 2))
         if bank_RE is not None:
-            scores_BGW.view(count, -1, window).add_(
-                relative_bias(states_RHR[rows.span], bank_RE, where.distance_RW))
+            scores_BGW.view(count, -1, window).add_(relative_bias(states_RHR[rows.span], bank_RE, where.distance_RW))
         if where.unread_RW is not None:
             scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
             # 0 x NaN is NaN: a weight of 0 does not hide an unwritten place.
@@ -124,10 +137,17 @@ def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
     slot_rows = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
     slots = [runs.slots[run] for run in chosen if runs.slots[run] != PAD]
     fresh = [runs.slots[run] for run in chosen if runs.slots[run] != PAD and runs.fresh[run]]
-    slot_rows_R, slots_X, fresh_X = (torch.tensor(x, dtype=torch.int64, device=device)
-                                for x in (slot_rows, slots, fresh))
-    return DecodePlaces(position_R1[:, 0] % window, distance_RW,
-                        unread_RW if bool(unread_RW.any()) else None, slot_rows_R, slots_X, fresh_X)
+    slot_rows_R, slots_X, fresh_X = (
+        torch.tensor(x, dtype=torch.int64, device=device) for x in (slot_rows, slots, fresh)
+    )
+    return DecodePlaces(
+        position_R1[:, 0] % window,
+        distance_RW,
+        unread_RW if bool(unread_RW.any()) else None,
+        slot_rows_R,
+        slots_X,
+        fresh_X,
+    )
 
 
 def _first_known(runs: Runs, run: int) -> int:
@@ -136,9 +156,17 @@ def _first_known(runs: Runs, run: int) -> int:
     return max(runs.starts[run], 0) if alone else 0
 
 
-def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tensor, dtype: torch.dtype,
-             runs: Runs, scale: float, out_THD: torch.Tensor, sinks_H: torch.Tensor | None,
-             bank_RE: torch.Tensor | None) -> None:
+def _prefill(
+    q_THD: torch.Tensor,
+    kv_2THD: torch.Tensor,
+    ring_S2HWD: torch.Tensor,
+    dtype: torch.dtype,
+    runs: Runs,
+    scale: float,
+    out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    bank_RE: torch.Tensor | None,
+) -> None:
     window = ring_S2HWD.shape[3]
     chosen = range(runs.decode_count, runs.run_count)
     rows = prefill_rows(runs, chosen, "state_rows.prefill")
@@ -149,8 +177,16 @@ def _prefill(q_THD: torch.Tensor, kv_2THD: torch.Tensor, ring_S2HWD: torch.Tenso
         own = kv_2THD[:, begin : begin + length].transpose(1, 2)
         before = torch.arange(max(_first_known(runs, run), start - window + 1), start, device=own.device)
         known = torch.cat((rings[row][:, :, before % window], own), dim=2)
-        _attend(q_THD[begin : begin + length], known.view(dtype), start, window, scale,
-                out_THD[begin : begin + length], sinks_H, bank_RE)
+        _attend(
+            q_THD[begin : begin + length],
+            known.view(dtype),
+            start,
+            window,
+            scale,
+            out_THD[begin : begin + length],
+            sinks_H,
+            bank_RE,
+        )
         for tap in runs.taps:
             if tap.run == run and tap.slot != PAD:
                 # On a copy: the ring itself goes on with the run.
@@ -168,8 +204,16 @@ def _written(ring_2HWD: torch.Tensor, own_2HLD: torch.Tensor, start: int) -> tor
     return ring_2HWD
 
 
-def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: int, scale: float,
-            out_LHD: torch.Tensor, sinks_H: torch.Tensor | None, bank_RE: torch.Tensor | None) -> None:
+def _attend(
+    q_LHD: torch.Tensor,
+    known_2HSD: torch.Tensor,
+    start: int,
+    window: int,
+    scale: float,
+    out_LHD: torch.Tensor,
+    sinks_H: torch.Tensor | None,
+    bank_RE: torch.Tensor | None,
+) -> None:
     """Queries of one run; ``known`` ends with the run's own tokens."""
     q_LHD, states_LHR = apart(q_LHD, bank_RE)
     length, heads, dim = q_LHD.shape
@@ -189,7 +233,15 @@ def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: i
         if bank_RE is None:
             attended = attended_with(sinks_H, q_HGLD[:, :, first:last], k_HGSD, v_HGSD, seen, scale)
         else:
-            attended = attended_biased(states_LHR[first:last], bank_RE, query_L1 - key_S,
-                                       q_HGLD[:, :, first:last], k_HGSD, v_HGSD, scale, window)
+            attended = attended_biased(
+                states_LHR[first:last],
+                bank_RE,
+                query_L1 - key_S,
+                q_HGLD[:, :, first:last],
+                k_HGSD,
+                v_HGSD,
+                scale,
+                window,
+            )
         out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
         first = last

@@ -25,9 +25,18 @@ from weft.tensor.state_rows import decode_blocks
 
 
 @recurrent_op("weft.tensor.kernels.wkv7")
-def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
-         kk_THK: torch.Tensor, b_THK: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
-         layer: int = 0) -> torch.Tensor:
+def wkv7(
+    r_THK: torch.Tensor,
+    g_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    kk_THK: torch.Tensor,
+    b_THK: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor:
     """The formula above, per head. ``g_THK``: log decays, at most 0. Any float dtypes; computed in float32.
     Returns [T, H, V] in the dtype of ``r_THK``. ``state_SHKV`` [S, H, K, V]: S of each slot."""
     inputs = r_THK, g_THK, k_THK, v_THV, kk_THK, b_THK
@@ -47,18 +56,40 @@ def wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: t
 
 
 @wkv7.in_cpp
-def _wkv7(r_THK: torch.Tensor, g_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
-          kk_THK: torch.Tensor, b_THK: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
-          layer: int = 0) -> torch.Tensor | Unfit:
+def _wkv7(
+    r_THK: torch.Tensor,
+    g_THK: torch.Tensor,
+    k_THK: torch.Tensor,
+    v_THV: torch.Tensor,
+    kk_THK: torch.Tensor,
+    b_THK: torch.Tensor,
+    state_SHKV: torch.Tensor,
+    runs: Runs,
+    *,
+    layer: int = 0,
+) -> torch.Tensor | Unfit:
     tokens, heads, v_dim = v_THV.shape
     k_dim = k_THK.shape[2]
-    if not (native.fits(r_THK, k_THK, v_THV, kk_THK, b_THK) and state_SHKV.dtype in native.STATE_DTYPES
-            and v_dim % native.LANES == 0 and k_dim <= native.KEY_DIM_MAX and k_dim % native.LANES == 0):
+    if not (
+        native.fits(r_THK, k_THK, v_THV, kk_THK, b_THK)
+        and state_SHKV.dtype in native.STATE_DTYPES
+        and v_dim % native.LANES == 0
+        and k_dim <= native.KEY_DIM_MAX
+        and k_dim % native.LANES == 0
+    ):
         return UNFIT
     g = g_THK.float().contiguous()
     out_THV = torch.empty((tokens, heads, v_dim), dtype=r_THK.dtype)
     native.extension().wkv7(
-        native.runs_of(runs), *map(native.rows_of, (r_THK, g, k_THK, v_THV, kk_THK, b_THK)),
-        out_THV.data_ptr(), state_SHKV.data_ptr(), native.slot_stride(state_SHKV), heads, k_dim, v_dim,
-        native.STATE_DTYPES[state_SHKV.dtype], layer)
+        native.runs_of(runs),
+        *map(native.rows_of, (r_THK, g, k_THK, v_THV, kk_THK, b_THK)),
+        out_THV.data_ptr(),
+        state_SHKV.data_ptr(),
+        native.slot_stride(state_SHKV),
+        heads,
+        k_dim,
+        v_dim,
+        native.STATE_DTYPES[state_SHKV.dtype],
+        layer,
+    )
     return out_THV

@@ -65,5 +65,6 @@ def stacked_in_order(weights: Sequence[QuantizedWeight | OrderedWeight]) -> Quan
     if not any(isinstance(one, OrderedWeight) for one in weights):
         return held
     places = torch.arange(held.columns, dtype=torch.int32, device=held.device)
-    return OrderedWeight(held, torch.stack([one.order if isinstance(one, OrderedWeight) else places
-                                            for one in weights]))
+    return OrderedWeight(
+        held, torch.stack([one.order if isinstance(one, OrderedWeight) else places for one in weights])
+    )

@@ -90,10 +90,16 @@ def _below(parts: Sequence[Numbers]) -> Numbers:
     if all(isinstance(part, BlockNumbers) for part in parts):
         blocks = [part for part in parts if isinstance(part, BlockNumbers)]
         assert len({(part.each.dtype, part.divides) for part in blocks}) == 1, "bytes of other kinds"
-        return replace(blocks[0], each=_joined_rows([part.each for part in blocks]),
-                       shared=_joined_rows([part.shared for part in blocks]))
-    powers = [part.view(torch.uint8) for part in parts
-              if isinstance(part, torch.Tensor) and part.dtype == torch.float8_e8m0fnu]
+        return replace(
+            blocks[0],
+            each=_joined_rows([part.each for part in blocks]),
+            shared=_joined_rows([part.shared for part in blocks]),
+        )
+    powers = [
+        part.view(torch.uint8)
+        for part in parts
+        if isinstance(part, torch.Tensor) and part.dtype == torch.float8_e8m0fnu
+    ]
     if len(powers) == len(parts):
         return _joined_rows(powers).view(torch.float8_e8m0fnu)
     return _joined_rows([floats_of(part) for part in parts])
@@ -101,7 +107,7 @@ def _below(parts: Sequence[Numbers]) -> Numbers:
 
 def _joined_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     first = parts[0]
-    if first.is_meta:   # joining such tensors imports torch's compiler, which takes seconds
+    if first.is_meta:  # joining such tensors imports torch's compiler, which takes seconds
         return first.new_empty((*first.shape[:-2], sum(part.shape[-2] for part in parts), first.shape[-1]))
     return torch.cat(list(parts), dim=-2)
 
@@ -169,9 +175,13 @@ class Codes:
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
         """Rows in another order: ``order`` takes [rows, anything]."""
-        return replace(self, codes=order(self.codes), scales=_each(self.scales, order),
-                       zeros=None if self.zeros is None else order(self.zeros),
-                       minimums=None if self.minimums is None else _each(self.minimums, order))
+        return replace(
+            self,
+            codes=order(self.codes),
+            scales=_each(self.scales, order),
+            zeros=None if self.zeros is None else order(self.zeros),
+            minimums=None if self.minimums is None else _each(self.minimums, order),
+        )
 
     def above(self, *others: Codes) -> Codes:
         """These rows with the rows of ``others`` below; all have the same bits, groups and order of columns,
@@ -180,14 +190,25 @@ class Codes:
         assert all((part.table is None) == (self.table is None) for part in parts), "tables and steps"
         zeros = None
         if any(part.zeros is not None for part in parts):
-            zeros = _joined_rows([torch.full(floats_of(part.scales).shape, ZERO_POINT[self.bits],
-                                          dtype=torch.uint8, device=part.codes.device)
-                               if part.zeros is None else part.zeros for part in parts])
+            zeros = _joined_rows(
+                [
+                    torch.full(
+                        floats_of(part.scales).shape, ZERO_POINT[self.bits], dtype=torch.uint8, device=part.codes.device
+                    )
+                    if part.zeros is None
+                    else part.zeros
+                    for part in parts
+                ]
+            )
         minimums = [part.minimums for part in parts if part.minimums is not None]
         assert len(minimums) in (0, len(parts)), "some have minimums, others none"
-        return replace(self, codes=_joined_rows([part.codes for part in parts]), zeros=zeros,
-                       scales=_below([part.scales for part in parts]),
-                       minimums=_below(minimums) if minimums else None)
+        return replace(
+            self,
+            codes=_joined_rows([part.codes for part in parts]),
+            zeros=zeros,
+            scales=_below([part.scales for part in parts]),
+            minimums=_below(minimums) if minimums else None,
+        )
 
 
 def in_stored_order(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -253,15 +274,13 @@ class QuantizedWeight:
     def rows_at(self, rows_T: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """int64 [T] -> the values of those rows, [T, columns] of ``dtype``."""
         tiles_T, lanes_T = rows_T // TILE_ROWS, rows_T % TILE_ROWS
-        own = self._changed(
-            lambda part: part[tiles_T, :, lanes_T if part.shape[2] == TILE_ROWS else 0].unsqueeze(2))
-        return own._plain(1).dense()[:, :self.columns].to(dtype)
+        own = self._changed(lambda part: part[tiles_T, :, lanes_T if part.shape[2] == TILE_ROWS else 0].unsqueeze(2))
+        return own._plain(1).dense()[:, : self.columns].to(dtype)
 
-    def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32,
-              ) -> torch.Tensor:
+    def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
         last = self.rows if last is None else last
-        return self.by_rows(first, last).dense()[..., :last - first, :self.columns].to(dtype)
+        return self.by_rows(first, last).dense()[..., : last - first, : self.columns].to(dtype)
 
     def by_rows(self, first: int, last: int) -> Codes:
         """The tiles of rows [first, last) by plain rows, including the padding of the last tile and the last
@@ -273,12 +292,19 @@ class QuantizedWeight:
 
     def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
         """With each of the tensors changed."""
+
         def maybe(part: torch.Tensor | None) -> torch.Tensor | None:
             return None if part is None else change(part)
 
-        return replace(self, codes=change(self.codes), scales=change(self.scales), zeros=maybe(self.zeros),
-                       minimums=maybe(self.minimums), block_scales=maybe(self.block_scales),
-                       block_minimums=maybe(self.block_minimums))
+        return replace(
+            self,
+            codes=change(self.codes),
+            scales=change(self.scales),
+            zeros=maybe(self.zeros),
+            minimums=maybe(self.minimums),
+            block_scales=maybe(self.block_scales),
+            block_minimums=maybe(self.block_minimums),
+        )
 
     def _plain(self, lanes: int) -> Codes:
         """All tiles by plain rows; a tile has ``lanes`` of them."""
@@ -289,10 +315,17 @@ class QuantizedWeight:
                 return _by_row(each, lanes).float()
             return BlockNumbers(_by_row(each, lanes), _by_row(shared, lanes), self.divides)
 
-        return Codes(self.bits, plain, numbers(self.scales, self.block_scales),
-                     None if self.zeros is None else _by_row(self.zeros, lanes), self.group, self.fp8,
-                     None if self.minimums is None else numbers(self.minimums, self.block_minimums),
-                     self.table, signed=self.signed)
+        return Codes(
+            self.bits,
+            plain,
+            numbers(self.scales, self.block_scales),
+            None if self.zeros is None else _by_row(self.zeros, lanes),
+            self.group,
+            self.fp8,
+            None if self.minimums is None else numbers(self.minimums, self.block_minimums),
+            self.table,
+            signed=self.signed,
+        )
 
 
 _TILED_BYTES = 1 << 18
@@ -306,7 +339,7 @@ def _tiles(codes: torch.Tensor, bits: int) -> torch.Tensor:
     rows, columns = codes.shape[-2:]
     count, quads = _up(rows, TILE_ROWS) // TILE_ROWS, _up(columns, LINE) // 4 * bits // 8
     shape = (*codes.shape[:-2], count, quads, TILE_ROWS)
-    if codes.is_meta:   # shifts of such tensors import torch's compiler too
+    if codes.is_meta:  # shifts of such tensors import torch's compiler too
         return codes.new_empty((*shape, 4))
     if codes.device.type == "cpu":
         tiles = large_pages.empty(shape, torch.int32)
@@ -314,11 +347,11 @@ def _tiles(codes: torch.Tensor, bits: int) -> torch.Tensor:
     else:
         tiles, step = torch.empty(shape, dtype=torch.int32, device=codes.device), max(1, count)
     for first in range(0, count, step):
-        plain = codes[..., first * TILE_ROWS:(first + step) * TILE_ROWS, :]
+        plain = codes[..., first * TILE_ROWS : (first + step) * TILE_ROWS, :]
         plain = _pad(plain, _up(plain.shape[-2], TILE_ROWS), _up(columns, LINE))
         # Four columns of a row are moved as one word.
         words = _packed(plain.contiguous(), bits)
-        tiles[..., first:first + step, :, :] = _cut(words, -2, TILE_ROWS).transpose(-2, -1)
+        tiles[..., first : first + step, :, :] = _cut(words, -2, TILE_ROWS).transpose(-2, -1)
     return _cut(tiles.view(torch.uint8), -1, 4)
 
 
@@ -327,7 +360,7 @@ def _packed(rows: torch.Tensor, bits: int) -> torch.Tensor:
     with four bits each become one. Behind two such comes one with the further bits of all four words."""
     if bits == 8:
         return rows.view(torch.int32)
-    pairs = rows.view(torch.int64)      # the later word is the higher half
+    pairs = rows.view(torch.int64)  # the later word is the higher half
     low = pairs & _NIBBLES if bits == 6 else pairs
     low = (low | low >> 28).view(torch.int32)[..., ::2]
     if bits == 4:
@@ -348,8 +381,7 @@ def _unpacked(codes: torch.Tensor, bits: int) -> torch.Tensor:
         return torch.stack((codes & 15, codes >> 4), dim=-3).flatten(-4, -3)
     parts = _cut(codes, -3, 3)
     low, high = parts[..., :2, :, :], parts[..., 2, :, :]
-    highs = torch.stack([high << shift & 48 if shift > 0 else high >> -shift & 48
-                         for shift in (4, 2, 0, -2)], dim=-3)
+    highs = torch.stack([high << shift & 48 if shift > 0 else high >> -shift & 48 for shift in (4, 2, 0, -2)], dim=-3)
     return (torch.stack((low & 15, low >> 4), dim=-3).flatten(-4, -3) | highs).flatten(-4, -3)
 
 
@@ -371,19 +403,34 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     minimums = block_minimums = None
     if codes.minimums is not None:
         minimums, block_minimums = _scales_by_tile(codes.minimums, _up(columns, LINE) // group)
-        if minimums.dtype != scales.dtype:   # the kernels read both in one form
+        if minimums.dtype != scales.dtype:  # the kernels read both in one form
             minimums, scales = minimums.float(), scales.float()
     zeros = None if codes.zeros is None else _by_tile(codes.zeros)
     if zeros is not None and not zeros.is_meta and bool((zeros == ZERO_POINT[codes.bits]).all()):
         zeros = None
-    return QuantizedWeight(codes.bits, rows, columns, group, tiles, scales,
-                           None if zeros is None else zeros.contiguous(), exact,
-                           byte_inputs and codes.bits == 8 and zeros is None and minimums is None
-                           and (group % PART == 0 or group >= columns)
-                           and (not codes.fp8 or _meets_fp8(codes)), codes.fp8,
-                           minimums, block_scales, block_minimums,
-                           isinstance(codes.scales, BlockNumbers) and codes.scales.divides, codes.table,
-                           codes.signed)
+    return QuantizedWeight(
+        codes.bits,
+        rows,
+        columns,
+        group,
+        tiles,
+        scales,
+        None if zeros is None else zeros.contiguous(),
+        exact,
+        byte_inputs
+        and codes.bits == 8
+        and zeros is None
+        and minimums is None
+        and (group % PART == 0 or group >= columns)
+        and (not codes.fp8 or _meets_fp8(codes)),
+        codes.fp8,
+        minimums,
+        block_scales,
+        block_minimums,
+        isinstance(codes.scales, BlockNumbers) and codes.scales.divides,
+        codes.table,
+        codes.signed,
+    )
 
 
 def _meets_fp8(codes: Codes) -> bool:
@@ -392,14 +439,12 @@ def _meets_fp8(codes: Codes) -> bool:
     return codes.codes.ndim == 2 and rows % TILE_ROWS == 0 and columns % PART == 0
 
 
-def _scales_by_tile(numbers: Numbers, groups: int, fp8: bool = False,
-                    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _scales_by_tile(numbers: Numbers, groups: int, fp8: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     if isinstance(numbers, BlockNumbers):
         return _by_tile(numbers.each, groups).contiguous(), _by_tile(numbers.shared).contiguous()
     by_row = numbers.float()
-    if fp8:   # rows of padding have the last row's scale, so that a tile may have one
-        padding = by_row[..., -1:, :].expand(*by_row.shape[:-2], -by_row.shape[-2] % TILE_ROWS,
-                                             by_row.shape[-1])
+    if fp8:  # rows of padding have the last row's scale, so that a tile may have one
+        padding = by_row[..., -1:, :].expand(*by_row.shape[:-2], -by_row.shape[-2] % TILE_ROWS, by_row.shape[-1])
         by_row = torch.cat((by_row, padding), dim=-2)
     scales = _by_tile(by_row, groups)
     if not scales.is_meta:
@@ -420,12 +465,12 @@ def _by_tile(of_rows: torch.Tensor, groups: int = 0) -> torch.Tensor:
 def _cut(x: torch.Tensor, dim: int, into: int) -> torch.Tensor:
     """Split ``dim`` in two: blocks, and the ``into`` elements of each."""
     dim %= x.ndim
-    return x.reshape(*x.shape[:dim], -1, into, *x.shape[dim + 1:])
+    return x.reshape(*x.shape[:dim], -1, into, *x.shape[dim + 1 :])
 
 
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     by = (0, columns - x.shape[-1], 0, rows - x.shape[-2])
-    if x.dtype == torch.float8_e8m0fnu:     # torch pads it with no zero, which it does not have
+    if x.dtype == torch.float8_e8m0fnu:  # torch pads it with no zero, which it does not have
         return torch.nn.functional.pad(x.view(torch.uint8), by).view(x.dtype)
     return torch.nn.functional.pad(x, by)
 
@@ -439,9 +484,14 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     ``byte_inputs``."""
     zeros = None
     if any(weight.zeros is not None for weight in weights):
-        zeros = torch.stack([torch.full(weight.scales.shape, ZERO_POINT[weight.bits], dtype=torch.uint8,
-                                        device=weight.device) if weight.zeros is None else weight.zeros
-                             for weight in weights])
+        zeros = torch.stack(
+            [
+                torch.full(weight.scales.shape, ZERO_POINT[weight.bits], dtype=torch.uint8, device=weight.device)
+                if weight.zeros is None
+                else weight.zeros
+                for weight in weights
+            ]
+        )
 
     def together(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         tensors = [part for part in parts if part is not None]
@@ -459,10 +509,16 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     minimums = together([weight.minimums for weight in weights])
     if minimums is not None and minimums.dtype != stack.dtype:
         minimums, stack = minimums.float(), stack.float()
-    return replace(weights[0], codes=torch.stack([weight.codes for weight in weights]), zeros=zeros,
-                   scales=stack, minimums=minimums, byte_inputs=False,
-                   block_scales=together([weight.block_scales for weight in weights]),
-                   block_minimums=together([weight.block_minimums for weight in weights]))
+    return replace(
+        weights[0],
+        codes=torch.stack([weight.codes for weight in weights]),
+        zeros=zeros,
+        scales=stack,
+        minimums=minimums,
+        byte_inputs=False,
+        block_scales=together([weight.block_scales for weight in weights]),
+        block_minimums=together([weight.block_minimums for weight in weights]),
+    )
 
 
 def rounded(weight: torch.Tensor, bits: int) -> Codes:

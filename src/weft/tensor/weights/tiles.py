@@ -80,7 +80,7 @@ class TiledWeight:
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
-        return self.tiles.transpose(1, 2).reshape(-1, self.columns)[:self.rows].contiguous()
+        return self.tiles.transpose(1, 2).reshape(-1, self.columns)[: self.rows].contiguous()
 
     def rows_at(self, rows_T: torch.Tensor, out_TD: torch.Tensor | None = None) -> torch.Tensor:
         """int64 [T] -> those rows, [T, columns]; see ``table_rows``."""
@@ -89,8 +89,9 @@ class TiledWeight:
         return table_rows(self.native(), self.dtype, rows_T, out_TD)
 
 
-def table_rows(weight: NativeWeight, dtype: torch.dtype, rows_T: torch.Tensor,
-               out_TD: torch.Tensor | None) -> torch.Tensor:
+def table_rows(
+    weight: NativeWeight, dtype: torch.dtype, rows_T: torch.Tensor, out_TD: torch.Tensor | None
+) -> torch.Tensor:
     """int64 [T] -> those rows of ``weight``, [T, columns] of ``dtype``, in ``out_TD`` if it is given. Raises
     IndexError for a row beyond the table. In one call: torch takes four operators for tiles, and the first
     of them alone costs a small step more than the rows do."""
@@ -107,8 +108,7 @@ def native_rows(weight: torch.Tensor) -> NativeWeight:
     """Dense rows [rows, columns] as the extension takes a weight."""
     assert weight.is_contiguous()
     rows, columns = weight.shape
-    return (weight.data_ptr(), native.DTYPES[weight.dtype], columns, rows, 0, 0, 0, columns, 0,
-            native.NO_MINIMUMS)
+    return (weight.data_ptr(), native.DTYPES[weight.dtype], columns, rows, 0, 0, 0, columns, 0, native.NO_MINIMUMS)
 
 
 def tiled(weight: torch.Tensor) -> TiledWeight | None:
@@ -235,8 +235,18 @@ class TwelveBitWeight:
 
     def native(self) -> NativeWeight:
         """As the extension takes it."""
-        return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), 0, 0,
-                self.columns, self.odd.data_ptr(), native.NO_MINIMUMS)
+        return (
+            self.units.data_ptr(),
+            _FORM,
+            self.columns,
+            self.rows,
+            self.highs.data_ptr(),
+            0,
+            0,
+            self.columns,
+            self.odd.data_ptr(),
+            native.NO_MINIMUMS,
+        )
 
     def tiled(self) -> TiledWeight:
         """The tiles that were packed."""
@@ -249,11 +259,11 @@ class TwelveBitWeight:
         plain = words.permute(0, 1, 2, 4, 3, 5, 6, 7).contiguous().view(torch.int16).view(tiles, -1)
         for tile, begin in enumerate(self.odd[:tiles].tolist()):
             end = int(self.odd[tile + 1]) if tile + 1 < tiles else self.odd.shape[0]
-            own = self.odd[begin:end - 1]
+            own = self.odd[begin : end - 1]
             # The weights with another upper byte are stored whole, and replace what the codes gave.
             plain[tile, own >> 16] = own.to(torch.int16)
         whole = plain.view(torch.bfloat16).view(tiles, -1, TILE_ROWS, 2)
-        return TiledWeight(whole[:-(-self.rows // TILE_ROWS)], self.rows, self.columns)
+        return TiledWeight(whole[: -(-self.rows // TILE_ROWS)], self.rows, self.columns)
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -321,10 +331,18 @@ class CodedTiles:
     def native(self) -> NativeWeight:
         """As the extension takes it."""
         shared = self.scales.shape[2] == 1
-        return (self.units.data_ptr(), _CODED_FORMS[8 if self.table is None else 4], self.columns, self.rows,
-                self.scales.data_ptr(), _ONE_A_TILE if shared else _SCALE_FORMS[self.scales.dtype], 0,
-                self.group, 0 if self.small is None else self.small.data_ptr(),
-                (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False, 0))
+        return (
+            self.units.data_ptr(),
+            _CODED_FORMS[8 if self.table is None else 4],
+            self.columns,
+            self.rows,
+            self.scales.data_ptr(),
+            _ONE_A_TILE if shared else _SCALE_FORMS[self.scales.dtype],
+            0,
+            self.group,
+            0 if self.small is None else self.small.data_ptr(),
+            (0, 0, 0, 0, 0 if self.table is None else self.table.data_ptr(), False, 0),
+        )
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -333,8 +351,8 @@ class CodedTiles:
         tiles = self.scales.shape[0]
         plain = plain.view(tiles, TILE_ROWS, self.columns)
         scales = self.scales.float().transpose(1, 2).expand(tiles, TILE_ROWS, -1)
-        wide = scales.repeat_interleave(self.group, 2)[:, :, :self.columns]
-        return (plain * wide).flatten(0, 1)[:self.rows].to(torch.bfloat16)
+        wide = scales.repeat_interleave(self.group, 2)[:, :, : self.columns]
+        return (plain * wide).flatten(0, 1)[: self.rows].to(torch.bfloat16)
 
     def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> those rows, [T, columns]."""
@@ -354,12 +372,12 @@ class CodedTiles:
     def _codes(self) -> torch.Tensor:
         """uint8 [rows of all tiles, columns], as they were before ``_coded_units``."""
         pairs, at = self.units.shape[:2]
-        if self.table is not None:   # tile, four rows, two rows, row, unit, column
+        if self.table is not None:  # tile, four rows, two rows, row, unit, column
             codes = torch.stack((self.units & 15, self.units >> 4)).view(2, pairs, at, 2, 4, 8, 2)
             rows = codes.permute(1, 3, 4, 6, 0, 2, 5)
         elif self.in_words:
             rows = self.units.view(pairs, at, 2, 2, 4, 8, 2).permute(0, 2, 4, 3, 6, 1, 5)
-        else:   # tile, four rows, row, unit, half, pair, column
+        else:  # tile, four rows, row, unit, half, pair, column
             rows = self.units.view(pairs, at, 2, 2, 4, 2, 4, 2).permute(0, 2, 4, 6, 1, 3, 5, 7)
         return rows.reshape(pairs * 2 * TILE_ROWS, self.columns)
 
@@ -399,8 +417,11 @@ def coded_tiles(codes: Codes) -> CodedTiles | None:
     if columns % UNIT_COLUMNS or group % UNIT_COLUMNS:
         return None
     # No kernel has NaN: neither the scale, which no comparison finds, nor the code 127, which would be 480.
-    if codes.fp8 and not scales.is_meta and not (float(scales.float().abs().amax()) <= FP8_SCALE_MAX
-                                                 and bool(((codes.codes & 127) < 127).all())):
+    if (
+        codes.fp8
+        and not scales.is_meta
+        and not (float(scales.float().abs().amax()) <= FP8_SCALE_MAX and bool(((codes.codes & 127) < 127).all()))
+    ):
         return None
     tiles = -(-rows // (2 * TILE_ROWS)) * 2
     first = None if codes.table is None or codes.table.is_meta else float(codes.table[0])
@@ -433,8 +454,12 @@ def _have_words(scales: torch.Tensor) -> bool:
 
 def serves_coded(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels multiply by codes of fp8 and of floats in four bits."""
-    return (device.type == "cpu" and dtype == torch.bfloat16 and serves(dtype)
-            and bool(native.extension().has_coded_tiles()))
+    return (
+        device.type == "cpu"
+        and dtype == torch.bfloat16
+        and serves(dtype)
+        and bool(native.extension().has_coded_tiles())
+    )
 
 
 InTiles = TiledWeight | TwelveBitWeight | CodedTiles
@@ -454,9 +479,13 @@ def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int 
 
 def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
     """Whether a matrix of that dtype and size goes into 12 bits, odd weights aside."""
-    return (dtype == torch.bfloat16 and can_be_tiled(device, dtype, columns)
-            and rows * columns >= TWELVE_BIT_SIZE_MIN and columns % UNIT_COLUMNS == 0
-            and bool(native.extension().has_twelve_bit_products()))
+    return (
+        dtype == torch.bfloat16
+        and can_be_tiled(device, dtype, columns)
+        and rows * columns >= TWELVE_BIT_SIZE_MIN
+        and columns % UNIT_COLUMNS == 0
+        and bool(native.extension().has_twelve_bit_products())
+    )
 
 
 def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> TwelveBitWeight | None:
@@ -468,9 +497,15 @@ def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> Twelv
     extension, tiles = native.extension(), addresses.numel() // TILE_ROWS
     highs = torch.empty((tiles, 16), dtype=torch.uint8)
     units = large_pages.empty((tiles // 2, columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
-    odd_words = extension.pack_twelve_bit(addresses.data_ptr(), tiles, columns,
-                                          int(ODD_MOST * tiles * TILE_ROWS * columns), finite,
-                                          highs.data_ptr(), units.data_ptr())
+    odd_words = extension.pack_twelve_bit(
+        addresses.data_ptr(),
+        tiles,
+        columns,
+        int(ODD_MOST * tiles * TILE_ROWS * columns),
+        finite,
+        highs.data_ptr(),
+        units.data_ptr(),
+    )
     if odd_words is None:
         large_pages.give_back(units)
         return None
@@ -490,7 +525,7 @@ class ExpertTiles:
     def of(cls, experts: Sequence[InTiles]) -> ExpertTiles:
         assert len({(one.rows, one.columns, one.dtype) for one in experts}) == 1
         shared = {one.scales.shape[2] for one in experts if isinstance(one, CodedTiles)}
-        if len(shared) > 1:     # the kernel takes them in one form
+        if len(shared) > 1:  # the kernel takes them in one form
             experts = [one.with_scales_of_rows() if isinstance(one, CodedTiles) else one for one in experts]
         table = []
         for one in experts:

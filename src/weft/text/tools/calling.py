@@ -47,34 +47,37 @@ class _Rules:
         return self.add("%json " + json.dumps(json_schema(schema, field=field)))
 
 
-def calls_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
-                field: str) -> Grammar:
+def calls_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
     """The answer is one call of ``tools``, or more where ``several``."""
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field)
     return lark_grammar("\n".join([f"start: {body}", *rules.lines]), field=field)
 
 
-def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
-                 field: str) -> Grammar:
+def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf, field: str) -> Grammar:
     """Free text, or text and calls. Raises RequestError where the format has no marker that opens a call."""
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
     if marker is None:
-        raise RequestError(f"{field}: strict and allowed tools need the mode required with this model, whose "
-                           f"calls ({row.name}) begin with no marker", param=field)
+        raise RequestError(
+            f"{field}: strict and allowed tools need the mode required with this model, whose "
+            f"calls ({row.name}) begin with no marker",
+            param=field,
+        )
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field, without=marker)
     token = token_of(marker)
     head = f"TEXT <[{token}]>" if token is not None else rules.add(FREE_TEXT, f"[suffix={quoted(marker)}]")
     again = "*" if several and not row.writes.lead else "?"
-    return lark_grammar("\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}",
-                                   f"TEXT: {FREE_TEXT}",
-                                 *rules.lines]), field=field)
+    return lark_grammar(
+        "\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}", f"TEXT: {FREE_TEXT}", *rules.lines]),
+        field=field,
+    )
 
 
-def _calls(rules: _Rules, row: ToolFormat, tools: Sequence[Tool], *, several: bool, field: str,
-           without: str = "") -> str:
+def _calls(
+    rules: _Rules, row: ToolFormat, tools: Sequence[Tool], *, several: bool, field: str, without: str = ""
+) -> str:
     """``without``: the marker that was written already, at the beginning of lead or before."""
     writes = row.writes
     lead, before = writes.lead, writes.before
@@ -168,10 +171,11 @@ def _python_arguments(rules: _Rules, tool: Tool, field: str) -> str:
     def written(key: str) -> str:
         return rules.add(_sequence(quoted(f"{key}="), rules.schema(_part_schema(tool, key), field)))
 
-    first = f' {quoted(", ")} '.join(written(key) for key in required)
+    first = f" {quoted(', ')} ".join(written(key) for key in required)
     rest = [written(key) for key in optional]
     if required:
-        return _sequence(first, *(f'({quoted(", ")} {rule})?' for rule in rest))
-    starts = [_sequence(rule, *(f'({quoted(", ")} {later})?' for later in rest[at + 1:]))
-              for at, rule in enumerate(rest)]
+        return _sequence(first, *(f"({quoted(', ')} {rule})?" for rule in rest))
+    starts = [
+        _sequence(rule, *(f"({quoted(', ')} {later})?" for later in rest[at + 1 :])) for at, rule in enumerate(rest)
+    ]
     return f"({' | '.join(starts)})?" if starts else ""

@@ -53,7 +53,7 @@ class XmlCalls(BodyReader):
         while self.end is None and not self.broken:
             while self._at < len(self.text) and self.text[self._at].isspace():
                 self._at += 1
-            rest = self.text[self._at:]
+            rest = self.text[self._at :]
             step = self._between if self._function is None else self._inside
             if not step(rest, deltas, last):
                 break
@@ -87,8 +87,11 @@ class XmlCalls(BodyReader):
             if name is None or end < 0:
                 return False
             value = self._value(name, rest[length:end], rest[:length])
-            deltas.append(CallDelta(arguments=f"{', ' if self._parameters else '{'}"
-                                            f"{json.dumps(name, ensure_ascii=False)}: {value}"))
+            deltas.append(
+                CallDelta(
+                    arguments=f"{', ' if self._parameters else '{'}{json.dumps(name, ensure_ascii=False)}: {value}"
+                )
+            )
             self._parameters += 1
             self._at += end + len(self._tags.parameter_end)
             self.emitted = self._at
@@ -109,7 +112,7 @@ class XmlCalls(BodyReader):
         """The name in ``<tag=NAME>`` or ``<tag name="NAME">`` and the length of the tag; None while it is not
         complete."""
         end = rest.find(">", len(tag))
-        name = rest[len(tag):end if end >= 0 else None]
+        name = rest[len(tag) : end if end >= 0 else None]
         if self._tags.quoted and end >= 0:
             attribute = _NAMED.search(name)
             name = attribute[1] if attribute else ""

@@ -87,8 +87,9 @@ def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
         return ToolChoice("none")
     if isinstance(value, str):
         if value not in ("auto", "required"):
-            raise RequestError(f"tool_choice is {value!r}; it is none, auto, required, or a function by its "
-                               "name", param="tool_choice")
+            raise RequestError(
+                f"tool_choice is {value!r}; it is none, auto, required, or a function by its name", param="tool_choice"
+            )
         if value == "required":
             _need_tools(tools)
         return ToolChoice("required" if value == "required" else "auto" if tools else "none")
@@ -96,8 +97,9 @@ def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
         return _allowed(value, tools)
     kind = value.get("type") if isinstance(value, dict) else type(value).__name__
     if not isinstance(value, dict) or kind not in _KINDS:
-        raise RequestError(f"tool_choice has type {kind!r}; this server serves function, custom and "
-                           "allowed_tools", param="tool_choice")
+        raise RequestError(
+            f"tool_choice has type {kind!r}; this server serves function, custom and allowed_tools", param="tool_choice"
+        )
     inner = value.get(kind)
     name = inner.get("name") if isinstance(inner, dict) else value.get("name")
     if not isinstance(name, str):
@@ -110,19 +112,22 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
     inner = value.get("allowed_tools", value)
     mode = inner.get("mode") if isinstance(inner, dict) else None
     if mode not in ("auto", "required"):
-        raise RequestError(f"tool_choice.mode is {mode!r}; allowed_tools have the mode auto or required",
-                           param="tool_choice.mode")
+        raise RequestError(
+            f"tool_choice.mode is {mode!r}; allowed_tools have the mode auto or required", param="tool_choice.mode"
+        )
     listed = inner.get("tools")
     if not isinstance(listed, list) or not listed:
-        raise RequestError("tool_choice.tools is missing: the tools that are allowed, at least one",
-                           param="tool_choice.tools")
+        raise RequestError(
+            "tool_choice.tools is missing: the tools that are allowed, at least one", param="tool_choice.tools"
+        )
     names = set()
     for at, tool in enumerate(listed[:TOOLS_MAX]):
         function = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
-            raise RequestError(f"tool_choice.tools[{at}].name is missing: a function of tools",
-                               param=f"tool_choice.tools[{at}]")
+            raise RequestError(
+                f"tool_choice.tools[{at}].name is missing: a function of tools", param=f"tool_choice.tools[{at}]"
+            )
         _check_name(name, tools)
         names.add(name)
     return ToolChoice(mode, allowed=frozenset(names))
@@ -131,8 +136,10 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
 def _check_name(name: str, tools: Sequence[Tool]) -> None:
     _need_tools(tools)
     if name not in {tool.name for tool in tools}:
-        raise RequestError(f"tool_choice names {name[:128]!r}, which is not in tools: "
-                           f"{', '.join(tool.name for tool in tools)}", param="tool_choice")
+        raise RequestError(
+            f"tool_choice names {name[:128]!r}, which is not in tools: {', '.join(tool.name for tool in tools)}",
+            param="tool_choice",
+        )
 
 
 def _need_tools(tools: Sequence[Tool]) -> None:
@@ -146,27 +153,29 @@ def _tool(where: str, item: Any) -> Tool:
     kind, input_regex = item.get("type", "function"), None
     function: Any
     if kind not in _KINDS:
-        raise RequestError(f"{where} has type {kind!r}; this server serves function and custom",
-                           param=f"{where}.type")
+        raise RequestError(f"{where} has type {kind!r}; this server serves function and custom", param=f"{where}.type")
     if kind == "custom":
         function, input_regex = custom_function(where, item)
         item = {name: value for name, value in item.items() if name != "custom"}
     else:
         function = item.get("function")
     if not isinstance(function, dict):
-        raise RequestError(f"{where}.function is missing: an object with name and parameters",
-                           param=f"{where}.function")
+        raise RequestError(
+            f"{where}.function is missing: an object with name and parameters", param=f"{where}.function"
+        )
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(f"{where}.{kind}.name is {name!r}; it has 1 to 128 letters, digits, _, - or .",
-                           param=f"{where}.{kind}.name")
+        raise RequestError(
+            f"{where}.{kind}.name is {name!r}; it has 1 to 128 letters, digits, _, - or .", param=f"{where}.{kind}.name"
+        )
     parameters = function.get("parameters")
     takes_none = parameters is None
     if parameters is None:
         parameters = _NOTHING
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        raise RequestError(f"{where}.function.parameters: expected the JSON schema of an object",
-                           param=f"{where}.function.parameters")
+        raise RequestError(
+            f"{where}.function.parameters: expected the JSON schema of an object", param=f"{where}.function.parameters"
+        )
     # Templates walk properties without asking whether they are there.
     parameters = {"type": "object", "properties": {}, **parameters}
     definition = {**item, "type": "function", "function": {**function, "parameters": parameters}}
@@ -189,16 +198,22 @@ def custom_function(where: str, tool: Mapping[str, Any]) -> tuple[dict[str, Any]
     if regex is not None:
         text["pattern"] = f"^(?:{regex})$"
     function = {name: custom[name] for name in ("name", "description") if custom.get(name) is not None}
-    return {**function, "strict": regex is not None,
-            "parameters": {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}}, regex
+    return {
+        **function,
+        "strict": regex is not None,
+        "parameters": {"type": "object", "properties": {INPUT: text}, "required": [INPUT]},
+    }, regex
 
 
 def function_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """A past call of a custom tool, as the template sees it."""
     custom = call.get("custom")
     shown = custom if isinstance(custom, dict) else {}
-    return {**{name: value for name, value in call.items() if name != "custom"}, "type": "function",
-            "function": {"name": shown.get("name"), "arguments": {INPUT: shown.get("input")}}}
+    return {
+        **{name: value for name, value in call.items() if name != "custom"},
+        "type": "function",
+        "function": {"name": shown.get("name"), "arguments": {INPUT: shown.get("input")}},
+    }
 
 
 def input_of(arguments: str) -> str:
@@ -223,9 +238,12 @@ def _regex(where: str, form: Any) -> str | None:
     grammar = form.get("grammar", form)  # the two APIs of OpenAI differ in this
     syntax = grammar.get("syntax") if isinstance(grammar, dict) else None
     if syntax != "regex":
-        raise RequestError(f"{where}.syntax is {syntax!r}; this server holds the text of a custom tool to a "
-                           "regex, and to no other grammar", param=f"{where}.syntax",
-                           code="unsupported_parameter")
+        raise RequestError(
+            f"{where}.syntax is {syntax!r}; this server holds the text of a custom tool to a "
+            "regex, and to no other grammar",
+            param=f"{where}.syntax",
+            code="unsupported_parameter",
+        )
     if not isinstance(grammar.get("definition"), str):
         raise RequestError(f"{where}.definition is missing: a regex", param=f"{where}.definition")
     return str(grammar["definition"])

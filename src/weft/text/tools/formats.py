@@ -174,11 +174,11 @@ def tool_format(name: str, template: str) -> ToolFormat | None:
         return None
     if name != AUTO:
         return next(row for row in FORMATS if row.name == name)
-    return next((row for row in FORMATS
-                 if any(all(sign in template for sign in signs) for signs in row.signs)), None)
+    return next((row for row in FORMATS if any(all(sign in template for sign in signs) for signs in row.signs)), None)
 
 
 def check_tool_parser(name: str) -> None:
     if name not in (AUTO, NONE, *NAMES):
-        raise ConfigError(f"--tool-parser {name!r} is unknown; there are {', '.join((AUTO, NONE, *NAMES))}",
-                          param="--tool-parser")
+        raise ConfigError(
+            f"--tool-parser {name!r} is unknown; there are {', '.join((AUTO, NONE, *NAMES))}", param="--tool-parser"
+        )

@@ -163,7 +163,7 @@ class JsonCalls(BodyReader):
         separators = " \n\t\r,;" if self.call_count else " \n\t\r"
         while self._at < len(text) and text[self._at] in separators:
             self._at += 1
-        rest = text[self._at:]
+        rest = text[self._at :]
         if self.close is not None and rest.startswith(self.close):
             self.end = self._at + len(self.close)
         elif not rest or (self.close is not None and may_become(rest, (self.close,)) and not last):
@@ -207,7 +207,7 @@ class JsonCalls(BodyReader):
             return self._object_ended(scanner.copy_end)
         if scanner.end is None:
             return False
-        call = read_call(self.text[scanner.start:scanner.end])
+        call = read_call(self.text[scanner.start : scanner.end])
         if call is None:
             self.broken = True
             return True
@@ -228,10 +228,10 @@ class JsonCalls(BodyReader):
         """Whether the envelope closes right behind the arguments: small models forget the last brace."""
         if self.close is None or scanner.copy_end is None:
             return False
-        return self.text[scanner.copy_end:].lstrip().startswith(self.close)
+        return self.text[scanner.copy_end :].lstrip().startswith(self.close)
 
     def _give_copied(self, scanner: ObjectScanner, deltas: list[CallDelta]) -> None:
-        fresh = "".join(scanner.escaped[self._given:])
+        fresh = "".join(scanner.escaped[self._given :])
         if fresh:
             deltas.append(CallDelta(arguments=fresh))
             self._given = len(scanner.escaped)
@@ -293,7 +293,7 @@ class HeadedCalls(BodyReader):
         """Whether it got anywhere."""
         while self._at < len(self.text) and self.text[self._at].isspace():
             self._at += 1
-        rest = self.text[self._at:]
+        rest = self.text[self._at :]
         if self.close is not None and rest.startswith(self.close):
             self.end = self._at + len(self.close)
             return True
@@ -306,7 +306,7 @@ class HeadedCalls(BodyReader):
         if not rest.startswith(self._before):
             self.broken = True
             return True
-        head, marker, behind = rest[len(self._before):].partition(self._marker)
+        head, marker, behind = rest[len(self._before) :].partition(self._marker)
         if not marker or not behind.lstrip():
             self.broken = self.broken or len(head) > _HEAD_CHARS_MAX + len(self._marker)
             return False
@@ -316,8 +316,7 @@ class HeadedCalls(BodyReader):
             return True
         head = head.strip()
         numbered = _NUMBERED.fullmatch(head)
-        deltas.append(CallDelta(name=head) if numbered is None
-                     else CallDelta(name=numbered.group(1), call_id=head))
+        deltas.append(CallDelta(name=head) if numbered is None else CallDelta(name=numbered.group(1), call_id=head))
         self._object = ObjectScanner(start)
         self._object.copy(start)
         self._given = 0
@@ -327,18 +326,18 @@ class HeadedCalls(BodyReader):
         scanner = self._object
         assert scanner is not None
         scanner.scan(self.text)
-        fresh = "".join(scanner.escaped[self._given:])
+        fresh = "".join(scanner.escaped[self._given :])
         if fresh:
             deltas.append(CallDelta(arguments=fresh))
             self._given, self.emitted = len(scanner.escaped), scanner.at
         if scanner.end is None:
             return False
         try:
-            json.loads(self.text[scanner.start:scanner.end], strict=False)
+            json.loads(self.text[scanner.start : scanner.end], strict=False)
         except (ValueError, RecursionError):
             self.broken = True
             return True
-        rest = self.text[scanner.end:].lstrip()
+        rest = self.text[scanner.end :].lstrip()
         if self._behind and not rest.startswith(self._behind):
             if not may_become(rest, (self._behind,)):
                 self.broken = True

@@ -93,7 +93,7 @@ class ToolCallReader:
             self._envelope, self._opening, self._text, self._begun = at_start, "", bare, True
             return True
         if self._close and bare.startswith(self._close):
-            self._text = bare[len(self._close):]
+            self._text = bare[len(self._close) :]
             return True
         self._begun = self._begun or bool(bare)
         match = first_marker(self._text, self._row.opens)
@@ -107,7 +107,7 @@ class ToolCallReader:
         at, marker = match
         self._show(self._text[:at])
         self._envelope = next(envelope for envelope in self._row.envelopes if envelope.open == marker)
-        self._opening, self._text = marker, self._text[at + len(marker):]
+        self._opening, self._text = marker, self._text[at + len(marker) :]
         return True
 
     def _begin_body(self, last: bool) -> bool:
@@ -157,12 +157,12 @@ class ToolCallReader:
             self._pending.clear()
             if not done:  # the marker is content, and must not be taken for one again
                 self._show(self._opening)
-                self._text = self._text[len(envelope.open) if envelope.keeps_open else 0:]
+                self._text = self._text[len(envelope.open) if envelope.keeps_open else 0 :]
             return True
         if body.end is not None:
-            self._text, self._body, self._envelope = body.text[body.end:], None, None
+            self._text, self._body, self._envelope = body.text[body.end :], None, None
             if not body.call_count:  # "<tool_call></tool_call>"
-                self._show(self._opening + body.text[:body.end])
+                self._show(self._opening + body.text[: body.end])
             return bool(self._text)
         return False
 
@@ -181,15 +181,16 @@ class ToolCallReader:
             return
         self._after_call, self._close = False, ""
         self._parsed.append(self._space + bare)
-        self._space = content[len(bare):]
+        self._space = content[len(bare) :]
 
     def _take(self, delta: CallDelta) -> None:
         if not self._eager:
             self._pending.append(delta)
             if not delta.complete:
                 return
-            delta = replace(self._pending[0], complete=True,
-                            arguments="".join(waiting.arguments for waiting in self._pending))
+            delta = replace(
+                self._pending[0], complete=True, arguments="".join(waiting.arguments for waiting in self._pending)
+            )
             self._pending.clear()
         self._space, self._after_call = "", True
         self._close = (self._envelope and self._envelope.close) or ""
@@ -243,14 +244,14 @@ class LastCalls:
         if self._looked_at is None:
             match = first_marker(held, self._opens)
             if match is None:
-                return len(held[:len(held) - held_characters(held, self._opens)].rstrip())
+                return len(held[: len(held) - held_characters(held, self._opens)].rstrip())
             self._looked_at = match[0]
-            if before := len(held[:match[0]].rstrip()):
+            if before := len(held[: match[0]].rstrip()):
                 return before
         while True:
             open = max((one for one in self._opens if held.startswith(one, self._looked_at)), key=len)
             envelope, inside = self._envelopes[open], self._looked_at + len(open)
-            body = held[inside - len(open) * envelope.keeps_open:inside + _SPACE_CHARS_MAX].lstrip()
+            body = held[inside - len(open) * envelope.keeps_open : inside + _SPACE_CHARS_MAX].lstrip()
             firsts = (open, *(first for first, _ in envelope.bodies))
             if body and not body.startswith(firsts) and not may_become(body, (open,)):
                 return inside  # a marker that the model only mentions
@@ -259,7 +260,7 @@ class LastCalls:
                 return 0
             behind = held[end:]
             while behind.startswith(envelope.close):  # some models write it twice
-                behind = behind[len(envelope.close):].lstrip()
+                behind = behind[len(envelope.close) :].lstrip()
             if not behind or may_become(behind, (*self._opens, envelope.close)):
                 return 0
             self._looked_at = len(held) - len(behind)

@@ -27,22 +27,28 @@ def test_a_frame_that_changes_kind_is_zeroed_each_time_and_both_ways() -> None:
     close_now(memory, 1)
     to_slots = open_now(memory, (2, 1), (3, 1))
     assert [(claim.held, claim.kind) for claim in to_slots.frames if claim.needs_zero] == [
-        (FrameKind.PAGES, FrameKind.SLOTS)]
+        (FrameKind.PAGES, FrameKind.SLOTS)
+    ]
     assert len(to_slots.arena_work.zero_frames) == 1
     close_now(memory, 2, 3)
     to_pages = open_now(memory, (4, 128))
     assert [(claim.held, claim.kind) for claim in to_pages.frames if claim.needs_zero] == [
-        (FrameKind.SLOTS, FrameKind.PAGES)]
+        (FrameKind.SLOTS, FrameKind.PAGES)
+    ]
     assert len(to_pages.arena_work.zero_frames) == 1
 
 
 def test_claims_prefer_bytes_of_their_own_kind_then_untouched_frames_then_the_other_kind() -> None:
     memory = small_memory(1, 1, 4)
-    open_now(memory, (1, 16))           # a frame each of slots and pages; two untouched
+    open_now(memory, (1, 16))  # a frame each of slots and pages; two untouched
     close_now(memory, 1)
     order = [(claim.kind, claim.held) for claim in open_now(memory, (2, 48)).frames]
-    assert order == [(FrameKind.SLOTS, FrameKind.SLOTS), (FrameKind.PAGES, FrameKind.PAGES),
-                     (FrameKind.PAGES, None), (FrameKind.PAGES, None)]
+    assert order == [
+        (FrameKind.SLOTS, FrameKind.SLOTS),
+        (FrameKind.PAGES, FrameKind.PAGES),
+        (FrameKind.PAGES, None),
+        (FrameKind.PAGES, None),
+    ]
     close_now(memory, 2)
     transaction = memory.transaction()
     assert open_in(transaction, memory, 3, 16)
@@ -52,9 +58,9 @@ def test_claims_prefer_bytes_of_their_own_kind_then_untouched_frames_then_the_ot
 
 def test_pages_come_from_the_fullest_frame_so_that_the_emptiest_drains() -> None:
     memory = small_memory(4, 0, 3)
-    open_now(memory, (1, 48), (2, 16), (3, 16), (4, 32), (5, 16))   # frames: 1112, 3445, none
+    open_now(memory, (1, 48), (2, 16), (3, 16), (4, 32), (5, 16))  # frames: 1112, 3445, none
     close_now(memory, 3)
-    close_now(memory, 1)                                            # frames: ...2, .445, none
+    close_now(memory, 1)  # frames: ...2, .445, none
     taken = open_now(memory, (6, 16)).pages
     assert [page // 4 for page in taken] == [1], "the one hole of the fuller frame"
     close_now(memory, 2)
@@ -63,7 +69,7 @@ def test_pages_come_from_the_fullest_frame_so_that_the_emptiest_drains() -> None
 
 def test_all_holes_are_used_before_a_frame_is_claimed() -> None:
     memory = small_memory(3, 0, 4)
-    open_now(memory, *((seq, 16) for seq in range(9)))              # three full frames
+    open_now(memory, *((seq, 16) for seq in range(9)))  # three full frames
     close_now(memory, 0, 3, 4, 7)
     transaction = memory.transaction()
     assert open_in(transaction, memory, 20, 4 * 16)

@@ -24,16 +24,20 @@ from weft.units import ALIGN_BYTES, PAGE_TOKENS
 GB = 10**9
 
 
-@pytest.mark.parametrize(("spec", "kv_bytes_per_token", "state_megabytes"), [
-    (QWEN35_397B, 30_720, 192.1),
-    (QWEN3_NEXT_80B, 24_576, 77.3),
-    (GRANITE_H_SMALL, 16_384, 77.3),
-    (NEMOTRON_H_8B, 16_384, 102.1),
-    (LFM2_1_2B, 12_288, 0.082),
-    (JAMBA_MINI, 16_384, 16.1),
-])
+@pytest.mark.parametrize(
+    ("spec", "kv_bytes_per_token", "state_megabytes"),
+    [
+        (QWEN35_397B, 30_720, 192.1),
+        (QWEN3_NEXT_80B, 24_576, 77.3),
+        (GRANITE_H_SMALL, 16_384, 77.3),
+        (NEMOTRON_H_8B, 16_384, 102.1),
+        (LFM2_1_2B, 12_288, 0.082),
+        (JAMBA_MINI, 16_384, 16.1),
+    ],
+)
 def test_a_published_model_costs_what_the_design_says(
-        spec: ModelSpec, kv_bytes_per_token: int, state_megabytes: float) -> None:
+    spec: ModelSpec, kv_bytes_per_token: int, state_megabytes: float
+) -> None:
     digits = 3 if state_megabytes < 1 else 1
     arena = plan_arena(spec, 80 * GB)
     assert spec.kv_bytes_per_token("bfloat16") == kv_bytes_per_token
@@ -42,16 +46,18 @@ def test_a_published_model_costs_what_the_design_says(
     assert round(arena.slot_bytes / 1e6, digits) == state_megabytes, "nor to these slots"
 
 
-@pytest.mark.parametrize(("spec", "pages", "slots", "megabytes"), [
-    (QWEN35_397B, 391, 1, 192.2),
-    (QWEN3_NEXT_80B, 197, 1, 77.5),
-    (GRANITE_H_SMALL, 295, 1, 77.3),
-    (NEMOTRON_H_8B, 390, 1, 102.2),
-    (LFM2_1_2B, 5, 12, 0.98),
-    (JAMBA_MINI, 123, 2, 32.2),
-])
-def test_a_frame_is_what_the_documentation_says(
-        spec: ModelSpec, pages: int, slots: int, megabytes: float) -> None:
+@pytest.mark.parametrize(
+    ("spec", "pages", "slots", "megabytes"),
+    [
+        (QWEN35_397B, 391, 1, 192.2),
+        (QWEN3_NEXT_80B, 197, 1, 77.5),
+        (GRANITE_H_SMALL, 295, 1, 77.3),
+        (NEMOTRON_H_8B, 390, 1, 102.2),
+        (LFM2_1_2B, 5, 12, 0.98),
+        (JAMBA_MINI, 123, 2, 32.2),
+    ],
+)
+def test_a_frame_is_what_the_documentation_says(spec: ModelSpec, pages: int, slots: int, megabytes: float) -> None:
     arena = plan_arena(spec, 80 * GB)
     assert (arena.pages_per_frame, arena.slots_per_frame) == (pages, slots)
     assert round(arena.frame_bytes / 1e6, 2 if megabytes < 1 else 1) == megabytes
@@ -93,8 +99,7 @@ def test_a_frame_pads_its_slots_by_less_than_one_percent_and_none_smaller_does(p
 
     def padding(pages: int) -> float:
         """Dull: the padding of a frame of so many pages with the most slots that divide it."""
-        slots = max((s for s in range(1, pages * page_bytes // slot_bytes + 1) if pages * page % s == 0),
-                    default=0)
+        slots = max((s for s in range(1, pages * page_bytes // slot_bytes + 1) if pages * page % s == 0), default=0)
         return 1 - slots * slot_bytes / (pages * page_bytes)
 
     assert frame % (256 * m) == 0
@@ -168,7 +173,10 @@ def test_fields_are_aligned_and_tile_their_page_and_slot() -> None:
             spans.append((state.offset_bytes, size))
         assert_tiles(spans, arena.slot_bytes)
         assert [(s.layer, s.name, s.dtype) for s in arena.state_fields] == [
-            (1, "conv", "bfloat16"), (1, "recurrent", "float32"), (2, "conv", "bfloat16")]
+            (1, "conv", "bfloat16"),
+            (1, "recurrent", "float32"),
+            (2, "conv", "bfloat16"),
+        ]
 
 
 def assert_tiles(spans: list[tuple[int, int]], total: int) -> None:
@@ -181,10 +189,16 @@ def assert_tiles(spans: list[tuple[int, int]], total: int) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(heads=st.integers(0, 3), dim=st.integers(1, 33), key_heads=st.integers(0, 2),
-       value_dim=st.integers(1, 40), megabytes=st.integers(0, 9))
+@given(
+    heads=st.integers(0, 3),
+    dim=st.integers(1, 33),
+    key_heads=st.integers(0, 2),
+    value_dim=st.integers(1, 40),
+    megabytes=st.integers(0, 9),
+)
 def test_every_arena_keeps_the_laws_of_its_geometry(
-        heads: int, dim: int, key_heads: int, value_dim: int, megabytes: int) -> None:
+    heads: int, dim: int, key_heads: int, value_dim: int, megabytes: int
+) -> None:
     layers = [attention(heads, dim)] * (heads > 0) * 2
     layers += [gated_delta(key_heads, 2 * key_heads, 8, value_dim, 4)] * (key_heads > 0) * 3
     arena = plan_arena(model(layers), megabytes * 2**20)

@@ -26,8 +26,13 @@ from weft.spec import ModelSpec, attention, gated_delta, short_conv
 from weft.units import SeqId, parse_bytes
 
 TINY = model([attention(1, 16), gated_delta(1, 2, 16, 16, 4), short_conv(40, 3)], max_positions=4096)
-SPECS = {"tiny": TINY, "attention": ATTENTION_ONLY, "recurrent": RECURRENT_ONLY, "lfm2": LFM2_1_2B,
-         "granite": GRANITE_H_SMALL}
+SPECS = {
+    "tiny": TINY,
+    "attention": ATTENTION_ONLY,
+    "recurrent": RECURRENT_ONLY,
+    "lfm2": LFM2_1_2B,
+    "granite": GRANITE_H_SMALL,
+}
 
 
 def typed_memory(text: str) -> int:
@@ -84,8 +89,7 @@ def test_a_step_always_has_room_for_all_decodes_and_one_chunk_of_prefill() -> No
     assert "--max-num-seqs 100 shrunk to 64: a step of --max-num-batched-tokens 128" in few.notes[0]
 
 
-@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "max_queued_requests",
-                                   "max_model_len"])
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_model_len"])
 def test_a_size_below_one_is_an_error_that_names_its_flag(field: str) -> None:
     flag = "limits." + field if field == "max_queued_requests" else "--" + field.replace("_", "-")
     with pytest.raises(ConfigError, match=f"{flag} is 0") as caught:
@@ -105,10 +109,15 @@ def test_too_little_memory_is_an_error_whose_flag_works_when_typed(name: str) ->
 
 
 @settings(max_examples=120, deadline=None)
-@given(name=st.sampled_from(sorted(SPECS)), frames=st.floats(0.1, 40), length=st.integers(1, 5000),
-       seqs=st.integers(1, 300))
+@given(
+    name=st.sampled_from(sorted(SPECS)),
+    frames=st.floats(0.1, 40),
+    length=st.integers(1, 5000),
+    seqs=st.integers(1, 300),
+)
 def test_a_sequence_of_the_served_length_fits_alone_and_all_rows_fit_together(
-        name: str, frames: float, length: int, seqs: int) -> None:
+    name: str, frames: float, length: int, seqs: int
+) -> None:
     spec, config = SPECS[name], EngineConfig(max_model_len=length, max_num_seqs=seqs)
     memory_bytes = int(frames * plan_arena(spec, 1).frame_bytes)
     arena = plan_arena(spec, memory_bytes)
@@ -132,10 +141,15 @@ def test_a_sequence_of_the_served_length_fits_alone_and_all_rows_fit_together(
 
 
 @settings(max_examples=100, deadline=None)
-@given(name=st.sampled_from(sorted(SPECS)), free=st.integers(10**5, 10**11), length=st.integers(1, 5000),
-       seqs=st.integers(1, 40))
+@given(
+    name=st.sampled_from(sorted(SPECS)),
+    free=st.integers(10**5, 10**11),
+    length=st.integers(1, 5000),
+    seqs=st.integers(1, 40),
+)
 def test_the_default_memory_is_a_share_of_free_ram_and_no_more_than_could_be_used(
-        name: str, free: int, length: int, seqs: int) -> None:
+    name: str, free: int, length: int, seqs: int
+) -> None:
     spec, config = SPECS[name], EngineConfig(max_model_len=length, max_num_seqs=seqs)
     memory_bytes = default_memory_bytes(free, spec, config)
     assert memory_bytes <= 0.4 * free
@@ -146,8 +160,9 @@ def test_the_default_memory_is_a_share_of_free_ram_and_no_more_than_could_be_use
         memory = Memory(plan_arena(spec, memory_bytes))
         transaction = memory.transaction()
         assert all(open_in(transaction, memory, seq, sizes.max_model_len) for seq in range(seqs))
-        exact = seqs * (spec.state_bytes_per_sequence("bfloat16")
-                        + sizes.max_model_len * spec.kv_bytes_per_token("bfloat16"))
+        exact = seqs * (
+            spec.state_bytes_per_sequence("bfloat16") + sizes.max_model_len * spec.kv_bytes_per_token("bfloat16")
+        )
         slack = 3 * memory._state.plan.frame_bytes + seqs * memory._state.plan.page_bytes
         assert memory_bytes <= 2 * exact + slack, "more than twice of what could be used is too much"
 

@@ -39,18 +39,20 @@ def in_one(memory: Memory, *verbs: Callable[[Transaction], object]) -> Reservati
     return reservation
 
 
-def opening(memory: Memory, seq: SeqId, tokens: np.ndarray,
-            salt: str = "") -> Callable[[Transaction], object]:
+def opening(memory: Memory, seq: SeqId, tokens: np.ndarray, salt: str = "") -> Callable[[Transaction], object]:
     def verb(transaction: Transaction) -> None:
         assert transaction.open(seq, memory.match(tokens, salt=salt), len(tokens))
+
     return verb
 
 
 def remember(memory: Memory, tokens: np.ndarray, *taps: int, salt: str = "") -> None:
     """A request computes ``tokens``, with states kept at ``taps``, and ends."""
+
     def saving(transaction: Transaction) -> None:
         for tap in taps:
             assert transaction.save(ONE, tap) is not None
+
     in_one(memory, opening(memory, ONE, tokens, salt), saving)
     in_one(memory, lambda one: one.close(ONE, keep=tokens))
 
@@ -191,8 +193,7 @@ def test_the_same_tokens_after_different_fronts_are_not_the_same() -> None:
     remember(memory, tokens_of(1))
     remember(memory, tokens_of(2))
     in_one(memory, opening(memory, ONE, tokens_of(1, 5, 6)), opening(memory, TWO, tokens_of(2, 5, 6)))
-    in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 5)),
-           lambda one: one.publish(TWO, tokens_of(2, 5)))
+    in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 5)), lambda one: one.publish(TWO, tokens_of(2, 5)))
     assert not set(memory.lease(ONE).pages) & set(memory.lease(TWO).pages)
 
 
@@ -201,9 +202,12 @@ def test_what_is_given_up_is_free_from_the_next_transaction_on() -> None:
     in_one(memory, *(opening(memory, seq, tokens_of(1, 2, 3)) for seq in (ONE, TWO)))
     free = memory.usage().pages_available
     given_up = memory.lease(TWO).pages[:2]
-    reservation = in_one(memory, lambda one: one.publish(ONE, tokens_of(1, 2)),
-                         lambda one: one.publish(TWO, tokens_of(1, 2)),
-                         lambda one: one.extend(ONE, 16 * (3 + free)))
+    reservation = in_one(
+        memory,
+        lambda one: one.publish(ONE, tokens_of(1, 2)),
+        lambda one: one.publish(TWO, tokens_of(1, 2)),
+        lambda one: one.extend(ONE, 16 * (3 + free)),
+    )
     assert len(reservation.pages) == free, "all there is"
     assert not set(given_up) & set(reservation.pages)
     assert memory.usage().pages_available == 2
@@ -265,8 +269,7 @@ def test_what_is_needed_is_evicted_and_there_for_the_next_transaction() -> None:
 
 def evict(memory: Memory, *, pages: int = 0, states: int = 0) -> None:
     demand = Demand(0, 1, 1, pages, states)
-    memory.commit(replace(memory.transaction().seal(),
-                          evicted=tuple(choose(memory._state.cache.order, demand))))
+    memory.commit(replace(memory.transaction().seal(), evicted=tuple(choose(memory._state.cache.order, demand))))
     memory.audit()
 
 
@@ -275,14 +278,17 @@ def touched_by_opening(memory: Memory) -> None:
     close_now(memory, TWO)
 
 
-@pytest.mark.parametrize(("old", "use"), [
-    (tokens_of(1, 2), touched_by_opening),
-    (tokens_of(1, 2, rest=3), touched_by_opening),
-    (tokens_of(1, 2), lambda memory: remember(memory, tokens_of(1, 2))),
-    (tokens_of(1, 2, rest=3), lambda memory: remember(memory, tokens_of(1, 2, rest=3))),
-], ids=["read", "read from a tail", "computed again", "a tail computed again"])
-def test_the_least_recently_used_snapshot_goes_first(old: np.ndarray,
-                                                       use: Callable[[Memory], None]) -> None:
+@pytest.mark.parametrize(
+    ("old", "use"),
+    [
+        (tokens_of(1, 2), touched_by_opening),
+        (tokens_of(1, 2, rest=3), touched_by_opening),
+        (tokens_of(1, 2), lambda memory: remember(memory, tokens_of(1, 2))),
+        (tokens_of(1, 2, rest=3), lambda memory: remember(memory, tokens_of(1, 2, rest=3))),
+    ],
+    ids=["read", "read from a tail", "computed again", "a tail computed again"],
+)
+def test_the_least_recently_used_snapshot_goes_first(old: np.ndarray, use: Callable[[Memory], None]) -> None:
     memory = roomy()
     remember(memory, old)
     remember(memory, tokens_of(5, 6))
@@ -340,8 +346,7 @@ def test_what_a_sequence_reads_is_never_evicted_but_its_snapshot_can_be() -> Non
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3, 4)))
     memory.flush()
     memory.audit()
-    assert memory.lease(TWO).pages[:3] == [page for node in memory._state.cache.tree.nodes()
-                                          for page in node.pages]
+    assert memory.lease(TWO).pages[:3] == [page for node in memory._state.cache.tree.nodes() for page in node.pages]
     assert memory.usage().slots_cached == 0
     assert memory.usage().pages_shared == 3
 
@@ -435,9 +440,12 @@ def test_a_dropped_transaction_changes_nothing_of_the_cache() -> None:
     in_one(memory, opening(memory, TWO, tokens_of(1, 2, 3)))
     before = picture(memory)
     verbs: list[Callable[[Transaction], object]] = [
-        opening(memory, THREE, tokens_of(1, 5)), lambda one: one.save(TWO, 48),
+        opening(memory, THREE, tokens_of(1, 5)),
+        lambda one: one.save(TWO, 48),
         lambda one: one.publish(TWO, tokens_of(1, 2, 3)),
-        lambda one: one.close(TWO, keep=tokens_of(1, 2, 3)), lambda one: one.flush()]
+        lambda one: one.close(TWO, keep=tokens_of(1, 2, 3)),
+        lambda one: one.flush(),
+    ]
     for verb in verbs:
         transaction = memory.transaction()
         verb(transaction)

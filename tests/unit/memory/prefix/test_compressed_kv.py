@@ -30,8 +30,7 @@ from weft.units import PAGE_TOKENS, PageId, SeqId
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B,
-                                  GRANITE_H_SMALL])
+@pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B, GRANITE_H_SMALL])
 def test_a_compressed_page_is_nearly_half_of_one_in_sixteen_bits(spec: ModelSpec) -> None:
     arena = plan_arena(spec, 80 * GIB, compress=True)
     assert 1.8 < arena.page_bytes / arena.compressed_kv_bytes < 2
@@ -40,8 +39,7 @@ def test_a_compressed_page_is_nearly_half_of_one_in_sixteen_bits(spec: ModelSpec
     assert 0 <= arena.compressed_kv_bytes - last.scale_offset_bytes - scales < 64
 
 
-@pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B,
-                                  GRANITE_H_SMALL])
+@pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B, GRANITE_H_SMALL])
 def test_in_four_bits_it_is_under_a_third_and_the_last_row_ends_with_the_record(spec: ModelSpec) -> None:
     arena = plan_arena(spec, 80 * GIB, compress=True, compress_kv="int4")
     assert 2.9 < arena.page_bytes / arena.compressed_kv_bytes < 3.2
@@ -100,7 +98,7 @@ def short(memory: Memory, pages: int) -> Reservation:
 
 def node_of(memory: Memory, seq: int) -> Node:
     nodes, first = memory._state.cache.tree.nodes(), tokens_of(seq, 1).tobytes()
-    [node] = [node for node in nodes if node.tokens[:len(first)] == first]
+    [node] = [node for node in nodes if node.tokens[: len(first)] == first]
     return node
 
 
@@ -253,13 +251,13 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
             for at in range(record_bytes):
                 place = skip_bytes + record * record_bytes + at
                 memory[compressed.pages[place // 256], place % 256] = bytes_of[record][at]
-        wide = compressed.restore_into(pages[lies_on:lies_on + compressed.missing], form)
+        wide = compressed.restore_into(pages[lies_on : lies_on + compressed.missing], form)
         assert len(set(wide)) == count
         restore = RestoreKv(NodeId(1), tuple(compressed.pages), skip_bytes, wide, form)
         for page, first, last, start in restore.ids.tolist():
             both = np.concatenate([memory[first], memory[last]])
             record = wide.index(page)
-            assert (both[start:start + record_bytes] == bytes_of[record]).all()
+            assert (both[start : start + record_bytes] == bytes_of[record]).all()
             memory[page] = -1
     compress = CompressKv(NodeId(1), tuple(pages), -(-len(pages) * record_bytes // 256), form)
     written: set[int] = set()
@@ -308,9 +306,21 @@ def compress_what_is_gone(memory: Memory) -> None:
     memory._state.cache.compressed_kv.by_node[NodeId(10**6)] = compressed_pages(memory)
 
 
-@pytest.mark.parametrize("corrupt", [
-    swap_two_pages, count_a_page_more, count_a_record_less, lose_a_page, name_another_record, begin_elsewhere,
-    take_it_for_exact, forget_what_nobody_reads, compress_what_is_gone], ids=lambda corrupt: corrupt.__name__)
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        swap_two_pages,
+        count_a_page_more,
+        count_a_record_less,
+        lose_a_page,
+        name_another_record,
+        begin_elsewhere,
+        take_it_for_exact,
+        forget_what_nobody_reads,
+        compress_what_is_gone,
+    ],
+    ids=lambda corrupt: corrupt.__name__,
+)
 def test_the_audit_sees(corrupt: Callable[[Memory], None]) -> None:
     memory = kept(8)
     short(memory, memory.usage().pages_available + 1)

@@ -30,16 +30,18 @@ from weft.units import PAGE_TOKENS, SeqId
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(("spec", "times_smaller"), [
-    (QWEN35_397B, 3.6), (QWEN3_NEXT_80B, 3.6), (NEMOTRON_H_8B, 3.6), (JAMBA_MINI, 2.6)])
+@pytest.mark.parametrize(
+    ("spec", "times_smaller"), [(QWEN35_397B, 3.6), (QWEN3_NEXT_80B, 3.6), (NEMOTRON_H_8B, 3.6), (JAMBA_MINI, 2.6)]
+)
 def test_a_compressed_state_is_so_many_times_smaller(spec: ModelSpec, times_smaller: float) -> None:
     """Codes, scales, windows and the rest of the last page. Jamba has a scale for each 16 numbers."""
     arena = plan_arena(spec, 80 * GIB, compress=True)
     assert times_smaller < arena.slot_stride_bytes / arena.compressed_bytes < times_smaller + 0.4
     last = arena.compressed_fields[-1]
     assert max(last.offset_bytes, last.scale_offset_bytes or 0) < arena.compressed_bytes
-    offsets = [at for one in arena.compressed_fields
-               for at in (one.offset_bytes, one.scale_offset_bytes) if at is not None]
+    offsets = [
+        at for one in arena.compressed_fields for at in (one.offset_bytes, one.scale_offset_bytes) if at is not None
+    ]
     assert offsets == sorted(set(offsets))
     assert all(at % 256 == 0 for at in offsets)
 
@@ -60,18 +62,21 @@ def test_compression_is_only_where_it_is_asked_for() -> None:
     assert plan_arena(QWEN35_397B, 80 * GIB).compressed_pages == 0
 
 
-@pytest.mark.parametrize(("pages", "slots", "at_once", "expected"), [
-    (0, 4, 9, 0),      # 4 frames of slots, 4 there are: nothing is missing, and nobody asks
-    (10, 4, 9, 2),     # 5 frames wanted: two compressed give two frames and take 6 pages, 16 in all: one each
-    (0, 5, 9, 2),      # one is compressed: 3 pages take the frame it gave. Two: still one
-    (0, 5, 1, 0),      # only one can be: nothing gained
-    (40, 4, 9, 3),     # out of reach: as far as it helps
-])
+@pytest.mark.parametrize(
+    ("pages", "slots", "at_once", "expected"),
+    [
+        (0, 4, 9, 0),  # 4 frames of slots, 4 there are: nothing is missing, and nobody asks
+        (10, 4, 9, 2),  # 5 frames wanted: two compressed give two frames and take 6 pages, 16 in all: one each
+        (0, 5, 9, 2),  # one is compressed: 3 pages take the frame it gave. Two: still one
+        (0, 5, 1, 0),  # only one can be: nothing gained
+        (40, 4, 9, 3),  # out of reach: as far as it helps
+    ],
+)
 def test_as_many_are_compressed_as_it_takes(pages: int, slots: int, at_once: int, expected: int) -> None:
     demand = Demand(frames=4, pages_per_frame=10, slots_per_frame=1, pages=pages, slots=slots)
     nodes = _nodes(9)
     chosen = CompressionRoom(3, at_once).choose(nodes, {nodes[0].id}, demand, 0, 0)
-    assert chosen == nodes[1:1 + expected]
+    assert chosen == nodes[1 : 1 + expected]
 
 
 def _nodes(count: int) -> list[Node]:
@@ -201,9 +206,18 @@ def _still_among_those_in_slots(memory: Memory) -> None:
     cache.order.in_slots[name] = cache.tree.by_id[name]
 
 
-@pytest.mark.parametrize("broken", [_a_page_less, _a_page_of_another, _forgotten, _counted_wrong,
-                                    _two_pages_changed_places, _still_among_those_in_slots],
-                         ids=lambda broken: broken.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "broken",
+    [
+        _a_page_less,
+        _a_page_of_another,
+        _forgotten,
+        _counted_wrong,
+        _two_pages_changed_places,
+        _still_among_those_in_slots,
+    ],
+    ids=lambda broken: broken.__name__.strip("_"),
+)
 def test_the_audit_sees(broken: Callable[[Memory], None]) -> None:
     memory = kept(8, frames=10)
     short(memory, 50)

@@ -33,15 +33,25 @@ def forest(*paths: str, paged: bool = True) -> tuple[Recency, dict[str, Node]]:
     return order, by_path
 
 
-def chosen(paths: tuple[str, ...], wanted: int | Demand, *, spared: str = "", last: tuple[str, ...] = (),
-           limit: int = EVICTIONS_PER_STEP) -> list[str]:
+def chosen(
+    paths: tuple[str, ...],
+    wanted: int | Demand,
+    *,
+    spared: str = "",
+    last: tuple[str, ...] = (),
+    limit: int = EVICTIONS_PER_STEP,
+) -> list[str]:
     order, by_path = forest(*paths)
     names = {node.id: path for path, node in by_path.items()}
     demand = wanted if isinstance(wanted, Demand) else held(order, wanted)
-    evictions = choose(order, demand, limit=limit, spared={by_path[spared].id} if spared else (),
-                       last=[by_path[path].id for path in last])
-    return [f"{names.get(e.node, e.node)} {e.what}" + (f" {e.pages_left}" if e.pages_left else "")
-            for e in evictions]
+    evictions = choose(
+        order,
+        demand,
+        limit=limit,
+        spared={by_path[spared].id} if spared else (),
+        last=[by_path[path].id for path in last],
+    )
+    return [f"{names.get(e.node, e.node)} {e.what}" + (f" {e.pages_left}" if e.pages_left else "") for e in evictions]
 
 
 def held(order: Recency, wanted: int) -> Demand:
@@ -49,23 +59,26 @@ def held(order: Recency, wanted: int) -> Demand:
     return Demand(1000, 10, 1, (1000 - len(order.states)) * 10 + wanted, len(order.states))
 
 
-@pytest.mark.parametrize(("paths", "wanted", "goes"), [
-    (("a!", "b"), 0, []),
-    (("a!", "b"), 1, ["b kv"]),                            # bare KV before an older snapshot
-    (("b", "c", "a!"), 1, ["b kv"]),                       # the oldest of a class
-    (("b", "c", "a!"), 2, ["b kv", "c kv"]),               # as many as it takes
-    (("bbbb", "c"), 2, ["bbbb kv 2"]),                     # cut from the end, no more than is wanted
-    (("a!", "b!"), 1, ["a state"]),                        # a snapshot alone: its KV may find another use
-    (("a!", "b!"), 11, ["a state", "a kv"]),               # then what it leaves bare
-    (("a!", "ab!"), 1, ["a state"]),                       # inside the tree: the state goes, the KV stays
-    (("a!", "ab!"), 11, ["a state", "ab state"]),
-    (("a!", "ab!"), 22, ["a state", "ab state", "ab kv", "a kv"]),
-    (("a", "ab!"), 12, ["ab state", "ab kv", "a kv"]),     # a parent that becomes bare
-    (("a+", "b!"), 1, ["a state"]),                        # a reader holds KV, not the snapshot
-    (("a+", "b!"), 999, ["a state", "b state", "b kv"]),
-    (("a-", "ab!"), 999, ["ab state", "ab kv"]),           # what is read stays
-    ((), 999, []),
-])
+@pytest.mark.parametrize(
+    ("paths", "wanted", "goes"),
+    [
+        (("a!", "b"), 0, []),
+        (("a!", "b"), 1, ["b kv"]),  # bare KV before an older snapshot
+        (("b", "c", "a!"), 1, ["b kv"]),  # the oldest of a class
+        (("b", "c", "a!"), 2, ["b kv", "c kv"]),  # as many as it takes
+        (("bbbb", "c"), 2, ["bbbb kv 2"]),  # cut from the end, no more than is wanted
+        (("a!", "b!"), 1, ["a state"]),  # a snapshot alone: its KV may find another use
+        (("a!", "b!"), 11, ["a state", "a kv"]),  # then what it leaves bare
+        (("a!", "ab!"), 1, ["a state"]),  # inside the tree: the state goes, the KV stays
+        (("a!", "ab!"), 11, ["a state", "ab state"]),
+        (("a!", "ab!"), 22, ["a state", "ab state", "ab kv", "a kv"]),
+        (("a", "ab!"), 12, ["ab state", "ab kv", "a kv"]),  # a parent that becomes bare
+        (("a+", "b!"), 1, ["a state"]),  # a reader holds KV, not the snapshot
+        (("a+", "b!"), 999, ["a state", "b state", "b kv"]),
+        (("a-", "ab!"), 999, ["ab state", "ab kv"]),  # what is read stays
+        ((), 999, []),
+    ],
+)
 def test_what_goes(paths: tuple[str, ...], wanted: int, goes: list[str]) -> None:
     assert chosen(paths, wanted) == goes
 
@@ -79,16 +92,20 @@ def shared_frames(pages: int, slots: int, *, per_frame: int = 4) -> Demand:
 TRUNK = ("a!", "ab!", "abc!", "abcd!", "abcdefgh!")
 
 
-@pytest.mark.parametrize(("paths", "pages", "slots", "goes"), [
-    (TRUNK, 3, 8, ["a state", "ab state", "abc state", "abcd state"]),      # together they empty a frame
-    (TRUNK, 3, 5, ["a state"]),                                             # the one that empties a frame
-    (TRUNK[1:], 3, 8, ["abcdefgh state", "abcdefgh kv 1"]),                 # a leaf among them
-    (("a!", "ab!", "c!"), 1, 7, ["ab state", "ab kv"]),                     # the oldest of the leaves
-    (("c!", *TRUNK), 1, 8, ["c state", "c kv"]),
-    (("c+", *TRUNK), 1, 8, ["c state", "a state", "ab state", "abc state"]),   # what is read is no leaf
-])
+@pytest.mark.parametrize(
+    ("paths", "pages", "slots", "goes"),
+    [
+        (TRUNK, 3, 8, ["a state", "ab state", "abc state", "abcd state"]),  # together they empty a frame
+        (TRUNK, 3, 5, ["a state"]),  # the one that empties a frame
+        (TRUNK[1:], 3, 8, ["abcdefgh state", "abcdefgh kv 1"]),  # a leaf among them
+        (("a!", "ab!", "c!"), 1, 7, ["ab state", "ab kv"]),  # the oldest of the leaves
+        (("c!", *TRUNK), 1, 8, ["c state", "c kv"]),
+        (("c+", *TRUNK), 1, 8, ["c state", "a state", "ab state", "abc state"]),  # what is read is no leaf
+    ],
+)
 def test_where_states_share_a_frame_a_leaf_goes_before_states_that_free_nothing(
-        paths: tuple[str, ...], pages: int, slots: int, goes: list[str]) -> None:
+    paths: tuple[str, ...], pages: int, slots: int, goes: list[str]
+) -> None:
     assert chosen(paths, shared_frames(pages, slots)) == goes
 
 
@@ -98,16 +115,20 @@ def test_what_a_transaction_uses_is_spared() -> None:
     assert chosen(("a", "ab!"), 999, spared="a") == ["ab state", "ab kv"]
 
 
-@pytest.mark.parametrize(("paths", "wanted", "last", "goes"), [
-    (("a!", "b!"), 1, ("a",), ["b state"]),                                 # older, and goes after
-    (("a!", "b!"), 12, ("a",), ["b state", "b kv", "a state"]),             # put off, not held
-    (("a!", "b!"), 22, ("a",), ["b state", "b kv", "a state", "a kv"]),     # and its KV with it
-    (("a!", "b!", "c!"), 33, ("c", "a"), ["b state", "b kv", "a state", "a kv", "c state", "c kv"]),
-    (("a!", "ab!", "c!"), 12, ("ab",), ["a state", "c state"]),             # what it needs is not bare
-    (("a", "b", "c!"), 2, ("a",), ["b kv", "a kv"]),                        # without states: KV, the same way
-])
+@pytest.mark.parametrize(
+    ("paths", "wanted", "last", "goes"),
+    [
+        (("a!", "b!"), 1, ("a",), ["b state"]),  # older, and goes after
+        (("a!", "b!"), 12, ("a",), ["b state", "b kv", "a state"]),  # put off, not held
+        (("a!", "b!"), 22, ("a",), ["b state", "b kv", "a state", "a kv"]),  # and its KV with it
+        (("a!", "b!", "c!"), 33, ("c", "a"), ["b state", "b kv", "a state", "a kv", "c state", "c kv"]),
+        (("a!", "ab!", "c!"), 12, ("ab",), ["a state", "c state"]),  # what it needs is not bare
+        (("a", "b", "c!"), 2, ("a",), ["b kv", "a kv"]),  # without states: KV, the same way
+    ],
+)
 def test_what_somebody_is_sure_to_come_for_goes_when_nothing_else_is_left(
-        paths: tuple[str, ...], wanted: int, last: tuple[str, ...], goes: list[str]) -> None:
+    paths: tuple[str, ...], wanted: int, last: tuple[str, ...], goes: list[str]
+) -> None:
     assert chosen(paths, wanted, last=last) == goes
     assert chosen(paths, wanted) != goes, "this table would be the same without it"
 

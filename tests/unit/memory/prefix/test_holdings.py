@@ -23,7 +23,7 @@ def tree_of(*paths: str) -> dict[str, Node]:
         whole = tokens[:-PAGE_TOKENS] if tail else tokens
         node, _ = tree.insert(tree.root(""), whole.tobytes(), [PageId(number)] * (len(whole) // PAGE_TOKENS))
         if tail:
-            added = tree.add_tail(node, tokens[len(whole):len(whole) + tail].tobytes(), [PageId(number)])
+            added = tree.add_tail(node, tokens[len(whole) : len(whole) + tail].tobytes(), [PageId(number)])
             assert added is not None
             node = added
         found[path] = node
@@ -34,45 +34,55 @@ def tree_of(*paths: str) -> dict[str, Node]:
     return found
 
 
-@pytest.mark.parametrize(("paths", "node", "expected"), [
-    (["ab!", "abcd!"], "abcd", "ab"),
-    (["ab", "abcd!"], "abcd", None),
-    (["a!", "ab", "abcd!"], "abcd", "a"),
-    (["ab!", "abcd!", "abce!"], "abce", "ab"),
-    (["abcd!"], "abcd", None),
-    (["ab!", "abc5!", "abcd!"], "abcd", "abc5"),          # a tail that its tokens go through
-    (["ab!", "abx5!", "abcd!"], "abcd", "ab"),            # one of another way
-    (["ab!", "abc5!", "abc9!"], "abc9", "abc5"),
-    (["ab!", "abc5!", "abc9!", "abcd!"], "abcd", "abc9"),
-])
-def test_the_state_before_is_the_nearest_on_the_way(paths: list[str], node: str,
-                                                    expected: str | None) -> None:
+@pytest.mark.parametrize(
+    ("paths", "node", "expected"),
+    [
+        (["ab!", "abcd!"], "abcd", "ab"),
+        (["ab", "abcd!"], "abcd", None),
+        (["a!", "ab", "abcd!"], "abcd", "a"),
+        (["ab!", "abcd!", "abce!"], "abce", "ab"),
+        (["abcd!"], "abcd", None),
+        (["ab!", "abc5!", "abcd!"], "abcd", "abc5"),  # a tail that its tokens go through
+        (["ab!", "abx5!", "abcd!"], "abcd", "ab"),  # one of another way
+        (["ab!", "abc5!", "abc9!"], "abc9", "abc5"),
+        (["ab!", "abc5!", "abc9!", "abcd!"], "abcd", "abc9"),
+    ],
+)
+def test_the_state_before_is_the_nearest_on_the_way(paths: list[str], node: str, expected: str | None) -> None:
     nodes = tree_of(*paths)
     assert snapshot_above(nodes[node]) is (nodes[expected] if expected else None)
     assert snapshot_at_or_above(nodes[node]) is nodes[node]
 
 
-@pytest.mark.parametrize(("paths", "node", "pages"), [
-    (["abcd!"], "abcd", 4),
-    (["ab!", "abcd!"], "abcd", 2),
-    (["ab!", "abcd!"], "ab", 0),                          # what goes on needs it too
-    (["abcd!", "abce!"], "abcd", 1),                      # two ways on: each its own
-    (["ab", "abcd!"], "abcd", 4),                         # a cut is no border
-    (["ab+", "abcd!"], "abcd", 2),                        # somebody reads the front
-    (["abcd!+"], "abcd", 0),                              # somebody reads all of it
-    (["abcd5!"], "abcd5", 4),                             # a tail has a page of its own
-    (["abc!", "abcd5!"], "abcd5", 1),
-])
-def test_what_a_state_holds_alone_ends_where_somebody_else_begins(paths: list[str], node: str,
-                                                                  pages: int) -> None:
+@pytest.mark.parametrize(
+    ("paths", "node", "pages"),
+    [
+        (["abcd!"], "abcd", 4),
+        (["ab!", "abcd!"], "abcd", 2),
+        (["ab!", "abcd!"], "ab", 0),  # what goes on needs it too
+        (["abcd!", "abce!"], "abcd", 1),  # two ways on: each its own
+        (["ab", "abcd!"], "abcd", 4),  # a cut is no border
+        (["ab+", "abcd!"], "abcd", 2),  # somebody reads the front
+        (["abcd!+"], "abcd", 0),  # somebody reads all of it
+        (["abcd5!"], "abcd5", 4),  # a tail has a page of its own
+        (["abc!", "abcd5!"], "abcd5", 1),
+    ],
+)
+def test_what_a_state_holds_alone_ends_where_somebody_else_begins(paths: list[str], node: str, pages: int) -> None:
     assert pages_alone(tree_of(*paths)[node]) == pages
 
 
-@pytest.mark.parametrize(("paths", "node", "expected"), [
-    (["ab", "abcd!"], "ab", "abcd"), (["ab", "abc", "abcd!"], "ab", "abcd"),
-    (["ab", "abc!", "abd!"], "ab", None), (["ab!"], "ab", None),
-])
-def test_the_only_thing_below_is_found_where_there_is_one_way_down(paths: list[str], node: str,
-                                                                   expected: str | None) -> None:
+@pytest.mark.parametrize(
+    ("paths", "node", "expected"),
+    [
+        (["ab", "abcd!"], "ab", "abcd"),
+        (["ab", "abc", "abcd!"], "ab", "abcd"),
+        (["ab", "abc!", "abd!"], "ab", None),
+        (["ab!"], "ab", None),
+    ],
+)
+def test_the_only_thing_below_is_found_where_there_is_one_way_down(
+    paths: list[str], node: str, expected: str | None
+) -> None:
     nodes = tree_of(*paths)
     assert only_snapshot_below(nodes[node]) is (nodes[expected] if expected else None)

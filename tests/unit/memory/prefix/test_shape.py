@@ -54,7 +54,7 @@ def test_a_prefix_has_a_label_a_head_and_what_it_saved() -> None:
     rig = served(*SHARED)
     places = rig.core.cache_shape().prefixes
     shared = next(place for place in places if place.tokens == 128)
-    assert shared.head == text(1, 128)[:shape.HEAD_TOKENS]
+    assert shared.head == text(1, 128)[: shape.HEAD_TOKENS]
     assert shared.tokens_saved == 3 * 128
     assert shared.bytes == rig.core.memory.usage().cached_bytes
     assert len({place.digest for place in places}) == len(places)
@@ -123,6 +123,7 @@ def test_a_large_tree_is_looked_at_in_part_and_that_is_said(monkeypatch: object)
 
 
 # ---------------------------------------------------------------------- lost to a salt
+
 
 def test_what_only_another_salt_has_is_counted_where_that_was_asked_for_and_told_to_nobody() -> None:
     requests = [(text(1, 200), "a"), (text(1, 200), "b")]

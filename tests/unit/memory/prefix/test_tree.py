@@ -204,24 +204,24 @@ def test_a_node_can_be_cut_out_where_a_reader_stops() -> None:
     assert path_pages(node, 0, 32) == [1, 2]
 
 
-def test_a_thousand_snapshots_along_a_prompt_cost_a_lookup_one_comparison(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_snapshots_along_a_prompt_cost_a_lookup_one_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = PrefixTree(paged=True)
     tokens = list(range(1000 * PAGE_TOKENS))
     node = put(tree, tokens, list(range(1000)), slot=0)
     for page in range(1, 1000):
         tree.set_slot(tree.node_ending(node, page * PAGE_TOKENS), SlotId(page), 0)
-    put(tree, tokens[:500 * PAGE_TOKENS] + A, list(range(501)))
+    put(tree, tokens[: 500 * PAGE_TOKENS] + A, list(range(501)))
     compared: list[int] = []
     matches_until = Edge.matches_until
 
     def watching(self: Edge, position: int, data: bytes, at: int) -> int:
         compared.append(position)
         return matches_until(self, position, data, at)
+
     monkeypatch.setattr(Edge, "matches_until", watching)
     assert hit(tree, tokens) == (16_000, 16_000)
     assert compared == [0]
-    assert hit(tree, tokens[:500 * PAGE_TOKENS] + A + B) == (8000, 8016)
+    assert hit(tree, tokens[: 500 * PAGE_TOKENS] + A + B) == (8000, 8016)
     assert compared == [0, 0, 8000], "and one more where it goes on elsewhere"
     assert hit(tree, tokens[:7000]) == (6992, 6992)
     assert path_pages(node, 160, 16_000) == list(range(10, 1000))

@@ -111,7 +111,7 @@ class Hazard:
         """Uses expected from ``age_s`` on, up to the end of the last bin."""
         at = bin_of(age_s)
         left_s = max(0.0, min(_ENDS_LIST[at], _LAST_END) - age_s)
-        return factor * float(self.rates[kind, at] * left_s + self.rates[kind, at + 1:] @ WIDTHS[at + 1:])
+        return factor * float(self.rates[kind, at] * left_s + self.rates[kind, at + 1 :] @ WIDTHS[at + 1 :])
 
     def waited(self, kinds: Ints, codes: Ints, factors: Floats, since_s: Floats, until_s: Floats) -> None:
         """Records with ``kinds`` [rows], ``codes`` [rows, features] and ``factors`` [rows] were not used
@@ -121,11 +121,9 @@ class Hazard:
             self._exposure[kind] += weighted[kinds == kind].sum(axis=0)
         expected = (weighted * self.rates[kinds]).sum(axis=1)
         for column in codes.T:
-            self._code_expected += np.bincount(column, expected / self.factors[column],
-                                               minlength=self.factors.size)
+            self._code_expected += np.bincount(column, expected / self.factors[column], minlength=self.factors.size)
 
-    def one_waited(self, kind: int, codes: tuple[int, ...], factor: float, since_s: float,
-                   until_s: float) -> None:
+    def one_waited(self, kind: int, codes: tuple[int, ...], factor: float, since_s: float, until_s: float) -> None:
         """``waited`` of one record, in a tenth of the time."""
         expected, at = 0.0, bin_of(since_s)
         while since_s < until_s:
@@ -201,8 +199,12 @@ def codes_of_used(*, uses: int, mean_gap_s: float | None, origin: Kind, turn: in
     ``origin``: its kind at creation. ``turn``: the turn of its conversation then, 0 for the first."""
     first = Kind.USED * _CODES_PER_KIND
     gap = 0 if mean_gap_s is None else 1 + min(_GAP_BITS, int(mean_gap_s + 1).bit_length())
-    return (first + _FIRST + _uses_bucket(uses), first + _SECOND + gap, first + _THIRD + origin,
-            first + _FOURTH + min(_TURNS, turn))
+    return (
+        first + _FIRST + _uses_bucket(uses),
+        first + _SECOND + gap,
+        first + _THIRD + origin,
+        first + _FOURTH + min(_TURNS, turn),
+    )
 
 
 def _uses_bucket(uses: int) -> int:

@@ -51,8 +51,8 @@ class History:
             return
         if base is None:
             base = self._tree.root(salt)
-        data = tokens[(base.end - start) * TOKEN_BYTES:]
-        node, known_end = self._tree.insert(base, data[:len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES], [])
+        data = tokens[(base.end - start) * TOKEN_BYTES :]
+        node, known_end = self._tree.insert(base, data[: len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES], [])
         self.token_count += node.end - known_end
         if node is not base:
             self._hold(seq, node)

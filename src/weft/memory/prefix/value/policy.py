@@ -255,9 +255,11 @@ class ValuePolicy(Policy):
         """Forget ghosts that are too old, too many, or have too many tokens in the history."""
         for _ in range(FORGET_PER_COMMIT):
             row = next(iter(self._ghosts), None)
-            if row is None or (self._prospects.now_s - self._records.born_s.item(row) <= GHOST_S
-                               and len(self._ghosts) <= GHOSTS_MAX
-                               and self._history.token_count <= self._history_tokens_max):
+            if row is None or (
+                self._prospects.now_s - self._records.born_s.item(row) <= GHOST_S
+                and len(self._ghosts) <= GHOSTS_MAX
+                and self._history.token_count <= self._history_tokens_max
+            ):
                 return
             del self._ghosts[row]
             self._prospects.count_waiting(row)
@@ -275,5 +277,9 @@ def _features(context: _Context, position: int, *, ended: bool) -> tuple[Kind, C
     if not ended:
         behind = context.prompt_tokens - position
         kind = Kind.LAST if behind <= context.prompt_tokens // _LAST_SHARE + _LAST_TOKENS else Kind.WAY
-    return kind, codes_of_new(kind, prompt_tokens=context.prompt_tokens, known_tokens=context.seen_tokens,
-                              answer_tokens=max(0, answer) if ended else None)
+    return kind, codes_of_new(
+        kind,
+        prompt_tokens=context.prompt_tokens,
+        known_tokens=context.seen_tokens,
+        answer_tokens=max(0, answer) if ended else None,
+    )

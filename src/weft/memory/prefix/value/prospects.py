@@ -54,8 +54,27 @@ Ints = npt.NDArray[np.int64]
 
 
 class Records:
-    __slots__ = ("_codes", "_free", "born_s", "codes", "count", "counted_s", "factors", "gaps_s", "heirs",
-                 "kinds", "live", "nodes", "origins", "places", "rates", "tables", "turns", "used", "uses")
+    __slots__ = (
+        "_codes",
+        "_free",
+        "born_s",
+        "codes",
+        "count",
+        "counted_s",
+        "factors",
+        "gaps_s",
+        "heirs",
+        "kinds",
+        "live",
+        "nodes",
+        "origins",
+        "places",
+        "rates",
+        "tables",
+        "turns",
+        "used",
+        "uses",
+    )
 
     def __init__(self) -> None:
         rows = _ROWS_FIRST
@@ -190,8 +209,9 @@ class Prospects:
         before = records.gaps_s[row]
         records.gaps_s[row] = age_s if before is None else _GAP_MEMORY * before + (1 - _GAP_MEMORY) * age_s
         records.uses[row] += 1
-        codes = codes_of_used(uses=records.uses[row], mean_gap_s=records.gaps_s[row],
-                              origin=records.origins[row], turn=records.turns[row])
+        codes = codes_of_used(
+            uses=records.uses[row], mean_gap_s=records.gaps_s[row], origin=records.origins[row], turn=records.turns[row]
+        )
         records.become(row, Kind.USED, codes, self.now_s)
         self.weigh(row, Kind.USED, codes)
 
@@ -199,23 +219,32 @@ class Prospects:
         """Count the time that ``row`` was not used, up to now."""
         records, now_s = self._records, self.now_s
         born_s = records.born_s.item(row)
-        self._hazard.one_waited(records.kinds.item(row), records.codes_of(row), records.factors.item(row),
-                                records.counted_s.item(row) - born_s, now_s - born_s)
+        self._hazard.one_waited(
+            records.kinds.item(row),
+            records.codes_of(row),
+            records.factors.item(row),
+            records.counted_s.item(row) - born_s,
+            now_s - born_s,
+        )
         records.counted_s[row] = now_s
 
     def count_rows(self, rows: Ints) -> None:
         """``count_waiting`` of many rows."""
         records = self._records
         born = records.born_s[rows]
-        self._hazard.waited(records.kinds[rows], records.codes[rows], records.factors[rows],
-                            records.counted_s[rows] - born, self.now_s - born)
+        self._hazard.waited(
+            records.kinds[rows],
+            records.codes[rows],
+            records.factors[rows],
+            records.counted_s[rows] - born,
+            self.now_s - born,
+        )
         records.counted_s[rows] = self.now_s
 
     def learn(self) -> None:
         """Take the counts in, and rebuild the table of indexes."""
         self._hazard.learn()
-        self._tables = np.concatenate([index_table(rates, WIDTHS, _FACTORS).ravel()
-                                       for rates in self._hazard.rates])
+        self._tables = np.concatenate([index_table(rates, WIDTHS, _FACTORS).ravel() for rates in self._hazard.rates])
         self._table = self._tables.tolist()
 
     def weigh(self, row: int, kind: Kind, codes: Codes) -> None:
@@ -270,8 +299,9 @@ class Prospects:
 
     def _uses(self, row: int) -> float:
         records = self._records
-        return self._hazard.uses_from(records.kinds.item(row), self.now_s - records.born_s.item(row),
-                                      records.factors.item(row))
+        return self._hazard.uses_from(
+            records.kinds.item(row), self.now_s - records.born_s.item(row), records.factors.item(row)
+        )
 
     def _indexes(self, rows: Ints) -> Floats:
         records = self._records

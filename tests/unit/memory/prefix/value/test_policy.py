@@ -178,7 +178,7 @@ def test_more_uses_are_expected_where_prompts_come_back() -> None:
         assert outlook.uses is not None
         expected.append(outlook.uses)
     assert expected[0] > 3 * expected[1] > 0, expected
-    assert bench.memory.snapshot_outlook(NodeId(10 ** 9)) is None
+    assert bench.memory.snapshot_outlook(NodeId(10**9)) is None
 
 
 def test_candidates_are_valued_again_with_each_request() -> None:

@@ -26,8 +26,7 @@ from weft.memory.prefix.value.hazard import (
 AGES = [0.0, 0.5, 0.999, 1.0, 1.5, 2.0, 3.99, 4.0, 100.0, 511.0, 512.0, 1e6]
 
 
-@pytest.mark.parametrize(("age_s", "expected"),
-                         list(zip(AGES, [0, 0, 0, 1, 1, 2, 2, 3, 7, 9, 10, 10], strict=True)))
+@pytest.mark.parametrize(("age_s", "expected"), list(zip(AGES, [0, 0, 0, 1, 1, 2, 2, 3, 7, 9, 10, 10], strict=True)))
 def test_an_age_is_in_the_bin_whose_edges_hold_it(age_s: float, expected: int) -> None:
     assert bin_of(age_s) == expected
     assert bins_of(np.array([age_s])).tolist() == [expected]
@@ -66,8 +65,7 @@ def test_a_feature_learns_what_is_more_than_the_others_explain() -> None:
     hazard = Hazard(1, 8)
     codes = np.array([[1, 0, 0]] * 1000 + [[2, 0, 0]] * 1000)
     for _ in range(20):
-        hazard.waited(np.zeros(2000, np.int64), codes, hazard.factors_of(codes), np.zeros(2000),
-                      np.full(2000, 1.0))
+        hazard.waited(np.zeros(2000, np.int64), codes, hazard.factors_of(codes), np.zeros(2000), np.full(2000, 1.0))
         for code, uses in ((1, 100), (2, 10)):
             for _ in range(uses):
                 hazard.used(0, (code, NO_CODE, NO_CODE), 0.5)
@@ -91,8 +89,7 @@ def test_one_that_waited_counts_as_in_a_crowd() -> None:
     one, many = Hazard(2, 8), Hazard(2, 8)
     for since_s, until_s in ((0.0, 0.3), (0.3, 7.0), (7.0, 7.0), (700.0, 5000.0)):
         one.one_waited(1, (4, 5, NO_CODE), 2.0, since_s, until_s)
-        many.waited(np.array([1]), np.array([[4, 5, 0]]), np.array([2.0]), np.array([since_s]),
-                    np.array([until_s]))
+        many.waited(np.array([1]), np.array([[4, 5, 0]]), np.array([2.0]), np.array([since_s]), np.array([until_s]))
     one.learn()
     many.learn()
     assert np.allclose(one.rates, many.rates)
@@ -112,9 +109,9 @@ def best_bargain(rates: np.ndarray, widths: np.ndarray, first: int) -> float:
     return best
 
 
-@pytest.mark.parametrize("rates", [
-    [0.5, 0.1, 0.02], [0.001, 0.3, 0.01], [0.01, 0.001, 0.2], [0.1, 0.1, 0.1], [1e-6, 1e-5, 1e-4],
-])
+@pytest.mark.parametrize(
+    "rates", [[0.5, 0.1, 0.02], [0.001, 0.3, 0.01], [0.01, 0.001, 0.2], [0.1, 0.1, 0.1], [1e-6, 1e-5, 1e-4]]
+)
 def test_the_index_is_the_best_bargain_over_all_times_to_give_up(rates: list[float]) -> None:
     widths, factors = np.array([1.0, 4.0, 30.0]), np.array([0.25, 1.0, 16.0])
     table = index_table(np.array(rates), widths, factors)
@@ -155,25 +152,36 @@ def test_every_bucket_has_a_code_of_its_own_kind() -> None:
         assert all(code == NO_CODE or code // 64 == number for code in found)
 
 
-@pytest.mark.parametrize(("left", "right", "same"), [
-    ({"prompt_tokens": 1000}, {"prompt_tokens": 900}, True),
-    ({"prompt_tokens": 1000}, {"prompt_tokens": 1100}, False),
-    ({"known_tokens": 0}, {"known_tokens": 100}, True),
-    ({"known_tokens": 0}, {"known_tokens": 200}, False),
-    ({"answer_tokens": 100}, {"answer_tokens": None}, False),
-])
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        ({"prompt_tokens": 1000}, {"prompt_tokens": 900}, True),
+        ({"prompt_tokens": 1000}, {"prompt_tokens": 1100}, False),
+        ({"known_tokens": 0}, {"known_tokens": 100}, True),
+        ({"known_tokens": 0}, {"known_tokens": 200}, False),
+        ({"answer_tokens": 100}, {"answer_tokens": None}, False),
+    ],
+)
 def test_what_is_alike_shares_its_buckets(left: dict[str, int], right: dict[str, int], same: bool) -> None:
     usual = {"prompt_tokens": 1000, "known_tokens": 0, "answer_tokens": 100}
     found = [codes_of_new(Kind.END, **(usual | one)) for one in (left, right)]
     assert (found[0] == found[1]) == same
 
 
-@pytest.mark.parametrize(("other", "same"), [
-    ({"uses": 5}, True), ({"uses": 3}, False), ({"mean_gap_s": 20.0}, True), ({"mean_gap_s": 200.0}, False),
-    ({"origin": Kind.WAY}, False), ({"turn": 3}, False),
-])
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ({"uses": 5}, True),
+        ({"uses": 3}, False),
+        ({"mean_gap_s": 20.0}, True),
+        ({"mean_gap_s": 200.0}, False),
+        ({"origin": Kind.WAY}, False),
+        ({"turn": 3}, False),
+    ],
+)
 def test_what_was_used_is_told_by_how_often_how_far_apart_what_it_was_and_its_turn(
-        other: dict[str, float], same: bool) -> None:
+    other: dict[str, float], same: bool
+) -> None:
     usual = {"uses": 4, "mean_gap_s": 25.0, "origin": Kind.END, "turn": 2}
     assert (codes_of_used(**usual) == codes_of_used(**(usual | other))) == same
 
