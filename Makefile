@@ -26,11 +26,11 @@ export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fuzz
-.PHONY: help install serve quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
+.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
-	@echo "make install | serve | quick | test | check (ruff and mypy) | sanitize (the C++ kernels) | bench | clean"
+	@echo "make install | serve | quick | test | check (ruff, format, mypy) | format | sanitize (the C++ kernels) | bench | clean"
 	@echo "make test-emulated-gpu (minutes, and no GPU)"
 	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
@@ -56,7 +56,12 @@ serve: install
 
 check: install
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+
+format: install
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
 
 # After every change: the pure half, under 90 seconds on two cores.
 quick: check

@@ -301,7 +301,7 @@ MUTANTS: dict[str, Mutant] = {
         transfers.DeviceTransfers, "are_done", "self._ends[0][0] <= step", "False", drafts,
         "^early: the host reads at the store's thread"),
     "new 3: a load takes memory of its own size": Mutant(
-        transfers.DeviceTransfers, "load", "room_B[:host_PB.numel()].view",
+        transfers.DeviceTransfers, "load", "room_B[: host_PB.numel()].view",
         "torch.empty_like(room_B[:host_PB.numel()]).view", small_steps,
         "^reserve: .* more than the start counted"),
     "new 4: a load or store brings its ids from pageable memory": Mutant(
