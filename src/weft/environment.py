@@ -28,5 +28,5 @@ def worker_variables(own: Mapping[str, str]) -> dict[str, str]:
 def engine_variables(own: Mapping[str, str], *, has_bucket: bool) -> dict[str, str]:
     """Return the variables of an engine. ``has_bucket``: it reads and writes a bucket, with the credentials of its
     provider."""
-    kept = _BUCKET_PREFIXES if has_bucket else ()
-    return {name: value for name, value in own.items() if name.startswith(kept) or not _SECRET.search(name)}
+    prefixes = _BUCKET_PREFIXES if has_bucket else ()
+    return {name: value for name, value in own.items() if name.startswith(prefixes) or not _SECRET.search(name)}
