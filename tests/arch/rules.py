@@ -33,6 +33,7 @@ BASE = {
     "pictures",
     "snapshot_report",
     "prefix_digests",
+    "version",
 }
 PURE = {
     "base",
