@@ -268,7 +268,6 @@ class _Handlers:
     ping = post_ping = health
 
     async def version(self, request: Request) -> Response:
-
         return json_response({"version": weft_version()})
 
     async def openapi(self, request: Request) -> Response:
