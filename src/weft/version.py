@@ -2,7 +2,7 @@
 
     a checkout         0.1.0+g66aeaaa5    release of the installed metadata, and the commit that .git names
     a wheel or sdist   0.1.0+g66aeaaa5    the same, from metadata that setuptools-scm wrote when it was built
-    neither has git    0.1.0            metadata alone, such as from a tarball
+    neither has git    0.1.0              metadata alone, such as from a tarball
 
 An editable install keeps its metadata while the commits of its checkout go on, so .git is read: a few small files, and
 no process of git, which takes longer than all of ``weft --version``. Edits that are not committed do not show.
