@@ -136,4 +136,4 @@ def given_cost(text: str) -> StepCost | None:
             f"debug.step_costs is {text!r}, and token_s is missing: the seconds of a prefill token, more than 0",
             param="debug.step_costs",
         )
-    return StepCost(**{"fixed_s": 0.0, **terms})
+    return msgspec.convert({"fixed_s": 0.0, **terms}, StepCost)
