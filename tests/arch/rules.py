@@ -18,6 +18,7 @@ SRC = ROOT / "src"
 
 BASE = {
     "adapters",
+    "environment",
     "errors",
     "units",
     "spec",
