@@ -193,9 +193,9 @@ def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
     return [*first, *rest]
 
 
-def _as_user(turn: Turn, taken: Callable[[str], bool]) -> Turn:
+def _as_user(turn: Turn, takes_role: Callable[[str], bool]) -> Turn:
     role = turn["role"]
-    return {**turn, "role": "user"} if role in SYSTEM_ROLES and not taken(role) else turn
+    return {**turn, "role": "user"} if role in SYSTEM_ROLES and not takes_role(role) else turn
 
 
 def _with_question(turns: list[Turn], takes: Takes) -> list[Turn]:
