@@ -12,6 +12,10 @@ all tools, so requests that allow different ones share a cached prefix.
 No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument
 is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict.
 The text is unpacked from whole calls, in streams too.
+
+A tool of another type is one that its own server runs (``web_search``, ``code_interpreter``, ``mcp``). There is no such
+server here, and the client does not wait for a call of it: it is left out (``hosted_types``). A choice that names one
+is an error.
 """
 
 from __future__ import annotations
@@ -71,12 +75,29 @@ def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
         return ()
     if len(value) > TOOLS_MAX:
         raise RequestError(f"tools has {len(value)} tools; the limit is {TOOLS_MAX}", param="tools")
-    tools = tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(value))
+    tools = tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(value) if hosted_type(item) is None)
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"tools has two functions called {name!r}", param="tools")
     return tools
+
+
+_DEFINITIONS = ("function", "custom", "parameters", "input_schema")
+
+
+def hosted_type(tool: Any) -> str | None:
+    """The type of a tool that another server runs; None for every other tool. One with a definition is a function
+    whose type is wrong."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind in _KINDS or any(name in tool for name in _DEFINITIONS):
+        return None
+    return kind
+
+
+def hosted_types(tools: Sequence[Any] | None) -> list[str]:
+    """Of the tools that ``read_tools`` leaves out, in order."""
+    return [kind for kind in map(hosted_type, tools or ()) if kind is not None]
 
 
 def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
@@ -122,6 +143,8 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
         )
     names = set()
     for at, tool in enumerate(listed[:TOOLS_MAX]):
+        if hosted_type(tool) is not None:
+            continue
         function = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
@@ -130,6 +153,11 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
             )
         _check_name(name, tools)
         names.add(name)
+    if not names:
+        raise RequestError(
+            "tool_choice.tools has only tools that another server runs; allow a function of tools",
+            param="tool_choice.tools",
+        )
     return ToolChoice(mode, allowed=frozenset(names))
 
 
