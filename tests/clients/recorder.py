@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+_OWN = ("parameters", "input_schema", "input", "arguments", "schema", "metadata", "client_metadata")
+"""Fields whose inside is the user's own, or the client's: they mean nothing to a server."""
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive", "accept-encoding"}
 
 
@@ -100,7 +102,7 @@ def fields(body: Any, *, depth: int = 3) -> Iterator[str]:
         return
     for name, value in body.items():
         yield name
-        if name in ("parameters", "input_schema", "input", "arguments", "properties", "schema") and depth < 3:
+        if name in _OWN and (depth < 3 or not isinstance(value, list)):
             continue
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict) and depth:

@@ -391,9 +391,9 @@ def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) 
     if limit is not None and len(prompt.tokens) >= limit:
         where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
         raise ContextLengthError(
-            f"the prompt has {len(prompt.tokens)} tokens and {where} {'num_ctx ' if asked is None else ''}"
-            f"{limit}, so its maximum context length is {limit} tokens; this server drops no part of a prompt: raise "
-            "num_ctx or leave it out",
+            f"the maximum context length is {limit} tokens; the prompt has {len(prompt.tokens)} tokens and {where} "
+            f"{'num_ctx ' if asked is None else ''}{limit}; this server drops no part of a prompt: raise num_ctx or "
+            "leave it out",
             param="options.num_ctx",
             tokens=len(prompt.tokens),
             limit=limit,

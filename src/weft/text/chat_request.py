@@ -42,7 +42,7 @@ from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures, without_unread_results
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart, without_marks
 from weft.text.tokenizer import Tokenizer
-from weft.text.tools.definitions import Tool, ToolChoice, hosted_types, read_choice, read_tools
+from weft.text.tools.definitions import Tool, ToolChoice, hosted_types, read_choice, read_tools, unheld_formats
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
@@ -60,7 +60,7 @@ _PREDICTION = '{"type": "content", "content": text or a list of text parts}'
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     """What shapes the prompt of a chat, in no API's words but the template's: unchecked. ``variables``: extra
-    ones for the template."""
+    ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``."""
 
     messages: list[ChatMessage]
     tools: Sequence[Any] | None = None
@@ -69,6 +69,7 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     variables: Mapping[str, Any] | None = None
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
+    effort_field: str = "reasoning_effort"
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -138,6 +139,7 @@ def read_chat(
     if checked and choice.mode != "none":
         shown["tools"] = without_marks([tool.definition for tool in checked])
     left_out = [f"tools.{kind}" for kind in hosted_types(conversation.tools)]
+    left_out += [f"tools.{name}.format" for name in unheld_formats(conversation.tools)]
     for name in ("documents", "reasoning_effort"):
         value = getattr(conversation, name)
         if value is None:
@@ -151,7 +153,7 @@ def read_chat(
                 code="unsupported_parameter",
             )
         elif name == "reasoning_effort" and value != "none":
-            left_out.append(name)
+            left_out.append(conversation.effort_field)
     messages = conversation.messages
     pictures: list[PicturePart] = []
     if any(isinstance(message.content, list) for message in messages):

@@ -166,6 +166,7 @@ def conversation(body: CountTokensBody) -> ConversationFields:
         parallel_tool_calls=several,
         variables={"enable_thinking": thinks(body.thinking)},
         reasoning_effort=_effort(body.output_config),
+        effort_field="output_config.effort",
     )
 
 

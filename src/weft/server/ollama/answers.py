@@ -191,6 +191,7 @@ async def _job(
                 messages=messages,
                 tools=tools,
                 reasoning_effort=effort,
+                effort_field="think",
                 variables=None if think is None else {"enable_thinking": think},
             ),
             fields=sampling_fields(body, options, model=served_name(body.model)),

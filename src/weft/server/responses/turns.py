@@ -63,6 +63,7 @@ def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFiel
         parallel_tool_calls=body.parallel_tool_calls,
         variables=body.chat_template_kwargs,
         reasoning_effort=effort,
+        effort_field="reasoning.effort",
     )
 
 
