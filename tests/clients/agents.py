@@ -400,7 +400,8 @@ def check(folder: Path, name: str, scratch: Path) -> Result:
 
 
 def _recorded(scratch: Path, name: str) -> list[dict[str, Any]]:
-    lines = (scratch / f"{name}.jsonl").read_text().splitlines()
+    file = scratch / f"{name}.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
     return [one for one in map(json.loads, lines) if one["method"] == "POST" and isinstance(one["body"], dict)]
 
 
