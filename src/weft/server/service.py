@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ from weft.text.dialect import Dialect
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from weft.text.tokenizer_file import tokenizer_path
+from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
@@ -341,8 +340,7 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
 
 
 def _vocabulary(directory: Path) -> bytes:
-    with tokenizer_path(directory).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()[:16]
+    return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]
 
 
 def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
