@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {
+    "added_tokens",
     "adapters",
     "errors",
     "units",
