@@ -148,6 +148,13 @@ class EngineConfig:
     picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
     grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.", least=1)
     grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.", size=True)
+    grammar_step_ms: int = limit(
+        10,
+        "Milliseconds that the grammars of a step may take, over all answers; where they take more for long, "
+        "the answers with the slowest ones end.",
+        least=1,
+        most=1000,
+    )
     grammar_cache: str = limit(
         "512MiB",
         "Memory of compiled grammars that are kept for later requests; running answers may hold as much again.",

@@ -19,6 +19,7 @@ SRC = ROOT / "src"
 BASE = {
     "added_tokens",
     "adapters",
+    "environment",
     "errors",
     "units",
     "spec",

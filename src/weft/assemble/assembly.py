@@ -68,6 +68,7 @@ from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.drafter import parse_sources
 from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
+from weft.text.grammar_limits import parser_limits
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.pooling import is_embedder
 from weft.text.tokenizer import Tokenizer
@@ -579,6 +580,8 @@ def _grammar_compiler(
         vocab_size,
         sandbox,
         cache_bytes=parse_bytes(config.grammar_cache, flag="limits.grammar_cache"),
+        step_s=config.grammar_step_ms / 1e3,
+        limits=parser_limits(config.grammar_step_ms / 1e3),
     )
 
 

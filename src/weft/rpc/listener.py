@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 import msgspec
@@ -116,7 +116,7 @@ class AgentConnection:
         if self._end.done():
             return
         try:
-            self._listener.put([self.routing_id, kind, body])
+            self._listener.put([self.routing_id, kind, *link.frames(body)])
         except zmq.ZMQError as error:  # it does not read, or its end has closed it
             self.end(f"the link to {self.host} broke: {error.strerror}")
 
@@ -210,7 +210,7 @@ class LinkListener:
         self._authenticator.stop()
         await asyncio.to_thread(self._context.term)
 
-    def put(self, parts: list[bytes]) -> None:
+    def put(self, parts: Sequence[bytes | memoryview]) -> None:
         """Never waits. Raises zmq.ZMQError."""
         self._socket.send(parts)
 
@@ -222,9 +222,10 @@ class LinkListener:
     async def _receive(self) -> None:
         while True:
             parts = await self._socket.receive()
-            if len(parts) == 3:
+            if len(parts) >= 3:
+                routing_id, kind, *pieces = parts
                 with contextlib.suppress(msgspec.DecodeError):  # of another version, and refused by its Hello
-                    self._take(*parts)
+                    self._take(routing_id, kind, b"".join(pieces))
 
     def _take(self, routing_id: bytes, kind: bytes, body: bytes) -> None:
         connection = self._connections.get(routing_id)

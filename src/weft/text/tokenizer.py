@@ -37,7 +37,7 @@ from typing import Any
 import tokenizers
 
 from weft.added_tokens import read_next_to
-from weft.errors import CheckpointError, RequestError
+from weft.errors import CheckpointError, RequestError, is_panic
 from weft.files import parse_json
 from weft.text.text_parts import PART_CHARS, TextParts, text_parts
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
@@ -45,16 +45,26 @@ from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenize
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
 """From here on tokenizing takes milliseconds: a server does it in a thread."""
+_SHOWN_CHARS = 24
 
 
 @contextmanager
-def _texts_alone() -> Iterator[None]:
-    """Python strings may hold what is no text: bytes of a terminal that are no UTF-8. Raises RequestError."""
+def _encodable(*texts: str) -> Iterator[None]:
+    """Raise RequestError for what cannot be tokenized: a string that is no text, such as bytes of a terminal that are
+    not UTF-8, and a text on which a regular expression of the tokenizer gives up."""
     try:
         yield
     except TypeError:
         raise RequestError(
             "the text has half of a surrogate pair, or bytes that are not UTF-8, which is no text"
+        ) from None
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        shown = " and ".join(f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)" for text in texts)
+        raise RequestError(
+            f"the text {shown} cannot be tokenized: a regular expression of the model's tokenizer gave up on it",
+            code="text_not_tokenizable",
         ) from None
 
 
@@ -101,7 +111,9 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text)
             decoder = parsed.get("decoder")
-        except Exception as error:  # tokenizers raises bare Exception
+        except BaseException as error:  # tokenizers raises bare Exception, and panics
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
         loaded = cls(backend, special_tokens=special_tokens, decoder=decoder)
         loaded.digest = digest
@@ -114,7 +126,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
-        with _texts_alone():
+        with _encodable(text):
             if len(text) <= PART_CHARS or self._parts is None:
                 # Without the offsets of tokens, which are a quarter of the time.
                 [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -127,7 +139,7 @@ class Tokenizer:
     ) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
-        with _texts_alone():
+        with _encodable(text):
             if len(text) < LONG_TEXT_CHARS:
                 encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             else:
@@ -143,7 +155,7 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int, int]:
         """The ids of two texts as the post-processor joins them; how many go before those of the second one,
         and how many come behind."""
-        with _texts_alone():
+        with _encodable(first, second):
             [encoding] = self._backend.encode_batch([(first, second)])
         ids: list[int] = encoding.ids
         of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]

@@ -79,7 +79,7 @@ def openapi() -> Schema:
             "version": metadata.version("weft"),
             "license": {"name": "Apache-2.0"},
             "description": "An OpenAI-compatible server for hybrid language models. Null means "
-            '"not given". Unknown fields are ignored.',
+            '"not given". Unknown fields are ignored; more than 256 of them are refused.',
         },
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}, {"x-api-key": []}, {}],
