@@ -208,6 +208,11 @@ class EngineConfig:
         "grammar, tree, suffix and mtp.",
     )
     speculate_max: int = limit(15, "Most guessed tokens of one sequence in one step.", least=1, most=63)
+    step_costs: str = debug(
+        "measured",
+        "Seconds of a step by which store, router, drafts and step limits are decided: measured, or given, such as "
+        "fixed_s=0.1,token_s=0.01, so that decisions are the same on every machine.",
+    )
     overlap: Literal["auto", "on", "off"] = debug(
         "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU."
     )

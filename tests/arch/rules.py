@@ -35,6 +35,7 @@ BASE = {
     "pictures",
     "snapshot_report",
     "prefix_digests",
+    "version",
 }
 PURE = {
     "base",

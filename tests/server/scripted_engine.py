@@ -34,7 +34,6 @@ from weft.assemble import Assembled, assemble
 from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
-from weft.costs.step import Work
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.engine.stats import PARTS, Part
@@ -268,14 +267,6 @@ def build_embedded_with_free_drafts(config: EngineConfig, *, on_progress: Callab
     assert isinstance(assembled.core.drafter, Speculator)
     assembled.core.drafter.costs = _FreeRows()
     assembled.core.drafter._clock = lambda: 0.0
-    return assembled
-
-
-def build_with_dear_prefills(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
-    """The real engine, to which a restore is always worth it, however busy the machine."""
-    assembled = assemble(config, on_progress=on_progress)
-    assert assembled.core.store is not None
-    assembled.core.store.prices.stepped(Work(prefill_tokens=64, pairs=0, decodes=0, context=0), 1e6)
     return assembled
 
 

@@ -24,6 +24,7 @@ from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import CHAT_TEMPLATE, write_model_directory
 from tests.support.gguf_files import write_gguf
+from tests.support.given_costs import GIVEN_COSTS
 from weft.api.engine import Engine
 from weft.cli.top import read_metrics
 from weft.config import EngineConfig
@@ -76,12 +77,13 @@ def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(
         "store": str(tmp_path / "store"),
         "store_size": "64MB",
         "store_reserve": "1MB",
+        "step_costs": GIVEN_COSTS,
     }
     expected = {"big": alone("qwen3_5"), "small": alone("lfm2")}
     assert all(big != small for big, small in zip(expected["big"], expected["small"], strict=True)), (
         "the control: an answer of the other model would be noticed"
     )
-    with running_server("build_with_dear_prefills", engine=engine, models=models) as server:
+    with running_server("", engine=engine, models=models) as server:
         assert "at most 1 of them at once" in server.output
         client = server.client()
 

@@ -50,6 +50,7 @@ from weft.assemble.room import (
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
+from weft.costs.step import given_cost
 from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -112,6 +113,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     snapshots = parse_snapshots(config.snapshots)
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
+    step_costs = given_cost(config.step_costs)
     started = time.monotonic()
     loaded_lock = LoadedLock(config.model)
     name, directory = find_model(config, tell)
@@ -143,7 +145,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         if store_notes:
             tell(store_notes[0].removesuffix("."))
         notes += store_notes
-    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
+    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell, step_costs)
     core = EngineCore(
         vocab_size=loaded.spec.vocab_size,
         sizes=sizes,
@@ -162,6 +164,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         adapters=_adapter_pool(config, placed.executor),
         encoder=placed.executor.pictures,
         pictures_bytes=placed.pictures_bytes,
+        step_costs=step_costs,
         grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size),
     )
     notes += load_adapters(core, adapters, tell)

@@ -13,7 +13,6 @@ Each value is short text, so that a refusal can show both sides.
 from __future__ import annotations
 
 import hashlib
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from weft.config import EngineConfig
 from weft.memory.frames.plan import ArenaPlan
 from weft.store.identity import weights_digest
 from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
+from weft.version import weft_version
 
 if TYPE_CHECKING:
     from weft.models.loading import LoadedModel
@@ -46,7 +46,7 @@ def engine_identity(
         "state_dtype": config.state_dtype,
         "quantize": f"{loaded.weights_form}{'' if config.quantize_inputs else ', inputs as they are'}",
         "max_model_len": str(max_model_len),
-        "version": metadata.version("weft"),
+        "version": weft_version(),
     }
 
 

@@ -111,7 +111,7 @@ def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
 def cli(ctx: click.Context, version: bool) -> None:
     """weft serves hybrid language models: attention and recurrent state in one exact memory."""
     if version:
-        from weft.cli.version import weft_version
+        from weft.version import weft_version
 
         click.echo(f"weft {weft_version()}")
     elif ctx.invoked_subcommand is None:

@@ -56,6 +56,7 @@ from weft.server.sse import JSON_LINES, ClientGoneError, Handler, Job, Way, answ
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
 from weft.text.chat_request import PictureSpan, picture_spans
+from weft.version import weft_version
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
@@ -267,9 +268,7 @@ class _Handlers:
     ping = post_ping = health
 
     async def version(self, request: Request) -> Response:
-        from importlib import metadata
-
-        return json_response({"version": metadata.version("weft")})
+        return json_response({"version": weft_version()})
 
     async def openapi(self, request: Request) -> Response:
         from weft.server.openapi.document import openapi_json

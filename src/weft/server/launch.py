@@ -33,6 +33,7 @@ import uvloop
 from rich.console import Console
 
 from weft.config import EngineConfig
+from weft.costs.step import given_cost
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.places import visible_gpus
@@ -76,6 +77,7 @@ def serve(
         engine_config.check()
         parse_sources(engine_config.speculate)
         parse_snapshots(engine_config.snapshots)
+        given_cost(engine_config.step_costs)
         if len(models) > 1:
             return _serve_several(engine_config, server_config, models, console, factory)
         if server_config.own_replicas and factory == ASSEMBLE:
