@@ -30,6 +30,7 @@ BASE = {
     "info",
     "host",
     "config_check",
+    "default_sampling",
     "foreign",
     "handoff",
     "pictures",

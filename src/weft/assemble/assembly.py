@@ -51,6 +51,7 @@ from weft.assemble.room import (
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.costs.step import given_cost
+from weft.default_sampling import read_default_sampling
 from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -190,6 +191,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         notes=notes,
         eos_ids=list(defaults.eos_ids),
         generation_defaults=defaults.sampling(),
+        default_sampling=read_default_sampling(config.default_sampling) | defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len)
         | _records_identity(config, tier, arena, kernels, threads),
         adapters=adapters,

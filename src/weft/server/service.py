@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from weft.adapters import Adapter
+from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
@@ -182,9 +183,8 @@ class ServedModel:
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """What the checkpoint's makers sample with (generation_config.json), and the creator of the name."""
-        defaults = self.info.generation_defaults
-        return defaults if self.preset is None else {**defaults, **self.preset.defaults}
+        """Values of fields that a request leaves out, but for the API's own defaults."""
+        return sampling_defaults(self.info, self.preset)
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Raises RequestError for an id that is no token of the model."""
@@ -352,6 +352,11 @@ def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
     )
 
 
+def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
+    """Return those of the created name, then of the checkpoint, then of ``--default-sampling``."""
+    return info.default_sampling if preset is None else {**info.default_sampling, **preset.defaults}
+
+
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """As lists of models show it. ``parent``: the model of an adapter; ``state``: of a server with several
@@ -364,6 +369,12 @@ class ListedModel:
     state: str | None = None
     adapter: Adapter | None = None
     preset: Preset | None = None
+
+    @property
+    def chat_sampling(self) -> dict[str, Any]:
+        """Return the fields with which the page and `weft chat` sample. Stop strings stay the server's."""
+        values = {**OLLAMA_SAMPLING, **sampling_defaults(self.info, self.preset)}
+        return {name: value for name, value in values.items() if name != "stop"}
 
 
 class Background(Protocol):
