@@ -62,6 +62,10 @@ RANGES = {
 _NULLABLE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
+GRAMMAR_STEP_S = 0.01
+"""Seconds of a step that the grammars of all its answers may take, by default."""
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of an answer must match: a grammar in llguidance's form, as ``weft.text.grammars`` writes
     it. ``field`` is the field of the request that asked for it: errors name it."""

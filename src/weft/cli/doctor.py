@@ -54,7 +54,7 @@ def findings(facts: Mapping[str, Any]) -> list[Finding]:
 
 
 def _python(facts: Mapping[str, Any]) -> Finding:
-    from weft.cli.version import weft_version
+    from weft.version import weft_version
 
     system = facts["system"]
     return Finding("weft", f"{weft_version()} on Python {system['python']}, {system['os']}", "good")

@@ -148,18 +148,21 @@ class EngineStats(StepCounts, kw_only=True):
 
 
 class EngineCounters(StepCounts, kw_only=True):
-    """``on_step`` listeners get each computed step and its seconds. ``ranks``: what the ranks say, where
-    there are several."""
+    """``on_step`` listeners get each computed step and its seconds: the measured ones, or what ``priced_s`` makes
+    of them. ``ranks``: what the ranks say, where there are several."""
 
     on_step: list[Callable[[StepPlan, float], None]] = []
     ranks: Callable[[], RankStats] = RankStats
+    priced_s: Callable[[StepPlan, float], float] | None = None
 
     def step(self, plan: StepPlan, seconds: float) -> None:
-        """``plan`` was computed and settled."""
+        """Count ``plan``, which was computed and settled."""
         self.steps += 1
         self.computed_tokens += plan.token_count
         self.last_step_tokens, self.last_step_decodes = plan.token_count, plan.prefills.start
         self.last_step_s = seconds
+        if self.priced_s is not None:
+            seconds = self.priced_s(plan, seconds)
         for listener in self.on_step:
             listener(plan, seconds)
 

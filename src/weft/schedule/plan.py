@@ -50,6 +50,10 @@ class CompiledGrammar(DraftGrammar, Protocol):
     def token_count(self) -> int:
         """Tokens that a mask of its matcher covers, from 0 on."""
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step that grammars may take, over all rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
