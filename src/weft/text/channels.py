@@ -120,10 +120,10 @@ def open_header(row: ChannelFormat, prompt: str) -> str | None:
     if at < 0:
         return None
     header = prompt[at + len(turn) :]
-    found = first_marker(header, row.bodies)
-    if found is None:
+    match = first_marker(header, row.bodies)
+    if match is None:
         return None
-    end = found[0] + len(found[1])
+    end = match[0] + len(match[1])
     return None if any(marker in header[end:] for marker in row.ends) else header[:end]
 
 

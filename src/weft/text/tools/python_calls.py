@@ -106,18 +106,18 @@ class _Parser:
         self._depth = 0
 
     def calls(self) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
+        calls: list[tuple[str, str]] = []
         while not self._is_over():
             if self._take("["):
                 while not self._take("]"):
-                    found.append(self._call())
+                    calls.append(self._call())
                     if not self._take(","):
                         self._need("]")
                         break
             else:
-                found.append(self._call())
+                calls.append(self._call())
             self._take(",", ";")
-        return found
+        return calls
 
     def _call(self) -> tuple[str, str]:
         name = self._name()

@@ -210,18 +210,18 @@ class TagCalls(BodyReader):
             self._value_at += self.text[self._value_at] == "\n"
             self._shown = self._scanned = self._value_at
             self._is_begun = True
-        found = self._value_end(last)
-        if found is None and last:
+        ends = self._value_end(last)
+        if ends is None and last:
             if self._possible_end is None:
                 self.broken = True
                 return True
-            found = self._possible_end
-        if found is None:
+            ends = self._possible_end
+        if ends is None:
             if self._is_text:
                 sure = self._scanned if self._possible_end is None else self._possible_end[0]
                 self._show(deltas, self._without_line_end(sure))
             return False
-        end, self._at = found
+        end, self._at = ends
         text_end = self._without_line_end(end) if self._tags.padded or end == self._at else end
         if self._is_text:
             self._show(deltas, text_end)
@@ -251,9 +251,9 @@ class TagCalls(BodyReader):
         """Return where the value ends, and where its end tag does; ``_scanned`` moves to a mark that may be one."""
         while (match := self._mark.search(self.text, self._scanned)) is not None:
             self._scanned = match.start()
-            found = self._at_mark(match, last)
-            if found != _NO_END:
-                return found
+            ends = self._at_mark(match, last)
+            if ends != _NO_END:
+                return ends
             self._scanned = match.end()
         self._scanned = max(self._scanned, len(self.text) - (0 if last else held_characters(self.text, self._marks)))
         return None
