@@ -218,9 +218,9 @@ class _Parser:
     def _take(self, *characters: str) -> bool:
         """Whether one of ``characters`` was next."""
         self._space()
-        taken = self._text.startswith(characters, self._at)
-        self._at += taken
-        return taken
+        is_next = self._text.startswith(characters, self._at)
+        self._at += is_next
+        return is_next
 
     def _need(self, character: str) -> None:
         if not self._take(character):
