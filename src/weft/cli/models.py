@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.cli.main import progress_bar, say_error
+from weft.cli.main import print_table, progress_bar, say_error
 from weft.errors import WeftError
 from weft.units import format_bytes
 
@@ -171,7 +171,7 @@ def _show(rows: list[dict[str, Any]], directory: Path) -> None:
         table.add_column(title, no_wrap=title in ("name", "size"))
     for row in rows:
         table.add_row(escape(row["name"]), format_bytes(row["bytes"]), row["state"], escape(row.get("note", "")))
-    console.print(table, soft_wrap=True)
+    print_table(table)
 
 
 @click.command(
