@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {
+    "added_tokens",
     "adapters",
+    "environment",
     "errors",
     "units",
     "spec",
@@ -28,11 +30,13 @@ BASE = {
     "info",
     "host",
     "config_check",
+    "default_sampling",
     "foreign",
     "handoff",
     "pictures",
     "snapshot_report",
     "prefix_digests",
+    "version",
 }
 PURE = {
     "base",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 from collections.abc import Callable, Generator, Mapping
@@ -29,6 +30,7 @@ import zmq.asyncio
 from weft.adapters import Adapter
 from weft.config import EngineConfig
 from weft.engine.stats import AWAKE, EngineStats, Part, SleepState
+from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
 from weft.memory.usage import CacheShape
@@ -189,12 +191,13 @@ class EngineLink:
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
+        inherited = engine_variables(os.environ, has_bucket="://" in (config.store or ""))
         try:
             self._process = await start_child(
                 "weft.rpc.engine_process",
                 launch,
                 descriptors=() if place.memory_turn is None else (place.memory_turn,),
-                environment={"OMP_WAIT_POLICY": "passive", **place.environment},
+                environment={**inherited, "OMP_WAIT_POLICY": "passive", **place.environment},
                 own_session=not place.background,
             )
         except BaseException:

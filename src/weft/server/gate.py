@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.errors import AuthenticationError, WeftError
+from weft.errors import AuthenticationError, WeftError, is_panic
 from weft.server.edge import EdgeError, Origins
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
@@ -108,6 +108,10 @@ class Gate:
         except Exception:
             if not is_gone:  # else there is no client to answer
                 raise
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RuntimeError("a library panicked") from error  # answered and logged as any bug
         finally:
             if trace is not None and self._tracer is not None:
                 self._tracer.ended(trace)
