@@ -104,20 +104,20 @@ class FlatTool(NamedTuple):
 def flat_tools(tools: Sequence[Any] | None) -> list[FlatTool]:
     """Return ``tools`` with the functions of each namespace in its place. Raises RequestError for a namespace without
     a name or tools."""
-    found: list[tuple[str, Any, str]] = []
+    flattened: list[tuple[str, Any, str]] = []
     for at, tool in enumerate(tools or ()):
         place = f"tools[{at}]"
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
-            found.append((place, tool, ""))
+            flattened.append((place, tool, ""))
             continue
         namespace, inner = tool.get("name"), tool.get("tools")
         if not isinstance(namespace, str) or not isinstance(inner, list):
             raise RequestError(f"{place}: a namespace has a name and a list of tools", param=place)
-        found += [(f"{place}.tools[{number}]", one, namespace) for number, one in enumerate(inner)]
-    given = [_name_of(tool) for _, tool, _ in found]
+        flattened += [(f"{place}.tools[{number}]", one, namespace) for number, one in enumerate(inner)]
+    given = [_name_of(tool) for _, tool, _ in flattened]
     return [
         FlatTool(place, tool, namespace, name if not namespace or given.count(name) < 2 else f"{namespace}.{name}")
-        for (place, tool, namespace), name in zip(found, given, strict=True)
+        for (place, tool, namespace), name in zip(flattened, given, strict=True)
     ]
 
 
