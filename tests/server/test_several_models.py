@@ -31,7 +31,7 @@ from weft.config import EngineConfig
 from weft.models.hub import resolve_model
 from weft.planning.residency import Resident
 from weft.server.config import ServerConfig
-from weft.server.service import load_served_model
+from weft.server.service import ListedModel, load_served_model
 from weft.server.several import HostedModel
 from weft.server.sources import read_sources
 
@@ -376,6 +376,19 @@ def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
         HostedModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
     )
     assert served.tokenizer is known
+
+
+def test_the_sampling_of_a_model_is_known_before_its_first_load(tmp_path: Path) -> None:
+    """The page and `weft chat` send it with their first request, which loads the model."""
+    models = [scripted(tmp_path, name) for name in "abc"]
+    (tmp_path / "a" / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    (tmp_path / "b" / "generation_config.json").write_text("no JSON")
+    engine = EngineConfig(memory="6MB", default_sampling="temperature=0.3")
+    sources = read_sources(models, engine, ServerConfig(), reads_weights=False)
+    infos = [HostedModel(source, Resident(source.name, 1, None), Mock()).info for source in sources]
+    listed = [ListedModel(info.name, info, 0).chat_sampling for info in infos]
+    assert listed[0] == {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    assert listed[1] == listed[2] == {"temperature": 0.3, "top_k": 40, "top_p": 0.9}  # loading says what is wrong
 
 
 def test_who_waits_for_a_load_is_bounded(home: Path) -> None:

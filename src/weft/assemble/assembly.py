@@ -51,6 +51,7 @@ from weft.assemble.speculation import make_drafter
 from weft.assemble.weights import WeightsSource, read_in_words
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.costs.step import given_cost
+from weft.default_sampling import read_default_sampling
 from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -116,7 +117,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     started = time.monotonic()
     loaded_lock = LoadedLock(config.model)
     name, directory = find_model(config, tell)
-    _check_text_files(directory)
+    end = _check_text_files(directory)
     source = WeightsSource(config, name, directory)
     adapters = registered_adapters(config)
     threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
@@ -132,7 +133,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     kernels = kernels_in_use(device)  # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
-    defaults, cost = loaded.generation_defaults, _guessed_cost(loaded)
+    defaults, cost = loaded.generation_defaults.ending(end), _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
@@ -192,6 +193,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         notes=notes,
         eos_ids=list(defaults.eos_ids),
         generation_defaults=defaults.sampling(),
+        default_sampling=read_default_sampling(config.default_sampling) | defaults.sampling(),
         identity=engine_identity(config, directory, source.digest(), loaded, arena, sizes.max_model_len)
         | _records_identity(config, tier, arena, kernels, threads),
         adapters=adapters,
@@ -460,12 +462,14 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
     return name_of(config.model), resolve_model(config.model, config.revision, text_only=text_only)
 
 
-def _check_text_files(directory: Path) -> None:
-    """Before any weight is read, an error for a tokenizer or chat template that cannot be used."""
-    Tokenizer.load(directory)
+def _check_text_files(directory: Path) -> int | None:
+    """Return the tokenizer's end token. Before any weight is read, raises an error for a tokenizer or chat
+    template that cannot be used."""
+    end = Tokenizer.load(directory).end_id
     template = read_chat_template(directory)
     if template is not None:
         check_syntax(*template)
+    return end
 
 
 def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup | None) -> Capture | None:

@@ -2,7 +2,7 @@
 ranks of an engine the same files.
 
     weights      digest over all bytes of the weight files (``weft.store.identity``)
-    config       digest of config.json         tokenizer    digest of tokenizer.json
+    config       digest of config.json         tokenizer    digest of the vocabulary
     dtype, kv_dtype, state_dtype, quantize     the forms in which the model computes
     max_model_len                              a request that one replica accepts fits into each of them
     version                                    of weft
@@ -27,7 +27,7 @@ from weft.errors import CheckpointError
 from weft.memory.frames.plan import ArenaPlan
 from weft.store.file_digests import FileFacts, check_unchanged
 from weft.store.identity import weights_digest
-from weft.text.tokenizer_file import tokenizer_path
+from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
 from weft.version import weft_version
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def engine_identity(
     return {
         "weights": weights[:_DIGEST_CHARS],
         "config": file_digest(directory / "config.json"),
-        "tokenizer": file_digest(tokenizer_path(directory)),
+        "tokenizer": vocabulary_digest(directory),
         "dtype": loaded.spec.dtype,
         "kv_dtype": arena.kv_dtype,
         "state_dtype": config.state_dtype,
@@ -114,6 +114,11 @@ def files_fingerprint(directory: Path) -> str:
     """
     facts = [FileFacts.of(file) for file in weight_files(directory)]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+def vocabulary_digest(directory: Path) -> str:
+    """Return a digest of tokenizer.json and of the tokens that files next to it add. Raises CheckpointError."""
+    return tokenizer_digest(tokenizer_path(directory))[:_DIGEST_CHARS]
 
 
 def file_digest(path: Path) -> str:

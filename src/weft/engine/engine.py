@@ -242,7 +242,7 @@ class EngineCore:
     # ------------------------------------------------------------------ the prefix cache
 
     def cache_shape(self) -> CacheShape:
-        """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it visits every
+        """Return the sizes and uses of the prefix cache. Call it between steps; it visits every
         node (``weft.memory.prefix.readings``)."""
         now_s = self.parts.clock()
         return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now_s))

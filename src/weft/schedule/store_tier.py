@@ -53,7 +53,7 @@ class StoreTier:
         self.store = store
         self._memory, self._orders = memory, orders
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
-        """Of handoffs to other engines."""
+        """Returns the counters of handoffs to other engines."""
         self.renew: Callable[[], None] = lambda: None
         """The weights are others now: records belong to their namespace from here on."""
         self.buffers = buffers

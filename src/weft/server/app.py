@@ -419,6 +419,7 @@ def _model_card(listed: ListedModel) -> dict[str, Any]:
         "parent": listed.parent,
         "max_model_len": listed.info.sizes.max_model_len,
         "vocab_size": listed.info.vocab_size,
+        "chat_sampling": listed.chat_sampling,
         **state,
     }
 
