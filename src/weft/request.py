@@ -403,6 +403,8 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     accepted_drafts: int = 0
     """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
     rejected_drafts: int = 0
+    weight_version: str = ""
+    """The name of the weights that computed the tokens, where an update gave them one."""
     pooled: bytes | None = None
     """Result of ``Request.pooling``, float32, little-endian; on the last event."""
 

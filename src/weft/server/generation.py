@@ -62,6 +62,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    weight_version: str | UnsetType = UNSET
+    """Of the weights that computed the last token, where an update gave them a name."""
 
 
 class Generation:
@@ -277,6 +279,7 @@ class Generation:
             total_tokens=prompt_tokens + generated,
             prompt_tokens_details=of_prompt,
             completion_tokens_details=of_answer,
+            weight_version=max(self.choices, key=lambda choice: choice.generated_tokens).weight_version or UNSET,
         )
 
     def outcome(self, *, stream: bool) -> GenerationOutcome:

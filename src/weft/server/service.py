@@ -638,11 +638,11 @@ class Service:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
         if (reason := self.engine.degraded_reason) is not None:  # requests wait, and none of them fails
             return 200, {"status": "degraded", "reason": reason}
-        details = self._store_details()
+        details = self._store_details() | self._weights_details()
         asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
             return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing), **details}
-        return 200, {"status": "ok", **details}
+        return 200, {"status": "paused" if self.engine.engines.is_paused else "ok", **details}
 
     def _health_of(self, several: Models) -> tuple[int, Mapping[str, Any]]:
         """Counts without names: no key is needed to read them."""
@@ -656,6 +656,14 @@ class Service:
             "models": several.states(),
             **self._store_details(),
         }
+
+    def weight_version(self) -> str:
+        """The name that the last update gave the weights; empty for those of the start."""
+        return "" if self._engine is None else self._engine.engines.weights.version
+
+    def _weights_details(self) -> dict[str, str]:
+        version = self.weight_version()
+        return {"weight_version": version} if version else {}
 
     def _store_details(self) -> dict[str, str]:
         """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""
