@@ -11,7 +11,8 @@ all tools, so requests that allow different ones share a cached prefix.
 
 No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument
 is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict. A ``lark``
-grammar is told to the model in the description of the parameter, and held to by nobody: the client checks the text.
+grammar is told to the model in the description of the parameter, and no call is held to it: the client checks the
+text.
 The text is unpacked from whole calls, in streams too.
 
 A tool of another type is one that its own server runs (``web_search``, ``code_interpreter``, ``mcp``). There is no such
