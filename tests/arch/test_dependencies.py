@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterable
+
+import pytest
 
 from tests.arch.rules import ROOT, Source, imported_modules, weft_sources
 
@@ -17,6 +20,29 @@ IMPORT_NAMES = {
 """Distributions whose package has another name, or is one namespace of several."""
 FOR_OTHERS: dict[str, str] = {"python-multipart": "forms of starlette requests: /v1/files"}
 """Declared for what they do to another dependency, not imported here."""
+
+
+FIXED = {
+    "httpcore": ((1, 0, 9), "asks for h11 without CVE-2025-43859 (chunks whose ends are not checked)"),
+    "jinja2": ((3, 1, 6), "CVE-2025-27516: |attr reaches format, and so the environment of the process"),
+    "pillow": ((12, 3), "CVE-2026-59204 (JPEG 2000), CVE-2026-59199 (crop, paste), CVE-2026-25990 (PSD)"),
+    "python-multipart": ((0, 0, 27), "CVE-2024-53981, CVE-2026-40347: forms that stall the parser"),
+    "starlette": ((1, 3, 1), "CVE-2025-62727: Range headers in quadratic time; CVE-2025-54121: rolled-over uploads"),
+    "torch": ((2, 7), "CVE-2025-32434: torch.load runs code; weft loads no pickles, its tests' tools do"),
+}
+"""Distributions with holes that a request, a template or a picture reaches -> (first version without them, which)."""
+
+
+def lower_bounds() -> dict[str, tuple[int, ...]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = (re.match(r"([\w-]+)>=([\d.]+)", requirement) for requirement in project["dependencies"])
+    return {match[1]: tuple(map(int, match[2].split("."))) for match in found if match is not None}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_lower_bound_admits_no_version_with_a_known_hole(name: str) -> None:
+    version, why = FIXED[name]
+    assert lower_bounds()[name] >= version, why
 
 
 def declared() -> set[str]:

@@ -15,12 +15,15 @@ import pytest
 import zmq
 
 from tests.server.running import ROOT, eventually
+from tests.support.child_path import child_path
+from tests.support.stranger import taken_of_a_stranger
 from weft.errors import ConfigError
 from weft.handoff import parse_roles, partner_missing
 from weft.memory.prefix_store import KvPiece, StagingBuffers
+from weft.rpc.link import FRAME_BYTES_MAX
 from weft.rpc.messages import PeerKeys
 from weft.rpc.peer_link import PeerLink
-from weft.store.inbox import FULL, STALE_S
+from weft.store.inbox import FULL, STALE_S, Parcel
 from weft.store.peer_store import NO_STORE, PeerStore
 
 PAGE, STATE, CHUNK = 96, 40, 64
@@ -324,7 +327,7 @@ def partner(folder: Path, what: str) -> tuple[subprocess.Popen[str], str]:
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"src{os.pathsep}."},
+        env={**os.environ, "PYTHONPATH": child_path()},
     )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
@@ -382,3 +385,38 @@ def test_an_inbox_keeps_salts_apart(ends: tuple[End, End]) -> None:
     assert sender.ended() == [("r", "")]
     assert receiver.store.match(None, TOKENS, 0) is None
     assert receiver.store.match("tenant", TOKENS, 0) is not None
+
+
+def test_a_stranger_fills_no_frame_of_a_peer_before_it_proves_its_key(ends: tuple[End, End]) -> None:
+    port = int(ends[1].link.address.rpartition(":")[2])
+    assert taken_of_a_stranger(port, frame_bytes=1 << 30) < 32 << 20
+
+
+def test_a_parcel_of_many_frames_arrives_whole(ends: tuple[End, End], tmp_path: Path) -> None:
+    arrived: list[tuple[Parcel, bytes]] = []
+
+    def accept(parcel: Parcel, content: memoryview) -> str:
+        arrived.append((parcel, bytes(content)))
+        return ""
+
+    (tmp_path / "large").mkdir()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    receiver = PeerLink(context, str(tmp_path / "large"), accept, PeerKeys("127.0.0.1", 0, TOKEN))
+    parcel = Parcel(
+        namespace=b"n",
+        handoff="h",
+        salt="",
+        tokens=bytes(range(256)) * (FRAME_BYTES_MAX // 128),
+        start=0,
+        position=0,
+        exact=True,
+        records=[],
+    )
+    payload = bytes(range(251)) * (FRAME_BYTES_MAX // 100)
+    ends[0].link.send(
+        1, f"ipc:///nowhere/peers {receiver.address.partition(' ')[2]}", parcel, [memoryview(payload)] * 2
+    )
+    assert eventually(lambda: bool(ends[0].link.outcomes()), 20)
+    assert arrived == [(parcel, payload * 2)]
+    receiver.close()
+    context.destroy(linger=0)

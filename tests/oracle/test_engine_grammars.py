@@ -183,7 +183,7 @@ def test_a_grammar_that_gives_up_ends_its_own_answer_only(monkeypatch: pytest.Mo
 
     def give_up(self: Constrained, tokens: np.ndarray) -> dict[int, str]:
         failures = real(self, tokens)
-        return {**failures, **{at: "too complex" for at, _ in self._matchers}}
+        return {**failures, **{at: "too complex" for at, _ in self._rows}}
 
     monkeypatch.setattr(Constrained, "advance", give_up)
     made = serving()

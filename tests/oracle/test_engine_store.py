@@ -18,6 +18,7 @@ import torch
 from tests.fixtures.checkpoints import asked
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.oracle.serving import Answer, Serving, directory, loaded
+from tests.support.given_costs import GIVEN_COSTS
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.errors import ConfigError
@@ -27,6 +28,7 @@ from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
+from weft.store.renewable_store import RenewableStore
 from weft.store.tiered_store import open_store
 
 KINDS = asked("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
@@ -145,6 +147,7 @@ def test_the_flag_packs_and_auto_reads_what_it_packed(tmp_path: Path) -> None:
                 store_pack=pack,
                 store_size="64MiB",
                 store_reserve="0",
+                step_costs=GIVEN_COSTS,
                 device="cpu",
             )
         ).core
@@ -173,7 +176,8 @@ def test_packing_without_its_package_is_named(tmp_path: Path, monkeypatch: pytes
         assemble(replace(config, store_pack="on"))
     core = assemble(config).core
     assert core.store is not None
-    assert not isinstance(core.store.store, PackedStore)
+    assert isinstance(core.store.store, RenewableStore)
+    assert not isinstance(core.store.store.below, PackedStore)
     core.close()
 
 

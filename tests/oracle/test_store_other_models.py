@@ -13,6 +13,7 @@ import pytest
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.store_life import answer
+from tests.support.given_costs import GIVEN_COSTS
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.runner import kv_scales
@@ -28,7 +29,7 @@ def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], in
         "max_model_len": 1024,
     }
     if store is not None:
-        settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB"}
+        settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB", "step_costs": GIVEN_COSTS}
     said: list[str] = []
     built = assemble(EngineConfig(model=str(model), **settings | changes), on_progress=said.append)
     tokens, cached = answer(built.core, 0)
@@ -70,6 +71,14 @@ def other_weights(model: Path) -> None:
     file.write_bytes(content)
 
 
+def one_element(model: Path) -> None:
+    """The sign of one value in the middle of the file."""
+    file = model / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 | 3] ^= 0x80
+    file.write_bytes(content)
+
+
 def another_model(model: Path) -> None:
     shutil.rmtree(model)
     shutil.copytree(checkpoint("granite"), model)
@@ -80,6 +89,7 @@ def another_model(model: Path) -> None:
     [
         (another_rope, {}),
         (other_weights, {}),
+        (one_element, {}),
         (another_model, {}),
         (None, {"dtype": "bfloat16"}),
         (None, {"quantize": "int8"}),

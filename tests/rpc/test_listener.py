@@ -7,16 +7,17 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
-from importlib import metadata
 
 import msgspec
 import pytest
 import zmq
 
 from tests.fleet.cut_network import cut_network
+from tests.support.stranger import taken_of_a_stranger
 from weft.errors import ConfigError
 from weft.request import TokenEvent
 from weft.rpc.link import (
+    FRAME_BYTES_MAX,
     LINK_VERSION,
     ConnectionLost,
     DismissedError,
@@ -34,6 +35,7 @@ from weft.rpc.link import (
 from weft.rpc.listener import AgentConnection, LinkListener
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Beat, Cancel, Report, StepReport
+from weft.version import weft_version
 
 KEYS = LinkKeys.of(new_token())
 encode = msgspec.msgpack.encode
@@ -42,7 +44,7 @@ encode = msgspec.msgpack.encode
 def hello(agent: str = "agent", attempt: int = 1, **more: object) -> Hello:
     values: dict[str, object] = {
         "link_version": LINK_VERSION,
-        "weft_version": metadata.version("weft"),
+        "weft_version": weft_version(),
         "agent": agent,
         "attempt": attempt,
         "host": "far",
@@ -235,4 +237,21 @@ async def test_a_port_where_nothing_listens_is_said_at_once(listening: Listening
     uplink = listening.uplink(port=port)
     with pytest.raises(LinkLostError, match="nothing listens"):
         await asyncio.wait_for(uplink.greet(hello()), 2)
+    uplink.close()
+
+
+async def test_a_stranger_fills_no_frame_before_it_proves_its_key(listening: Listening) -> None:
+    """The kernel's buffers take some megabytes that the listener never reads."""
+    taken = await asyncio.to_thread(taken_of_a_stranger, listening.listener.port, frame_bytes=1 << 30)
+    assert taken < 32 << 20
+
+
+async def test_a_body_of_many_frames_arrives_whole_both_ways(listening: Listening) -> None:
+    uplink, connection = await listening.joined()
+    large = report(7)
+    large.events[0].tokens.extend(range(3 * FRAME_BYTES_MAX))
+    uplink.relay(encode(large))
+    assert await connection.receive() == large
+    await connection.send(Cancel("r" * (2 * FRAME_BYTES_MAX + 1)))
+    assert await uplink.receive() == encode(Cancel("r" * (2 * FRAME_BYTES_MAX + 1)))
     uplink.close()

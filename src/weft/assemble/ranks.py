@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.assemble.identity import checkpoint_digest, file_digest
+from weft.assemble.identity import file_digest, files_fingerprint
 from weft.assemble.room import ArenaRoom
 from weft.config import EngineConfig
 from weft.engine.stats import RankStats
 from weft.errors import ConfigError, RankLostError
 from weft.host import usable_cores
 from weft.units import format_bytes
+from weft.version import weft_version
 
 if TYPE_CHECKING:
     import torch
@@ -134,11 +135,9 @@ def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> 
 
 def settings_of(config: EngineConfig) -> list[tuple[str, str]]:
     """What must be equal on all ranks beside the checkpoint."""
-    from importlib.metadata import version
-
     import torch
 
-    return [("version", version("weft")), ("torch", torch.__version__), ("quantize", config.quantize)]
+    return [("version", weft_version()), ("torch", torch.__version__), ("quantize", config.quantize)]
 
 
 def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, str]:
@@ -172,5 +171,5 @@ def identity_of(directory: Path, settings: Iterable[tuple[str, str]]) -> dict[st
     return {
         **dict(settings),
         "config.json": file_digest(directory / "config.json"),
-        "weights": checkpoint_digest(directory),
+        "weights": files_fingerprint(directory),
     }

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from weft.errors import QueueFullError, RequestError, presentable
-from weft.request import Grammar
+from weft.request import GRAMMAR_STEP_S, Grammar
 
 GRAMMARS_MAX = 256
 """Compiled grammars in the cache: a client that sends the same schema again waits for nothing."""
@@ -48,22 +48,24 @@ class Sandbox(Protocol):
         """Raises RequestError for a grammar that cannot be compiled within the limits."""
 
     def compile(self, build: Callable[[], Any]) -> Any:
-        """What ``build`` returns, from a thread with a large stack."""
+        """Return the result of ``build``, called in a thread with a large stack."""
 
     def close(self) -> None: ...
 
 
 class TokenGrammar:
     """A compiled grammar. ``matcher`` returns a matcher that has seen no token. ``token_count``: the tokens
-    that its masks describe. ``size_bytes``: the memory that it holds."""
+    that its masks describe. ``size_bytes``: the memory that it holds. ``step_s``: seconds of a step that all grammars
+    may take."""
 
-    __slots__ = ("__weakref__", "_prototype", "_tokenizer", "size_bytes", "token_count")
+    __slots__ = ("__weakref__", "_prototype", "_tokenizer", "size_bytes", "step_s", "token_count")
 
-    def __init__(self, prototype: Any, tokenizer: Any, size_bytes: int) -> None:
+    def __init__(self, prototype: Any, tokenizer: Any, size_bytes: int, step_s: float = GRAMMAR_STEP_S) -> None:
         self._prototype = prototype
         self._tokenizer = tokenizer
         self.token_count: int = tokenizer.vocab_size
         self.size_bytes = size_bytes
+        self.step_s = step_s
 
     def matcher(self) -> Any:
         return self._prototype.deep_copy()
@@ -77,7 +79,8 @@ class TokenGrammar:
 class GrammarCompiler:
     """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; without one every grammar is
     refused. ``eos_ids``: the tokens that may end an answer, once its grammar is complete; ``vocab_size``: of
-    the model. Without a ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
+    the model. ``step_s``: as of ``TokenGrammar``; ``limits``: of the parser, those of the sandbox. Without a
+    ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
 
     def __init__(
         self,
@@ -87,12 +90,16 @@ class GrammarCompiler:
         sandbox: Sandbox | None = None,
         *,
         cache_bytes: int = CACHE_BYTES_MAX,
+        step_s: float = GRAMMAR_STEP_S,
+        limits: Any = None,
     ) -> None:
         self._read_tokenizer = read_tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
         self._sandbox = sandbox
         self._cache_bytes_max = cache_bytes
+        self._step_s = step_s
+        self._limits = limits
         self._tokenizer: Any = None
         self._cache: OrderedDict[Grammar, TokenGrammar] = OrderedDict()
         self._live: weakref.WeakSet[TokenGrammar] = weakref.WeakSet()
@@ -147,13 +154,13 @@ class GrammarCompiler:
     def _build(self, field: str, text: str, size_bytes: int) -> TokenGrammar:
         import llguidance
 
-        prototype = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
+        prototype = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         if not prototype.is_error():
             prototype.deep_copy().compute_bitmask()
         if prototype.is_error():
             reason = presentable(prototype.get_error(), otherwise="it cannot be compiled")
             raise RequestError(f"{field}: {reason}", param=field, code="invalid_grammar")
-        return TokenGrammar(prototype, self._tokenizer, size_bytes)
+        return TokenGrammar(prototype, self._tokenizer, size_bytes, self._step_s)
 
     def warm(self, *, field: str = "grammar") -> None:
         """Builds the tokenizer, once. Raises RequestError where this model cannot be constrained."""

@@ -35,8 +35,8 @@ async def start_child(
     environment: Mapping[str, str],
     own_session: bool = True,
 ) -> asyncio.subprocess.Process:
-    """``descriptors``: of files that it inherits; ``environment``: besides that of this process. Without
-    ``own_session`` it stays in this one's session, and calls ``own_group``. Raises OSError."""
+    """``descriptors``: of files that it inherits; ``environment``: all of its variables. Without ``own_session`` it
+    stays in this one's session, and calls ``own_group``. Raises OSError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -44,7 +44,7 @@ async def start_child(
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         start_new_session=own_session,
-        env={**os.environ, **environment},
+        env=dict(environment),
         pass_fds=tuple(descriptors),
     )
     assert process.stdin is not None

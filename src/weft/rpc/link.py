@@ -40,7 +40,7 @@ from weft.errors import ConfigError, EngineUnavailableError
 from weft.handoff import Role
 from weft.rpc.loop_socket import LoopSocket
 
-LINK_VERSION = 3
+LINK_VERSION = 4
 """Grows when messages change; another version is refused."""
 BEAT_S = 0.5
 SILENT_S = 3.0
@@ -49,7 +49,11 @@ LATE_TICKS = 2
 """A late tick of silence counts as that many: an end that was held up itself does not blame the other."""
 OF_LINK, OF_ENGINE = b"L", b"E"
 """Kinds of bodies: a message of this file, or one of ``weft.rpc.messages`` as it came."""
-MESSAGE_BYTES_MAX = 1 << 30
+FRAME_BYTES_MAX = 256 << 10
+"""Bytes of one frame; a longer body is sent in pieces. ZeroMQ takes a frame from a connection before that has proved
+its key, so this times the connections is the memory that strangers can have."""
+_CURVE_BYTES = 256
+"""More than CURVE adds to a frame, and than a frame of its handshake has."""
 _PORT_MAX = 65535
 _QUEUED_MAX = 20_000
 """Messages to an end that does not read; more end the connection."""
@@ -129,6 +133,12 @@ def decode(raw: bytes) -> LinkMessage:
     return message
 
 
+def frames(*bodies: bytes | memoryview) -> list[memoryview]:
+    """Return ``bodies`` in pieces of a frame each. A receiver joins the frames."""
+    views = [memoryview(body).cast("B") if body else memoryview(b"") for body in bodies]
+    return [view[at : at + FRAME_BYTES_MAX] for view in views for at in range(0, max(1, len(view)), FRAME_BYTES_MAX)]
+
+
 def set_options(socket: zmq.Socket[bytes]) -> None:
     """ZeroMQ's heartbeat closes connections over a cut network. It proves that a kernel lives; whether the
     process does is what ``LinkBeat`` is for."""
@@ -138,7 +148,7 @@ def set_options(socket: zmq.Socket[bytes]) -> None:
         (zmq.IPV6, 1),
         (zmq.SNDHWM, _QUEUED_MAX),
         (zmq.RCVHWM, _QUEUED_MAX),
-        (zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX),
+        (zmq.MAXMSGSIZE, FRAME_BYTES_MAX + _CURVE_BYTES),
         (zmq.HEARTBEAT_IVL, int(BEAT_S * 1000)),
         (zmq.HEARTBEAT_TIMEOUT, int(SILENT_S * 1000)),
         (zmq.HANDSHAKE_IVL, int(SILENT_S * 1000)),
@@ -311,7 +321,8 @@ class Uplink:
     async def receive(self) -> LinkMessage | bytes:
         """The next message, or a command for the engine in msgpack. Raises DismissedError."""
         while True:
-            kind, body = await self._socket.receive()
+            kind, *pieces = await self._socket.receive()
+            body = b"".join(pieces)
             self._silent_s = 0.0
             if kind == OF_ENGINE:
                 return body
@@ -350,6 +361,6 @@ class Uplink:
 
     def _put(self, kind: bytes, body: bytes) -> None:
         try:
-            self._socket.send([kind, body])
+            self._socket.send([kind, *frames(body)])
         except zmq.Again:
             raise LinkLostError(f"the connection to {self._where} is over") from None

@@ -17,8 +17,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -31,6 +30,7 @@ from weft.rpc import link
 from weft.rpc.client import ANYWHERE, HostShare
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Command, RecordingTarget, Report
+from weft.version import weft_version
 
 _FAREWELL_MS = 500
 _log = logging.getLogger("weft.server")
@@ -116,7 +116,7 @@ class AgentConnection:
         if self._end.done():
             return
         try:
-            self._listener.put([self.routing_id, kind, body])
+            self._listener.put([self.routing_id, kind, *link.frames(body)])
         except zmq.ZMQError as error:  # it does not read, or its end has closed it
             self.end(f"the link to {self.host} broke: {error.strerror}")
 
@@ -210,7 +210,7 @@ class LinkListener:
         self._authenticator.stop()
         await asyncio.to_thread(self._context.term)
 
-    def put(self, parts: list[bytes]) -> None:
+    def put(self, parts: Sequence[bytes | memoryview]) -> None:
         """Never waits. Raises zmq.ZMQError."""
         self._socket.send(parts)
 
@@ -222,9 +222,10 @@ class LinkListener:
     async def _receive(self) -> None:
         while True:
             parts = await self._socket.receive()
-            if len(parts) == 3:
+            if len(parts) >= 3:
+                routing_id, kind, *pieces = parts
                 with contextlib.suppress(msgspec.DecodeError):  # of another version, and refused by its Hello
-                    self._take(*parts)
+                    self._take(routing_id, kind, b"".join(pieces))
 
     def _take(self, routing_id: bytes, kind: bytes, body: bytes) -> None:
         connection = self._connections.get(routing_id)
@@ -273,7 +274,7 @@ class LinkListener:
 
 
 def refusal_of(hello: link.Hello) -> str | None:
-    own = metadata.version("weft")
+    own = weft_version()
     if hello.link_version != link.LINK_VERSION or hello.weft_version != own:
         return (
             f"{hello.host} runs weft {hello.weft_version} (link {hello.link_version}), and this server "

@@ -12,6 +12,7 @@ each message: a tenth of the CPU time of a token (decision 0032).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import zmq
 
@@ -53,7 +54,7 @@ class LoopSocket:
                 self._burst += 1
                 return parts
 
-    def send(self, parts: list[bytes]) -> None:
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """Never waits; does nothing after ``close``. Raises zmq.Again for a full queue, if it has a bound."""
         if self._socket.closed:
             return

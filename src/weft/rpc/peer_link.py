@@ -1,7 +1,8 @@
 """``PeerLink``: a ``Wire`` of parcels between engine processes, in one thread of its own.
 
-    sender    DEALER for each peer  -- ticket | parcel | bytes of each record -->  ROUTER   receiver
-              <------------------------ ticket | reason, empty if verified -------
+    sender    DEALER for each peer  -- ticket | size of the head | place | frames -->  ROUTER   receiver
+              <------------------------ ticket | reason, empty if verified ----------
+    frames          of the head, which is the parcel, and of the bytes of each record
     one machine     ipc, and the bytes are in shared memory: the message has its place   /proc/PID/fd/N
     two machines    tcp with CURVE, with the keys of the fleet's token; the bytes are in the message
 
@@ -33,7 +34,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from weft.rpc.link import REFUSED, LinkKeys, set_options
+from weft.rpc.link import REFUSED, LinkKeys, frames, set_options
 from weft.rpc.messages import PeerKeys
 from weft.store.inbox import FULL, ROOM_S, Parcel
 from weft.store.peer_store import Outcome
@@ -232,7 +233,8 @@ class PeerLink:
         return peer
 
     def _put(self, peer: _Peer, send: _Send, *, near: bool) -> None:
-        head = [send.ticket.to_bytes(8, "little"), _encoder.encode(send.parcel)]
+        parcel = _encoder.encode(send.parcel)
+        head = [send.ticket.to_bytes(8, "little"), len(parcel).to_bytes(8, "little")]
         peer.sends[send.ticket] = send
         send.began_s = time.monotonic()
         send.asked_s = send.asked_s or send.began_s
@@ -240,17 +242,19 @@ class PeerLink:
             if send.memory < 0:
                 send.memory = _shared(send.payloads, send.parcel.nbytes)
             place = _Memory(os.getpid(), send.memory, send.parcel.nbytes)
-            peer.socket.send_multipart([*head, _encoder.encode(place)], zmq.NOBLOCK)
+            peer.socket.send_multipart([*head, _encoder.encode(place), *frames(parcel)], zmq.NOBLOCK)
         else:
-            peer.socket.send_multipart([*head, b"", *send.payloads], zmq.NOBLOCK)
+            peer.socket.send_multipart([*head, b"", *frames(parcel, *send.payloads)], zmq.NOBLOCK)
 
     def _receive(self, listener: zmq.Socket[bytes]) -> None:
         """A parcel of another engine."""
         with contextlib.suppress(zmq.Again):
             while True:
-                sender, ticket, head, place, *parts = listener.recv_multipart(zmq.NOBLOCK)
+                sender, ticket, head_bytes, place, *pieces = listener.recv_multipart(zmq.NOBLOCK)
+                content = memoryview(b"".join(pieces))
+                head = int.from_bytes(head_bytes, "little")
                 try:
-                    answer = self._accepted(head, place, parts).encode()
+                    answer = self._accepted(content[:head], place, content[head:]).encode()
                 except msgspec.MsgspecError:
                     answer = b"a message of another version"
                 except OSError:
@@ -258,10 +262,10 @@ class PeerLink:
                 with contextlib.suppress(zmq.ZMQError):  # it is gone
                     listener.send_multipart([sender, ticket, answer], zmq.NOBLOCK)
 
-    def _accepted(self, head: bytes, place: bytes, parts: list[bytes]) -> str:
+    def _accepted(self, head: memoryview, place: bytes, payloads: memoryview) -> str:
         parcel = _parcels.decode(head)
         if not place:
-            return self._accept(parcel, memoryview(b"".join(parts)))
+            return self._accept(parcel, payloads)
         memory = msgspec.msgpack.decode(place, type=_Memory)
         descriptor = os.open(f"/proc/{memory.process}/fd/{memory.descriptor}", os.O_RDONLY)
         try:

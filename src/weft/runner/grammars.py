@@ -15,11 +15,18 @@ before ``begin``.
 The end of an answer is a token like any other: the mask allows it where the grammar is complete. A grammar
 can outgrow the limits of one step in the middle of an answer: its row is reported in ``failures``, and every
 other row goes on.
+
+*A slow grammar ends its own answer.* The parser's work for a token may grow with the answer, and every row of
+the step waits for it. All rows together may take ``step_s`` of a step, in seconds of CPU. More is a debt, and
+less pays it back. Above DEBT_S the rows end that took more than an even share of ``step_s`` for a token of
+late. An answer that resumes reads its tokens again, for RESUME_S at most.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +45,20 @@ Words = npt.NDArray[np.int32]
 _THREADS_MAX = 8
 _WORD_BITS = 32
 _BROKEN = "the answer cannot follow its grammar any further: {}"
+_SLOW = (
+    "the answer ends here, as its grammar is too slow: {:.1f} ms a token; the grammars of a step may take {:g} ms "
+    "(limits.grammar_step_ms), and it holds up every other request"
+)
+DEBT_S = 0.25
+"""Seconds by which the grammars of several steps may exceed what they may take."""
+RESUME_S = 0.25
+_SHARE_MIN_S = 0.0005
+"""Even share of a row where there are many: a grammar of the field takes a fifth of it."""
+_RECENT = 8
+"""Tokens that the seconds of a token are averaged over."""
+_RESUME_TOKENS = 32
+_MEASURED_STEPS = 32
+"""Steps whose masks are worked out one by one, after a step whose masks were slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +83,97 @@ class Masks:
         logits_XV.index_copy_(0, index_N, logits_XV.index_select(0, index_N).masked_fill_(refused_NV, -math.inf))
 
 
+class _Row:
+    """One constrained row. ``spent_s``: for the token under way; ``token_s``: for a token, of late."""
+
+    __slots__ = ("failure", "matcher", "spent_s", "token_s")
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+        self.spent_s = 0.0
+        self.token_s = 0.0
+        self.failure = ""
+
+    def end_token(self) -> None:
+        self.token_s += (self.spent_s - self.token_s) / _RECENT
+        self.spent_s = 0.0
+
+    def slow(self, step_s: float) -> str:
+        """Return why the row ends, as an error of its answer."""
+        return _SLOW.format(self.token_s * 1e3, step_s * 1e3)
+
+
 class Constrained:
-    """The matchers of a step's constrained rows, by their index among the rows that choose."""
+    """A step's constrained rows, by their index among the rows that choose. ``slow`` is told that they took a
+    token, and returns those that end for it."""
 
-    __slots__ = ("_matchers",)
+    __slots__ = ("_clock", "_rows", "_slow")
 
-    def __init__(self, matchers: list[tuple[int, Any]]) -> None:
-        self._matchers = matchers
+    def __init__(
+        self, rows: list[tuple[int, _Row]], slow: Callable[[list[_Row]], dict[int, str]], clock: Callable[[], float]
+    ) -> None:
+        self._rows = rows
+        self._slow = slow
+        self._clock = clock
 
     def advance(self, tokens: npt.NDArray[np.int32]) -> dict[int, str]:
         """``tokens`` were chosen. Returns, by index, why a row cannot go on."""
         failures = {}
-        for at, matcher in self._matchers:
-            if not matcher.consume_token(int(tokens[at])):
-                failures[at] = _BROKEN.format(presentable(matcher.get_error(), otherwise="its parser failed"))
+        began_s = self._clock()
+        for at, row in self._rows:
+            if row.failure:
+                failures[at] = row.failure
+            elif not row.matcher.consume_token(int(tokens[at])):
+                failures[at] = _BROKEN.format(presentable(row.matcher.get_error(), otherwise="its parser failed"))
+            now_s = self._clock()
+            row.spent_s += now_s - began_s
+            began_s = now_s
+        for place, reason in self._slow([row for _, row in self._rows]).items():
+            failures.setdefault(self._rows[place][0], reason)
         return failures
 
 
 class GrammarRows:
-    def __init__(self) -> None:
+    """``clock``: seconds of CPU of the thread that asks."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
         self._token_count = 0
-        self._matchers: dict[int, Any] = {}
+        self._step_s = 0.0
+        self._debt_s = 0.0
+        """Seconds that grammars took above ``_step_s`` a step."""
+        self._rows: dict[int, _Row] = {}
         self._masks: Future[Words] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._fillers: Any = None
+        self._measured_steps = 0
 
     def admit(self, row: int, grammar: CompiledGrammar, generated: npt.NDArray[np.int32]) -> None:
         """``row`` belongs to a constrained sequence that has made ``generated``."""
         self._token_count = grammar.token_count
-        matcher = grammar.matcher()
-        if generated.size:
-            matcher.consume_tokens(generated.tolist())
-        self._matchers[row] = matcher
+        self._step_s = grammar.step_s
+        admitted = self._rows[row] = _Row(grammar.matcher())
+        began_s = self._clock()
+        for at in range(0, generated.size, _RESUME_TOKENS):
+            admitted.matcher.consume_tokens(generated[at : at + _RESUME_TOKENS].tolist())
+            spent_s = self._clock() - began_s
+            if spent_s > RESUME_S:
+                admitted.token_s = spent_s / min(at + _RESUME_TOKENS, generated.size)
+                admitted.failure = admitted.slow(self._step_s)
+                return
 
     def clear(self, row: int) -> None:
-        self._matchers.pop(row, None)
+        self._rows.pop(row, None)
 
     @property
     def any(self) -> bool:
         """Whether any row follows a grammar."""
-        return bool(self._matchers)
+        return bool(self._rows)
 
     def among(self, rows: Int64s) -> Constrained | None:
         """The constrained ones among ``rows``; None where there are none."""
         constrained = self._constrained(rows)
-        return Constrained(constrained) if constrained else None
+        return Constrained(constrained, self._slow, self._clock) if constrained else None
 
     def begin(self, rows: Int64s) -> None:
         """The step that is about to run chooses a token for each of ``rows``, and all that came before is
@@ -116,7 +183,7 @@ class GrammarRows:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._masks = self._thread.submit(self._fill, [matcher for _, matcher in constrained])
+        self._masks = self._thread.submit(self._fill, [row for _, row in constrained])
 
     def stage(self, staging: Staging, rows: Int64s) -> Masks | None:
         """The masks of ``rows`` (those of ``begin``, if it was called), None where none is constrained."""
@@ -127,7 +194,7 @@ class GrammarRows:
             self.begin(rows)
         assert self._masks is not None
         words, self._masks = self._masks.result(), None
-        ended = [at for at, matcher in constrained if matcher.is_stopped()]
+        ended = [at for at, row in constrained if row.matcher.is_stopped()]
         index = None
         if len(constrained) < len(rows):
             index = staging.add(np.array([at for at, _ in constrained], np.int64))
@@ -135,28 +202,46 @@ class GrammarRows:
 
     def close(self) -> None:
         """Idempotent."""
-        self._matchers.clear()
+        self._rows.clear()
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
-    def _constrained(self, rows: Int64s) -> list[tuple[int, Any]]:
-        if not self._matchers:
+    def _constrained(self, rows: Int64s) -> list[tuple[int, _Row]]:
+        if not self._rows:
             return []
-        return [(at, self._matchers[row]) for at, row in enumerate(rows.tolist()) if row in self._matchers]
+        return [(at, self._rows[row]) for at, row in enumerate(rows.tolist()) if row in self._rows]
 
-    def _fill(self, matchers: list[Any]) -> Words:
+    def _slow(self, rows: list[_Row]) -> dict[int, str]:
+        """``rows`` took a token. Return those that end, by their place, with the reason."""
+        self._debt_s = max(0.0, self._debt_s + sum(row.spent_s for row in rows) - self._step_s)
+        for row in rows:
+            row.end_token()
+        if self._debt_s <= DEBT_S:
+            return {}
+        self._debt_s = 0.0
+        share_s = max(self._step_s / len(rows), _SHARE_MIN_S)
+        return {at: row.slow(self._step_s) for at, row in enumerate(rows) if row.token_s > share_s}
+
+    def _fill(self, rows: list[_Row]) -> Words:
         """int32 [N, words]: bit b of word w is token 32 w + b."""
         from llguidance import LLExecutor
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-        words = np.zeros((len(matchers), -(-self._token_count // _WORD_BITS)), np.int32)
-        if len(matchers) == 1:
-            fill_next_token_bitmask(matchers[0], words)
+        words = np.zeros((len(rows), -(-self._token_count // _WORD_BITS)), np.int32)
+        if len(rows) == 1 or self._measured_steps:
+            self._measured_steps = max(0, self._measured_steps - 1)
+            for at, row in enumerate(rows):
+                began_s = self._clock()
+                fill_next_token_bitmask(row.matcher, words, at)
+                row.spent_s += self._clock() - began_s
             return words
         if self._fillers is None:
             self._fillers = LLExecutor(num_threads=max(1, min(torch.get_num_threads(), _THREADS_MAX)))
-        fill_next_token_bitmask_par(self._fillers, [(m, n) for n, m in enumerate(matchers)], words)
+        began_s = time.monotonic()
+        fill_next_token_bitmask_par(self._fillers, [(row.matcher, at) for at, row in enumerate(rows)], words)
+        if time.monotonic() - began_s > self._step_s:
+            self._measured_steps = _MEASURED_STEPS
         return words
 
 

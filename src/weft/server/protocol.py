@@ -6,7 +6,7 @@
 * a known field that this server does not serve is refused, unless its value asks for nothing: no answer may
   silently lack a feature of its request;
 * an unknown field is ignored, and the client is told: by X-Weft-Ignored of the answer, the access log, one
-  warning; with server.strict_fields it is a 400.
+  warning; with server.strict_fields it is a 400, and so are more than UNKNOWN_FIELDS_MAX of them.
 
 A typo such as ``max_token`` changes an answer without a word otherwise. Clients of every API version send
 fields that no server knows, so it is an error only where the operator wants that. The ignored fields of a
@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import functools
+import itertools
 import json
 import logging
 import re
@@ -484,8 +485,13 @@ def grammar_of(body: SamplingFields) -> Grammar | None:
 
 
 HEADER = "x-weft-ignored"
+UNKNOWN_FIELDS_MAX = 256
+"""Unknown fields of one request, and of its options; more are refused."""
 _NAMES_MAX = 8
+"""Names that a request reports, and hints that it may cost: a hint compares a name with every known one."""
 _WARNED_MAX = 256
+_COMPARED_MAX = 1024
+"""Names that a misspelled one is compared with."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _log = logging.getLogger("weft.server")
 _warned: set[str] = set()
@@ -526,25 +532,37 @@ def note_ignored(name: str) -> None:
 
 
 def check_known(given: Collection[str], known: Collection[str]) -> None:
-    """Notes the unknown ones. Raises RequestError for the first with server.strict_fields."""
+    """Notes the unknown ones. Raises RequestError for more than UNKNOWN_FIELDS_MAX of them, and for the first with
+    server.strict_fields."""
+    known = frozenset(known)
+    unknown = [name for name in given if name not in known]
+    if len(unknown) > UNKNOWN_FIELDS_MAX:
+        raise RequestError(
+            f"the request has {len(unknown)} unknown fields; the limit is {UNKNOWN_FIELDS_MAX}", code="unknown_field"
+        )
     ignored = _of_request.get()
-    for name in given:
-        if name in known or ignored is None:
-            continue
-        shown = name if _NAME.fullmatch(name) else "?"
-        said = f"the field {shown} is unknown{did_you_mean(shown, known)}"
+    if ignored is None:
+        return
+    for name in dict.fromkeys(name if _NAME.fullmatch(name) else "?" for name in unknown[:_NAMES_MAX]):
         if ignored.strict:
             raise RequestError(
-                f"{said}; this server refuses unknown fields (server.strict_fields)", param=shown, code="unknown_field"
+                f"{_unknown(name, known)}; this server refuses unknown fields (server.strict_fields)",
+                param=name,
+                code="unknown_field",
             )
-        ignored.add(shown)
-        if shown not in _warned and len(_warned) < _WARNED_MAX:
-            _warned.add(shown)
-            _log.warning("%s and was ignored; further requests with it are not reported", said)
+        ignored.add(name)
+        if name not in _warned and len(_warned) < _WARNED_MAX:
+            _warned.add(name)
+            _log.warning("%s and was ignored; further requests with it are not reported", _unknown(name, known))
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    return f"the field {name} is unknown{did_you_mean(name, known)}"
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """The end of a sentence about ``name``, if one of ``known`` is close to it."""
-    by_lower = {one.lower(): one for one in known}
+    """The end of a sentence about ``name``, if one of ``known`` is close to it: one of the first
+    _COMPARED_MAX."""
+    by_lower = {one.lower(): one for one in itertools.islice(known, _COMPARED_MAX)}
     close = difflib.get_close_matches(name.lower()[:200], by_lower, 1, 0.75)
     return f" (did you mean {by_lower[close[0]]}?)" if close else ""

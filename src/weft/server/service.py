@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from weft.adapters import Adapter
+from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
@@ -49,7 +49,7 @@ from weft.text.dialect import Dialect
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from weft.text.tokenizer_file import tokenizer_path
+from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
@@ -183,9 +183,8 @@ class ServedModel:
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """What the checkpoint's makers sample with (generation_config.json), and the creator of the name."""
-        defaults = self.info.generation_defaults
-        return defaults if self.preset is None else {**defaults, **self.preset.defaults}
+        """Values of fields that a request leaves out, but for the API's own defaults."""
+        return sampling_defaults(self.info, self.preset)
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Raises RequestError for an id that is no token of the model."""
@@ -341,8 +340,7 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
 
 
 def _vocabulary(directory: Path) -> bytes:
-    with tokenizer_path(directory).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()[:16]
+    return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]
 
 
 def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
@@ -352,6 +350,11 @@ def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
     return UnknownModelError(
         f"there is no model {name[:200]!r} here{did_you_mean(name, names)}; this server has {served}", param="model"
     )
+
+
+def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
+    """Return those of the created name, then of the checkpoint, then of ``--default-sampling``."""
+    return info.default_sampling if preset is None else {**info.default_sampling, **preset.defaults}
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +369,12 @@ class ListedModel:
     state: str | None = None
     adapter: Adapter | None = None
     preset: Preset | None = None
+
+    @property
+    def chat_sampling(self) -> dict[str, Any]:
+        """Return the fields with which the page and `weft chat` sample. Stop strings stay the server's."""
+        values = {**OLLAMA_SAMPLING, **sampling_defaults(self.info, self.preset)}
+        return {name: value for name, value in values.items() if name != "stop"}
 
 
 class Background(Protocol):
@@ -619,11 +628,11 @@ class Service:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
         if (reason := self.engine.degraded_reason) is not None:  # requests wait, and none of them fails
             return 200, {"status": "degraded", "reason": reason}
-        details = self._store_details()
+        details = self._store_details() | self._weights_details()
         asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
             return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing), **details}
-        return 200, {"status": "ok", **details}
+        return 200, {"status": "paused" if self.engine.engines.is_paused else "ok", **details}
 
     def _health_of(self, several: Models) -> tuple[int, Mapping[str, Any]]:
         """Counts without names: no key is needed to read them."""
@@ -637,6 +646,14 @@ class Service:
             "models": several.states(),
             **self._store_details(),
         }
+
+    def weight_version(self) -> str:
+        """The name that the last update gave the weights; empty for those of the start."""
+        return "" if self._engine is None else self._engine.engines.weights.version
+
+    def _weights_details(self) -> dict[str, str]:
+        version = self.weight_version()
+        return {"weight_version": version} if version else {}
 
     def _store_details(self) -> dict[str, str]:
         """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""

@@ -58,6 +58,10 @@ _PLAIN_WAIT = 64
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
+SLOW_GRAMMAR_S = 0.002
+"""A grammar that takes this long for the drafts of a step is slow: it takes a hundredth."""
+_SLOW_STEPS_MAX = 4
+"""Slow steps of a sequence, after which it has no more drafts."""
 
 
 class _Asked:
@@ -94,13 +98,15 @@ class _Asked:
 class _Speculation:
     """One sequence."""
 
-    __slots__ = ("answer", "asked", "drafted", "grammar", "salt")
+    __slots__ = ("answer", "asked", "drafted", "grammar", "salt", "slow_steps")
 
     def __init__(self, salt: str, answer: list[int], asked: list[_Asked], grammar: GrammarFollower | None) -> None:
         self.salt = salt
         self.answer = answer
         self.asked = asked
         self.grammar = grammar
+        self.slow_steps = 0
+        """Steps for which the grammar took more than SLOW_GRAMMAR_S."""
         self.drafted: _Asked | None = None
         """Its proposal is in the step that is planned."""
 
@@ -192,6 +198,9 @@ class Speculator:
         self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
         self._budget.spend(self._clock() - began_s)
 
+    def forget(self) -> None:
+        self._library.forget()
+
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         if not self._budget.awake:
             return {}
@@ -208,7 +217,7 @@ class Speculator:
         if self._is_hopeless(len(rows)):
             self._budget.rest()
             return {}
-        best = [self._best(row) for row in rows]
+        best = [self._timed_best(row) for row in rows]
         offers = [survivals for _, survivals in best]
         if not any(offers):
             return {}
@@ -365,6 +374,18 @@ class Speculator:
 
     def stats(self) -> SpeculationStats:
         return self.counters.stats()
+
+    def _timed_best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
+        """``_best``; a sequence whose grammar is slow loses its sources, as every other sequence waits for them."""
+        state = self._by_key.get(row.key)
+        if state is None or state.grammar is None:
+            return self._best(row)
+        began_s = self._clock()
+        best = self._best(row)
+        state.slow_steps += self._clock() - began_s > SLOW_GRAMMAR_S
+        if state.slow_steps >= _SLOW_STEPS_MAX:
+            state.asked, state.grammar = [], None
+        return best
 
     def _best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
         """The follower whose proposal promises most tokens, and the survivals of those tokens."""

@@ -5,6 +5,7 @@
     nesting      of a JSON schema          here, in the process that compiles
     references   different $ref targets    here
     rules        of a lark grammar         here
+    items        of the parser, a token    by the compiler, as ``parser_limits`` says
 
 The compiler descends through nesting, references and rules by calling itself, so their number bounds its
 stack. The limits lie several times below what overflows a stack of 8 MiB, and far above what schemas of the
@@ -29,6 +30,27 @@ REFERENCES_MAX = 1_000
 RULES_MAX = 2_000
 _RULE = re.compile(r"(?m)^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\.\w+|\[[^\]\n]*\])?\s*(?::|::=)")
 _REFERENCE_WORDS = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+_ROW_ITEMS_PER_MS = 16_000
+"""Items of a row of the parser, squared, that an ambiguous grammar completes in a millisecond."""
+_ROW_BURST = 6
+"""Budgets of a step that one token of one answer may take, before ``weft.runner.grammars`` sees that it is slow."""
+_MASK_ITEMS_PER_MS = 20_000
+_MASK_ITEMS_MAX = 50_000
+
+
+def parser_limits(step_s: float) -> Any:
+    """Return llguidance's limits for grammars that may take ``step_s`` of a step. An ambiguous grammar keeps one item
+    for each place where something may have begun, and completing a token costs the square of their number or more."""
+    from llguidance import LLParserLimits
+
+    step_ms = step_s * 1e3
+    return LLParserLimits(
+        max_items_in_row=int((_ROW_ITEMS_PER_MS * step_ms * _ROW_BURST) ** 0.5),
+        step_max_items=min(int(_MASK_ITEMS_PER_MS * step_ms), _MASK_ITEMS_MAX),
+        verbose_errors=False,
+    )
 
 
 def check_choice_count(count: int, field: str) -> None:

@@ -28,7 +28,7 @@ import msgspec
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
-from weft.request import Grammar
+from weft.request import GRAMMAR_STEP_S, Grammar
 from weft.text.grammar_worker import COMPILE_STACK_BYTES, JOBS_MAX, Start, Verdict
 from weft.text.tokenizer_file import tokenizer_path, tokenizer_text
 from weft.text.worker_main import JobFunction
@@ -60,15 +60,22 @@ class VettedGrammar:
 
 class GrammarSandbox:
     """``read_tokenizer`` returns the text of the tokenizer.json. ``seconds`` of CPU and ``memory_bytes`` are
-    the limits of one grammar."""
+    the limits of one grammar, ``step_s`` the seconds of a step that all may take."""
 
     def __init__(
-        self, read_tokenizer: Callable[[], str], eos_ids: tuple[int, ...], *, seconds: int, memory_bytes: int
+        self,
+        read_tokenizer: Callable[[], str],
+        eos_ids: tuple[int, ...],
+        *,
+        seconds: int,
+        memory_bytes: int,
+        step_s: float = GRAMMAR_STEP_S,
     ) -> None:
         self.read_tokenizer = read_tokenizer
         self._eos_ids = eos_ids
         self._seconds = seconds
         self._memory_bytes = memory_bytes
+        self._step_s = step_s
         self._lock = threading.Lock()
         self._worker: BoundedWorker | None = None
 
@@ -114,7 +121,14 @@ class GrammarSandbox:
     def _ask(self, grammar: str, vocab_size: int) -> Verdict:
         with self._lock:
             if self._worker is None or self._worker.gone:
-                start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds, self._memory_bytes)
+                start = Start(
+                    self.read_tokenizer(),
+                    vocab_size,
+                    list(self._eos_ids),
+                    self._seconds,
+                    self._memory_bytes,
+                    self._step_s,
+                )
                 function = JobFunction(
                     "weft.text.grammar_worker:prepare", self._memory_bytes, JOBS_MAX, self._seconds, COMPILE_STACK_BYTES
                 )
@@ -142,5 +156,9 @@ def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, .
     if not path.is_file():
         return None
     return GrammarSandbox(
-        lambda: tokenizer_text(path), eos_ids, seconds=config.grammar_seconds, memory_bytes=memory_bytes
+        lambda: tokenizer_text(path),
+        eos_ids,
+        seconds=config.grammar_seconds,
+        memory_bytes=memory_bytes,
+        step_s=config.grammar_step_ms / 1e3,
     )

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from weft.text.grammar_limits import check_shape
+from weft.text.grammar_limits import check_shape, parser_limits
 from weft.text.worker_main import Limit
 
 JOBS_MAX = 4
@@ -110,13 +110,14 @@ def _references(rule: Any) -> Iterator[Any]:
 
 class Start(msgspec.Struct):
     """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
-    tokenizer.json."""
+    tokenizer.json. ``step_s``: seconds of a step that grammars may take."""
 
     tokenizer: str
     vocab_size: int
     eos_ids: list[int]
     seconds: int
     memory_bytes: int
+    step_s: float
 
 
 class Verdict(msgspec.Struct):
@@ -138,7 +139,7 @@ class CheckGrammar:
         self._tokenizer = LLTokenizer(start.tokenizer, n_vocab=start.vocab_size, eos_token=start.eos_ids)
 
     def __call__(self, body: bytes) -> bytes:
-        return msgspec.msgpack.encode(_verdict(self._tokenizer, body))
+        return msgspec.msgpack.encode(_verdict(self._tokenizer, body, parser_limits(self._start.step_s)))
 
     def failed(self, limit: Limit) -> bytes:
         words = {
@@ -153,7 +154,7 @@ def prepare(start: bytes) -> tuple[bytes, CheckGrammar]:
     return b"", CheckGrammar(msgspec.msgpack.decode(start, type=Start))
 
 
-def _verdict(tokenizer: Any, grammar_json: bytes) -> Verdict:
+def _verdict(tokenizer: Any, grammar_json: bytes, limits: Any) -> Verdict:
     try:
         grammars = msgspec.json.decode(grammar_json)["grammars"]
         check_shape(grammars)
@@ -169,7 +170,7 @@ def _verdict(tokenizer: Any, grammar_json: bytes) -> Verdict:
 
     text = msgspec.json.encode({"grammars": grammars}).decode()
     before_bytes = _used_bytes()
-    prototype = LLMatcher(tokenizer, text, log_level=0)
+    prototype = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     if prototype.is_error():
         return Verdict(error=str(prototype.get_error()))
     walker = prototype.deep_copy()

@@ -2,7 +2,7 @@
 
     tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder); without it
                            a World vocabulary (``tokenizer_file``)
-    tokenizer_config.json  the names of the special tokens, which chat templates use
+    tokenizer_config.json  further tokens, and the names of the special ones, which chat templates use
 
 Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the engine,
 the two-argument ``decode`` of the ``TextDecoder`` protocol. Two things in a tokenizer.json are switched off
@@ -36,25 +36,35 @@ from typing import Any
 
 import tokenizers
 
-from weft.errors import CheckpointError, RequestError
-from weft.files import parse_json, read_json
+from weft.added_tokens import read_next_to
+from weft.errors import CheckpointError, RequestError, is_panic
+from weft.files import parse_json
 from weft.text.text_parts import PART_CHARS, TextParts, text_parts
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
 """From here on tokenizing takes milliseconds: a server does it in a thread."""
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SHOWN_CHARS = 24
 
 
 @contextmanager
-def _texts_alone() -> Iterator[None]:
-    """Python strings may hold what is no text: bytes of a terminal that are no UTF-8. Raises RequestError."""
+def _encodable(*texts: str) -> Iterator[None]:
+    """Raise RequestError for what cannot be tokenized: a string that is no text, such as bytes of a terminal that are
+    not UTF-8, and a text on which a regular expression of the tokenizer gives up."""
     try:
         yield
     except TypeError:
         raise RequestError(
             "the text has half of a surrogate pair, or bytes that are not UTF-8, which is no text"
+        ) from None
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        shown = " and ".join(f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)" for text in texts)
+        raise RequestError(
+            f"the text {shown} cannot be tokenized: a regular expression of the model's tokenizer gave up on it",
+            code="text_not_tokenizable",
         ) from None
 
 
@@ -92,7 +102,7 @@ class Tokenizer:
                 "save_pretrained() it there."
             )
         text = tokenizer_text(path)
-        special_tokens = _special_tokens(directory)
+        special_tokens = read_next_to(directory).named
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()
         for tokenizer in known:
             if tokenizer.digest == digest:
@@ -101,7 +111,9 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_str(text)
             decoder = parsed.get("decoder")
-        except Exception as error:  # tokenizers raises bare Exception
+        except BaseException as error:  # tokenizers raises bare Exception, and panics
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
         loaded = cls(backend, special_tokens=special_tokens, decoder=decoder)
         loaded.digest = digest
@@ -114,7 +126,7 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
-        with _texts_alone():
+        with _encodable(text):
             if len(text) <= PART_CHARS or self._parts is None:
                 # Without the offsets of tokens, which are a quarter of the time.
                 [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -127,7 +139,7 @@ class Tokenizer:
     ) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
-        with _texts_alone():
+        with _encodable(text):
             if len(text) < LONG_TEXT_CHARS:
                 encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             else:
@@ -143,7 +155,7 @@ class Tokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int, int]:
         """The ids of two texts as the post-processor joins them; how many go before those of the second one,
         and how many come behind."""
-        with _texts_alone():
+        with _encodable(first, second):
             [encoding] = self._backend.encode_batch([(first, second)])
         ids: list[int] = encoding.ids
         of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]
@@ -156,6 +168,12 @@ class Tokenizer:
         have no text."""
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    @property
+    def end_id(self) -> int | None:
+        """The id of ``eos_token``, where the vocabulary has it."""
+        end: int | None = self._backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        return end
 
     def added_id(self, text: str) -> int | None:
         """The id of ``text`` where it is a token that was added to the vocabulary as a whole (a marker)."""
@@ -204,20 +222,6 @@ class ShowingDecoder:
         if skip_special_tokens:
             ids = [token for token in ids if token not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _special_tokens(directory: Path) -> dict[str, str]:
-    """From tokenizer_config.json and, in older checkpoints, special_tokens_map.json: values are strings
-    or objects with ``content``."""
-    named: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / name
-        for key, value in (read_json(path) if path.exists() else {}).items():
-            if key in _NAMED_TOKENS:
-                content = value.get("content") if isinstance(value, dict) else value
-                if isinstance(content, str):
-                    named[key] = content
-    return named
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:

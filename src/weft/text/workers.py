@@ -11,9 +11,9 @@
 A job has seconds, bytes and a function. A child in place has a limit of memory, and the parent kills it when
 a job is late. A fork has limits of CPU time, memory and stack of its own, and leaves nothing behind.
 
-The child imports little, has no terminal signals, and ends when its stdin ends, so it never outlives its
-parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane`` is one worker of an event
-loop, replaced after a job that was late or deadly.
+The child imports little, and has no terminal signals and no secret of the environment. It ends when its stdin
+ends, so it never outlives its parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane``
+is one worker of an event loop, replaced after a job that was late or deadly.
 
 The lane waits for a millisecond before it yields. Most conversations are rendered in a tenth of that. A
 future, a task and a thread for each cost more than the rendering did.
@@ -34,6 +34,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from weft.environment import worker_variables
 from weft.text.worker_main import HEAD, JobFunction
 
 _PART_BYTES = 64 << 10
@@ -59,7 +60,7 @@ class BoundedWorker:
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+            env={**worker_variables(os.environ), "MALLOC_ARENA_MAX": "1"},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

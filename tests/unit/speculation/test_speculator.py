@@ -160,3 +160,50 @@ def test_slept_steps_say_what_a_plain_step_costs() -> None:
         drafter.sleep_through(16, 80.0, 32, 5.0)
     assert drafter.costs.measured(32)
     assert drafter.costs.seconds(32) == pytest.approx(5.0)
+
+
+class SlowGrammar:
+    """A grammar that allows everything; each of its calls takes ``seconds`` of ``now``."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds, self.calls = 0.0, seconds, 0
+
+    def matcher(self) -> SlowGrammar:
+        return self
+
+    def work(self) -> None:
+        self.now += self.seconds
+        self.calls += 1
+
+    def is_error(self) -> bool:
+        return False
+
+    is_stopped = is_error
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.work()
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> int:
+        self.work()
+        return len(tokens)
+
+    def forced_tokens(self, matcher: SlowGrammar) -> list[int]:
+        self.work()
+        return []
+
+
+@pytest.mark.parametrize(("seconds", "drafted"), [(0.00001, True), (0.005, False)])
+def test_a_sequence_whose_grammar_is_slow_has_no_drafts(seconds: float, drafted: bool) -> None:
+    grammar = SlowGrammar(seconds)
+    drafter = Speculator(("prediction", "grammar"), costs=RowCosts(CPU), clock=lambda: grammar.now)
+    drafter.begin(1, int32s(FILE[:10]), prompt_length=9, salt=None, prediction=FILE, grammar=grammar)
+    steps, at = [], 10
+    while at < 600:
+        drafts = drafter.draft([DraftRow(1, 8)]).get(1, ())
+        steps.append(len(drafts))
+        drafter.settle(1, FILE[at : at + len(drafts) + 1], drafted=len(drafts), accepted=len(drafts))
+        at += len(drafts) + 1
+        drafter.wake()  # the seconds of the host are not what ends the drafts
+    assert any(steps[10:]) == drafted
+    assert grammar.calls > 100 if drafted else grammar.calls < 20

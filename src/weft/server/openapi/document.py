@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from weft.server.openapi.endpoints import ENDPOINTS, Endpoint
 from weft.server.replicas import WAIT_MAX_S
 from weft.server.responses.items import INCLUDES, METADATA_KEY_CHARS, METADATA_MAX, METADATA_VALUE_CHARS
 from weft.text.tokenizer import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
+from weft.version import weft_version
 
 _REF = "#/components/schemas/{name}"
 Schema = dict[str, Any]
@@ -76,10 +76,10 @@ def openapi() -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "weft",
-            "version": metadata.version("weft"),
+            "version": weft_version(),
             "license": {"name": "Apache-2.0"},
             "description": "An OpenAI-compatible server for hybrid language models. Null means "
-            '"not given". Unknown fields are ignored.',
+            '"not given". Unknown fields are ignored; more than 256 of them are refused.',
         },
         "servers": [{"url": "/"}],
         "security": [{"bearer": []}, {"x-api-key": []}, {}],
@@ -495,6 +495,21 @@ FIELDS: dict[str, FieldWords] = {
     ),
     "timeout": FieldWords("Seconds that mode wait waits.", 30, {"minimum": 0, "maximum": WAIT_MAX_S}),
     "lora_name": FieldWords("What requests call the adapter, in model.", limits={"minLength": 1, "maxLength": 256}),
+    "UpdateWeightsBody.mode": FieldWords(
+        "What happens to running requests: they go on with the new weights, are waited for, or end.",
+        "keep",
+        whole={"enum": ["keep", "wait", "abort"]},
+    ),
+    "PauseBody.mode": FieldWords(
+        "What happens to running requests: they stay where they are, are waited for, or end.",
+        "keep",
+        whole={"enum": ["keep", "wait", "abort"]},
+    ),
+    "UpdateWeightsBody.path": FieldWords("The absolute path of a checkpoint with the shapes of the served one."),
+    "model_path": FieldWords("The same as path."),
+    "weight_version": FieldWords("A name for the weights, which answers and /health say from then on.", ""),
+    "update_info": FieldWords("Not served: tensors that another process sends. Write them to a directory."),
+    "clear_cache": FieldWords("Whether the prefix cache is emptied as well.", False),
     "lora_path": FieldWords("Its directory on the server, in peft's form, or owner/name on the hub."),
     "load_inplace": FieldWords("Other files may take a name that is in use; false refuses them.", True),
     "lora_int_id": FieldWords("Of vLLM's clients; unread."),

@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -256,6 +257,6 @@ class Workers:
             launch,
             worker.routing_id.decode(),
             descriptors=(launch.listener,),
-            environment={"PROMETHEUS_MULTIPROC_DIR": self.folder},
+            environment={**os.environ, "PROMETHEUS_MULTIPROC_DIR": self.folder},
         )
         return await worker.process.wait()
