@@ -83,7 +83,8 @@ def without_unread_results(
     messages: list[ChatMessage], *, reads: Collection[PictureKind]
 ) -> tuple[list[ChatMessage], list[str]]:
     """Replace each picture that the model does not read, in the result of a tool, by a text that says so, and return
-    also the places of these pictures. An agent opened a file, and a refusal would end its conversation. A picture in a message of the user stays, to be refused."""
+    also the places of these pictures. An agent opened a file, and a refusal would end its conversation. A picture in
+    a message of the user stays, to be refused."""
     shown, places = [], []
     for at, message in enumerate(messages):
         if message.role == "tool" and isinstance(message.content, list):
