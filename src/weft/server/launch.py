@@ -52,7 +52,6 @@ from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.logs import set_up_logging
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
-from weft.text.tokenizer_file import tokenizer_path
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
@@ -459,10 +458,10 @@ class ServingSeveral(Serving):
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
     """Of a joined replica, with this machine's tokenizer and template. Raises ConfigError if they differ."""
     from weft.assemble import find_model  # the modules of the engine; other servers need none
-    from weft.assemble.identity import file_digest
+    from weft.assemble.identity import vocabulary_digest
 
     _, directory = find_model(config, lambda text: None, text_only=True)
-    own, other = file_digest(tokenizer_path(directory)), info.identity.get("tokenizer")
+    own, other = vocabulary_digest(directory), info.identity.get("tokenizer")
     if other not in (own, None):
         raise ConfigError(
             f"{directory} has another tokenizer ({own}) than the first replica that joined ({other})", param="--model"
