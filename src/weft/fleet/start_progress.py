@@ -25,9 +25,9 @@ _BAR = str.maketrans("", "", "█·")
 
 
 class ServiceConsole(Console):
-    """The standard output of a process that serves: its reader may leave, and the process goes on.
+    """The standard output of a process that serves: the reader of the pipe may leave, and the process goes on.
 
-    rich ends the program when nobody reads (``weft serve | head -1``). In a task of an event loop that end is an
+    rich ends the program when the pipe is closed (``weft serve | head -1``). In a task of an event loop that end is an
     exception which stops half of the server: the port stays taken, and signals do nothing.
     """
 
