@@ -34,6 +34,7 @@ BASE = {
     "pictures",
     "snapshot_report",
     "prefix_digests",
+    "shares",
 }
 PURE = {
     "base",
