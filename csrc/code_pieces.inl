@@ -150,12 +150,13 @@ auto with_codes(const Weight& weight, const Of& of) {
 void few_code_rows_piece(const LinearArgs& args, const float* x, const float* sums, int64_t tile, int64_t end) {
   const auto multiply = with_codes(args.weight, []<int BITS, Zero ZERO>() { return few_code_rows_of<BITS, ZERO>; });
   f32x16 totals[kFewRows];
+  const PieceOutput output(args, 0, args.rows, tile, end);
   for (; tile < end; ++tile) {
     {
       const FlushDenormals flushed;
       multiply(args, x, tile, totals);
     }
-    for (int64_t r = 0; r < args.rows; ++r) write_sum(args, r, tile, totals[r], sums);
+    for (int64_t r = 0; r < args.rows; ++r) output.write(r, tile, totals[r], sums);
   }
 }
 
@@ -255,6 +256,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
     return left < kTileSide ? left : kTileSide;
   };
   const int64_t chunk_steps = pairs > 1 ? kCodeChunkSteps : kShortChunkSteps;
+  const PieceOutput output(args, first, last, tile, end);
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     std::memset(totals, 0, static_cast<size_t>(pairs * kPairSums) * sizeof(float));
@@ -270,7 +272,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
           stop = group_end < chunk_end ? group_end : chunk_end;
           unit.halves({numbers + (2 * pair * steps + step) * kStepNumbers, room->numbers + (step - begin) * kStepNumbers,
                        steps * kStepNumbers, w_stride, stop - step, both, count, step == group * groups.steps,
-                       sums + pair * kPairSums, nullptr, 0});
+                       sums + pair * kPairSums});
           if (stop < group_end && stop < steps) continue;  // the rest of the group is in the next chunk
           for (int b = 0; b < both; ++b)
             for (int t = 0; t < count; ++t) {
@@ -285,7 +287,7 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
       for (int t = 0; t < count; ++t) {
         const float* const from = totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers;
         for (int64_t r = 0; r < rows_of(block); ++r)
-          write_sum(args, first + block * kTileSide + r, tile + t, load(from + r * kTile), sums_of_x);
+          output.write(first + block * kTileSide + r, tile + t, load(from + r * kTile), sums_of_x);
       }
   }
 }

@@ -66,11 +66,6 @@ void set_sums(const LinearArgs& args, int64_t row, float* to) {
     *to++ = sum(columns == kStepColumns ? sixteen(i) + sixteen(i + 16) : sixteen(i));
 }
 
-const void* tiles_of_piece(const MatrixStep& step, int64_t at) {
-  const MatrixPiece& piece = step.pieces[static_cast<size_t>(at)];
-  return tiles_ahead(step.jobs[static_cast<size_t>(piece.job)].args.weight, piece.tile);
-}
-
 // ``products``: of weights of one size, all of numbers or all of codes, such as experts.
 void matrix_products(const LinearArgs* products, int64_t count) {
   static thread_local MatrixStep buffer;
@@ -121,7 +116,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   // Some 25 GB of weights, or 500 billion products, in a second.
   const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
                              (0.08 + 0.002 * static_cast<double>(rows_in_all) / static_cast<double>(count));
-  pool.for_each_ahead(static_cast<int64_t>(step.pieces.size()), nanoseconds, [&](int64_t at, int64_t next) {
+  pool.for_each(static_cast<int64_t>(step.pieces.size()), nanoseconds, [&](int64_t at) {
     const MatrixPiece& piece = step.pieces[static_cast<size_t>(at)];
     const MatrixJob& job = step.jobs[static_cast<size_t>(piece.job)];
     const int64_t end = piece.tile + kOutTiles < tiles ? piece.tile + kOutTiles : tiles;
@@ -132,8 +127,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     if (job.few && codes) few_code_rows_piece(job.args, numbers, sums, piece.tile, end);
     else if (job.few) few_rows_piece(job.args, numbers, piece.tile, end);
     else if (codes) matrix_code_piece(job.args, x, sums, piece.first, piece.last, piece.tile, end);
-    else matrix_piece(job.args, x, piece.first, piece.last, piece.tile, end,
-                      next == Pool::kNone ? nullptr : tiles_of_piece(step, next));
+    else matrix_piece(job.args, x, piece.first, piece.last, piece.tile, end);
   });
 }
 #endif

@@ -52,7 +52,7 @@ bool has_order_of_software(const TileKernels& unit) {
     for (uint16_t& bits : *numbers)  // any sign and mantissa; exponents of 2^-7 to 2^8, and now and then a denormal
       bits = static_cast<uint16_t>((dice() & 0x807F) | (dice() % 64 ? (120 + dice() % 16) << 7 : 0));
   std::vector<float> got(4 * kSumNumbers), expected(4 * kSumNumbers);
-  HalfBlock block = {x.data(), w.data(), kNumbers, kNumbers, kSteps, 2, 2, true, got.data(), nullptr, 0};
+  HalfBlock block = {x.data(), w.data(), kNumbers, kNumbers, kSteps, 2, 2, true, got.data()};
   unit.begin();
   unit.halves(block);
   unit.end();

@@ -38,8 +38,6 @@ struct HalfBlock {
   int x_tiles, w_tiles;
   bool first;                  // sums begin at zero
   float* sums;
-  const char* next;            // what comes out of memory after this: a cache is asked for ``next_lines`` with each step
-  int64_t next_lines;          // of 64 bytes
 };
 
 // As HalfBlock, in bytes: x is signed, W unsigned, a step has 64 columns. Sums begin at zero.

@@ -14,7 +14,6 @@ template <class Tiles, int X, int W>
 void half_block(const HalfBlock& block) {
   constexpr int64_t kNumbers = kTileBytes / 2;
   float* const sums = block.sums;
-  const char* next = block.next;
   if (block.first) {
     Tiles::template zero<0>();
     if constexpr (W == 2) Tiles::template zero<1>();
@@ -41,7 +40,6 @@ void half_block(const HalfBlock& block) {
       Tiles::template dot_halves<2, 5, 6>();
       if constexpr (W == 2) Tiles::template dot_halves<3, 5, 7>();
     }
-    for (int64_t line = 0; line < block.next_lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
   }
   Tiles::template store<0>(sums);
   if constexpr (W == 2) Tiles::template store<1>(sums + kSumNumbers);

@@ -19,6 +19,13 @@ os.environ["WEFT_MODEL_DIR"] = os.path.join(os.path.dirname(__file__), "no-model
 # Read where a Triton kernel is defined; only ``tests/gpu`` runs some (see ``weft.tensor.gpu``).
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("WEFT_TEST_DEVICE") == "cuda" else "1")
 
+# Costs that engines of the tests measure are longer or shorter by this: decisions that tests assert must not change.
+if "WEFT_TEST_COST_SCALE" in os.environ:
+    from tests.support.child_path import child_path
+    from tests.support.scaled_costs import sitecustomize
+
+    os.environ["PYTHONPATH"] = child_path(os.path.dirname(sitecustomize.__file__))
+
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 

@@ -24,9 +24,9 @@ _HOMES = {"ChatReply": "weft.api", "Completion": "weft.api", "Engine": "weft.api
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from weft.version import weft_version
 
-        return version("weft")
+        return weft_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     from importlib import import_module

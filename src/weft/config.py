@@ -1,10 +1,10 @@
-"""What the user asks for. Flag = config field = Python keyword.
+"""The settings that a user gives. Flag = config field = Python keyword.
 
     EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
 
 Every field carries its help text. The CLI makes its flags from this one class, the Python API takes the same
 names as keywords, and an error can name the flag. ``weft.memory.frames.plan.fit_sizes`` computes
-``Sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
+``Sizes``: sizes that do not fit are shrunk, and ``Sizes.notes`` says so in words.
 
 ``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see
 ``config_check``).
@@ -173,6 +173,12 @@ class EngineConfig:
         size=True,
     )
     seed: int = flag(0, "Seed of the engine: of requests that bring none.")
+    default_sampling: str | None = flag(
+        None,
+        "Sampling of requests where neither they nor the checkpoint say, in every API: ollama (temperature 0.8, "
+        "top_k 40, top_p 0.9), openai (temperature 1), or NAME=VALUE,... Default: ollama in Ollama's API, the page, "
+        "`weft chat` and `weft generate`, openai elsewhere.",
+    )
     threads: int | None = flag(None, "CPU threads of the model; default: all cores.", least=1, most=THREADS_MAX)
     cpu_kernels: Literal["auto", "native", "torch"] = debug(
         "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they are there."
@@ -208,6 +214,11 @@ class EngineConfig:
         "grammar, tree, suffix and mtp.",
     )
     speculate_max: int = limit(15, "Most guessed tokens of one sequence in one step.", least=1, most=63)
+    step_costs: str = debug(
+        "measured",
+        "Seconds of a step by which store, router, drafts and step limits are decided: measured, or given, such as "
+        "fixed_s=0.1,token_s=0.01, so that decisions are the same on every machine.",
+    )
     overlap: Literal["auto", "on", "off"] = debug(
         "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU."
     )
@@ -272,6 +283,10 @@ class EngineConfig:
             from weft.adapters import named_paths  # commands without adapters start without it
 
             named_paths(self.lora)
+        if self.default_sampling is not None:
+            from weft.default_sampling import read_default_sampling  # `weft --help` needs none of it
+
+            read_default_sampling(self.default_sampling)
         if self.ep and self.tp == 1:
             raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more", param="--ep")
         if self.quantize == "w8a8" and not self.quantize_inputs:

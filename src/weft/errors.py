@@ -65,7 +65,7 @@ class QueueFullError(UserError):
 
 
 class NotFoundError(UserError):
-    """What the request names is not there."""
+    """The request names something that does not exist."""
 
     status = 404
     kind = "not_found_error"
@@ -135,7 +135,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def presentable(message: str, *, otherwise: str) -> str:
-    """What a library says of a client's input, as the client may read it: cut, without a dump of its state. A
+    """Return a library's message on a client's input as the client may read it: cut, without a dump of state. A
     message with a panic, a backtrace or the path of a source file becomes ``otherwise``."""
     said = message.split("\n<state>")[0].strip()
     if not said or _INTERNALS.search(said):

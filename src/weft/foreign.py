@@ -137,8 +137,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--tokenizer-mode": Foreign(_FROM_CHECKPOINT, _LEAVE_OUT),
     "--hf-overrides": Foreign(_FROM_CHECKPOINT, "edit config.json in the checkpoint"),
     "--generation-config": Foreign(
-        "generation_config.json of the checkpoint gives the sampling defaults",
-        "send the sampling fields in the request",
+        "generation_config.json of the checkpoint gives the sampling defaults", "--default-sampling"
     ),
     "--trust-remote-code": Foreign(_OWN_CODE, _LEAVE_OUT),
     "--load-format": Foreign("safetensors and GGUF files are told apart by their content", "--model"),
@@ -154,8 +153,9 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--allowed-local-media-path": Foreign("the server opens no files for its clients", _LEAVE_OUT),
     "--allowed-media-domains": Foreign(_OTHER_NAME, "--media-domains"),
     "--mm-processor-cache-gb": Foreign(_OTHER_NAME, "limits.picture_rows of the --config file"),
+    "--sampling-defaults": Foreign(_OTHER_NAME, "--default-sampling"),
     "--override-generation-config": Foreign(
-        "sampling defaults come from generation_config.json", "send the sampling fields in the request"
+        "sampling defaults come from generation_config.json, then from --default-sampling", "--default-sampling"
     ),
     # speculation, structure, tools
     "--speculative-config": Foreign(_OWN_SOURCES, "--speculate"),

@@ -1,4 +1,4 @@
-"""What a started engine says about itself, as one value: read by the banner, the API and the server.
+"""Facts of a started engine as one value: read by the banner, the API and the server.
 
 It crosses processes (the engine runs in its own), so it is plain data: names, numbers, sentences.
 """
@@ -23,7 +23,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``name`` is what the API calls the model, ``directory`` where its files are. ``layers``: count by
     kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
     (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
-    checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
+    checkpoint's makers recommend, as fields of SamplingParams; ``default_sampling``: the same, and the values
+    of ``--default-sampling`` for fields on which they are silent. ``identity``: what decides its tokens
     (``weft.assemble.identity``). ``picture_tokens``: of a model that sees pictures, by
     ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of ``--lora``,
     what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
@@ -46,6 +47,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     eos_ids: list[int]
     generation_defaults: dict[str, float | int]
+    default_sampling: dict[str, float | int] = {}
     identity: dict[str, str] = {}
     picture_tokens: list[int] = []
     adapters: list[Adapter] = []

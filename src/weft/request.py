@@ -31,7 +31,7 @@ _GREEDY_BELOW = 1e-5
 
 
 class Range(NamedTuple):
-    """Of a number in a request. Limits that are whole numbers ask for one."""
+    """Limits of a number in a request. Limits that are whole numbers require a whole number."""
 
     low: float
     high: float
@@ -67,7 +67,7 @@ GRAMMAR_STEP_S = 0.01
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text of an answer must match: a grammar in llguidance's form, as ``weft.text.grammars`` writes
+    """A grammar that the text of an answer must match, in llguidance's form, as ``weft.text.grammars`` writes
     it. ``field`` is the field of the request that asked for it: errors name it."""
 
     grammar: str
@@ -240,7 +240,7 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes back of a prompt in place of an answer: a value of its hidden rows behind the final norm.
+    """The result of a prompt in place of an answer: a value of its hidden rows after the final norm.
     ``kind``: the last row, or the mean of all rows from position ``skip`` on. ``score``: the last row goes
     through the checkpoint's score head. ``tokens``: the last row's logits of these tokens."""
 
@@ -313,7 +313,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def salt(self) -> str:
-        """What parts its cached prefixes from those of other tenants and other adapters."""
+        """Return the salt that separates its cached prefixes from those of other tenants and adapters."""
         plain = self.adapter is None and not self.cache_salt.startswith("\0")
         return self.cache_salt if plain else salted(self.adapter, self.cache_salt)
 
@@ -390,7 +390,7 @@ class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What one step brought to one sequence of a request (``index`` counts the n sequences). The first six
+    """The result of one step for one sequence of a request (``index`` counts the n sequences). The first six
     fields are those of every event: an engine that makes a thousand of them in a step names no field.
 
     ``tokens`` are the new ids, the stop token included; ``finish_reason`` is set on the last event.
@@ -416,12 +416,12 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     queued_s: float | None = None
     """Seconds from acceptance to the first run; set on the first event of a sequence."""
     lost: LostTokens | None = None
-    """What the cache could not give it; set on the first event of a sequence that lost something."""
+    """Tokens that the cache could not give; set on the first event of a sequence that lost some."""
     accepted_drafts: int = 0
     """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
     rejected_drafts: int = 0
     pooled: bytes | None = None
-    """What ``Request.pooling`` asks for, float32, little-endian; on the last event."""
+    """Result of ``Request.pooling``, float32, little-endian; on the last event."""
 
 
 _MASK = 2**64 - 1

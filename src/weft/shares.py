@@ -3,8 +3,8 @@
     engine       steps         ``weft.schedule.fair_queue``
     workers      jobs          ``weft.text.workers``: templates, pictures, videos, large bodies
 
-Deficit round robin by measured seconds: a key that asks for much of a resource waits for longer, and a key that comes back
-begins where the others are. Time without requests is no credit, so none can be saved for an attack.
+Deficit round robin by measured seconds: a key that asks for much of a resource waits for longer. A key that comes back
+begins where the others are: time without requests is no credit, so none can be saved for an attack.
 """
 
 from __future__ import annotations

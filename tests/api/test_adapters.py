@@ -20,6 +20,7 @@ from tests.fixtures.checkpoints import checkpoint, make_checkpoint
 from tests.fixtures.store_life import stored_snapshots
 from tests.oracle.test_mtp import drafter as costless_drafter
 from tests.support.gguf_files import write_gguf
+from tests.support.given_costs import GIVEN_COSTS
 from weft import Engine
 from weft.adapters import Adapter, read_adapter, salted
 from weft.api.completion import Completion
@@ -227,7 +228,7 @@ def test_speculation_and_prompt_logprobs_are_the_adapters(
 def test_a_store_keeps_adapters_apart_over_a_restart(base: Path, tmp_path: Path) -> None:
     """vllm 42125, with the cache on disk: other files under the same name and path find nothing stale."""
     path = lfm2_adapter(tmp_path / "same", 40)
-    store = {"store": str(tmp_path / "store"), "store_size": "64MiB"}
+    store = {"store": str(tmp_path / "store"), "store_size": "64MiB", "step_costs": GIVEN_COSTS}
 
     def life() -> tuple[list[int], int]:
         """Tokens of an answer, and how many of its prompt were cached."""
@@ -253,7 +254,12 @@ def test_the_control_without_the_digest_in_the_key_a_reload_finds_what_is_stale(
     for seed in (40, 70):
         lfm2_adapter(path, seed)
         with Engine(
-            str(base), loras={"same": path}, memory="64MiB", store=str(tmp_path / "store"), store_size="64MiB"
+            str(base),
+            loras={"same": path},
+            memory="64MiB",
+            store=str(tmp_path / "store"),
+            store_size="64MiB",
+            step_costs=GIVEN_COSTS,
         ) as engine:
             [answer] = answers(engine, ["same"])
     assert answer.cached_tokens > 0, "the other files' prefix"
@@ -262,8 +268,10 @@ def test_the_control_without_the_digest_in_the_key_a_reload_finds_what_is_stale(
 LIFE = """
 import json, sys, time
 from weft import Engine
-base, path, store, prompt = sys.argv[1:4] + [json.loads(sys.argv[4])]
-with Engine(base, loras={"same": path}, memory="64MiB", store=store, store_size="64MiB") as engine:
+base, path, store, costs, prompt = sys.argv[1:5] + [json.loads(sys.argv[5])]
+with Engine(
+    base, loras={"same": path}, memory="64MiB", store=store, store_size="64MiB", step_costs=costs
+) as engine:
     end, turn = time.monotonic() + 120, -1
     while time.monotonic() < end:   # until it is killed
         turn += 1
@@ -277,7 +285,7 @@ with Engine(base, loras={"same": path}, memory="64MiB", store=store, store_size=
 def test_after_kill_9_an_adapters_prefixes_come_back_and_never_anothers(base: Path, tmp_path: Path) -> None:
     path, other = lfm2_adapter(tmp_path / "same", 40), lfm2_adapter(tmp_path / "other", 70)
     store = tmp_path / "store"
-    command = [sys.executable, "-c", LIFE, str(base), str(path), str(store), json.dumps(PROMPT)]
+    command = [sys.executable, "-c", LIFE, str(base), str(path), str(store), GIVEN_COSTS, json.dumps(PROMPT)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline())
@@ -290,7 +298,12 @@ def test_after_kill_9_an_adapters_prefixes_come_back_and_never_anothers(base: Pa
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     with Engine(
-        str(base), loras={"same": path, "other": other}, memory="64MiB", store=str(store), store_size="64MiB"
+        str(base),
+        loras={"same": path, "other": other},
+        memory="64MiB",
+        store=str(store),
+        store_size="64MiB",
+        step_costs=GIVEN_COSTS,
     ) as engine:
         [stranger, plain] = answers(engine, ["other", None])
         [again] = answers(engine, ["same"])

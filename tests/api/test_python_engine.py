@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import weft
-from tests.fixtures.checkpoints import EOS, IM_END, checkpoint, make_checkpoint, reference, tokenizer
+from tests.fixtures.checkpoints import EOS, IM_END, checkpoint, copy_checkpoint, make_checkpoint, reference, tokenizer
 from weft import Engine, SamplingParams
 from weft.api.completion import sampling_from
 from weft.errors import (
@@ -98,6 +99,23 @@ def test_the_checkpoints_own_sampling_is_the_default_and_keywords_change_single_
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (0.7, 0.5, 20, ("x",))
     changed = sampling_from(SamplingParams(temperature=0.3), {"max_tokens": 4, "stop": ["a", "b"]}, {}, words)
     assert (changed.temperature, changed.top_p, changed.max_tokens, changed.stop) == (0.3, 1.0, 4, ("a", "b"))
+
+
+def test_an_answer_ends_at_the_tokenizers_end_token_too(engine, tmp_path):
+    """Fine-tunes change ``eos_token`` and leave generation_config.json as it was; vLLM ends at both."""
+    fields = {"temperature": 0.0, "max_tokens": 20}
+    ids = engine.tokenizer.encode(TEXTS[0])
+    [whole] = engine.generate(ids, ignore_eos=True, **fields)
+    new = next(i for i, token in enumerate(whole.tokens) if i > 3 and token not in whole.tokens[:i] and token < 350)
+    directory = copy_checkpoint(checkpoint(FAMILY), tmp_path / "tuned")
+    path = directory / "tokenizer_config.json"
+    end = tokenizer().convert_ids_to_tokens(whole.tokens[new])
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": end}))
+    with Engine(str(directory), memory="8MiB") as tuned:
+        [completion] = tuned.generate(ids, **fields)
+        assert completion.tokens == whole.tokens[: new + 1]
+        assert completion.finish_reason == "stop"
+        assert tuned.info.eos_ids == [*engine.info.eos_ids, whole.tokens[new]]
 
 
 def test_a_stream_brings_the_text_of_generate_in_pieces(engine):

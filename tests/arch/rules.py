@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {
+    "added_tokens",
     "adapters",
     "environment",
     "errors",
@@ -29,12 +30,14 @@ BASE = {
     "info",
     "host",
     "config_check",
+    "default_sampling",
     "foreign",
     "handoff",
     "pictures",
     "snapshot_report",
     "prefix_digests",
     "shares",
+    "version",
 }
 PURE = {
     "base",

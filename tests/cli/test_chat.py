@@ -26,9 +26,11 @@ class FakeModel:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked: list[list[dict[str, Any]]] = []
+        self.limits: list[int | None] = []
 
     def stream_chat(self, messages: list[dict[str, Any]], fields: dict[str, Any]) -> Generator[AnswerDelta, None, None]:
         self.asked.append(messages)
+        self.limits.append(fields.get("max_tokens"))
         return self.answer(messages)
 
 
@@ -41,7 +43,13 @@ def _counting(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, No
     )
 
 
-def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) -> tuple[FakeModel, str]:
+def _chat(
+    *lines: str,
+    answer: Answer = _counting,
+    system: str | None = None,
+    context: int = 0,
+    fields: dict[str, Any] | None = None,
+) -> tuple[FakeModel, str]:
     """(the model, everything written) after typing ``lines``; a KeyboardInterrupt line is a Ctrl-C."""
     model, written, left = FakeModel(answer), [], list(lines)
 
@@ -53,7 +61,7 @@ def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) ->
             raise KeyboardInterrupt
         return line
 
-    talk(model, Conversation(system), {}, read=read, write=written.append)
+    talk(model, Conversation(system, context_tokens=context), fields or {}, read=read, write=written.append)
     return model, "".join(written)
 
 
@@ -121,6 +129,52 @@ def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
     assert [m["content"] for m in model.asked[2]] == ["one", "you said 1 things", "two"]
 
 
+def _endless(tokens: int) -> Answer:
+    """Each answer runs to its limit, or to the end of a context of ``tokens``."""
+    used = [0]
+
+    def answer(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
+        if used[0] + 20 > tokens:
+            raise UserError(f"the prompt has {used[0] + 20} tokens; the longest context served is {tokens} tokens")
+        prompt, made = used[0] + 20, min(tokens // 2, tokens - used[0] - 20)
+        used[0] = prompt + made
+        yield AnswerDelta("rrr")
+        yield AnswerDelta(finish_reason="length", usage={"prompt_tokens": prompt, "completion_tokens": made})
+
+    return answer
+
+
+def test_an_answer_has_a_limit_of_half_the_context_and_says_when_it_was_reached() -> None:
+    model, written = _chat("one", "two", "three", answer=_endless(4096), context=4096)
+    assert model.limits == [2048, None, None]  # of what is left the server makes an answer of its own length
+    _, first, second = written.split("rrr\n")
+    assert "; cut at the limit of 2,048 tokens (--max-tokens)" in first
+    assert "; cut at the end of the context: /reset forgets the conversation" in second
+    assert second.endswith("the longest context served is 4096 tokens\n/reset forgets the conversation\n")
+
+
+def test_a_long_context_leaves_the_limit_at_its_default_and_a_given_one_wins() -> None:
+    assert _chat("one", "two", context=100_000)[0].limits == [4096, 4096]
+    assert _chat("one", "two")[0].limits == [4096, 4096]
+    assert _chat("one", "two", context=100, fields={"max_tokens": 90})[0].limits == [90, 90]
+
+
+def test_a_stopped_answer_counts_towards_the_context_and_a_reset_frees_it() -> None:
+    def stopped(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
+        yield AnswerDelta("x" * 600)
+        raise KeyboardInterrupt
+
+    assert _chat("one", "two", "/reset", "three", answer=stopped, context=1000)[0].limits == [500, None, 500]
+
+
+def test_the_first_message_is_not_told_to_forget_the_conversation() -> None:
+    def refusing(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
+        raise UserError("the longest context served is 8 tokens", code="context_length_exceeded")
+        yield
+
+    assert "/reset" not in _chat("one", answer=refusing)[1]
+
+
 @pytest.mark.parametrize(("terminal", "answer", "code"), [(False, 400, 1), (False, 200, 0), (True, 400, 0)])
 def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, answer: int, code: int
@@ -139,6 +193,7 @@ def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
     monkeypatch.setattr("sys.stdin", Stdin("one\n"))
     monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline() or _end())
     monkeypatch.setattr(RemoteModel, "stream_chat", stream)
+    monkeypatch.setattr(RemoteModel, "card", lambda self: {})
     assert main(["chat", "some-model", "--url", "http://127.0.0.1:9"]) == code
     assert ("error: too long" in capsys.readouterr().out) == (answer == 400)
 
@@ -181,6 +236,27 @@ def test_a_stream_becomes_pieces_and_the_first_listed_model_is_asked() -> None:
     assert pieces[-1].usage == {"completion_tokens": 1}
     body, key = seen[0]
     assert (body["model"], body["top_k"], body["stream"], key) == ("first", 3, True, "Bearer secret")
+
+
+def _listing(owner: str) -> Callable[[httpx.Request], httpx.Response]:
+    """A server of ``owner`` with one model; of another name it says what weft says."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "own/one", "owned_by": owner, "max_model_len": 64}]})
+        if request.url.path == "/v1/models/default":
+            return httpx.Response(200, json={"id": "own/one"})
+        return httpx.Response(404, json={"error": {"message": f"there is no model {request.url.path}"}})
+
+    return answer
+
+
+def test_a_name_that_a_weft_does_not_serve_is_refused_before_the_first_message() -> None:
+    with pytest.raises(UserError, match="there is no model /v1/models/foo/bar"):
+        _remote(_listing("weft"), model="foo/bar").card()
+    assert _remote(_listing("weft"), model="own/one").card()["max_model_len"] == 64
+    assert _remote(_listing("weft"), model="default").card() == {"id": "own/one"}  # in no list, and served
+    assert _remote(_listing("llamacpp"), model="foo").card() == {}  # others take any name
 
 
 @pytest.mark.parametrize(

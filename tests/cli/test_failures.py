@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
         def fail() -> str:
             raise error
 
-        monkeypatch.setattr("weft.cli.version.weft_version", fail)
+        monkeypatch.setattr("weft.version.weft_version", fail)
 
     return make
 

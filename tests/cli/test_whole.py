@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
+from weft.api import Engine
 from weft.cli.main import main
 from weft.cli.remote import own_server
 from weft.config import EngineConfig
@@ -49,6 +52,23 @@ def _weft_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
     """(exit code, stdout) of the same command in this process, which has imported torch already."""
     code = main(arguments)
     return code, capsys.readouterr().out
+
+
+def test_generate_samples_with_ollamas_defaults_where_the_checkpoint_is_silent(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = shutil.copytree(directory, tmp_path / "silent")
+    (silent / "generation_config.json").write_text('{"eos_token_id": []}')
+
+    def first_answer(**fields: Any) -> str:
+        with Engine(model=str(silent), memory="32MiB", seed=5) as engine:
+            return engine.generate("once upon", max_tokens=16, **fields)[0].text + "\n"
+
+    ollama, openai = first_answer(temperature=0.8, top_k=40, top_p=0.9), first_answer()
+    assert ollama != openai
+    flags = ("--model", str(silent), "--memory", "32MiB", "--seed", "5", "--max-tokens", "16")
+    assert _weft_here(capsys, "generate", "once upon", *flags) == (0, ollama)
+    assert _weft_here(capsys, "generate", "once upon", *flags, "--default-sampling", "openai") == (0, openai)
 
 
 def test_a_prompt_may_be_piped_or_typed_and_only_the_answer_goes_to_stdout(

@@ -82,16 +82,16 @@ def test_a_client_of_a_full_fleet_gets_503_with_retry_after(model_directory: Pat
         server={"replicas": "2"},
     ) as server:
         streams = []
-        for _ in range(4):  # a running and a waiting one on each replica
-            stream = server._http.stream("POST", server.url + "/v1/completions", json=body)
-            assert stream.__enter__().status_code == 200
-            streams.append(stream)
-            assert eventually(lambda: server.running() == len(streams))
-        refused = server.post("/v1/completions", {**body, "stream": False})
-        for stream in streams:
-            stream.__exit__(None, None, None)
+        with server.ends_early(4 * 2000):
+            for _ in range(4):  # a running and a waiting one on each replica
+                stream = server._http.stream("POST", server.url + "/v1/completions", json=body)
+                assert stream.__enter__().status_code == 200
+                streams.append(stream)
+                assert eventually(lambda: server.running() == len(streams))
+            refused = server.post("/v1/completions", {**body, "stream": False})
+            for stream in streams:
+                stream.__exit__(None, None, None)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "queue_full"
         assert int(refused.headers["retry-after"]) >= 1
-        assert eventually(lambda: server.running() == 0)
         assert server.post("/v1/completions", {**body, "stream": False, "max_tokens": 2}).status_code == 200

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from tests.server.running import ROOT, eventually
+from tests.support.child_path import child_path
 from tests.support.stranger import taken_of_a_stranger
 from weft.errors import ConfigError
 from weft.handoff import parse_roles, partner_missing
@@ -326,7 +327,7 @@ def partner(folder: Path, what: str) -> tuple[subprocess.Popen[str], str]:
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"src{os.pathsep}."},
+        env={**os.environ, "PYTHONPATH": child_path()},
     )
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

@@ -15,6 +15,7 @@ from tests.fixtures.vision_checkpoints import vision_checkpoint
 from tests.fleet.test_handoff_families import assert_split_as_whole, requests
 from tests.oracle.test_mtp import EMBEDDED
 from tests.oracle.test_pictures import BIG, SMALL, seeing
+from tests.support.given_costs import GIVEN_COSTS
 from weft.adapters import read_adapter
 from weft.assemble import assemble
 from weft.config import EngineConfig
@@ -71,7 +72,12 @@ def test_a_split_answer_of_two_ranks_is_that_of_one_engine_of_two_ranks() -> Non
 def test_records_that_no_link_carries_are_in_the_store_before_the_answer_goes_on(tmp_path: Path) -> None:
     """The engine for prompts writes it. Readers look every 10 s, so one that opens it now is asked."""
     asked = requests()[2:]
-    form: dict[str, Any] = {"store": str(tmp_path / "store"), "store_size": "64MB", "store_reserve": "1MB"}
+    form: dict[str, Any] = {
+        "store": str(tmp_path / "store"),
+        "store_size": "64MB",
+        "store_reserve": "1MB",
+        "step_costs": GIVEN_COSTS,
+    }
     assert_split_as_whole(checkpoint("qwen3_5"), asked, is_cut=True, **form)
     reader = assemble(
         EngineConfig(

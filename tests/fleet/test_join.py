@@ -25,6 +25,7 @@ from tests.fleet.cut_network import CutNetwork, cut_network
 from tests.fleet.test_replicas import sung as sung_at_length
 from tests.server.running import ROOT, RunningServer, eventually, running_server
 from tests.server.scripted_engine import write_model_directory
+from tests.support.child_path import child_path
 
 TOKENS = 400
 STOPPED_S = float(os.environ.get("WEFT_TEST_STOPPED_S", "2"))
@@ -73,7 +74,7 @@ def network(server: RunningServer) -> Iterator[CutNetwork]:
 
 @contextlib.contextmanager
 def joining(port: int, token: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": child_path(), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "weft", "join", f"127.0.0.1:{port}", "--token", str(token), *options],
         cwd=ROOT,

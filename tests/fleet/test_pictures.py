@@ -14,6 +14,7 @@ from tests.fixtures.vision_checkpoints import vision_checkpoint
 from tests.fleet.test_resume import resumes
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.test_pictures import CLIP, QWEN_TEMPLATE, SHOWN, expected, frame_urls
+from tests.support.given_costs import GIVEN_COSTS
 
 NEW_TOKENS = 12
 """As ``expected`` has them; the answers are longer."""
@@ -43,6 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "max_model_len": 1024,
         "store": str(folder / "store"),
         "store_size": "256MB",
+        "step_costs": GIVEN_COSTS,
     }
     with running_server(
         "", engine=engine, server={"chat_template": str(folder / "chat.jinja"), "restarts": 100}

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import httpx
@@ -16,6 +15,7 @@ import pytest
 from tests.fleet.test_join import free_port, joining, states
 from tests.fleet.test_join import sung as sung_at_joined
 from tests.server.running import RunningServer, eventually, running_server
+from weft.version import weft_version
 
 NEXT = "99.0"
 
@@ -67,7 +67,7 @@ def left(machine: subprocess.Popen[str]) -> str:
 async def test_a_machine_of_another_version_is_refused_by_name_while_streams_go_on(
     old: RunningServer, new: RunningServer, token: Path
 ) -> None:
-    own = metadata.version("weft")
+    own = weft_version()
     undisturbed = await sung_at_joined(old, 2)
     singing = asyncio.create_task(sung_at_joined(old, 2))
     with joining(joining_port(new), token) as machine:  # an old machine at the new server

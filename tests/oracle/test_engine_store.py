@@ -18,6 +18,7 @@ import torch
 from tests.fixtures.checkpoints import asked
 from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.oracle.serving import Answer, Serving, directory, loaded
+from tests.support.given_costs import GIVEN_COSTS
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.errors import ConfigError
@@ -145,6 +146,7 @@ def test_the_flag_packs_and_auto_reads_what_it_packed(tmp_path: Path) -> None:
                 store_pack=pack,
                 store_size="64MiB",
                 store_reserve="0",
+                step_costs=GIVEN_COSTS,
                 device="cpu",
             )
         ).core

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.fixtures.store_life import answer
+from tests.support.given_costs import GIVEN_COSTS
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.runner import kv_scales
@@ -28,7 +29,7 @@ def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], in
         "max_model_len": 1024,
     }
     if store is not None:
-        settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB"}
+        settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB", "step_costs": GIVEN_COSTS}
     said: list[str] = []
     built = assemble(EngineConfig(model=str(model), **settings | changes), on_progress=said.append)
     tokens, cached = answer(built.core, 0)

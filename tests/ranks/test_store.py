@@ -18,8 +18,8 @@ import pytest
 from tests.fixtures import store_life
 from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run
+from tests.support.given_costs import GIVEN_COSTS
 from weft.assemble.assembly import Assembled
-from weft.costs.step import Work
 from weft.ranks.executor import RankedExecutor, StepFence
 from weft.ranks.messages import RankBuffer, RankBufferFreed
 from weft.ranks.peers import Peers
@@ -36,7 +36,7 @@ FAMILIES = ("qwen3_5", "granite")
 
 def stored(family: str, peers: Peers | None, store: Path, **changes: Any) -> Assembled:
     """Computing is said to be slow: a model of this size is computed sooner than read."""
-    assembled = engine(
+    return engine(
         checkpoint(family),
         peers=peers,
         store=str(store),
@@ -44,11 +44,9 @@ def stored(family: str, peers: Peers | None, store: Path, **changes: Any) -> Ass
         store_reserve="1MiB",
         dtype="float32",
         speculate="off",
+        step_costs=GIVEN_COSTS,
         **changes,
     )
-    assert assembled.core.store is not None
-    assembled.core.store.prices.stepped(Work(prefill_tokens=64, pairs=0, decodes=0, context=0), 100.0)
-    return assembled
 
 
 def ask(assembled: Assembled, name: str = "a") -> Story:

@@ -19,8 +19,9 @@ from ray.cluster_utils import Cluster
 
 from tests.fleet.test_replicas import sung
 from tests.server import running
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import RunningServer
 from tests.server.scripted_engine import write_model_directory
+from tests.support.child_path import child_path
 
 START_S = 180.0
 TOKENS = 400
@@ -60,7 +61,7 @@ def nodes_in_use() -> set[str]:
 def main() -> int:
     running.START_LIMIT_S = START_S
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    os.environ["PYTHONPATH"] = child_path()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
     ray.init(address=cluster.address, namespace="weft", log_to_driver=False)

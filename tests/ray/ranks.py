@@ -18,7 +18,8 @@ from tests.fleet.test_resume import resumes
 from tests.ranks.test_server import ASKED, answer, rank_pids
 from tests.ray.cluster import START_S, check, groups, nodes_in_use, ready
 from tests.server import running
-from tests.server.running import ROOT, RunningServer
+from tests.server.running import RunningServer
+from tests.support.child_path import child_path
 
 
 def ranks_on_this_machine() -> set[int]:
@@ -34,7 +35,7 @@ def ranks_on_this_machine() -> set[int]:
 def main() -> int:
     running.START_LIMIT_S = START_S
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    os.environ["PYTHONPATH"] = child_path()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     small, *large = [cluster.add_node(num_cpus=cpus) for cpus in (1, 2, 2)]
     ray.init(address=cluster.address, namespace="weft", log_to_driver=False)

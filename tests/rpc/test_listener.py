@@ -7,7 +7,6 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
-from importlib import metadata
 
 import msgspec
 import pytest
@@ -36,6 +35,7 @@ from weft.rpc.link import (
 from weft.rpc.listener import AgentConnection, LinkListener
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Beat, Cancel, Report, StepReport
+from weft.version import weft_version
 
 KEYS = LinkKeys.of(new_token())
 encode = msgspec.msgpack.encode
@@ -44,7 +44,7 @@ encode = msgspec.msgpack.encode
 def hello(agent: str = "agent", attempt: int = 1, **more: object) -> Hello:
     values: dict[str, object] = {
         "link_version": LINK_VERSION,
-        "weft_version": metadata.version("weft"),
+        "weft_version": weft_version(),
         "agent": agent,
         "attempt": attempt,
         "host": "far",

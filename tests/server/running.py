@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import openai
 
+from tests.support.child_path import child_path
 from tests.support.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ class RunningServer:
     ) -> None:
         variables = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT / "src", ROOT))),
+            "PYTHONPATH": child_path(*path),
             "PYTHONUNBUFFERED": "1",
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "passive",
@@ -104,10 +105,25 @@ class RunningServer:
     def get(self, path: str, **more: Any) -> httpx.Response:
         return self._http.get(self.url + path, **more)
 
-    def running(self) -> int:
+    def running(self, **more: Any) -> int:
         """Sequences that the engine holds, waiting ones too."""
-        load = self.get("/load").json()
+        load = self.get("/load", **more).json()
         return int(load["running"] + load["waiting"])
+
+    def metric(self, name: str, **more: Any) -> int:
+        """Return the sum of the metric ``name`` over engines, models and labels."""
+        values = re.findall(rf"^weft:{name}{{.*}} (\S+)$", self.get("/metrics", **more).text, re.M)
+        return int(sum(map(float, values)))
+
+    @contextlib.contextmanager
+    def ends_early(self, tokens: int, **more: Any) -> Iterator[None]:
+        """The requests of the block ask for ``tokens`` tokens, and nothing runs soon after it: assert that fewer were
+        generated. A time limit cannot tell a cancelled answer from one that ran to its end on a fast machine."""
+        before = self.metric("generation_tokens_total", **more)
+        yield
+        assert eventually(lambda: self.running(**more) == 0)
+        generated = self.metric("generation_tokens_total", **more) - before
+        assert generated < tokens, f"all of {tokens} tokens were generated"
 
     def engine_pid(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

@@ -2,6 +2,7 @@
 
     prompt has "say:TEXT"     the answer is TEXT, then the end token; "⟦x⟧" in it is "<|x|>"
     prompt has "crash"        the executor raises, as broken hardware would
+    prompt has "sampling?"    temperature, top_k and top_p of the request, then the end token
     anything else             SONG again and again; with temperature and a seed, letters drawn by the seed
 
 A token is a byte (plus three special ones), so every non-ASCII character arrives in pieces. ``build`` is
@@ -34,7 +35,7 @@ from weft.assemble import Assembled, assemble
 from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
 from weft.costs.rows import RowCosts
-from weft.costs.step import Work
+from weft.default_sampling import read_default_sampling
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.engine.stats import PARTS, Part
@@ -101,7 +102,7 @@ class AnsweringExecutor:
             del self._rows[row]
         for admission in plan.admissions:
             tokens = admission.tokens.tolist()
-            self._rows[admission.row] = (admission, tokens, self._script(tokens[: admission.prompt_tokens]))
+            self._rows[admission.row] = (admission, tokens, self._script(admission, tokens[: admission.prompt_tokens]))
         chosen = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs, prompt_logprobs, pooled = {}, {}, {}
         verified: dict[int, tuple[int, ...]] = {}
@@ -154,8 +155,11 @@ class AnsweringExecutor:
     def close(self) -> None:
         self._rows.clear()
 
-    def _script(self, prompt: list[int]) -> list[int]:
+    def _script(self, admission: Admission, prompt: list[int]) -> list[int]:
         text = self._backend.decode(prompt, skip_special_tokens=True)
+        if "sampling?" in text:
+            sampling = admission.sampling
+            return [*self._encode(f"{sampling.temperature} {sampling.top_k} {sampling.top_p}"), EOS]
         if "crash" in text:
             raise RuntimeError("the accelerator fell off the bus")
         _, found, said = text.partition("say:")
@@ -166,7 +170,7 @@ class AnsweringExecutor:
         return self._backend.encode(text).ids
 
     def _token(self, admission: Admission, made: int, script: list[int]) -> int:
-        if not admission.sampling.greedy:
+        if not admission.sampling.greedy and script[-1] != EOS:
             mixed = (admission.seed * 6364136223846793005 + made * 1442695040888963407) >> 7
             return self._encode("abcdefghij")[mixed % 10]
         token = script[made % len(script)]
@@ -219,6 +223,7 @@ def build(
         notes=["a note about what was shrunk"],
         eos_ids=[EOS],
         generation_defaults={"temperature": 0.0},
+        default_sampling=read_default_sampling(config.default_sampling) | {"temperature": 0.0},
         identity={"tokenizer": file_digest(directory / "tokenizer.json")},
         hidden_size=WIDTH,
         score_labels=1,
@@ -228,6 +233,13 @@ def build(
 
 def build_paced(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
     return build(config, on_progress=on_progress, step_s=0.001)
+
+
+def build_unadvised(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    """The checkpoint says nothing of sampling."""
+    assembled = build(config, on_progress=on_progress)
+    silent = {"generation_defaults": {}, "default_sampling": read_default_sampling(config.default_sampling)}
+    return dataclasses.replace(assembled, info=msgspec.structs.replace(assembled.info, **silent))
 
 
 def build_cached(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
@@ -268,14 +280,6 @@ def build_embedded_with_free_drafts(config: EngineConfig, *, on_progress: Callab
     assert isinstance(assembled.core.drafter, Speculator)
     assembled.core.drafter.costs = _FreeRows()
     assembled.core.drafter._clock = lambda: 0.0
-    return assembled
-
-
-def build_with_dear_prefills(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
-    """The real engine, to which a restore is always worth it, however busy the machine."""
-    assembled = assemble(config, on_progress=on_progress)
-    assert assembled.core.store is not None
-    assembled.core.store.prices.stepped(Work(prefill_tokens=64, pairs=0, decodes=0, context=0), 1e6)
     return assembled
 
 

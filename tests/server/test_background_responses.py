@@ -16,8 +16,10 @@ import pytest
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.test_responses import EVENTS
 
-LONG = {"input": "sing", "max_output_tokens": 1500}
+LONG_TOKENS = 1500
+LONG = {"input": "sing", "max_output_tokens": LONG_TOKENS}
 """Some seconds of the slow engine."""
+KEY = {"Authorization": "Bearer one"}
 
 
 def served(directory: Path, path: Path) -> Any:
@@ -49,13 +51,8 @@ def begin(server: RunningServer, **body: Any) -> Any:
 
 def ended(server: RunningServer, response_id: str) -> Any:
     responses = client(server).responses
-    eventually(lambda: responses.retrieve(response_id).status not in ("queued", "in_progress"))
+    assert eventually(lambda: responses.retrieve(response_id).status not in ("queued", "in_progress"))
     return responses.retrieve(response_id)
-
-
-def running_count(server: RunningServer) -> int:
-    load = httpx.get(f"{server.url}/load", headers={"Authorization": "Bearer one"}).json()
-    return int(load["running"] + load["waiting"])
 
 
 def test_a_response_is_polled_and_continued(server: RunningServer) -> None:
@@ -95,15 +92,15 @@ def test_events_are_followed_from_any_number(server: RunningServer) -> None:
 
 
 def test_a_response_is_cancelled_and_its_engine_is_free(server: RunningServer) -> None:
-    response = begin(server, **LONG)
-    with pytest.raises(openai.BadRequestError, match="not finished"):
-        begin(server, input="more", previous_response_id=response.id)
-    with pytest.raises(openai.NotFoundError):
-        client(server, "two").responses.cancel(response.id)
-    assert client(server).responses.cancel(response.id).status == "cancelled"
-    assert client(server).responses.cancel(response.id).status == "cancelled"
-    assert ended(server, response.id).status == "cancelled"
-    eventually(lambda: running_count(server) == 0)
+    with server.ends_early(LONG_TOKENS, headers=KEY):
+        response = begin(server, **LONG)
+        with pytest.raises(openai.BadRequestError, match="not finished"):
+            begin(server, input="more", previous_response_id=response.id)
+        with pytest.raises(openai.NotFoundError):
+            client(server, "two").responses.cancel(response.id)
+        assert client(server).responses.cancel(response.id).status == "cancelled"
+        assert client(server).responses.cancel(response.id).status == "cancelled"
+        assert ended(server, response.id).status == "cancelled"
     done = begin(server, input="say:x")
     ended(server, done.id)
     with pytest.raises(openai.BadRequestError, match="it is completed"):
@@ -111,11 +108,11 @@ def test_a_response_is_cancelled_and_its_engine_is_free(server: RunningServer) -
 
 
 def test_a_response_is_deleted_while_it_is_computed(server: RunningServer) -> None:
-    response = begin(server, **LONG)
-    client(server).responses.delete(response.id)
-    with pytest.raises(openai.NotFoundError):
-        client(server).responses.retrieve(response.id)
-    eventually(lambda: running_count(server) == 0)
+    with server.ends_early(LONG_TOKENS, headers=KEY):
+        response = begin(server, **LONG)
+        client(server).responses.delete(response.id)
+        with pytest.raises(openai.NotFoundError):
+            client(server).responses.retrieve(response.id)
 
 
 @pytest.mark.parametrize(

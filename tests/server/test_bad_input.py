@@ -336,8 +336,12 @@ def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(server: Running
 
 
 def test_one_bad_prompt_of_several_runs_none(server: RunningServer) -> None:
-    error_of(server.post(COMPLETIONS, {"prompt": ["sing", "x" * 3000, "sing"], "max_tokens": 48}))
     assert eventually(lambda: server.running() == 0)
+    before = server.metric("generation_tokens_total")
+    error_of(server.post(COMPLETIONS, {"prompt": ["sing", "x" * 3000, "sing"], "max_tokens": 48}))
+    server.post(COMPLETIONS, {"prompt": "say:later", "max_tokens": 1})  # numbers are younger than the refusal then
+    assert eventually(lambda: server.metric("generation_tokens_total") > before and server.running() == 0)
+    assert server.metric("generation_tokens_total") == before + 1
 
 
 def test_more_than_the_queue_could_ever_hold_is_refused_for_good(server: RunningServer) -> None:
@@ -349,6 +353,7 @@ def test_more_than_the_queue_could_ever_hold_is_refused_for_good(server: Running
 def test_what_the_queue_has_no_room_for_is_turned_away_and_told_when_to_come_back(server: RunningServer) -> None:
     body = {"prompt": ["sing"] * 8, "max_tokens": 2000}
     with (
+        server.ends_early(8 * 2000),
         httpx.Client(base_url=server.url, timeout=30) as client,
         client.stream("POST", COMPLETIONS, json={**body, "stream": True}) as running,
     ):
@@ -359,7 +364,6 @@ def test_what_the_queue_has_no_room_for_is_turned_away_and_told_when_to_come_bac
     assert error["code"] == "queue_full"
     assert "limits.max_queued_requests" in error["message"]
     assert response.headers["retry-after"] == "1"
-    assert eventually(lambda: server.running() == 0)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,16 @@ def fresh(server: RunningServer, method: str, path: str, key: str = "operator", 
 
 
 def succeeded(server: RunningServer) -> float:
+    return _sum(server, "request_success_total")
+
+
+def generation_tokens(server: RunningServer) -> float:
+    return _sum(server, "generation_tokens_total")
+
+
+def _sum(server: RunningServer, name: str) -> float:
     text = fresh(server, "GET", "/metrics").text
-    return sum(float(value) for value in re.findall(r"weft:request_success_total\{.*\} (\S+)", text))
+    return sum(float(value) for value in re.findall(rf"weft:{name}{{.*}} (\S+)", text))
 
 
 def test_every_endpoint_is_answered_by_one_of_the_two() -> None:
@@ -149,14 +157,14 @@ def test_a_response_in_the_background_is_the_same_at_each_worker(server: Running
         return str(fresh(server, "POST", "/v1/responses", json=body).json()["id"])
 
     done = begin("say:well done")
-    eventually(lambda: status(done) == "completed")
+    assert eventually(lambda: status(done) == "completed")
     assert {status(done) for _ in range(6)} == {"completed"}
     long = begin("sing", max_output_tokens=1500)
     assert {status(long) for _ in range(6)} <= {"queued", "in_progress"}
     assert fresh(server, "POST", f"/v1/responses/{long}/cancel").json()["status"] == "cancelled"
     assert {status(long) for _ in range(6)} == {"cancelled"}
     streamed = begin("say:x", stream=False)
-    eventually(lambda: status(streamed) == "completed")
+    assert eventually(lambda: status(streamed) == "completed")
     assert fresh(server, "GET", f"/v1/responses/{streamed}?stream=true").status_code == 400
 
 
@@ -177,6 +185,7 @@ def test_all_workers_sleep_and_wake(server: RunningServer) -> None:
 
 async def test_a_worker_that_is_killed_leaves_nothing_behind(server: RunningServer) -> None:
     body = {**SAID, "prompt": "sing", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    generated = generation_tokens(server)
     async with httpx.AsyncClient(base_url=server.url, headers=KEYS, timeout=30) as client:
         singing = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(8)]
         assert await asyncio.to_thread(eventually, lambda: _load(server)["running"] == 8)
@@ -188,6 +197,8 @@ async def test_a_worker_that_is_killed_leaves_nothing_behind(server: RunningServ
     whole = [answer for answer in answers if isinstance(answer, httpx.Response)]
     assert all(answer.text.rstrip().endswith("data: [DONE]") for answer in whole)
     assert eventually(lambda: _load(server) == {"server_load": 0, "running": 0, "waiting": 0})
+    assert len(whole) < 8
+    assert generation_tokens(server) - generated < 8 * 1500, "answers of a dead worker are computed to their end"
     assert eventually(lambda: len(workers(server)) == 2 and other in workers(server), 15)
     statuses: list[int] = []
 

@@ -24,13 +24,14 @@ from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import CHAT_TEMPLATE, write_model_directory
 from tests.support.gguf_files import write_gguf
+from tests.support.given_costs import GIVEN_COSTS
 from weft.api.engine import Engine
 from weft.cli.top import read_metrics
 from weft.config import EngineConfig
 from weft.models.hub import resolve_model
 from weft.planning.residency import Resident
 from weft.server.config import ServerConfig
-from weft.server.service import load_served_model
+from weft.server.service import ListedModel, load_served_model
 from weft.server.several import HostedModel
 from weft.server.sources import read_sources
 
@@ -76,12 +77,13 @@ def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(
         "store": str(tmp_path / "store"),
         "store_size": "64MB",
         "store_reserve": "1MB",
+        "step_costs": GIVEN_COSTS,
     }
     expected = {"big": alone("qwen3_5"), "small": alone("lfm2")}
     assert all(big != small for big, small in zip(expected["big"], expected["small"], strict=True)), (
         "the control: an answer of the other model would be noticed"
     )
-    with running_server("build_with_dear_prefills", engine=engine, models=models) as server:
+    with running_server("", engine=engine, models=models) as server:
         assert "at most 1 of them at once" in server.output
         client = server.client()
 
@@ -374,6 +376,19 @@ def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
         HostedModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
     )
     assert served.tokenizer is known
+
+
+def test_the_sampling_of_a_model_is_known_before_its_first_load(tmp_path: Path) -> None:
+    """The page and `weft chat` send it with their first request, which loads the model."""
+    models = [scripted(tmp_path, name) for name in "abc"]
+    (tmp_path / "a" / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    (tmp_path / "b" / "generation_config.json").write_text("no JSON")
+    engine = EngineConfig(memory="6MB", default_sampling="temperature=0.3")
+    sources = read_sources(models, engine, ServerConfig(), reads_weights=False)
+    infos = [HostedModel(source, Resident(source.name, 1, None), Mock()).info for source in sources]
+    listed = [ListedModel(info.name, info, 0).chat_sampling for info in infos]
+    assert listed[0] == {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
+    assert listed[1] == listed[2] == {"temperature": 0.3, "top_k": 40, "top_p": 0.9}  # loading says what is wrong
 
 
 def test_who_waits_for_a_load_is_bounded(home: Path) -> None:

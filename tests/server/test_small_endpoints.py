@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 import time
-from importlib import metadata
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.running import RunningServer
 from tests.server.scripted_engine import EOS, MAX_MODEL_LEN
+from weft.version import weft_version
 
 SERVER = {"served_model_name": ["first/name", "second"], "metrics_prefix": "vllm"}
 
@@ -69,7 +69,7 @@ def test_messages_become_the_tokens_that_chat_would_compute(server: RunningServe
 def test_health_ping_version_and_load_answer(server: RunningServer) -> None:
     assert (server.get("/health").status_code, server.get("/ping").status_code) == (200, 200)
     assert server.post("/ping").status_code == 200
-    assert server.get("/version").json() == {"version": metadata.version("weft")}
+    assert server.get("/version").json() == {"version": weft_version()}
     assert server.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}
 
 

@@ -19,6 +19,7 @@ from obstore.store import from_url
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import eventually, running_server
+from tests.support.given_costs import GIVEN_COSTS
 from tests.unit.store.contents import assert_hit, fetched, identity, options, prompt, written
 from weft.errors import ConfigError
 from weft.memory.prefix_store import StoreEvent
@@ -292,6 +293,7 @@ def test_a_server_says_that_its_bucket_is_away_and_where_it_is_required_it_ends(
         "max_model_len": 512,
         "store": "s3://weft/x",
         "store_cache": str(tmp_path / "cache"),
+        "step_costs": GIVEN_COSTS,
     }
     with running_server("", engine=engine) as server:
         assert "s3://weft/x does not answer: network: Connection refused" in server.output

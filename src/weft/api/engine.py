@@ -264,7 +264,7 @@ class Engine:
         )
 
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
-        return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
+        return sampling_from(sampling, fields, self.info.default_sampling, self.tokenizer)
 
     def _chat_call(self, prepared: PreparedChat, prediction: Prompt, lora: str | None) -> Call:
         encoded = prepared.encoded

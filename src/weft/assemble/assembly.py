@@ -50,6 +50,8 @@ from weft.assemble.room import (
 )
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
+from weft.costs.step import given_cost
+from weft.default_sampling import read_default_sampling
 from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -112,10 +114,11 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     snapshots = parse_snapshots(config.snapshots)
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
+    step_costs = given_cost(config.step_costs)
     started = time.monotonic()
     loaded_lock = LoadedLock(config.model)
     name, directory = find_model(config, tell)
-    _check_text_files(directory)
+    end = _check_text_files(directory)
     adapters = registered_adapters(config)
     threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
@@ -130,7 +133,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     kernels = kernels_in_use(device)  # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
-    defaults, cost = loaded.generation_defaults, _guessed_cost(loaded)
+    defaults, cost = loaded.generation_defaults.ending(end), _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
@@ -143,7 +146,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         if store_notes:
             tell(store_notes[0].removesuffix("."))
         notes += store_notes
-    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
+    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell, step_costs)
     core = EngineCore(
         vocab_size=loaded.spec.vocab_size,
         sizes=sizes,
@@ -162,6 +165,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         adapters=_adapter_pool(config, placed.executor),
         encoder=placed.executor.pictures,
         pictures_bytes=placed.pictures_bytes,
+        step_costs=step_costs,
         grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size),
     )
     notes += load_adapters(core, adapters, tell)
@@ -187,6 +191,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         notes=notes,
         eos_ids=list(defaults.eos_ids),
         generation_defaults=defaults.sampling(),
+        default_sampling=read_default_sampling(config.default_sampling) | defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len)
         | _records_identity(config, tier, arena, kernels, threads),
         adapters=adapters,
@@ -454,12 +459,14 @@ def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = Fals
     return name_of(config.model), resolve_model(config.model, config.revision, text_only=text_only)
 
 
-def _check_text_files(directory: Path) -> None:
-    """Before any weight is read, an error for a tokenizer or chat template that cannot be used."""
-    Tokenizer.load(directory)
+def _check_text_files(directory: Path) -> int | None:
+    """Return the tokenizer's end token. Before any weight is read, raises an error for a tokenizer or chat
+    template that cannot be used."""
+    end = Tokenizer.load(directory).end_id
     template = read_chat_template(directory)
     if template is not None:
         check_syntax(*template)
+    return end
 
 
 def load_weights(

@@ -2,7 +2,7 @@
 ranks of an engine the same files.
 
     weights      digest over all headers, and samples of each file (``weft.store.identity``)
-    config       digest of config.json         tokenizer    digest of tokenizer.json
+    config       digest of config.json         tokenizer    digest of the vocabulary
     dtype, kv_dtype, state_dtype, quantize     the forms in which the model computes
     max_model_len                              a request that one replica accepts fits into each of them
     version                                    of weft
@@ -13,14 +13,14 @@ Each value is short text, so that a refusal can show both sides.
 from __future__ import annotations
 
 import hashlib
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig
 from weft.memory.frames.plan import ArenaPlan
 from weft.store.identity import weights_digest
-from weft.text.tokenizer_file import tokenizer_path
+from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
+from weft.version import weft_version
 
 if TYPE_CHECKING:
     from weft.models.loading import LoadedModel
@@ -40,13 +40,13 @@ def engine_identity(
     return {
         "weights": checkpoint_digest(directory),
         "config": file_digest(directory / "config.json"),
-        "tokenizer": file_digest(tokenizer_path(directory)),
+        "tokenizer": vocabulary_digest(directory),
         "dtype": loaded.spec.dtype,
         "kv_dtype": arena.kv_dtype,
         "state_dtype": config.state_dtype,
         "quantize": f"{loaded.weights_form}{'' if config.quantize_inputs else ', inputs as they are'}",
         "max_model_len": str(max_model_len),
-        "version": metadata.version("weft"),
+        "version": weft_version(),
     }
 
 
@@ -55,6 +55,11 @@ def checkpoint_digest(directory: Path) -> str:
     # Samples tell one fine-tune from another. All bytes would make each rank read the whole model, which is
     # what shards avoid.
     return weights_digest(weight_files(directory))[:_DIGEST_CHARS]
+
+
+def vocabulary_digest(directory: Path) -> str:
+    """Return a digest of tokenizer.json and of the tokens that files next to it add. Raises CheckpointError."""
+    return tokenizer_digest(tokenizer_path(directory))[:_DIGEST_CHARS]
 
 
 def file_digest(path: Path) -> str:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from weft.assemble.identity import weight_files
 from weft.config import EngineConfig
 from weft.costs.restore import COPY_BYTES_S, RestorePrices
+from weft.costs.step import given_cost
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
@@ -134,7 +135,9 @@ def open_tier(
             inbox_bytes=limit,
             clock=clock,
         )
-    prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops, copy_bytes_s=copy_bytes_s)
+    given = given_cost(config.step_costs)
+    token_s = loaded.weights_bytes / flops if given is None else given.token_s
+    prices = RestorePrices(token_s, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(
         store,
         memory,

@@ -21,6 +21,7 @@ from weft.engine.stats import RankStats
 from weft.errors import ConfigError, RankLostError
 from weft.host import usable_cores
 from weft.units import format_bytes
+from weft.version import weft_version
 
 if TYPE_CHECKING:
     import torch
@@ -134,11 +135,9 @@ def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> 
 
 def settings_of(config: EngineConfig) -> list[tuple[str, str]]:
     """What must be equal on all ranks beside the checkpoint."""
-    from importlib.metadata import version
-
     import torch
 
-    return [("version", version("weft")), ("torch", torch.__version__), ("quantize", config.quantize)]
+    return [("version", weft_version()), ("torch", torch.__version__), ("quantize", config.quantize)]
 
 
 def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, str]:

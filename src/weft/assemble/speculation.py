@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig, Sizes
 from weft.costs.rows import RowCosts
+from weft.costs.step import StepCost
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
 from weft.errors import ConfigError, EngineUnavailableError
@@ -50,8 +51,10 @@ def make_drafter(
     sizes: Sizes,
     loaded: LoadedModel,
     tell: Callable[[str], None],
+    step_costs: StepCost | None,
 ) -> Speculator | None:
-    """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. Raises ConfigError."""
+    """Return None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. ``step_costs``: as of an
+    engine; with them the drafter itself takes no time. Raises ConfigError."""
     head = loaded.model.mtp is not None
     sources = parse_sources(config.speculate)
     if not head and config.speculate not in SWITCHES and "mtp" in sources:
@@ -65,7 +68,12 @@ def make_drafter(
         return None
     tell("speculation: measuring steps of 1 to 16 rows")
     measured = profile_steps(
-        Memory(memory.plan), executor, sizes, loaded.spec.vocab_size, head_drafts=HEAD_DRAFTS_MAX if head else 0
+        Memory(memory.plan),
+        executor,
+        sizes,
+        loaded.spec.vocab_size,
+        head_drafts=HEAD_DRAFTS_MAX if head else 0,
+        step_costs=step_costs,
     )
     return Speculator(
         sources,
@@ -75,7 +83,7 @@ def make_drafter(
         head_seconds=measured.head_measured,
         prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,
         salt_tokens=salt_tokens(memory.plan.arena_bytes),
-        clock=time.perf_counter,
+        clock=time.perf_counter if step_costs is None else lambda: 0.0,
     )
 
 
@@ -87,6 +95,7 @@ def profile_steps(
     clock: Callable[[], float] = time.perf_counter,
     *,
     head_drafts: int = 0,
+    step_costs: StepCost | None = None,
 ) -> ProfileRun:
     """A finished profile run. ``memory`` has nothing in it, and has nothing in it afterwards."""
     profile = ProfileRun(head_drafts)
@@ -99,6 +108,7 @@ def profile_steps(
         seed=0,
         eos_ids=(),
         drafter=profile,
+        step_costs=step_costs,
     )
     prompt = [0]
     room = sizes.max_model_len - len(prompt)

@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Mapping
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ import click
 from weft.bench.diagnosis import Diagnosis
 from weft.errors import ConfigError
 from weft.host import usable_cores
+from weft.version import weft_version
 
 
 def facts() -> dict[str, Any]:
     """Facts about this machine and this moment."""
     return {
         "date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
-        "weft": metadata.version("weft"),
+        "weft": weft_version(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": usable_cores(),

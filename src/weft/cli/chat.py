@@ -14,20 +14,25 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weft.cli.flags import FlagCommand, build, given_flags, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.config_check import flag_name
+from weft.default_sampling import sampling_in_words
 from weft.errors import ConfigError, WeftError
 
+if TYPE_CHECKING:
+    from weft.cli.remote import RemoteModel
+
 QUOTES = '"""'
+RESET = "/reset"
 HELP = f"""\
 /image  FILE: a picture for the next message
 /video  FILE: a video
-/reset  forget the conversation
+{RESET}  forget the conversation
 /exit   leave (Ctrl-D does too)
 {QUOTES}     begin and end a message of several lines
 """
@@ -35,6 +40,10 @@ _SHOW = ("/image", "/video")
 _LEAVE = {"/exit", "/quit", "/bye"}
 _RATE_SECONDS_MIN = 0.1
 """A shorter stream says nothing about speed."""
+ANSWER_TOKENS = 4096
+"""Default limit of an answer. A small model may never end one; half of the context stays for later turns."""
+_TEMPLATE_TOKENS = 64
+"""Tokens of the chat template around a message, at most."""
 
 ReadLine = Callable[[str], str]
 Write = Callable[[str], None]
@@ -43,11 +52,14 @@ Write = Callable[[str], None]
 @dataclass(slots=True)
 class Conversation:
     """Messages so far. A failed or empty turn leaves no trace in them. ``pictures``: parts of the next
-    message, videos too, with ``data:`` URLs."""
+    message, videos too, with ``data:`` URLs. ``context_tokens``: the longest that the server takes, 0 where
+    it does not say; ``used_tokens``: of the turns so far."""
 
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
     pictures: list[dict[str, Any]] = field(default_factory=list)
+    context_tokens: int = 0
+    used_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.reset()
@@ -55,6 +67,7 @@ class Conversation:
     def reset(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self.pictures = []
+        self.used_tokens = 0
 
     def asking(self, text: str) -> list[dict[str, Any]]:
         content: Any = text
@@ -62,9 +75,27 @@ class Conversation:
             content = [*self.pictures, {"type": "text", "text": text}]
         return [*self.messages, {"role": "user", "content": content}]
 
-    def keep(self, text: str, answer: str) -> None:
+    def keep(self, text: str, answer: str, usage: dict[str, Any]) -> None:
         self.messages = [*self.asking(text), {"role": "assistant", "content": answer}]
         self.pictures = []
+        # A stopped answer has no usage; a token has a byte or more.
+        self.used_tokens = usage.get("prompt_tokens", self._tokens_max(text))
+        self.used_tokens += usage.get("completion_tokens", len(answer.encode()))
+
+    @property
+    def answer_tokens(self) -> int:
+        """The default limit of an answer."""
+        return min(ANSWER_TOKENS, self.context_tokens // 2) if self.context_tokens else ANSWER_TOKENS
+
+    def limited(self, fields: dict[str, Any], text: str) -> dict[str, Any]:
+        """Return ``fields`` with the default limit, unless they have one or the context ends before it."""
+        if self.context_tokens and self.context_tokens - self._tokens_max(text) < self.answer_tokens:
+            return fields
+        return {"max_tokens": self.answer_tokens, **fields}
+
+    def _tokens_max(self, text: str) -> int:
+        """Return a bound of the tokens of the next prompt."""
+        return self.used_tokens + len(text.encode()) + _TEMPLATE_TOKENS
 
     def show(self, name: str, what: str) -> str:
         """Adds a file to the next message, an ``image`` or a ``video``; what to tell the user."""
@@ -93,7 +124,7 @@ def talk(model: Any, conversation: Conversation, fields: dict[str, Any], *, read
             failures += not _turn(model, conversation, text, fields, write)
         elif command in _LEAVE:
             return failures
-        elif command == "/reset":
+        elif command == RESET:
             conversation.reset()
             write("forgotten\n")
         elif command in _SHOW and text != command:
@@ -133,7 +164,8 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
     parts: list[str] = []
     reasoned = False
     usage: dict[str, Any] = {}
-    note = ""
+    is_cut, note = False, ""
+    fields = conversation.limited(fields, text)
     pieces = model.stream_chat(conversation.asking(text), fields)
     try:
         for piece in pieces:
@@ -148,12 +180,13 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
                 parts.append(piece.text)
                 write(piece.text)
             usage = piece.usage or usage
-            if piece.finish_reason == "length":
-                note = ", cut at its length limit"
+            is_cut = is_cut or piece.finish_reason == "length"
     except KeyboardInterrupt:
         note = ", stopped"
     except WeftError as error:
         write(("\n" if parts else "") + f"error: {error.message}\n")
+        if conversation.messages and (error.code == "context_length_exceeded" or "context" in error.message):
+            write(f"{RESET} forgets the conversation\n")
         if (error.param or "").startswith("messages"):
             conversation.pictures = []  # what is refused would be refused with every message that follows
         elif conversation.pictures:
@@ -161,9 +194,17 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
         return False
     finally:
         pieces.close()
-    conversation.keep(text, "".join(parts))
+    conversation.keep(text, "".join(parts), usage)
+    note = _cut_note(usage, fields.get("max_tokens")) if is_cut else note
     write("\n" + click.style(_cost(usage, first, time.monotonic() - begin) + note, dim=True) + "\n")
     return True
+
+
+def _cut_note(usage: dict[str, Any], limit: int | None) -> str:
+    """Return what ended an answer before the model did: the limit, or the context."""
+    if limit is not None and usage.get("completion_tokens", limit) >= limit:
+        return f"; cut at the limit of {limit:,} tokens (--max-tokens)"
+    return f"; cut at the end of the context: {RESET} forgets the conversation"
 
 
 def _cost(usage: dict[str, Any], first: float | None, seconds: float) -> str:
@@ -237,14 +278,38 @@ def _converse(
     from weft.cli.remote import RemoteModel
 
     with closing(RemoteModel(url, model=name, api_key=api_key)) as model:
-        asked = model.model  # before the first message: a wrong address or key is said at once
         terminal = sys.stdin.isatty()
         if terminal:
             import readline  # noqa: F401  (input() edits lines and keeps a history once it is imported)
-
-            click.echo(f"{asked} at {model.url}. /help for commands, /exit to leave.")
-        failures = talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line, write=_write)
+        read = _terminal_line if terminal else _piped_line
+        failures = converse(model, conversation, fields, read=read, write=_write, greets=terminal)
         return 1 if failures and not terminal else 0
+
+
+def converse(
+    model: RemoteModel,
+    conversation: Conversation,
+    fields: dict[str, Any],
+    *,
+    read: ReadLine,
+    write: Write,
+    greets: bool = False,
+) -> int:
+    """``talk`` with the sampling and the context that the server lists for the model, which are said first."""
+    card = model.card()  # before the first message: a wrong address, key or name is said at once
+    conversation.context_tokens = card.get("max_model_len") or 0
+    fields = {**card.get("chat_sampling", {}), **fields}
+    if greets:
+        write(f"{model.model} at {model.url}. /help for commands, /exit to leave.\n")
+        write(click.style(_choices(fields, conversation), dim=True) + "\n")
+    return talk(model, conversation, fields, read=read, write=write)
+
+
+def _choices(fields: dict[str, Any], conversation: Conversation) -> str:
+    """Return the sampling and the limit of the answers, in words."""
+    limit = fields.get("max_tokens", conversation.answer_tokens)
+    words = [sampling_in_words(fields), f"answers of at most {limit:,} tokens (--max-tokens)"]
+    return "; ".join(filter(None, words))
 
 
 def _terminal_line(prompt: str) -> str:

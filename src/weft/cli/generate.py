@@ -13,6 +13,7 @@ import click
 
 from weft.cli.flags import FlagCommand, build, given_sampling, sampling_parameters
 from weft.config import EngineConfig
+from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import RequestError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     from weft.api.completion import ChatPiece
 
     engine, fields["lora"] = local_engine(values)
+    fields = {**OLLAMA_SAMPLING, **engine.info.default_sampling, **fields}
     with engine:
         stream = (
             engine.stream_chat([{"role": "user", "content": text}], **fields) if chat else engine.stream(text, **fields)

@@ -50,6 +50,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),
 }
 
+_WIDE = 10_000
+"""Columns off a terminal. Tables take what their cells need of it."""
 EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130
@@ -111,7 +113,7 @@ def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
 def cli(ctx: click.Context, version: bool) -> None:
     """weft serves hybrid language models: attention and recurrent state in one exact memory."""
     if version:
-        from weft.cli.version import weft_version
+        from weft.version import weft_version
 
         click.echo(f"weft {weft_version()}")
     elif ctx.invoked_subcommand is None:
@@ -134,6 +136,16 @@ def table_of(left: Iterable[str], right: Iterable[str] = (), **settings: Any) ->
     for title in right:
         table.add_column(title, justify="right", no_wrap=True)
     return table
+
+
+def print_table(table: Table) -> None:
+    """Print ``table`` as wide as the terminal; in a pipe or a file as wide as its cells, which are never cut there."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table, soft_wrap=True)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.cli.main import EXIT_FAILED, print_table, say_error
 from weft.errors import WeftError
 from weft.units import format_bytes
 
@@ -38,13 +39,16 @@ def command(url: str | None, api_key: str | None, as_json: bool) -> int:
     servers = running_servers() if url is None else []
     asked = [(one.url, one.pid, one.model or "") for one in servers] if url is None else [(url, None, "")]
     rows = [row for address, pid, model in asked for row in _rows(address, pid, model, api_key)]
+    failed = url is not None and "error" in rows[0]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
+    elif failed:
+        say_error(rows[0]["error"])
     elif not rows:
         click.echo("no server runs on this machine; `weft serve MODEL` starts one")
     else:
         _show(rows)
-    return 0 if url is None or "error" not in rows[0] else 1
+    return EXIT_FAILED if failed else 0
 
 
 def _rows(url: str, pid: int | None, model: str, api_key: str | None) -> list[dict[str, Any]]:
@@ -79,7 +83,6 @@ def _rows(url: str, pid: int | None, model: str, api_key: str | None) -> list[di
 
 
 def _show(rows: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -100,7 +103,7 @@ def _show(rows: Sequence[dict[str, Any]]) -> None:
             str(row["context_length"] or ""),
             _until(row["expires_at"], time.time()),
         )
-    Console(highlight=False).print(table, soft_wrap=True)
+    print_table(table)
 
 
 def _until(moment: str | None, now_s: float) -> str:

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Any
+from urllib.parse import quote
 
 import httpx
 from rich.console import Console
@@ -35,7 +36,7 @@ from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftErro
 
 CONNECT_TIMEOUT_S = 10.0
 _REFUSED = (400, 413, 422)
-"""What the server says of a conversation that it does not take, where it names no field."""
+"""Statuses of a refused conversation, where the answer names no field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,26 @@ class RemoteModel:
     def model(self) -> str:
         """The name to ask for: the one given, or the first that the server lists."""
         if self._model is None:
-            names = self.models()
-            if not names:
-                raise ConfigError(f"{self.url} lists no model; name one: weft chat MODEL --url {self.url}")
-            self._model = names[0]
+            self._model = self.card()["id"]
         return self._model
 
-    def models(self) -> list[str]:
-        return [row["id"] for row in self.get("/v1/models").json()["data"]]
+    def card(self) -> dict[str, Any]:
+        """Return the server's entry of the model, empty where another server lists none under the name.
+
+        Raises ConfigError where nothing answers or no model is listed, UserError for a name that weft does not serve.
+        """
+        cards: list[dict[str, Any]] = self.get("/v1/models").json()["data"]
+        if self._model is None:
+            if not cards:
+                raise ConfigError(f"{self.url} lists no model; name one: weft chat MODEL --url {self.url}")
+            return cards[0]
+        listed = next((card for card in cards if card["id"] == self._model), None)
+        if listed is not None:
+            return listed
+        if not any(card.get("owned_by") == "weft" for card in cards):
+            return {}  # some servers take any name, and some of their names are in no list
+        own: dict[str, Any] = self.get(f"/v1/models/{quote(self._model)}").json()
+        return own
 
     def get(self, path: str, *, timeout_s: float | None = None) -> httpx.Response:
         """Raises ConfigError where nothing answers, UserError or WeftError with the server's own sentence."""
@@ -185,10 +198,10 @@ def _raise_for(response: httpx.Response) -> None:
     if response.status_code == httpx.codes.UNAUTHORIZED:
         sentence += "; give the key with --api-key or WEFT_API_KEY"
     error = body.get("error") if isinstance(body, dict) else None
-    param = error.get("param") if isinstance(error, dict) else None
+    param, code = (error.get("param"), error.get("code")) if isinstance(error, dict) else (None, None)
     if param is None and response.status_code in _REFUSED:
         param = "messages"
-    raise (UserError if response.is_client_error else WeftError)(sentence, param=param)
+    raise (UserError if response.is_client_error else WeftError)(sentence, param=param, code=code)
 
 
 def _sentence(body: Any, otherwise: str) -> str:

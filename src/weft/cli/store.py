@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.cli.main import CommandGroup, progress_bar, table_of
+from weft.cli.main import CommandGroup, print_table, progress_bar, table_of
 from weft.errors import UserError
 from weft.units import format_bytes, parse_bytes
 
@@ -223,8 +223,6 @@ def _show_bucket_pruned(result: BucketPruned, as_json: bool) -> None:
 
 
 def _show_models(models: Sequence[ModelTotals], place: str) -> None:
-    from rich.console import Console
-
     table = table_of(["model", "namespace"], ["snapshots", "tokens", "bytes", "restores"])
     for one in models:
         table.add_row(
@@ -235,7 +233,10 @@ def _show_models(models: Sequence[ModelTotals], place: str) -> None:
             format_bytes(one.payload_bytes),
             f"{one.restores:,}",
         )
-    Console(highlight=False).print(table if models else f"{place} is empty", soft_wrap=True)
+    if models:
+        print_table(table)
+    else:
+        click.echo(f"{place} is empty")
 
 
 def _show_survey(facts: StoreSurvey) -> None:

@@ -8,10 +8,7 @@ from importlib import metadata
 import click
 
 from weft.cli.flags import FlagCommand
-
-
-def weft_version() -> str:
-    return installed_version("weft") or "unknown (not installed)"
+from weft.version import weft_version
 
 
 def installed_version(package: str) -> str | None:

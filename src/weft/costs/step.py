@@ -9,14 +9,18 @@ quadratic in the length of a prompt, as attention is. ``weft.costs.fit`` measure
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from weft.errors import ConfigError
+
+MEASURED = "measured"
+
 
 class Work(NamedTuple):
-    """What the time of a step depends on. ``pairs``: (query, key) pairs of the prefills, which grow with the
+    """The amounts that decide the time of a step. ``pairs``: (query, key) pairs of the prefills, which grow with the
     square of a prompt. ``context``: tokens whose KV the decodes read."""
 
     prefill_tokens: int
@@ -79,7 +83,7 @@ class StepCost(msgspec.Struct, frozen=True):
         return 2 * seconds / divisor if divisor else float("inf")
 
     def times(self, factor: float) -> StepCost:
-        """Of a machine that takes ``factor`` as long."""
+        """Return the cost on a machine that takes ``factor`` times as long."""
         return StepCost(
             self.fixed_s * factor,
             self.token_s * factor,
@@ -98,14 +102,38 @@ GUESSED_COST = StepCost(fixed_s=5e-3, token_s=1e-4)
 """Before a step was measured. All replicas have the same guess, so it decides nothing between them."""
 
 
+TERMS = ("fixed_s", "token_s", "pair_s", "decode_s", "context_s")
+
+
 def mean_cost(costs: list[StepCost]) -> StepCost:
-    """The mean of each term; the guess without any."""
+    """Return the mean of each term; the guess without any."""
     if not costs:
         return GUESSED_COST
-    count = len(costs)
-    return StepCost(
-        fixed_s=sum(one.fixed_s for one in costs) / count,
-        token_s=sum(one.token_s for one in costs) / count,
-        pair_s=sum(one.pair_s for one in costs) / count,
-        decode_s=sum(one.decode_s for one in costs) / count,
-    )
+    return StepCost(**{term: sum(getattr(cost, term) for cost in costs) / len(costs) for term in TERMS})
+
+
+def given_cost(text: str) -> StepCost | None:
+    """Return the costs that ``debug.step_costs`` gives, such as "fixed_s=0.1,token_s=0.01"; None for "measured".
+    Raises ConfigError for another text."""
+    if text == MEASURED:
+        return None
+    terms: dict[str, float] = {}
+    for pair in text.split(","):
+        term, _, number = pair.partition("=")
+        try:
+            seconds = float(number)
+        except ValueError:
+            seconds = -1.0
+        if term not in TERMS or term in terms or not 0 <= seconds < inf:
+            raise ConfigError(
+                f"debug.step_costs is {text!r}, and {pair!r} is not valid in it: it may be {MEASURED}, or seconds for "
+                f"each of {', '.join(TERMS)} that is not 0, such as fixed_s=0.1,token_s=0.01",
+                param="debug.step_costs",
+            )
+        terms[term] = seconds
+    if not terms.get("token_s"):
+        raise ConfigError(
+            f"debug.step_costs is {text!r}, and token_s is missing: the seconds of a prefill token, more than 0",
+            param="debug.step_costs",
+        )
+    return msgspec.convert({"fixed_s": 0.0, **terms}, StepCost)

@@ -40,8 +40,8 @@ class ReadAdapter(Protocol):
 
 
 class AdapterHost(Protocol):
-    """Of an executor. ``read_adapter`` may be called in any thread, the others between two steps, with what
-    it returned."""
+    """The adapters of an executor. ``read_adapter`` may be called in any thread, the others between two steps,
+    with its result."""
 
     def read_adapter(self, adapter: Adapter) -> ReadAdapter: ...
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
+from weft.costs.step import StepCost
 from weft.engine.adapters import AdapterPool
 from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor, ProcessWatch
@@ -70,7 +71,7 @@ class EngineCore:
     (``weft.schedule.verify_runs``); None: no speculation. ``max_step_s``: seconds of a step with decodes
     (``weft.schedule.budget``), None: no limit; ``pair_tokens``: guessed cost of a (query, key) pair in
     prefill tokens. ``encoder``: of the pictures in prompts, whose rows have ``pictures_bytes``; None: the
-    model reads text only."""
+    model reads text only. ``step_costs``: seconds of a step by which the engine decides; None: measured."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class EngineCore:
         adapters: AdapterPool | None = None,
         encoder: PictureEncoder | None = None,
         pictures_bytes: int = 0,
+        step_costs: StepCost | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
@@ -106,6 +108,8 @@ class EngineCore:
         self.store = store
         self._pause = pause
         self.counters = EngineCounters()
+        if step_costs is not None:
+            self.counters.priced_s = lambda plan, seconds: step_costs.step_s(work_of(plan))
         self.on_step = self.counters.on_step
         """Listeners that get each computed step and its seconds."""
         self.meter = StepMeter(pair_tokens)
@@ -210,7 +214,7 @@ class EngineCore:
     # ------------------------------------------------------------------ the prefix cache
 
     def cache_shape(self) -> CacheShape:
-        """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it visits every
+        """Return the sizes and uses of the prefix cache. Call it between steps; it visits every
         node (``weft.memory.prefix.readings``)."""
         now_s = self.parts.clock()
         return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now_s))

@@ -36,8 +36,8 @@ class Ages:
         version   0   90   180   ...        noted at most once a second, the last SAMPLES_MAX of them (L11)
         seconds   0    1     2
 
-    A version between two samples is as old as the sample before it. What is older than the oldest sample is
-    that old at least.
+    A version between two samples is as old as the sample before it. A version before the oldest sample is at
+    least that old.
     """
 
     __slots__ = ("_samples",)
@@ -83,7 +83,7 @@ class CacheFlush:
 
 @dataclass(slots=True)
 class StepParts:
-    """What a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may
+    """The parts that a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may
     be replaced before the first step."""
 
     scheduler: Scheduler

@@ -32,7 +32,7 @@ from weft.schedule.sequence import Sequence
 from weft.units import SeqId
 
 WAITING_BYTES_MAX = 256 << 20
-"""Of the pixels of pictures that wait to be encoded."""
+"""Bytes: most pixels of pictures that wait to be encoded."""
 
 
 class PictureEncoder(Protocol):

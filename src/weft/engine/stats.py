@@ -53,7 +53,7 @@ AWAKE = SleepState()
 
 
 class Flushed(msgspec.Struct, frozen=True):
-    """What the prefix cache held and has dropped: bytes of pages and states, tokens of prefixes."""
+    """Dropped contents of the prefix cache: bytes of pages and states, tokens of prefixes."""
 
     bytes: int = 0
     tokens: int = 0
@@ -100,7 +100,7 @@ class PictureStats(msgspec.Struct, frozen=True):
 
 
 class StepCounts(msgspec.Struct, kw_only=True):
-    """What the engine counts as it runs."""
+    """Counters of a running engine."""
 
     steps: int = 0
     last_step_tokens: int = 0
@@ -112,7 +112,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
     requests_refused: int = 0
     """Refused because the queue was full."""
     prompt_tokens: int = 0
-    """Of accepted requests, once for each of the ``n`` sequences."""
+    """Prompt tokens of accepted requests, once for each of the ``n`` sequences."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache supplied at a first admission."""
     generation_tokens: int = 0
@@ -140,26 +140,29 @@ class EngineStats(StepCounts, kw_only=True):
     speculation: SpeculationStats = SpeculationStats()
     pictures: PictureStats = PictureStats()
     costs: StepCost | None = None
-    """What steps cost, None until enough was measured."""
+    """Fitted cost of steps, None until enough was measured."""
     ranks: RankStats = RankStats()
     adapters: AdapterStats = AdapterStats()
     link: LinkStats | None = None
-    """Of handoffs; None where there are none."""
+    """Counters of handoffs; None where there are none."""
 
 
 class EngineCounters(StepCounts, kw_only=True):
-    """``on_step`` listeners get each computed step and its seconds. ``ranks``: what the ranks say, where
-    there are several."""
+    """``on_step`` listeners get each computed step and its seconds: the measured ones, or what ``priced_s`` makes
+    of them. ``ranks``: what the ranks say, where there are several."""
 
     on_step: list[Callable[[StepPlan, float], None]] = []
     ranks: Callable[[], RankStats] = RankStats
+    priced_s: Callable[[StepPlan, float], float] | None = None
 
     def step(self, plan: StepPlan, seconds: float) -> None:
-        """``plan`` was computed and settled."""
+        """Count ``plan``, which was computed and settled."""
         self.steps += 1
         self.computed_tokens += plan.token_count
         self.last_step_tokens, self.last_step_decodes = plan.token_count, plan.prefills.start
         self.last_step_s = seconds
+        if self.priced_s is not None:
+            seconds = self.priced_s(plan, seconds)
         for listener in self.on_step:
             listener(plan, seconds)
 

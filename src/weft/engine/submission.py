@@ -45,7 +45,7 @@ class StopRule:
         return "length" if position >= self.new_tokens_max else None
 
     def stop_reason(self, token: int) -> int | None:
-        """What ``TokenEvent.stop_reason`` says after a "stop": the id, when the request named it."""
+        """Return ``TokenEvent.stop_reason`` for a "stop": the token id if the request named it, else None."""
         return token if token in self.named_ids else None
 
 

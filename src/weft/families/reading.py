@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from weft.families import architecture as shapes
 from weft.families.config_keys import ConfigKeys, fail, read_rope
@@ -150,7 +150,7 @@ def build_architecture(
         family=family,
         vocab_size=keys.integer("vocab_size"),
         hidden_size=keys.integer("hidden_size"),
-        max_positions=keys.integer("max_position_embeddings", max_positions),
+        max_positions=_positions(keys.integer("max_position_embeddings", max_positions), mixers),
         dtype=keys.dtype() or "float32",
         norm_eps=keys.number("rms_norm_eps", default_eps) if eps is None else eps,
         tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
@@ -162,6 +162,18 @@ def build_architecture(
         vision=None,
         **more,
     )
+
+
+def _positions(stated: int, mixers: Sequence[shapes.Mixer | None]) -> int:
+    """Return the longest context: of a YaRN rope its factor times the original length, since model cards add
+    ``rope_scaling`` and leave ``max_position_embeddings`` as it was."""
+    attentions = (getattr(mixer, "attention", mixer) for mixer in mixers)
+    ropes = (getattr(attention, "rope", None) for attention in attentions)
+    return max([stated, *(int(rope.factor * rope.original_positions) for rope in ropes if _is_yarn(rope))])
+
+
+def _is_yarn(rope: shapes.Rope | None) -> TypeGuard[shapes.Rope]:
+    return rope is not None and rope.kind == "yarn"
 
 
 def experts_per_token(keys: ConfigKeys, count: int, default: int | None = None) -> int:
@@ -184,7 +196,7 @@ def windowed(
 ) -> shapes.Attention:
     """``attention`` with the ``sliding_window`` of ``keys``."""
     window = keys.integer("sliding_window", default)
-    if window >= keys.integer("max_position_embeddings", max_positions):
+    if window >= _positions(keys.integer("max_position_embeddings", max_positions), [attention]):
         return attention
     return dataclasses.replace(attention, window=window)
 

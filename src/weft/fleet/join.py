@@ -21,7 +21,6 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -46,6 +45,7 @@ from weft.rpc.link import (
     Uplink,
 )
 from weft.rpc.messages import PeerKeys, Progress, Ready, Report, Reset, StepReport
+from weft.version import weft_version
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 REFUSALS_MAX = 3
@@ -164,7 +164,7 @@ class Agent:
         self._progress = progress
         self._hello = Hello(
             link_version=LINK_VERSION,
-            weft_version=metadata.version("weft"),
+            weft_version=weft_version(),
             agent=uuid.uuid4().hex,
             attempt=0,
             host=socket.gethostname(),

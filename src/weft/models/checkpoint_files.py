@@ -39,6 +39,7 @@ _PREFIXES = (
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")
 """Heads that predict further tokens (multi-token prediction)."""
 _TOWERS: dict[str, tuple[str, ...]] = {
@@ -91,8 +92,12 @@ class CheckpointFiles:
     @property
     def stored_dtype(self) -> str:
         """Format name of the embedding's dtype ("F32" when the embedding is missing, which fails later)."""
-        embeddings = (self.tensors.get(self.prefix + name) for name in _EMBEDDINGS)
-        return next((embedding.dtype for embedding in embeddings if embedding is not None), "F32")
+        return "F32" if self.embedding is None else self.embedding.dtype
+
+    @property
+    def embedding(self) -> StoredTensor | None:
+        names = (self.prefix + name for name in _EMBEDDINGS)
+        return next((self.tensors[name] for name in names if name in self.tensors), None)
 
     def unused(self, used: set[str]) -> list[str]:
         """Names that no part of the model asked for, without those known to be of no use here."""

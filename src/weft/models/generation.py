@@ -7,7 +7,7 @@ than refused, because files differ in age and completeness.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def ending(self, token: int | None) -> GenerationDefaults:
+        """Return these with one more end: of the tokenizer, since fine-tunes change its ``eos_token`` and leave
+        generation_config.json as it was."""
+        return self if token is None else replace(self, eos_ids=tuple(dict.fromkeys((*self.eos_ids, token))))
 
     def sampling(self) -> dict[str, float | int]:
         """Only what the checkpoint states, as keywords of ``SamplingParams``."""

@@ -16,8 +16,8 @@ import torch
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.families.architecture import Architecture
-from weft.models.checkpoint_files import CheckpointFiles
-from weft.models.stored_values import MappedFiles, is_finite
+from weft.models.checkpoint_files import HEADS, CheckpointFiles
+from weft.models.stored_values import MappedFiles, is_finite, same_values
 
 SCORE_HEAD = "score.weight"
 _HEADED = ("ForCausalLM", "ForConditionalGeneration")
@@ -35,10 +35,21 @@ def is_headless(checkpoint: CheckpointFiles) -> bool:
 
 
 def architecture_in(checkpoint: CheckpointFiles) -> Architecture:
-    """As config.json has it. Where the head is missing the embedding stands for it: no request asks for
-    logits."""
+    """Return what config.json describes, with the head that the files have: the embedding for a missing one,
+    since no request asks for its logits, and a head that differs from the embedding whatever
+    ``tie_word_embeddings`` says (merged adapters of the head), as transformers does."""
     architecture = read_architecture(checkpoint.config)
-    return replace(architecture, tied_embeddings=True) if is_headless(checkpoint) else architecture
+    if is_headless(checkpoint):
+        return replace(architecture, tied_embeddings=True)
+    tied = architecture.tied_embeddings and not _has_own_head(checkpoint)
+    return replace(architecture, tied_embeddings=tied)
+
+
+def _has_own_head(checkpoint: CheckpointFiles) -> bool:
+    """Whether the files have a head that is no copy of the embedding."""
+    stems = tuple(head.removesuffix("weight") for head in HEADS)
+    stored = [tensor for name, tensor in checkpoint.tensors.items() if name.startswith(stems)]
+    return any(not same_values(checkpoint.embedding, tensor) for tensor in stored)
 
 
 def read_score_head(checkpoint: CheckpointFiles, hidden: int, device: torch.device | None) -> torch.Tensor | None:

@@ -31,7 +31,7 @@ from weft.families.sharding import RankPlace
 from weft.families.tensors import Tensor
 from weft.models.adapter_targets import Target
 from weft.models.blocks.linear import Linear
-from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.checkpoint_files import HEADS, CheckpointFiles
 from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
 from weft.models.forms.stored_form import FLOATS, Grouping
@@ -53,7 +53,6 @@ Part = tuple[str, int] | tuple[str, int, Order]
 """(name, rows) of a matrix, or with the order that its rows are put into."""
 Formed = QuantizedWeight | OrderedWeight | TwelveBitWeight | CodedTiles
 """Weights that have a form beside their dtype."""
-_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 
 AnyWeight = TypeVar("AnyWeight", bound=PlainWeight)
 
@@ -262,7 +261,7 @@ class TensorSource(ABC):
             if isinstance(tied, InTiles) or self.runtime.quantize == "none":
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, finer=True)], None)
-        name = next((name for name in _HEADS if self._known(name)), _HEADS[0])
+        name = next((name for name in HEADS if self._known(name)), HEADS[0])
         self.declare(name, tensor)
         rows, columns = tensor.shape(self.place)
         if self.form.holds(name) and self.form.grouping(name, columns) is not None:

@@ -18,7 +18,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 
 import msgspec
 import zmq
@@ -31,6 +30,7 @@ from weft.rpc import link
 from weft.rpc.client import ANYWHERE, HostShare
 from weft.rpc.loop_socket import LoopSocket
 from weft.rpc.messages import Command, RecordingTarget, Report
+from weft.version import weft_version
 
 _FAREWELL_MS = 500
 _log = logging.getLogger("weft.server")
@@ -274,7 +274,7 @@ class LinkListener:
 
 
 def refusal_of(hello: link.Hello) -> str | None:
-    own = metadata.version("weft")
+    own = weft_version()
     if hello.link_version != link.LINK_VERSION or hello.weft_version != own:
         return (
             f"{hello.host} runs weft {hello.weft_version} (link {hello.link_version}), and this server "

@@ -431,7 +431,7 @@ class Scheduler:
 
 
 def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit, keys: frozenset[str]) -> Budget:
-    """What the decodes of ``step`` leave to prefills."""
+    """Return the budget that the decodes of ``step`` leave to prefills."""
     decodes = int(step.decode_rows.size)
     context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes
     return Budget(sizes.step_tokens_max, decodes, limit, context, keys)

@@ -53,7 +53,7 @@ class StoreTier:
         self.store = store
         self._memory, self._orders = memory, orders
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
-        """Of handoffs to other engines."""
+        """Returns the counters of handoffs to other engines."""
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)

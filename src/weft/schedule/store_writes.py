@@ -70,7 +70,7 @@ PACE_SLACK_S = 1.0
 
 
 class _Begin(Enum):
-    """What became of a candidate: a job or nothing more to do, no buffer, or KV that a job is storing."""
+    """Outcome for a candidate: a job or nothing more to do, no buffer, or KV that another job is storing."""
 
     DONE = "done"
     NO_ROOM = "no room"

@@ -56,6 +56,7 @@ from weft.server.sse import JSON_LINES, ClientGoneError, Handler, Job, Way, answ
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
 from weft.text.chat_request import PictureSpan, picture_spans
+from weft.version import weft_version
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
@@ -267,9 +268,7 @@ class _Handlers:
     ping = post_ping = health
 
     async def version(self, request: Request) -> Response:
-        from importlib import metadata
-
-        return json_response({"version": metadata.version("weft")})
+        return json_response({"version": weft_version()})
 
     async def openapi(self, request: Request) -> Response:
         from weft.server.openapi.document import openapi_json
@@ -383,6 +382,7 @@ def _model_card(listed: ListedModel) -> dict[str, Any]:
         "parent": listed.parent,
         "max_model_len": listed.info.sizes.max_model_len,
         "vocab_size": listed.info.vocab_size,
+        "chat_sampling": listed.chat_sampling,
         **state,
     }
 

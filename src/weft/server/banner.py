@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from weft.default_sampling import sampling_sentence
 from weft.server.config import ServerConfig
 from weft.units import format_bytes
 
@@ -67,6 +68,9 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     name_width = max((len(row.name) for row in info.memory), default=0)
     for row in info.memory:
         line(f"{row.name:{name_width}}  {format_bytes(row.size_bytes):>9}  {row.remark}")
+    if info.generates:
+        line()
+        line(sampling_sentence(info.generation_defaults, info.default_sampling))
     for note in info.notes:
         line(f"note: {note}", "yellow")
     _print_places(line, url, "the snippets read it from $WEFT_API_KEY" if with_key else "")
@@ -96,6 +100,8 @@ def print_models(console: Console, several: SeveralModels, url: str, config: Ser
         f"{'together':{width}}  {format_bytes(several.memory_bytes):>9}  "
         f"{in_words(several.residency)}; each is loaded when it is asked for"
     )
+    for name, info in ((model.name, model.info) for model in models if model.info.generates):
+        line(f"{name:{width}}  {sampling_sentence(info.generation_defaults, info.default_sampling)}")
     words = "the header is 'Authorization: Bearer $WEFT_API_KEY'" if config.client_keys() else ""
     _print_places(line, url, words)
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")

@@ -19,7 +19,7 @@ order. A slow client gets fewer, larger pieces, not a longer queue.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from secrets import token_hex
 
 import msgspec
@@ -485,7 +485,8 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
     out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
     client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in ``check_context``.
-    ``before``: tokens of earlier turns, in front of the conversation's, with what the name begins with."""
+    ``before``: tokens of earlier turns, in front of the conversation's, with what the name begins with.
+    ``own_sampling``: the API's defaults, where they differ from those of SamplingParams."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -501,6 +502,7 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     prediction: str | None = None
     context_max: int | None = None
     before: list[int] = []
+    own_sampling: Mapping[str, float | int] = {}
 
 
 class PreparedTurn:
@@ -513,7 +515,7 @@ class PreparedTurn:
         self.name = service.name_of(model, fields.model)
         sampling = sampling_params(
             fields,
-            model.sampling_defaults,
+            {**turn.own_sampling, **model.sampling_defaults},
             max_tokens=turn.max_tokens,
             grammar=plan.grammar,
             n=turn.n,

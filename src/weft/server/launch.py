@@ -33,6 +33,7 @@ import uvloop
 from rich.console import Console
 
 from weft.config import EngineConfig
+from weft.costs.step import given_cost
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.places import visible_gpus
@@ -51,7 +52,6 @@ from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.logs import set_up_logging
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
-from weft.text.tokenizer_file import tokenizer_path
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
@@ -77,6 +77,7 @@ def serve(
         engine_config.check()
         parse_sources(engine_config.speculate)
         parse_snapshots(engine_config.snapshots)
+        given_cost(engine_config.step_costs)
         if len(models) > 1:
             return _serve_several(engine_config, server_config, models, console, factory)
         if server_config.own_replicas and factory == ASSEMBLE:
@@ -457,10 +458,10 @@ class ServingSeveral(Serving):
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
     """Of a joined replica, with this machine's tokenizer and template. Raises ConfigError if they differ."""
     from weft.assemble import find_model  # the modules of the engine; other servers need none
-    from weft.assemble.identity import file_digest
+    from weft.assemble.identity import vocabulary_digest
 
     _, directory = find_model(config, lambda text: None, text_only=True)
-    own, other = file_digest(tokenizer_path(directory)), info.identity.get("tokenizer")
+    own, other = vocabulary_digest(directory), info.identity.get("tokenizer")
     if other not in (own, None):
         raise ConfigError(
             f"{directory} has another tokenizer ({own}) than the first replica that joined ({other})", param="--model"

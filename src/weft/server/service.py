@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from weft.adapters import Adapter
+from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
@@ -50,7 +50,7 @@ from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import next_cut
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from weft.text.tokenizer_file import tokenizer_path
+from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 from weft.units import parse_bytes
@@ -185,9 +185,8 @@ class ServedModel:
 
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
-        """What the checkpoint's makers sample with (generation_config.json), and the creator of the name."""
-        defaults = self.info.generation_defaults
-        return defaults if self.preset is None else {**defaults, **self.preset.defaults}
+        """Values of fields that a request leaves out, but for the API's own defaults."""
+        return sampling_defaults(self.info, self.preset)
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Raises RequestError for an id that is no token of the model."""
@@ -372,8 +371,7 @@ def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer)
 
 
 def _vocabulary(directory: Path) -> bytes:
-    with tokenizer_path(directory).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()[:16]
+    return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]
 
 
 def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
@@ -383,6 +381,11 @@ def unknown_model(name: str, names: Sequence[str]) -> UnknownModelError:
     return UnknownModelError(
         f"there is no model {name[:200]!r} here{did_you_mean(name, names)}; this server has {served}", param="model"
     )
+
+
+def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
+    """Return those of the created name, then of the checkpoint, then of ``--default-sampling``."""
+    return info.default_sampling if preset is None else {**info.default_sampling, **preset.defaults}
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +400,12 @@ class ListedModel:
     state: str | None = None
     adapter: Adapter | None = None
     preset: Preset | None = None
+
+    @property
+    def chat_sampling(self) -> dict[str, Any]:
+        """Return the fields with which the page and `weft chat` sample. Stop strings stay the server's."""
+        values = {**OLLAMA_SAMPLING, **sampling_defaults(self.info, self.preset)}
+        return {name: value for name, value in values.items() if name != "stop"}
 
 
 class Background(Protocol):

@@ -20,8 +20,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from msgspec import UNSET
 
 from weft.adapters import named_paths
 from weft.config import EngineConfig, Sizes
+from weft.default_sampling import read_default_sampling
 from weft.errors import EngineUnavailableError, ModelLoadError, QueueFullError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
@@ -57,6 +58,7 @@ class ModelSource:
     directory: Path
     need: ModelNeed
     tokenizers: tuple[Tokenizer, ...] = ()
+    generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
 class HostedModel:
@@ -103,7 +105,11 @@ class HostedModel:
             memory=[],
             notes=[],
             eos_ids=[],
-            generation_defaults={},
+            generation_defaults=dict(self.source.generation_defaults),
+            default_sampling={
+                **read_default_sampling(self.source.engine.default_sampling),
+                **self.source.generation_defaults,
+            },
             generates=not is_embedder(directory),
         )
 

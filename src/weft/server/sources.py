@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from weft.config import STORE_BYTES_MIN, EngineConfig
 from weft.errors import CheckpointError, ConfigError
 from weft.fleet.places import visible_gpus
 from weft.host import cpu_name_and_flags, free_ram_bytes, keeps_codes
+from weft.models.generation import read_generation_defaults
 from weft.models.hub import name_of, resolve_model
 from weft.planning.together import ModelNeed, need_of, options_of
 from weft.server.config import ServerConfig
@@ -112,6 +113,7 @@ def read_sources(
                 directory,
                 _need(name, directory, config),
                 _tokenizer(directory, known),
+                _generation_defaults(directory),
             )
         )
     return sources
@@ -123,6 +125,14 @@ def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, 
         return (Tokenizer.load(directory, known),)
     except CheckpointError:
         return ()
+
+
+def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
+    """Return the sampling that the checkpoint advises; empty where it cannot be read: loading says what is wrong."""
+    try:
+        return read_generation_defaults(directory, {}).sampling()
+    except CheckpointError:
+        return {}
 
 
 def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
+from weft.version import weft_version
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -90,7 +91,6 @@ class RequestTracer:
 
     def __init__(self, endpoint: str) -> None:
         check_endpoint(endpoint)
-        from importlib import metadata
 
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -98,7 +98,7 @@ class RequestTracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        version = metadata.version("weft")
+        version = weft_version()
         resource = Resource.create({"service.version": version})
         # The SDK's own name for a service that no variable names.
         if str(resource.attributes["service.name"]).startswith("unknown_service"):

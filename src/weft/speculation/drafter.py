@@ -150,7 +150,7 @@ PLAIN_STEPS = 3
 
 
 class DraftGrammar(Protocol):
-    """What drafts ask of a compiled grammar."""
+    """The questions of drafts to a compiled grammar."""
 
     def matcher(self) -> Any:
         """A new matcher (``llguidance.LLMatcher``) that has seen no token."""

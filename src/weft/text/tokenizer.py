@@ -2,7 +2,7 @@
 
     tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder); without it
                            a World vocabulary (``tokenizer_file``)
-    tokenizer_config.json  the names of the special tokens, which chat templates use
+    tokenizer_config.json  further tokens, and the names of the special ones, which chat templates use
 
 Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the engine,
 the two-argument ``decode`` of the ``TextDecoder`` protocol. Two things in a tokenizer.json are switched off
@@ -36,8 +36,9 @@ from typing import Any
 
 import tokenizers
 
+from weft.added_tokens import read_next_to
 from weft.errors import CheckpointError, RequestError, is_panic
-from weft.files import parse_json, read_json
+from weft.files import parse_json
 from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER, TextParts, cuts, text_parts
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
@@ -49,7 +50,6 @@ _CHAR_BYTES = 44
 """Memory of a list of ids, one for each character."""
 _UNCUT_CHAR_BYTES = 160
 """Memory of the library for a character of a part, of the parts that it has together."""
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @contextmanager
@@ -106,7 +106,7 @@ class Tokenizer:
                 "save_pretrained() it there."
             )
         text = tokenizer_text(path)
-        special_tokens = _special_tokens(directory)
+        special_tokens = read_next_to(directory).named
         digest = hashlib.sha256(text.encode() + repr(special_tokens).encode()).digest()
         for tokenizer in known:
             if tokenizer.digest == digest:
@@ -181,6 +181,12 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    @property
+    def end_id(self) -> int | None:
+        """The id of ``eos_token``, where the vocabulary has it."""
+        end: int | None = self._backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        return end
+
     def added_id(self, text: str) -> int | None:
         """The id of ``text`` where it is a token that was added to the vocabulary as a whole (a marker)."""
         return self._added_ids.get(text)
@@ -228,20 +234,6 @@ class ShowingDecoder:
         if skip_special_tokens:
             ids = [token for token in ids if token not in self._hidden]
         return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _special_tokens(directory: Path) -> dict[str, str]:
-    """From tokenizer_config.json and, in older checkpoints, special_tokens_map.json: values are strings
-    or objects with ``content``."""
-    named: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = directory / name
-        for key, value in (read_json(path) if path.exists() else {}).items():
-            if key in _NAMED_TOKENS:
-                content = value.get("content") if isinstance(value, dict) else value
-                if isinstance(content, str):
-                    named[key] = content
-    return named
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:

@@ -18,6 +18,7 @@ Source: the tokenizer of the package ``rwkv`` (``rwkv_tokenizer.py``), for the f
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -25,8 +26,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weft.added_tokens import completed, read_next_to
 from weft.errors import CheckpointError
-from weft.files import TOKENIZER_BYTES_MAX, read_text
+from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_text
 
 WORLD_FILES = "rwkv_vocab_*.txt"
 END_OF_TEXT = "<|rwkv_tokenizer_end_of_text|>"
@@ -49,9 +51,18 @@ def tokenizer_path(directory: Path) -> Path:
 
 
 def tokenizer_text(path: Path) -> str:
-    """The text of a tokenizer.json, for a path of ``tokenizer_path``. Raises CheckpointError."""
+    """Return the text of a tokenizer.json, for a path of ``tokenizer_path``, with the tokens that the files
+    next to it add. Raises CheckpointError."""
     text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
-    return text if path.suffix == ".json" else json.dumps(_world(path, text), ensure_ascii=False)
+    if path.suffix != ".json":
+        return json.dumps(_world(path, text), ensure_ascii=False)
+    whole = completed(parse_json(text, str(path)), read_next_to(path.parent), path)
+    return text if whole is None else json.dumps(whole, ensure_ascii=False)
+
+
+def tokenizer_digest(path: Path) -> str:
+    """Return a digest of what ``tokenizer_text`` returns. Raises CheckpointError."""
+    return hashlib.sha256(tokenizer_text(path).encode()).hexdigest()
 
 
 @cache

@@ -9,6 +9,7 @@ from tests.support.scripted import LateExecutor, NextToken, ScriptedExecutor
 from tests.support.workload import longest_alone, small_arena
 from weft.config import Sizes
 from weft.costs.restore import RestorePrices
+from weft.costs.step import StepCost
 from weft.engine.engine import EngineCore
 from weft.engine.pictures import PictureEncoder
 from weft.engine.stats import Part
@@ -64,6 +65,7 @@ class Rig(LateExecutor):
         encoder: PictureEncoder | None = None,
         pictures_bytes: int = 0,
         max_step_s: float | None = None,
+        step_costs: StepCost | None = None,
     ) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
         also what was compressed once. ``tamper`` changes what the device gets."""
@@ -110,6 +112,7 @@ class Rig(LateExecutor):
             encoder=encoder,
             pictures_bytes=pictures_bytes,
             max_step_s=max_step_s,
+            step_costs=step_costs,
         )
         self.answers: dict[tuple[str, int], Answer] = {}
 

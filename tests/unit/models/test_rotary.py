@@ -55,6 +55,24 @@ def test_cos_and_sin_equal_transformers(kind: str) -> None:
         assert not torch.allclose(cos, plain, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("spelled", ["type", "rope_type"])
+def test_yarn_as_model_cards_write_it_gives_the_context_that_they_promise(name: str, spelled: str) -> None:
+    """A card adds the scaling and leaves max_position_embeddings as it was; ``weft plan`` and the engine take
+    their longest context from here."""
+    scaling = {spelled: "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1e6}
+    config = changed(QWEN3_8B, **{name: scaling})
+    assert config["max_position_embeddings"] == 40960
+    assert read_architecture(config).max_positions == 131072
+    windows = changed(config, use_sliding_window=True, sliding_window=65536, max_window_layers=0)
+    assert read_architecture(windows).mixers[0].window == 65536  # type: ignore[union-attr]
+    longer = {**config, "max_position_embeddings": 200_000}
+    assert read_architecture(longer).max_positions == 200_000, "a length that config.json states itself"
+    for kind in ("default", "linear"):
+        plain = changed(QWEN3_8B, **{name: scaling | {spelled: kind}})
+        assert read_architecture(plain).max_positions == 40960, "the control"
+
+
 def test_pad_positions_give_finite_angles() -> None:
     mixer = read_architecture(QWEN3_8B).mixers[0]
     assert isinstance(mixer, Attention)

@@ -359,13 +359,13 @@ def _kind(theirs: str, shape: tuple[int, ...], pieces: list[tuple[_Piece, Undo]]
 def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str, _Piece]:
     """By our names, as a view of the file would have them. Heads for multi-token prediction and towers are
     left out."""
-    asked = matrices_of(checkpoint)
+    asked, tied = matrices_of(checkpoint), architecture_in(checkpoint).tied_embeddings
     matrices = asked.matrices | asked.stacks.keys()
     out: dict[str, _Piece] = {}
     stacks: dict[str, dict[int, tuple[StoredTensor, Take]]] = {}
     for name, stored in checkpoint.tensors.items():
         if name.endswith("lm_head.weight"):
-            if not config.get("tie_word_embeddings"):
+            if not tied:
                 out["lm_head.weight"] = _Piece(stored.shape, [(stored, scaled(config, "lm_head"))])
             continue
         if name.startswith((*DRAFT_PREFIXES, *SKIPPED_PREFIXES)) or name.endswith("inv_freq"):

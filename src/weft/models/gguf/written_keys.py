@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from weft.added_tokens import completed, read_next_to
 from weft.errors import CheckpointError
 from weft.models.gguf.vocabulary import PRE_TOKENIZERS, pieces_of
 
@@ -242,6 +243,7 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
     if not path.is_file():
         _fail(f"{path}: the file is missing; a GGUF file holds the tokenizer")
     content = json.loads(path.read_text(encoding="utf-8"))
+    content = completed(content, read_next_to(directory), path) or content
     model = content.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         _fail(

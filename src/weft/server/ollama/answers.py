@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from weft.default_sampling import OLLAMA_SAMPLING
 from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
@@ -198,6 +199,7 @@ async def _job(
             prompt_field="messages" if chat else "prompt",
             context_max=options.num_ctx,
             before=before or [],
+            own_sampling=OLLAMA_SAMPLING,
         ),
     )
     return OllamaJob(
@@ -220,7 +222,7 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     fields = sampling_fields(body, options, model=served_name(body.model))
     sampling = sampling_params(
         fields,
-        model.sampling_defaults,
+        {**OLLAMA_SAMPLING, **model.sampling_defaults},
         max_tokens=max_tokens(options),
         grammar=grammar_of(fields),
         n=None,
@@ -373,7 +375,7 @@ def show_answer(model: ServedModel) -> dict[str, Any]:
     capabilities += ["thinking"] * (model.dialect.reasoning is not None)
     preset, adapter = model.preset, model.adapter
     parent = preset.model if preset is not None else info.name if adapter is not None else None
-    lines = _parameter_lines(info.generation_defaults, preset)
+    lines = _parameter_lines(info.default_sampling, preset)
     return {
         "modelfile": _modelfile(model, lines),
         "details": _details(info, parent),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from weft.server.openapi.endpoints import ENDPOINTS, Endpoint
 from weft.server.replicas import WAIT_MAX_S
 from weft.server.responses.items import INCLUDES, METADATA_KEY_CHARS, METADATA_MAX, METADATA_VALUE_CHARS
 from weft.text.tokenizer import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX
+from weft.version import weft_version
 
 _REF = "#/components/schemas/{name}"
 Schema = dict[str, Any]
@@ -76,7 +76,7 @@ def openapi() -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "weft",
-            "version": metadata.version("weft"),
+            "version": weft_version(),
             "license": {"name": "Apache-2.0"},
             "description": "An OpenAI-compatible server for hybrid language models. Null means "
             '"not given". Unknown fields are ignored; more than 256 of them are refused.',

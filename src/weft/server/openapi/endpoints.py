@@ -63,6 +63,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     vocab_size: int
+    chat_sampling: dict[str, float | int]
 
 
 class ModelList(msgspec.Struct, kw_only=True):

@@ -12,6 +12,7 @@ let stopper = null;
 export function startAsking(onKeyWanted) {
   startPictures();
   listModels().catch(onKeyWanted);
+  part("model-name").addEventListener("change", showSampling);
   part("settings").addEventListener("toggle", () => listModels().catch(onKeyWanted));
   part("ask-form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -60,8 +61,7 @@ async function turn(onKeyWanted) {
     const answer = await ask("v1/chat/completions", {
       method: "POST", signal: stopper.signal, headers: {"Content-Type": "application/json"},
       body: JSON.stringify({model: part("model-name").value || undefined, messages: [...systemPrompt(), ...talk, question], stream: true,
-                            stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined,
-                            temperature: part("temperature").value === "" ? undefined : part("temperature").valueAsNumber}),
+                            stream_options: {include_usage: true}, ...sampling(), max_tokens: part("max-tokens").valueAsNumber || undefined}),
     });
     note.textContent = "";
     for await (const event of events(answer)) {
@@ -114,12 +114,23 @@ export async function listModels() {
     }));
     field.value = cards.some((card) => card.id === chosen) ? chosen : cards[0].id;
   }
+  showSampling();
   part("model-choice").hidden = !cards.some((card) => card.parent || card.state);
   return cards;
 }
 
 export function chosenModel() {
   return cards.find((card) => card.id === part("model-name").value);
+}
+
+// Where the fields are empty, the model's own sampling as the server lists it.
+function sampling() {
+  const given = part("temperature").value === "" ? {} : {temperature: part("temperature").valueAsNumber};
+  return {...chosenModel()?.chat_sampling, ...given};
+}
+
+function showSampling() {
+  part("temperature").placeholder = chosenModel()?.chat_sampling.temperature ?? "";
 }
 
 // The system prompt is of every turn, so that it can be changed in the middle of a conversation.

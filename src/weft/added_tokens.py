@@ -1,0 +1,151 @@
+"""Tokens that the files next to tokenizer.json add to it, as transformers adds them.
+
+    tokenizer_config.json     added_tokens_decoder {"151665": {"content": "<tool_call>", ...}}
+                              extra_special_tokens (before: additional_special_tokens), eos_token, image_token, ...
+    special_tokens_map.json   the same names, over those above     } of checkpoints without an
+    added_tokens.json         {"<tool_call>": 151665}              } added_tokens_decoder
+
+Fine-tunes often add a token in one of these files alone. A tokenizer.json without it cuts the token into
+pieces, and the model was trained with one id. So the content of tokenizer.json is completed before anything
+reads it: encoding, grammars and digests have one vocabulary.
+
+A token gets the id that its text has in the vocabulary, or the next free one. An id that a file states and
+that is neither cannot be served: transformers silently takes the free one.
+
+Source: ``TokenizersBackend`` and ``from_pretrained`` of transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointError
+from weft.files import read_json
+
+_FIRST_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+Entry = dict[str, Any]
+"""One of tokenizer.json's ``added_tokens``, without its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTo:
+    """``named``: eos_token, image_token, ... and their texts. ``stated``: tokens with the ids that ``source``
+    states. ``special``: tokens that must be special, in the order in which they are added."""
+
+    named: dict[str, str] = field(default_factory=dict)
+    stated: dict[int, Entry] = field(default_factory=dict)
+    special: tuple[Entry, ...] = ()
+    source: str = ""
+
+
+def read_next_to(directory: Path) -> NextTo:
+    """Read the three files of ``directory``. Raises CheckpointError for one that is not JSON."""
+    config = _optional(directory / "tokenizer_config.json")
+    extra: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
+    stated: dict[int, Entry] = {}
+    source = "tokenizer_config.json"
+    listed = config.get("added_tokens_decoder")
+    if isinstance(listed, Mapping):
+        stated = {
+            int(index): entry for index, token in listed.items() if index.isdecimal() and (entry := _entry(token))
+        }
+    else:
+        of_map = _optional(directory / "special_tokens_map.json")
+        extra = next((of_map[key] for key in _EXTRA if of_map.get(key)), extra)
+        config = config | of_map
+        source = "added_tokens.json"
+    # A dict has names for its tokens: {"image_token": "<image>"}.
+    named = dict.fromkeys(_FIRST_NAMES) | config | (dict(extra) if isinstance(extra, Mapping) else {})
+    tokens = {key: entry for key, value in named.items() if _is_name(key) and (entry := _entry(value, special=True))}
+    special = [*tokens.values(), *_entries(extra if isinstance(extra, list) else [])]
+    if not isinstance(listed, Mapping):
+        marked = {entry["content"] for entry in special}
+        stated = {
+            index: _with_flags(text, special=text in marked)
+            for text, index in _optional(directory / source).items()
+            if isinstance(index, int)
+        }
+    by_text = {entry["content"]: entry for entry in stated.values()}
+    return NextTo(
+        {key: entry["content"] for key, entry in tokens.items()},
+        stated,
+        tuple(by_text.get(entry["content"], entry) | {"special": True} for entry in special),
+        source,
+    )
+
+
+def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None:
+    """Return the content of tokenizer.json with the tokens of ``beside``; None where it has them all, or is
+    no tokenizer, which its reader refuses.
+
+    Raises CheckpointError for a token whose stated id is not the one that it gets."""
+    try:
+        vocab, added = content["model"]["vocab"], content.get("added_tokens") or []
+        own = {piece[0]: index for index, piece in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+        ids = {str(entry["content"]): int(entry["id"]) for entry in added}
+        entries = {
+            str(entry["content"]): _with_flags(str(entry["content"]), **{"special": False} | _known(entry))
+            for entry in added
+        }
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    before = dict(entries)
+    for index, entry in sorted(beside.stated.items()):
+        text = entry["content"]
+        if text not in ids and own.get(text, free := _next_id(ids, len(own))) != index:
+            raise CheckpointError(
+                f"{path.parent / beside.source}: {text!r} is token {index}; with {path.name} it is token "
+                f"{own.get(text, free)}. Load the tokenizer with transformers' AutoTokenizer, check its ids, and "
+                "save_pretrained() it there",
+                param="model",
+            )
+        ids.setdefault(text, index)
+        entries[text] = entry
+    for entry in beside.special:
+        text = entry["content"]
+        ids.setdefault(text, own[text] if text in own else _next_id(ids, len(own)))
+        entries[text] = entry
+    if entries == before:
+        return None
+    whole = [{"id": ids[text], **entry} for text, entry in entries.items()]
+    return {**content, "added_tokens": sorted(whole, key=lambda entry: entry["id"])}
+
+
+def _next_id(ids: Mapping[str, int], vocab_size: int) -> int:
+    """The rule of the ``tokenizers`` library."""
+    return max([vocab_size, *(index + 1 for index in ids.values())])
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _is_name(key: str) -> bool:
+    return key.endswith("_token")
+
+
+def _entries(values: list[Any]) -> Iterator[Entry]:
+    return (entry for value in values if (entry := _entry(value, special=True)))
+
+
+def _entry(value: Any, *, special: bool = False) -> Entry | None:
+    """A token as files spell it: its text, or an object with ``content`` and flags. None for others."""
+    if isinstance(value, str) and value:
+        return _with_flags(value, special=special)
+    if isinstance(value, Mapping) and isinstance(value.get("content"), str) and value["content"]:
+        return _with_flags(value["content"], **{"special": special} | _known(value))
+    return None
+
+
+def _known(entry: Mapping[str, Any]) -> Entry:
+    return {key: entry[key] for key in _FLAGS if key in entry}
+
+
+def _with_flags(content: str, special: bool, **flags: bool) -> Entry:
+    unset = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special, "special": special}
+    return {"content": content} | unset | flags
