@@ -192,7 +192,7 @@ def _check_ids(name: str, ids: tuple[object, ...], vocab_size: int) -> None:
     if len(whole) == len(ids) and min(whole, default=0) >= 0 and max(whole, default=0) < vocab_size:
         return
     for token in ids:
-        if not (isinstance(token, numbers.Integral) and 0 <= token < vocab_size):
+        if not (isinstance(token, numbers.Integral) and 0 <= int(token) < vocab_size):
             raise RequestError(f"{name} names token {token!r}; this model has tokens 0 to {vocab_size - 1}", param=name)
 
 

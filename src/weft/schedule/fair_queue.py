@@ -49,7 +49,7 @@ class FairQueue:
         if len(self._by_key) == 1:
             yield from self._by_key[seq.key].after(seq)
         else:
-            order = self._ordered()
+            order = list(self._ordered())
             yield from order[order.index(seq) + 1 :]
 
     def __contains__(self, seq: Sequence) -> bool:

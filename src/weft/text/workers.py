@@ -325,7 +325,8 @@ class WorkerLane:
     async def _answer(self, place: int, job: _Job) -> bytes:
         worker, number = self._workers[place], job.number
         if worker is None or worker.gone:
-            worker = self._workers[place] = await asyncio.to_thread(self._start)
+            worker = await asyncio.to_thread(self._start)
+            self._workers[place] = worker
             number = 0
         try:
             async with asyncio.timeout(self._seconds):
