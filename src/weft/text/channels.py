@@ -27,12 +27,13 @@ import math
 import re
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from weft.request import Grammar
 from weft.text.choices import first_marker, held_characters, may_become
 from weft.text.grammars import FREE_TEXT, NO_FORCING, TokenOf, literal, quoted
-from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, read_call
-from weft.text.tools.values import is_object
+from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, ObjectScanner, read_call
+from weft.text.tools.values import is_object, parse_json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,9 @@ class MessageReader:
         self.has_thought = False
         """Reasoning came with the piece at hand."""
         self._name, self._arguments, self._call_count = "", "", 0
+        self._scanner: ObjectScanner | None = None
+        """Of the arguments of the current call, and how much of them was given out."""
+        self._given = 0
         self._parts: list[Thought | str | CallDelta] = []
         self._has_said = False
         if header is not None:
@@ -237,6 +241,7 @@ class MessageReader:
             self.kind = "skipped" if self._single and self._call_count > 1 else "call"
             recipient = _RECIPIENT.search(header)
             self._name, self._arguments = recipient[1] if recipient else "", ""
+            self._scanner = None
             if self.kind == "call" and not self._row.has_named_calls:
                 self._give_call(CallDelta(self._call_count - 1, _new_id(), self._name))
         elif self._thinks and kind == "reasoning":
@@ -263,7 +268,32 @@ class MessageReader:
         elif self.kind == "call":
             self._arguments += text
             if not self._row.has_named_calls:
-                self._give_call(CallDelta(arguments=text))
+                self._give_arguments()
+
+    def _give_arguments(self) -> None:
+        """Give out more of an object, its line ends in texts escaped."""
+        text = self._arguments
+        if self._scanner is None and text.lstrip().startswith("{"):
+            start = len(text) - len(text.lstrip())
+            self._scanner = ObjectScanner(start)
+            self._scanner.copy(start)
+            self._given = 0
+        if self._scanner is not None:
+            self._scanner.scan(text)
+            self._give_call(CallDelta(arguments="".join(self._scanner.escaped[self._given :])))
+            self._given = len(self._scanner.escaped)
+
+    def _is_complete(self, arguments: str) -> bool:
+        """Whether the arguments are an object, with brackets too many after it at most."""
+        scanner = self._scanner
+        if scanner is None:
+            return _object_of(arguments) is not None
+        end = scanner.end
+        return (
+            end is not None
+            and is_object(self._arguments[scanner.start : end])
+            and not self._arguments[end:].strip(" \n\t\r}]")
+        )
 
     def _end_call(self, *, is_whole: bool) -> None:
         """``is_whole``: its end marker came, or the model stopped after it."""
@@ -276,13 +306,24 @@ class MessageReader:
             if call is not None:
                 self._give(CallDelta(self._call_count - 1, _new_id(), *call, complete=True))
                 return
-        elif is_whole and is_object(arguments or "{}"):
-            self._give_call(CallDelta(arguments="" if arguments else "{}", complete=True))
+        elif is_whole and self._is_complete(arguments):
+            self._give_call(CallDelta(arguments="" if self._scanner else to_json(_object_of(arguments)), complete=True))
             return
         if not self._gate.is_open:
             self._call_count -= 1
             self._give(self._arguments)
         self._gate.drop()
+
+
+def _object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the object of no arguments at all, or the only item of a list; None where there is none."""
+    try:
+        value = parse_json(arguments or "{}")
+    except ValueError:
+        return None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, dict) else None
 
 
 def channel_grammar(

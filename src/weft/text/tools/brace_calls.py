@@ -3,7 +3,8 @@
     call:get_weather{city:<|"|>Paris<|"|>,days:3,tags:[<|"|>a<|"|>]}
 
 Becomes JSON while it comes: a bare key becomes a text, and so does a bare word that is no number and no constant.
-Texts in JSON's quotes are read too: small models write them. Texts end at the next quote; nothing inside is escaped.
+A text ends at the next quote; nothing inside is escaped. Models also write texts in the quotes of JSON or Python,
+leave commas out, and write ``call:get_weather(city=<|"|>Paris<|"|>)``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from weft.text.choices import held_characters, may_become
 from weft.text.tools.json_calls import BodyReader, CallDelta
 from weft.text.tools.values import Parameters, is_object, parse_json, to_json
 
-_HEAD = re.compile(r"\s*(?:call:)?\s*([\w.:/-]{1,256})\s*\{")
+_HEAD = re.compile(r"\s*(?:call:)?\s*([\w.:/-]{1,256})\s*([{(])")
 _HEAD_BEGINNING = re.compile(r"\s*[\w.:/-]{0,256}\s*(?:[\w.:/-]{0,256})\s*")
 _BARE = re.compile(r"[^,:{}\[\]]*")
+_BARE_IN_CALL = re.compile(r"[^,:={}\[\])]*")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_PYTHON_STRING = re.compile(r"'((?:[^'\\]|\\.)*)'(?=\s*[,}\])])", re.DOTALL)
 _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 
 
@@ -38,6 +41,7 @@ class BraceCalls(BodyReader):
         self._in_text = False
         self._comma = ""
         """A comma before the next item, if one follows."""
+        self._is_after_value = self._has_parentheses = False
 
     def _read(self, last: bool) -> list[CallDelta]:
         deltas: list[CallDelta] = []
@@ -62,7 +66,8 @@ class BraceCalls(BodyReader):
             self.end = len(self.text) - len(rest) + len(self.close)
         elif head is not None:
             self._at = len(self.text) - len(rest) + head.end()
-            self._function = head[1]
+            self._function = self._parameters.offered(head[1])
+            self._has_parentheses, self._is_after_value = head[2] == "(", False
             self._open, self._json = ["{"], ["{"]
             deltas.append(CallDelta(name=head[1]))
         elif not last and (not rest or may_become(rest, (self.close,)) or _HEAD_BEGINNING.fullmatch(rest)):
@@ -82,16 +87,19 @@ class BraceCalls(BodyReader):
         rest = self.text[self._at :]
         if not last and (not rest or may_become(rest, (self._quote, self.close))):
             return False
+        is_call = self._has_parentheses and len(self._open) == 1
         lacks_end = rest.startswith(self.close) or (not rest and self.may_lack_ends)
         if rest.startswith(self._quote):
             self._take(len(self._quote), '"')
             self._in_text = True
         elif rest[:1] in ("{", "["):
-            self._open.append(rest[0])
             self._take(1, rest[0])
-        elif rest[:1] in ("}", "]"):
-            self._close_bracket(rest[0])
-        elif rest.startswith(":"):
+            self._open.append(rest[0])
+            self._is_after_value = False
+        elif rest[:1] in ("}", "]") or (is_call and rest.startswith(")")):
+            self._close_bracket("}" if rest[0] == ")" else rest[0])
+        elif rest.startswith(":") or (is_call and rest.startswith("=")):
+            self._is_after_value = False
             self._take(1, ": ")
         elif rest.startswith(",") and not self._comma:
             self._at += 1
@@ -100,10 +108,13 @@ class BraceCalls(BodyReader):
             self._close_bracket("}")
             self._at -= 1
         else:
-            return self._bare(rest, last)
+            return self._bare(rest, last, _BARE_IN_CALL if is_call else _BARE)
         return True
 
     def _take(self, length: int, json: str) -> None:
+        if self._is_after_value and not self._comma:  # the model left it out
+            self._comma = ", "
+        self._is_after_value = False
         self._at += length
         self._json.append(self._comma + json)
         self._comma = ""
@@ -111,8 +122,9 @@ class BraceCalls(BodyReader):
     def _close_bracket(self, bracket: str) -> None:
         if {"}": "{", "]": "["}[bracket] != self._open.pop():
             self.broken = True
-        self._comma = ""  # one too many before the end
+        self._comma, self._is_after_value = "", False  # a comma too many before the end
         self._take(1, bracket)
+        self._is_after_value = True
 
     def _text(self, last: bool) -> bool:
         """A text between quotes, as far as it came."""
@@ -122,22 +134,27 @@ class BraceCalls(BodyReader):
             self._take(until - self._at, to_json(self.text[self._at : until])[1:-1])
         if end >= 0:
             self._take(len(self._quote), '"')
-            self._in_text = False
+            self._in_text, self._is_after_value = False, True
         self.broken = end < 0 and last
         return end >= 0
 
-    def _bare(self, rest: str, last: bool) -> bool:
-        """A key, a number, a constant or a text in JSON's quotes."""
-        quoted = _JSON_STRING.match(rest) if rest.startswith('"') else _BARE.match(rest)
-        if quoted is None or (quoted.end() == len(rest) and not last):
+    def _bare(self, rest: str, last: bool, pattern: re.Pattern[str]) -> bool:
+        """A key, a number, a constant or a text in other quotes."""
+        assert self.close is not None
+        python = _PYTHON_STRING.match(rest)
+        if rest.startswith("'") and python is None and not last and self.close not in rest:
             return False
-        word = quoted[0].strip()
-        behind = rest[quoted.end() :].lstrip()
+        match = python or (_JSON_STRING if rest.startswith('"') else pattern).match(rest)
+        if match is None or (match.end() == len(rest) and not last):
+            return False
+        word = to_json(match[1].replace("\\'", "'")) if python else match[0].strip()
+        behind = rest[match.end() :].lstrip()
         if not word or not behind:
             self.broken = True
             return True
-        is_key = self._open[-1] == "{" and behind.startswith(":")
-        self._take(quoted.end(), self._key_of(word) if is_key else self._value_of(word))
+        is_key = self._open[-1] == "{" and behind.startswith((":", "="))
+        self._take(match.end(), self._key_of(word) if is_key else self._value_of(word))
+        self._is_after_value = True
         return True
 
     def _key_of(self, word: str) -> str:

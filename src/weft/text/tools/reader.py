@@ -202,6 +202,7 @@ class ToolCallReader:
         self._space, self._after_call, self._ends = "", True, self._row.ends
         if given.name is not None:
             self._index += 1
+            given.name = self._parameters.offered(given.name)
             given.call_id = given.call_id or self._row.new_id(uuid.uuid4().hex, given.name, self._index)
         if not (self._single and self._index > 0):
             given.index = self._index

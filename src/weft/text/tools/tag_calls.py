@@ -36,9 +36,10 @@ _NO_END = (-1, -1)
 
 @lru_cache
 def _tag_end(tags: Tags) -> re.Pattern[str]:
-    """Return the pattern of the text that follows the name of a parameter."""
-    parts = re.split(r"\s+", tags.named)
-    return re.compile(r"\s*" + r"\s*".join(map(re.escape, parts)))
+    """Return the pattern of the text that follows the name of a parameter. A model may leave out the tag that opens
+    its value (GLM)."""
+    first, *more = re.split(r"\s+", tags.named)
+    return re.compile(rf"\s*{re.escape(first)}" + "".join(rf"(?:\s*{re.escape(part)})?" for part in more))
 
 
 class TagCalls(BodyReader):
@@ -96,7 +97,7 @@ class TagCalls(BodyReader):
         if not tags.function and not self.call_count:
             return self._bare_name(rest, deltas, last)
         if tags.function and rest.startswith(tags.function) and (self.close is not None or not self.call_count):
-            name, length = self._tag_name(rest, tags.function, re.compile(">"))
+            name, length = self._tag_name(rest, tags.function, re.compile(">"), True)
             if name is not None:
                 self._begin(name, length, deltas)
             return name is not None
@@ -116,7 +117,7 @@ class TagCalls(BodyReader):
         return behind != "" or last or self.broken
 
     def _begin(self, name: str, length: int, deltas: list[CallDelta]) -> None:
-        self._function, self._given = name, set()
+        self._function, self._given = self._parameters.offered(name), set()
         self._at += length
         self.emitted = self._at
         deltas.append(CallDelta(name=name))
@@ -125,7 +126,7 @@ class TagCalls(BodyReader):
         tags = self._tags
         ends = [mark for mark in (tags.function_end, self.close, *self._next_calls) if mark]
         if rest.startswith(tags.parameter):
-            name, length = self._tag_name(rest, tags.parameter, _tag_end(tags))
+            name, length = self._tag_name(rest, tags.parameter, _tag_end(tags), last)
             if name is not None:
                 self._begin_value(name, rest[:length], deltas)
                 self._value_at = self._scanned = self._shown = self._at + length
@@ -178,9 +179,14 @@ class TagCalls(BodyReader):
             self._completed(self._at)
         return True
 
-    def _tag_name(self, rest: str, tag: str, end: re.Pattern[str]) -> tuple[str | None, int]:
+    def _tag_name(self, rest: str, tag: str, end: re.Pattern[str], last: bool) -> tuple[str | None, int]:
         """Return the name in a tag and the length of the tag; None while it is not complete."""
         match = end.search(rest, len(tag))
+        opens_value = self._tags.named.rpartition("\n")[2]
+        if match and not match[0].endswith(opens_value) and not last:
+            behind = rest[match.end() :].lstrip()
+            if not behind or may_become(behind, (opens_value,)):
+                return None, 0
         name = rest[len(tag) : match.start() if match else None]
         if self._tags.quoted and match:
             attribute = _NAMED.search(name)

@@ -164,6 +164,13 @@ class Parameters:
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         self._schemas = schemas
 
+    def offered(self, name: str) -> str:
+        """Return the tool that a model calls ``name``: some put namespaces before it (``default_api:f``)."""
+        if name in self._schemas:
+            return name
+        tools = [tool for tool in self._schemas if name.endswith((f":{tool}", f"/{tool}", f".{tool}"))]
+        return tools[0] if len(tools) == 1 else name
+
     def has(self, tool: str) -> bool:
         return tool in self._schemas
 
