@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from weft.adapters import Adapter, salted
-from weft.errors import ContextLengthError, RequestError
+from weft.errors import ContextLengthError, RequestError, maximum_context
 from weft.handoff import Handoff
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -329,10 +329,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             named = sampling.max_tokens is not None or sampling.min_tokens > 0
             answer = f"{least} ({asked})" if named else f"at least {least}"
             raise ContextLengthError(
-                f"the prompt has {count} tokens and the answer {answer}: {count + least} in all; the longest "
-                f"context served is {limit} tokens (--max-model-len)",
+                f"{maximum_context(limit)}; the prompt has {count} tokens and the answer {answer}: "
+                f"{count + least} in all",
                 param=prompt_field if count + 1 > limit else asked,
-                code="context_length_exceeded",
+                tokens=count,
+                limit=limit,
             )
 
     def check_prediction(self, limit: int, vocab_size: int) -> None:
@@ -345,10 +346,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if len(self.prediction) > limit:
             raise RequestError(
-                f"prediction has {len(self.prediction)} tokens; the longest context served is "
-                f"{limit} tokens (--max-model-len)",
-                param="prediction",
-                code="context_length_exceeded",
+                f"prediction has {len(self.prediction)} tokens; {maximum_context(limit)}", param="prediction"
             )
 
     def check_marks(self) -> None:
@@ -420,6 +418,8 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     accepted_drafts: int = 0
     """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
     rejected_drafts: int = 0
+    weight_version: str = ""
+    """The name of the weights that computed the tokens, where an update gave them one."""
     pooled: bytes | None = None
     """Result of ``Request.pooling``, float32, little-endian; on the last event."""
 

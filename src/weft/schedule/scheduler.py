@@ -87,6 +87,8 @@ class Scheduler:
             else VerifyPlanner(drafter, self.rows, self.reuse, step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
         )
         self.drafter = drafter
+        self.retracts = False
+        """While it is set, plans preempt all that runs and admit nothing: memory is about to be lost."""
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
@@ -101,10 +103,18 @@ class Scheduler:
 
     @property
     def may_stop_plans(self) -> bool:
-        """Whether what waits may wait for the store, or for its pictures, and for nothing else."""
-        return (self.store is not None and self.store.may_stop_plans) or (
-            not len(self.running) and all(seq.pictures_due for seq in self.waiting)
+        """Whether what waits may wait for the store, for its pictures or for the end of a retraction, and for
+        nothing else."""
+        return (
+            self.retracts
+            or (self.store is not None and self.store.may_stop_plans)
+            or (not len(self.running) and all(seq.pictures_due for seq in self.waiting))
         )
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether a sequence or a load has a lease."""
+        return bool(len(self.running)) or self.has_closing
 
     @property
     def has_closing(self) -> bool:
@@ -172,14 +182,17 @@ class Scheduler:
         self._plan_closing(step)
         if self.store is not None:
             self.store.close_loads(step)
-        self._plan_decodes(step)
-        needy = frozenset() if step.short else self._plan_row_shares(step)
-        budget = _budget_beside(step, self.rows, self.sizes, self.step_limit, self._prefilling_keys(step))
-        self._plan_prefills(step, budget)
-        matches = self._admission.plan(step, budget, self._closing, needy) if not step.short else {}
-        self.reuse.publish(step)
-        self.reuse.plan_taps(step, matches)
-        if self.store is not None:
+        if self.retracts:
+            self._plan_retraction(step)
+        else:
+            self._plan_decodes(step)
+            needy = frozenset() if step.short else self._plan_row_shares(step)
+            budget = _budget_beside(step, self.rows, self.sizes, self.step_limit, self._prefilling_keys(step))
+            self._plan_prefills(step, budget)
+            matches = self._admission.plan(step, budget, self._closing, needy) if not step.short else {}
+            self.reuse.publish(step)
+            self.reuse.plan_taps(step, matches)
+        if self.store is not None and not self.retracts:
             step.stores = self.store.writes.work(idle=not (step.decode_rows.size or step.prefill_rows))
         if verifies and self._verify_planner is not None:
             self._verify_planner.plan(step)
@@ -191,6 +204,13 @@ class Scheduler:
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, usage {self.memory.usage()}"
         )
         return step.seal(self._step, self.rows)
+
+    def _plan_retraction(self, step: PlanBuilder) -> None:
+        step.short = True
+        step.decode_rows = step.decode_batch.rows[:0]
+        step.preempted = list(self.running)
+        for seq in step.preempted:
+            self._take_out(step, seq, preempted=True)
 
     def _plan_closing(self, step: PlanBuilder) -> None:
         for seq in self._closing:

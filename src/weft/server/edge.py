@@ -431,7 +431,7 @@ class Origins:
         return [
             (b"access-control-allow-origin", origin.encode("latin-1")),
             (b"vary", b"Origin"),
-            (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored"),
+            (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored, X-Weft-Weight-Version"),
         ]
 
     def preflight_headers(self, method: str, headers: Headers) -> dict[str, str] | None:

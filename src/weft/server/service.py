@@ -19,7 +19,14 @@ import msgspec
 
 from weft.adapters import Adapter
 from weft.default_sampling import OLLAMA_SAMPLING
-from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
+from weft.errors import (
+    ContextLengthError,
+    EngineUnavailableError,
+    RequestError,
+    UnknownModelError,
+    WeftError,
+    maximum_context,
+)
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
@@ -29,7 +36,7 @@ from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics, ModelMetrics
 from weft.server.presets import Preset, Presets
-from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, key_of_request
+from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, key_of_request, note_ignored
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
@@ -205,10 +212,11 @@ class ServedModel:
             if count > 2 * limit:  # twice, as the end of the part may be other tokens in the whole
                 what = "the prediction" if param == "prediction" else "the prompt"
                 raise ContextLengthError(
-                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; the "
-                    f"longest context served is {limit} tokens (--max-model-len)",
+                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; "
+                    f"{maximum_context(limit)}",
                     param=param,
-                    code="context_length_exceeded",
+                    tokens=count,
+                    limit=limit,
                 )
             head *= 4
 
@@ -273,6 +281,8 @@ class ServedModel:
             template_variables=self.template.variables,
             reads=self.pictures.tokens if self.pictures is not None else (),
         )
+        for name in request.left_out:
+            note_ignored(name)
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
         prompt = await self.template.write(
             request.messages, key=key_of_request(), chars_cut=chars_cut, **request.rendering
@@ -659,11 +669,11 @@ class Service:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
         if (reason := self.engine.degraded_reason) is not None:  # requests wait, and none of them fails
             return 200, {"status": "degraded", "reason": reason}
-        details = self._store_details()
+        details = self._store_details() | self._weights_details()
         asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
             return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing), **details}
-        return 200, {"status": "ok", **details}
+        return 200, {"status": "paused" if self.engine.engines.is_paused else "ok", **details}
 
     def _health_of(self, several: Models) -> tuple[int, Mapping[str, Any]]:
         """Counts without names: no key is needed to read them."""
@@ -677,6 +687,14 @@ class Service:
             "models": several.states(),
             **self._store_details(),
         }
+
+    def weight_version(self) -> str:
+        """The name that the last update gave the weights; empty for those of the start."""
+        return "" if self._engine is None else self._engine.engines.weights.version
+
+    def _weights_details(self) -> dict[str, str]:
+        version = self.weight_version()
+        return {"weight_version": version} if version else {}
 
     def _store_details(self) -> dict[str, str]:
         """``/health`` needs no key, so this has the kind of a fault, and neither bucket nor address."""
