@@ -54,6 +54,7 @@ def test_the_unit_takes_no_privileges() -> None:
         assert service[option] == "yes", option
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
+    assert {"MemoryMax", "TasksMax"} <= service.keys()
     assert service["UMask"] == "0077"
     assert service["RestartPreventExitStatus"] == "2 203", "no restart mends flags, or the path of the program"
     assert service["SystemCallFilter"] == "@system-service"
