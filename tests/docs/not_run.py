@@ -60,6 +60,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/fleet.md", "weft join"): MACHINES,
     ("docs/fleet.md", "WEFT_RAY_CPUS=4 weft serve owner/model --ray"): RAY,
     ("docs/fleet.md", "python -m benchmarks.soak_fleet"): LONG,
+    ("docs/refit.md", "weft serve /models/step-0"): "needs two checkpoints, as tests/server/test_update_weights.py",
+    ("docs/refit.md", "curl"): "needs two checkpoints, as tests/server/test_update_weights.py",
     ("docs/operating.md", "sqlite3 "): BACKUP,
     ("docs/operating.md", "cp -a "): BACKUP,
     ("docs/operating.md", "weft store verify /backup"): BACKUP,

@@ -71,6 +71,8 @@ class CacheFlush:
         self._memory = memory
         self._scheduler = scheduler
         self.due = False
+        self.clears_store = False
+        """The flush that runs next forgets what is stored as well."""
 
     def run(self, *, in_flight: bool) -> None:
         """Flush now, or as soon as nothing is in flight."""
@@ -79,6 +81,9 @@ class CacheFlush:
             return
         self._memory.flush()
         self.due = self._scheduler.has_closing
+        if self.clears_store and self._scheduler.store is not None:
+            self._scheduler.store.clear()
+        self.clears_store = self.clears_store and self.due
 
 
 @dataclass(slots=True)

@@ -125,6 +125,11 @@ class PictureQueue:
                 self._rows[picture.digest].users.discard(seq.id)
             self._trim(self._budget_bytes)
 
+    @property
+    def begun(self) -> list[SeqId]:
+        """Live sequences whose pictures were encoded, or are: their pixels may be gone."""
+        return list(self._begun)
+
     def forget(self) -> None:
         """Drop the rows that no sequence needs."""
         self._trim(0)

@@ -52,6 +52,15 @@ class SleepState(msgspec.Struct, frozen=True):
 AWAKE = SleepState()
 
 
+class WeightsState(msgspec.Struct, frozen=True):
+    """The weights that answer now. ``version``: a name that the caller of the last update gave them, empty
+    for those of the start. ``digest``: of all bytes of their files. ``updates``: how often they were others."""
+
+    version: str = ""
+    digest: str = ""
+    updates: int = 0
+
+
 class Flushed(msgspec.Struct, frozen=True):
     """Dropped contents of the prefix cache: bytes of pages and states, tokens of prefixes."""
 
@@ -135,6 +144,8 @@ class EngineStats(StepCounts, kw_only=True):
     preemptions: int
     recomputed_tokens: int
     sleep: SleepState = AWAKE
+    weights: WeightsState = WeightsState()
+    paused: bool = False
     store: TierStats | None = None
     """None without a store."""
     speculation: SpeculationStats = SpeculationStats()

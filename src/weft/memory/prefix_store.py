@@ -217,6 +217,10 @@ class Store(Protocol):
         """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""
 
+    def clear(self) -> None:
+        """Forget every record of this namespace, those that are being written too. A store that cannot be
+        written, and a bucket that others share, keep theirs."""
+
     def poll(self) -> list[StoreEvent]:
         """Events since the last call."""
 

@@ -335,6 +335,16 @@ class Restores:
             self._give_up(key, "damaged" if event.kind == "damaged" else "store_busy")
         return True
 
+    def forget_all(self) -> None:
+        """What fetches bring is of other weights now. No load holds a lease. Requests that waited look again."""
+        for buffer in self._loaded:
+            self._buffers.free(buffer)
+        self._loaded.clear()
+        for key in list(self.fetches):
+            self._abandon(key)
+        self._answers.clear()
+        self._ended.clear()
+
     def end_late(self) -> None:
         """Fetches past their deadline end: their requests compute."""
         now_s = self._clock()

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import ipaddress
 import mmap
@@ -256,6 +257,10 @@ class HttpEdge:
         """Counts bytes of bodies, or gives them back (negative)."""
         self._buffered.add(size_bytes)
 
+    def cap_connections(self, most: int) -> None:
+        """The system has descriptors for ``most`` connections."""
+        self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
+
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
         """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""
         self._connections[connection] = address
@@ -426,7 +431,7 @@ class Origins:
         return [
             (b"access-control-allow-origin", origin.encode("latin-1")),
             (b"vary", b"Origin"),
-            (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored"),
+            (b"access-control-expose-headers", b"X-Request-Id, Retry-After, X-Weft-Ignored, X-Weft-Weight-Version"),
         ]
 
     def preflight_headers(self, method: str, headers: Headers) -> dict[str, str] | None:

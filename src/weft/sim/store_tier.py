@@ -282,6 +282,9 @@ class VirtualStore:
             events.append(event)
         return events
 
+    def clear(self) -> None:
+        raise AssertionError("recorded traffic flushes no store")
+
     def stats(self) -> StoreStats:
         kinds = self._index.c["kind"][: self._index.length]
         return StoreStats(

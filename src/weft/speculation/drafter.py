@@ -217,5 +217,8 @@ class Drafter(Protocol):
         """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step. With
         ``prefills`` it read prompts as well."""
 
+    def forget(self) -> None:
+        """The weights are others now: drop the answers of the old ones."""
+
     def end(self, key: int) -> None:
         """The sequence has ended. A key that never began is no error: an answer may end in its first step."""

@@ -127,6 +127,11 @@ class AnswerLibrary:
             self._drop_oldest()
         return answers.index.lookup(context)
 
+    def forget(self) -> None:
+        """Answers of other weights are no guide."""
+        self._by_salt.clear()
+        self.size_bytes = 0
+
     def _drop_oldest(self) -> None:
         while self.size_bytes > self._bytes_max:
             self.size_bytes -= self._by_salt.popitem(last=False)[1].size_bytes
