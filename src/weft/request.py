@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from weft.adapters import Adapter, salted
-from weft.errors import ContextLengthError, RequestError
+from weft.errors import ContextLengthError, RequestError, maximum_context
 from weft.handoff import Handoff
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -314,10 +314,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             named = sampling.max_tokens is not None or sampling.min_tokens > 0
             answer = f"{least} ({asked})" if named else f"at least {least}"
             raise ContextLengthError(
-                f"the prompt has {count} tokens and the answer {answer}: {count + least} in all; the longest "
-                f"context served is {limit} tokens (--max-model-len)",
+                f"{maximum_context(limit)}; the prompt has {count} tokens and the answer {answer}: "
+                f"{count + least} in all",
                 param=prompt_field if count + 1 > limit else asked,
-                code="context_length_exceeded",
+                tokens=count,
+                limit=limit,
             )
 
     def check_prediction(self, limit: int, vocab_size: int) -> None:
@@ -330,10 +331,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if len(self.prediction) > limit:
             raise RequestError(
-                f"prediction has {len(self.prediction)} tokens; the longest context served is "
-                f"{limit} tokens (--max-model-len)",
-                param="prediction",
-                code="context_length_exceeded",
+                f"prediction has {len(self.prediction)} tokens; {maximum_context(limit)}", param="prediction"
             )
 
     def check_marks(self) -> None:

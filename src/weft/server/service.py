@@ -19,7 +19,14 @@ import msgspec
 
 from weft.adapters import Adapter
 from weft.default_sampling import OLLAMA_SAMPLING
-from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError, WeftError
+from weft.errors import (
+    ContextLengthError,
+    EngineUnavailableError,
+    RequestError,
+    UnknownModelError,
+    WeftError,
+    maximum_context,
+)
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
@@ -29,7 +36,7 @@ from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics, ModelMetrics
 from weft.server.presets import Preset, Presets
-from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean
+from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, note_ignored
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
@@ -203,10 +210,11 @@ class ServedModel:
             if count > 2 * limit:  # twice, as the end of the part may be other tokens in the whole
                 what = "the prediction" if param == "prediction" else "the prompt"
                 raise ContextLengthError(
-                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; the "
-                    f"longest context served is {limit} tokens (--max-model-len)",
+                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; "
+                    f"{maximum_context(limit)}",
                     param=param,
-                    code="context_length_exceeded",
+                    tokens=count,
+                    limit=limit,
                 )
             head *= 4
 
@@ -254,6 +262,8 @@ class ServedModel:
             template_variables=self.template.variables,
             reads=self.pictures.tokens if self.pictures is not None else (),
         )
+        for name in request.left_out:
+            note_ignored(name)
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
         prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
         if self.pictures is not None and request.pictures:
