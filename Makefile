@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz
+.PHONY: fuzz hostile
 .PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
 help:
@@ -127,6 +127,13 @@ fuzz: install
 	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
 	@$(PIP) --only-binary :all: atheris 2>/dev/null || true
 	@$(BIN)/python -m tests.hostile.coverage_fuzz --seconds $(FUZZ_SECONDS)
+
+# All that is hostile: real servers, mutated input with seeds, and the simulator with several API keys. Minutes.
+hostile: install
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal tests/hostile tests/sim/test_keys.py \
+	  tests/unit/text/test_panics.py tests/unit/text/test_environment.py tests/unit/text/test_worker_lane.py \
+	  tests/unit/text/test_tokenize_memory.py tests/server/test_descriptors.py tests/arch/test_dependencies.py $(ARGS)
+	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)

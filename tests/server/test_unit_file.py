@@ -45,6 +45,7 @@ def test_the_unit_takes_no_privileges() -> None:
         assert service[option] == "yes", option
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
+    assert {"MemoryMax", "TasksMax"} <= service.keys()
     assert service["UMask"] == "0077"
     assert service["RestartPreventExitStatus"] == "2", "flags that cannot work do not work at a second start"
     assert service["SystemCallFilter"] == "@system-service"

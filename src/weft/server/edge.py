@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import ipaddress
 import mmap
@@ -255,6 +256,10 @@ class HttpEdge:
     def buffer(self, size_bytes: int) -> None:
         """Counts bytes of bodies, or gives them back (negative)."""
         self._buffered.add(size_bytes)
+
+    def cap_connections(self, most: int) -> None:
+        """The system has descriptors for ``most`` connections."""
+        self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
         """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""

@@ -26,7 +26,7 @@ from weft.server.edge import EdgeError, Origins
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
-from weft.server.protocol import HEADER, begin_request
+from weft.server.protocol import HEADER, begin_request, name_key
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
@@ -159,6 +159,7 @@ class Gate:
         tenant, is_operator = self._keys.match(key.strip()) if scheme.lower() == "bearer" else (None, False)
         if tenant is not None and (is_operator or not for_operators):
             scope["state"]["tenant"] = tenant
+            name_key(tenant.owner)
             return None
         if not self._keys.has_clients and not for_operators:
             return None
