@@ -26,11 +26,11 @@ export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: fuzz hostile
-.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
+.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize mutants bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
-	@echo "make install | serve | quick | test | check (ruff, format, mypy) | format | sanitize (the C++ kernels) | bench | clean"
+	@echo "make install | serve | quick | test | check (ruff, format, mypy) | format | sanitize (the C++ kernels) | mutants | bench | clean"
 	@echo "make test-emulated-gpu (minutes, and no GPU)"
 	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
@@ -137,6 +137,11 @@ hostile: install
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)
+
+# Do the tests notice a change of the code? A seeded sample of mutants (docs/testing.md); hours on two cores, and not in CI.
+mutants: install
+	@$(BIN)/python -c 'import cosmic_ray, coverage' 2>/dev/null || $(PIP) 'cosmic-ray>=8.7' 'coverage>=7.10'
+	@OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutants $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
