@@ -18,6 +18,13 @@ from tests.arch.rules import Source
 MARKDOWN_LINE_MAX = 120
 TABLE_CELL_MAX = 200
 
+DIALECT: dict[str, re.Pattern[str]] = {
+    "a sentence without a verb that begins with Of": re.compile(r"(?:^|[.!?]\s+)Of [^.:]*[.:]"),
+    "a noun hidden in a sentence that begins with What": re.compile(r"(?:^|[.!?]\s+)What\b"),
+    "a place for a relation: behind, beside, lies, stands": re.compile(r"\b(?:behind|beside|lies|stands)\b"),
+}
+"""Habits of this code's early English that no library has, by name. ``CEILINGS`` counts what is left of each."""
+
 PERSONS = re.compile(
     r"\b(who|whoever|whom|whomever|nobody|somebody|everybody|anybody|someone|everyone|anyone"
     r"|no one|he|his|him)\b",
@@ -123,6 +130,12 @@ def prose_complaints(source: Source) -> list[str]:
                 for match in PERSONS.finditer(plain)
             ]
     return complaints
+
+
+def dialect_counts(source: Source) -> dict[str, int]:
+    """Return how often each habit of DIALECT occurs in the docstrings and comments of a Python file."""
+    texts = [_CODE.sub("X", part) for _, text in _python_texts(source.text) for part in paragraphs_of(text)]
+    return {name: sum(len(pattern.findall(text)) for text in texts) for name, pattern in DIALECT.items()}
 
 
 def width_complaints(page: Source) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.arch.not_yet_clean import NOT_YET_CLEAN
-from tests.arch.prose import prose_complaints, width_complaints
+from tests.arch.prose import DIALECT, dialect_counts, prose_complaints, width_complaints
 from tests.arch.rules import ROOT, Source, beyond_the_ratchet, tracked_files, weft_sources
 
 
@@ -48,6 +50,41 @@ def test_a_person_as_a_subject_is_noticed(path: str, text: str) -> None:
 )
 def test_pictures_and_code_are_no_complaint(path: str, text: str) -> None:
     assert prose_complaints(Source(path, text)) == []
+
+
+CEILINGS = dict(zip(DIALECT, (0, 0, 0), strict=True))
+"""Occurrences in src/weft. They only fall: a change that removes some lowers the number in the same commit."""
+
+
+def test_the_habits_of_an_odd_english_only_get_fewer() -> None:
+    left: Counter[str] = Counter()
+    for source in weft_sources():
+        left.update(dialect_counts(source))
+    assert {name: count for name, count in left.items() if count > CEILINGS[name]} == {}, "more than before"
+    slack = {name: count for name, count in left.items() if count < CEILINGS[name] * 0.97 - 5}
+    assert slack == {}, "fewer than the ceiling says: lower it"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('"""Of the steps in flight."""\n', 0),
+        ("# A row. Of waiting ones: none.\n", 0),
+        ('"""What memory holds."""\n', 1),
+        ('"""Return it. What is left is free."""\n', 1),
+        ("# the page behind it lies beside the slot\n", 2),
+    ],
+)
+def test_each_habit_is_counted(text: str, found: int) -> None:
+    name = list(DIALECT)[found]
+    counts = dialect_counts(Source("src/weft/a.py", text))
+    assert counts.pop(name) == (3 if "behind" in text else 1)
+    assert set(counts.values()) == {0}
+
+
+def test_code_and_other_sentences_have_none_of_the_habits() -> None:
+    text = '"""Return the tokens of a step, and what a kernel reads: `behind`."""\nWhat = "Of it. What lies beside"\n'
+    assert set(dialect_counts(Source("src/weft/a.py", text)).values()) == {0}
 
 
 def test_lines_of_markdown_and_cells_of_tables_are_short() -> None:
