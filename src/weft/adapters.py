@@ -75,14 +75,14 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def salted(adapter: Adapter | None, cache_salt: str) -> str:
-    """What separates cached prefixes, of an adapter or of the base model."""
+    """Return the salt of cached prefixes of ``adapter``, or of the base model."""
     if adapter is not None:
         return adapter.salt(cache_salt)
     return f"\0\0{cache_salt}" if cache_salt.startswith("\0") else cache_salt
 
 
 class AdapterSettings(msgspec.Struct, frozen=True):
-    """What adapter_config.json says. ``targets``: peft's ``target_parameters``, of fused experts."""
+    """The contents of adapter_config.json. ``targets``: peft's ``target_parameters``, of fused experts."""
 
     rank: int
     alpha: float
@@ -99,7 +99,7 @@ class AdapterSettings(msgspec.Struct, frozen=True):
         return max((self.rank, *self.ranks.values()))
 
     def rank_of(self, module: str) -> int:
-        """Of the module named ``module`` in the model that was trained."""
+        """Return the rank of the module named ``module`` in the model that was trained."""
         return _matching(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:

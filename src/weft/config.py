@@ -1,10 +1,10 @@
-"""What the user asks for. Flag = config field = Python keyword.
+"""The settings that a user gives. Flag = config field = Python keyword.
 
     EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
 
 Every field carries its help text. The CLI makes its flags from this one class, the Python API takes the same
 names as keywords, and an error can name the flag. ``weft.memory.frames.plan.fit_sizes`` computes
-``Sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
+``Sizes``: sizes that do not fit are shrunk, and ``Sizes.notes`` says so in words.
 
 ``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see
 ``config_check``).

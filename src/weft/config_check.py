@@ -104,7 +104,7 @@ def unknown_name(name: str, names: Iterable[str]) -> str:
 
 
 def _wrong(value: object, hint: Any, declared: Field[Any]) -> str | None:
-    """What is right instead, as the end of a sentence; None for a value that is right."""
+    """Return the valid values, as the end of a sentence; None if ``value`` is valid."""
     if get_origin(hint) is typing.Literal:
         choices = [str(choice) for choice in get_args(hint)]
         return None if value in get_args(hint) else f"it may be {', '.join(choices[:-1])} or {choices[-1]}"

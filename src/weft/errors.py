@@ -54,7 +54,25 @@ class RequestError(UserError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt (plus what it asks for) is longer than the served context; the message has both numbers."""
+    """Prompt (plus what it asks for) is longer than the served context; the message has both numbers. ``tokens``: of
+    the prompt, at least; ``limit``: of the context. An API whose clients look for other words writes its own."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = "context_length_exceeded",
+        tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.tokens, self.limit = tokens, limit
+
+
+def maximum_context(limit: int) -> str:
+    """Return the words by which clients of OpenAI's API find out that they must send less."""
+    return f"this model's maximum context length is {limit} tokens (--max-model-len)"
 
 
 class QueueFullError(UserError):
@@ -65,7 +83,7 @@ class QueueFullError(UserError):
 
 
 class NotFoundError(UserError):
-    """What the request names is not there."""
+    """The request names something that does not exist."""
 
     status = 404
     kind = "not_found_error"
@@ -135,7 +153,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def presentable(message: str, *, otherwise: str) -> str:
-    """What a library says of a client's input, as the client may read it: cut, without a dump of its state. A
+    """Return a library's message on a client's input as the client may read it: cut, without a dump of state. A
     message with a panic, a backtrace or the path of a source file becomes ``otherwise``."""
     said = message.split("\n<state>")[0].strip()
     if not said or _INTERNALS.search(said):

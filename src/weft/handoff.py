@@ -22,7 +22,7 @@ from weft.units import PAGE_TOKENS, ceil_div
 Role = Literal["both", "prefill", "decode"]
 ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "b": "both"}
 REPLICAS_MAX = 1000
-"""Of one server, and of a simulated fleet."""
+"""Most replicas of one server, and of a simulated fleet."""
 LINK_BYTES_S = 1e9
 LINK_LATENCY_S = 2e-3
 """Guesses, until puts are measured."""
@@ -67,7 +67,7 @@ class Handoff(msgspec.Struct, frozen=True):
 
 
 class LinkStats(msgspec.Struct, frozen=True):
-    """Of the handoffs of one engine: bytes that it ``sent`` and ``received``, orders that ``ended`` well and
+    """Counters of the handoffs of one engine: bytes that it ``sent`` and ``received``, orders that ``ended`` well and
     that ``failed``, parcels that it ``refused``. ``bytes_s``: of its puts, measured or guessed. ``kv_bytes``:
     of a page of 16 tokens; ``state_bytes``: of one state; ``chunk_tokens``: what it sends at once.
     ``room_bytes``: the most that it takes of one prompt, 0 for no limit."""
@@ -90,7 +90,7 @@ class LinkStats(msgspec.Struct, frozen=True):
         return not self.room_bytes or kv_bytes + self.state_bytes <= self.room_bytes
 
     def nbytes(self, start: int, end: int) -> int:
-        """Of the records of [``start``, ``end``): the KV, and a state for each chunk."""
+        """Return the bytes of the records of [``start``, ``end``): the KV, and a state for each chunk."""
         states = max(1, ceil_div(end - start, self.chunk_tokens))
         return ceil_div(end - start, PAGE_TOKENS) * self.kv_bytes + states * self.state_bytes
 

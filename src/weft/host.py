@@ -1,5 +1,5 @@
-"""What this process may use of its machine: cores and RAM, within the limits of its container; and memory
-that goes back.
+"""Cores and RAM that this process may use, within the limits of its container; and memory given back to the
+system.
 
 ``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both read it, so their numbers
 agree. Limits of cgroup v2 and v1 are read from their files; without limits, the system's own numbers hold.
@@ -87,7 +87,7 @@ def free_ram_bytes() -> int:
 
 
 def memory_share_bytes() -> int | None:
-    """What this process may have for weights and arena together; None: what is free."""
+    """Return the bytes that this process may use for weights and arena together; None: all that is free."""
     return _memory_bytes
 
 
@@ -123,9 +123,11 @@ _trimmed_s = -TRIM_EVERY_S
 
 
 def end_start() -> None:
-    """What a process has made until it serves stays: no later collection walks it. Those of young objects
-    come after thousands of them, not hundreds: a request leaves few cycles, and their walks took a tenth of
-    an HTTP process."""
+    """Freeze the objects of the start, and raise the threshold of young collections to thousands of objects.
+
+    No later collection walks frozen objects. A request leaves few cycles, and walks after hundreds of objects
+    took a tenth of an HTTP process.
+    """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
     gc.enable()

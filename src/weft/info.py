@@ -1,4 +1,4 @@
-"""What a started engine says about itself, as one value: read by the banner, the API and the server.
+"""Facts of a started engine as one value: read by the banner, the API and the server.
 
 It crosses processes (the engine runs in its own), so it is plain data: names, numbers, sentences.
 """

@@ -81,7 +81,7 @@ def check_pictures(pictures: Sequence[PlacedPicture], tokens: Int32s, picture_to
 
 
 def prompt_keys(tokens: Int32s, pictures: Sequence[PlacedPicture]) -> Int32s:
-    """What stands for a prompt wherever prompts are compared: int32 [n], the tokens themselves without
+    """Return the keys of a prompt for comparisons of prompts: int32 [n], the tokens themselves without
     pictures."""
     if not pictures:
         return tokens

@@ -1,4 +1,4 @@
-"""What an engine reports of its prefix cache: digests of the prefixes at which a request can resume.
+"""An engine's report on its prefix cache: digests of the prefixes at which a request can resume.
 
     tokens    [ page 0 | page 1 | page 2 | tail ]      page: 16 tokens; tail: fewer
     report    number 7:  + (digest, tail, position, place, restore seconds)    - (digest, no tail)

@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
-"""What weights and arithmetic may be in."""
+"""Dtypes of weights and arithmetic."""
 CacheDTypeName = Literal["float32", "bfloat16", "float16", "float8_e4m3", "int8"]
-"""What KV pages and states may be kept in."""
+"""Dtypes of KV pages and states."""
 ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
 KV_DTYPES: dict[str, CacheDTypeName] = {
     "float32": "float32",
@@ -44,14 +44,14 @@ KV_DTYPES: dict[str, CacheDTypeName] = {
     "fp8": "float8_e4m3",
     "int8": "int8",
 }
-"""What ``--kv-dtype`` may say besides auto."""
+"""Values of ``--kv-dtype`` besides auto."""
 KvLayoutName = Literal["vnni", "rows"]
 """Order of the numbers inside a KV page: ``tensor.layout``."""
 CompressedKvName = Literal["int8", "int4"]
 COMPRESSED_KV_DTYPES: tuple[CompressedKvName, ...] = ("int8", "int4")
-"""What a page of KV goes into when it is compressed: what ``cache.compress_kv`` may say."""
+"""Values of ``cache.compress_kv``: dtypes of a compressed page of KV."""
 STATE_DTYPES: tuple[CacheDTypeName, ...] = ("float32", "bfloat16", "float16")
-"""What ``--state-dtype`` may say."""
+"""Values of ``--state-dtype``."""
 TOKEN_SCALE_BYTES: dict[str, int] = {"int8": 2}
 """KV dtypes whose pages hold a scale for each token and head, and its bytes."""
 
@@ -126,7 +126,7 @@ class ModelSpec:
 
     @property
     def state_dtype(self) -> CacheDTypeName:
-        """What the accumulators are kept in; the model's dtype where there are none."""
+        """Return the dtype of the accumulators; the model's dtype where there are none."""
         accumulators = [
             part.dtype
             for layer in self.layers
@@ -265,7 +265,7 @@ def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
 
 
 def index_rows(width: int) -> LayerSpec:
-    """What an index keeps of each token. It is a layer of its own, behind those of the depth."""
+    """Return the layer that holds an index's row of each token, appended after the model's layers."""
     return LayerSpec("index", kv_heads=1, head_dim=width, has_values=False)
 
 

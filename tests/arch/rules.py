@@ -36,6 +36,7 @@ BASE = {
     "pictures",
     "snapshot_report",
     "prefix_digests",
+    "shares",
     "version",
 }
 PURE = {
@@ -132,7 +133,6 @@ FILE_STATEMENTS_MAX = 400
 FUNCTION_STATEMENTS_MAX = 45
 LONGER: dict[str, str] = {
     "src/weft/models/adapters.py": "a load of an adapter, from peft's file to factors by module, is one walk",
-    "src/weft/rpc/engine_process.py": "the loop of the engine process, with each command that it answers",
     "src/weft/runner/torch_executor.py": "one step from plan to tokens; parts that could leave have left",
     "src/weft/server/service.py": "three thoughts: models, the text side, health; they are to be parted",
     "src/weft/models/decoder.py: forward": "the order of blocks of all families, which is to become a list of blocks",

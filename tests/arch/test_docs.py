@@ -13,7 +13,8 @@ DECISIONS = ROOT / "docs" / "decisions"
 
 
 def _pages() -> list[Path]:
-    return [path for path in tracked_files() if path.suffix == ".md"]
+    """Return the pages for readers; forms of a code host, which it finds by their place, are none."""
+    return [path for path in tracked_files() if path.suffix == ".md" and ".github" not in path.parts]
 
 
 def test_the_readme_leads_to_every_page() -> None:

@@ -25,7 +25,13 @@ FUZZ = "minutes; tests/server/test_openapi.py sends a few hundred of these reque
 BACKUP = "needs the directories of a server that runs; docs/store.md runs the check of a store"
 SAMPLE = "a minute; tests/docs/test_simulated_figures.py compares the whole table with a committed result"
 
+PROCESS = "needs a process of the reader's and a tool that is not weft's"
+
 NOT_RUN: dict[tuple[str, str], str] = {
+    ("docs/debugging.md", "py-spy"): PROCESS,
+    ("docs/debugging.md", "ulimit"): PROCESS,
+    ("docs/debugging.md", "weft serve"): PROCESS,
+    ("docs/debugging.md", "gdb"): PROCESS,
     ("README.md", "make "): SHELL,
     ("README.md", ". .venv/bin/activate"): SHELL,
     ("README.md", "weft chat"): TERMINAL,
@@ -54,6 +60,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/fleet.md", "weft join"): MACHINES,
     ("docs/fleet.md", "WEFT_RAY_CPUS=4 weft serve owner/model --ray"): RAY,
     ("docs/fleet.md", "python -m benchmarks.soak_fleet"): LONG,
+    ("docs/refit.md", "weft serve /models/step-0"): "needs two checkpoints, as tests/server/test_update_weights.py",
+    ("docs/refit.md", "curl"): "needs two checkpoints, as tests/server/test_update_weights.py",
     ("docs/operating.md", "sqlite3 "): BACKUP,
     ("docs/operating.md", "cp -a "): BACKUP,
     ("docs/operating.md", "weft store verify /backup"): BACKUP,

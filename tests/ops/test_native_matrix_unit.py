@@ -119,6 +119,23 @@ def test_a_row_has_the_same_bits_in_either_form_and_any_batch(rows_out: int, col
                 assert (around[[0, -1]] == 7).all(), f"{form}, {rows} rows: written beside"
 
 
+STAGED_BYTES = 1 << 20
+"""Output size from which pieces are written through a buffer (csrc/matrix_pieces.inl)."""
+
+
+@pytest.mark.parametrize("rows_out", [1024, 1040])
+def test_a_large_output_has_the_bits_of_its_parts_and_touches_nothing_else(rows_out: int) -> None:
+    rows = STAGED_BYTES // 2 // rows_out + 17  # no multiple of a block of rows
+    weight, bias, x = noise(21, rows_out, 32, dtype=BF16), noise(22, rows_out), noise(23, rows, 32, dtype=BF16)
+    for tiles in (in_order(weight), made_of(weight)):
+        around = torch.full((rows + 2, rows_out), 7.0, dtype=BF16)
+        whole = tiled_linear(x, tiles, bias, out=around[1:-1])
+        parts = [tiled_linear(part, tiles, bias) for part in x.split(24)]
+        assert all(part.numel() * 2 < STAGED_BYTES <= whole.numel() * 2 for part in parts)
+        assert torch.equal(bits(whole), bits(torch.cat(parts)))
+        assert bool((around[0] == 7).all() and (around[-1] == 7).all())
+
+
 @pytest.mark.parametrize("columns", [64, 1000])
 def test_a_product_is_the_exact_one_to_the_rounding(columns: int) -> None:
     weight, wide = noise(1, 70, columns, dtype=BF16), noise(2, 150, columns + 6, dtype=BF16)

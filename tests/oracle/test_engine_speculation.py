@@ -42,21 +42,12 @@ ON_THE_KERNELS = (
     "olmo_hybrid",
     "qwen3_next",
     "granite_moe",
-)
-"""Every product, attention and recurrence is C++."""
-IN_TORCH = (
-    "jamba",
     "falcon_h1",
-    "zamba2",
-    "kimi_linear",
-    "ling",
-    "gpt_oss",
-    "lfm3",
-    "bamba",
-    "qwen3_window",
     "lfm2_moe",
     "nemotron_h_moe",
 )
+"""Every product, attention and recurrence is C++."""
+IN_TORCH = ("jamba", "zamba2", "kimi_linear", "ling", "gpt_oss", "lfm3", "bamba", "qwen3_window")
 """Something is torch's: a latent or a ring of KV, a width that is no multiple of 16."""
 
 

@@ -28,6 +28,7 @@ from weft.request import Request, SamplingParams
 from weft.store.identity import NamespaceIdentity
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
+from weft.store.renewable_store import RenewableStore
 from weft.store.tiered_store import open_store
 
 KINDS = asked("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
@@ -175,7 +176,8 @@ def test_packing_without_its_package_is_named(tmp_path: Path, monkeypatch: pytes
         assemble(replace(config, store_pack="on"))
     core = assemble(config).core
     assert core.store is not None
-    assert not isinstance(core.store.store, PackedStore)
+    assert isinstance(core.store.store, RenewableStore)
+    assert not isinstance(core.store.store.below, PackedStore)
     core.close()
 
 

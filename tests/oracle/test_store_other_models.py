@@ -71,6 +71,14 @@ def other_weights(model: Path) -> None:
     file.write_bytes(content)
 
 
+def one_element(model: Path) -> None:
+    """The sign of one value in the middle of the file."""
+    file = model / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 | 3] ^= 0x80
+    file.write_bytes(content)
+
+
 def another_model(model: Path) -> None:
     shutil.rmtree(model)
     shutil.copytree(checkpoint("granite"), model)
@@ -81,6 +89,7 @@ def another_model(model: Path) -> None:
     [
         (another_rope, {}),
         (other_weights, {}),
+        (one_element, {}),
         (another_model, {}),
         (None, {"dtype": "bfloat16"}),
         (None, {"quantize": "int8"}),

@@ -80,6 +80,8 @@ def test_an_engine_answers_alike_from_the_cache(stored: Path, tmp_path: Path) ->
     assert [file.stat().st_mtime_ns for file in directory.iterdir()] == written
     [file] = stored.glob("*.safetensors")
     tensors = load_file(file)
-    save_file({name: tensor * 1.5 for name, tensor in tensors.items()}, file)
+    name = next(name for name in tensors if "down_proj" in name)
+    tensors[name][3, 5] *= -1
+    save_file(tensors, file)
     answer()
     assert len(list(directory.iterdir())) == 2 * len(files), "other weights took the file of these"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
+import torch
 from msgspec.structs import replace
 
 from tests.fixtures.checkpoints import VOCAB_SIZE, asked, checkpoint
 from tests.fixtures.drafters import AnswerDrafter
+from tests.oracle.test_replaced_weights import change_one_element
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run, whole_story
 from tests.support.refused_growth import refuse_growth
 from weft.assemble import assembly
+from weft.engine.sleeper import Sleeper
 from weft.ranks.peers import Peers
 
 FAMILIES = asked("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "ling", "zamba2", "jamba", "gpt_oss")
@@ -87,6 +93,28 @@ def test_ranks_sleep_and_wake(level: int, two: Peers) -> None:
     after = run(assembled, {"b": requests["a"]}, Story())
     assembled.core.close()
     assert after.tokens["b"] == before.tokens["a"]
+
+
+def test_ranks_read_other_weights_together(two: Peers, tmp_path: Path) -> None:
+    """Each rank reads its share of the new files, and the answer is that of one rank on them."""
+    requests = {"a": (prompt(40, 1), GREEDY)}
+    other = Path(shutil.copytree(checkpoint("lfm2"), tmp_path / "other"))
+    change_one_element(other)
+    alone = engine(other)
+    expected = run(alone, requests, Story())
+    alone.core.close()
+    assembled = engine(checkpoint("lfm2"), peers=two)
+    before = run(assembled, {"before": requests["a"]}, Story())
+    Sleeper(assembled.core).refit(str(other), "other")
+    after = run(assembled, requests, Story())
+    weights = assembled.core.weights
+    assembled.core.close()
+    assert (weights.version, weights.updates) == ("other", 1)
+    assert after.cached_tokens["a"] == 0
+    assert after.tokens["a"] == expected.tokens["a"]
+    assert after.distance(expected) < TOLERANCE * max(1.0, _size(expected))
+    first = min(position for _, position in after.logits)
+    assert not torch.equal(after.logits["a", first], before.logits["before", first])
 
 
 def _size(story: Story) -> float:

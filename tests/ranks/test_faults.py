@@ -18,9 +18,9 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import CONFIG, GREEDY, Story, engine, prompt, run
 from weft.assemble import ranks as ranks_of_engine
-from weft.assemble.assembly import load_weights
 from weft.assemble.ranks import StartedRanks, start_ranks
 from weft.assemble.room import ArenaRoom
+from weft.assemble.weights import WeightsSource
 from weft.config import EngineConfig
 from weft.errors import ConfigError, RankLostError
 from weft.ranks.messages import RankLaunch
@@ -59,7 +59,7 @@ def test_a_rank_that_hangs_is_noticed_in_time() -> None:
 
 def _loaded(two: Peers, config: EngineConfig, directory: Path) -> tuple[StartedRanks, Any]:
     ranks = start_ranks(config, directory, CPU, lambda line: None, two)
-    return ranks, load_weights(config, "", directory, lambda line: None, CPU, ranks.group)
+    return ranks, WeightsSource(config, "", directory).load(CPU, ranks.group)
 
 
 def test_other_weights_on_a_rank_are_refused(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from weft.server.page import page_routes
 SERVER = {"api_key": ["a-key"]}
 KEY = {"Authorization": "Bearer a-key"}
 CONFIG = Path(__file__).parent / "schemathesis.toml"
-ASLEEP_AFTERWARDS = "^/(sleep|wake_up|v1/replicas/.*)$"
+ASLEEP_AFTERWARDS = "^/(sleep|wake_up|pause|resume|update_weights|v1/replicas/.*)$"
 """Paths that would make every other answer a 503, or restart the engine."""
 
 

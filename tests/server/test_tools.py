@@ -21,6 +21,7 @@ from weft.server.config import ServerConfig
 from weft.text.chat import ChatTemplate
 from weft.text.dialect import Dialect
 from weft.text.tools.definitions import ToolChoice, read_tools
+from weft.text.tools.json_calls import HELD_CHARS
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates"
 WEATHER = {
@@ -134,7 +135,7 @@ def test_a_call_is_an_object_with_id_name_and_arguments_as_json(server: RunningS
     assert len(alone.tool_calls) == 1
 
 
-def test_a_stream_of_calls_has_the_name_first_and_the_arguments_in_parts(server: RunningServer) -> None:
+def test_a_stream_of_calls_has_the_name_and_the_arguments_of_each(server: RunningServer) -> None:
     chunks = list(
         chat(
             server,
@@ -150,9 +151,17 @@ def test_a_stream_of_calls_has_the_name_first_and_the_arguments_in_parts(server:
         ("get_weather", {"city": "Köln 🏔"}),
         ("get_time", {}),
     ]
-    parts = [delta for chunk in chunks for choice in chunk.choices for delta in choice.delta.tool_calls or []]
-    assert len([part for part in parts if part.index == 0]) > 5, "the arguments come as they are made"
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_the_arguments_of_a_long_call_come_as_they_are_made(server: RunningServer) -> None:
+    long = CALL.replace("Köln", "K" * HELD_CHARS)
+    chunks = list(chat(server, long, tools=[WEATHER, TIME], stream=True))
+    parts = [delta for chunk in chunks for choice in chunk.choices for delta in choice.delta.tool_calls or []]
+    assert len(parts) > 5
+    assert parts[0].function.name == "get_weather"
+    [call] = gathered(chunks)["calls"].values()
+    assert json.loads(call["arguments"]) == {"city": f"{'K' * HELD_CHARS} 🏔"}
 
 
 def said_in_one_piece(text: str) -> list[ChatAnswer]:
@@ -197,15 +206,16 @@ def test_the_usual_loops_over_a_stream_gather_every_call(server: RunningServer, 
 
 def test_the_client_gathers_a_stream_of_calls_itself(server: RunningServer) -> None:
     tools: Any = [{**tool, "function": {**tool["function"], "strict": False}} for tool in (WEATHER, TIME)]
+    long = CALL.replace("Köln", "K" * HELD_CHARS)
     with server.client().chat.completions.stream(
-        model="scripted", messages=[{"role": "user", "content": f"say:I look.{CALL}{CALL_TIME}"}], tools=tools
+        model="scripted", messages=[{"role": "user", "content": f"say:I look.{long}{CALL_TIME}"}], tools=tools
     ) as stream:
         parts = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
         [choice] = stream.get_final_completion().choices
     assert len(parts) > 5
     assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
     assert [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []] == [
-        ("get_weather", {"city": "Köln 🏔"}),
+        ("get_weather", {"city": f"{'K' * HELD_CHARS} 🏔"}),
         ("get_time", {}),
     ]
 
@@ -284,6 +294,9 @@ def test_a_call_that_the_limit_cuts_off_says_so(server: RunningServer) -> None:
     assert choice.finish_reason == "length"
     assert choice.message.content == CALL.encode()[:60].decode()
     found = gathered(chat(server, CALL, tools=[WEATHER], max_tokens=60, stream=True))
+    assert (found["reason"], found["content"], found["calls"]) == ("length", choice.message.content, {})
+    long = CALL.replace("Köln", "K" * HELD_CHARS)
+    found = gathered(chat(server, long, tools=[WEATHER], max_tokens=HELD_CHARS + 80, stream=True))
     assert (found["reason"], found["calls"][0]["name"]) == ("length", "get_weather")
 
 

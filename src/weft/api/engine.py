@@ -15,7 +15,7 @@ recommends; keywords such as ``max_tokens=64`` change single fields, and ``guide
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from weft.adapters import Adapter, check_name, read_adapter
 from weft.api.calls import Call, CallTable
 from weft.api.chat import ChatWriter, PreparedChat
 from weft.api.completion import ChatPiece, ChatReply, Completion, Prompt, prompt_list, sampling_from, token_ids
+from weft.api.given_weights import written_weights
 from weft.api.pooling import NOTHING, MakeRequest, PoolingCalls, RankedDocument, ranked
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
@@ -341,10 +342,10 @@ class Engine:
     def stats(self) -> EngineStats:
         return self._core.stats()
 
-    def flush_cache(self) -> None:
-        """Drop every prefix that no running answer reads."""
+    def flush_cache(self, *, store: bool = True) -> None:
+        """Drop every prefix that no running answer reads; with ``store`` those on disk too."""
         with self._calls.turn.take():
-            self._core.flush_cache()
+            self._core.flush_cache(store=store)
 
     def sleep(self, level: int = 1, *, mode: SleepMode | None = None) -> Flushed:
         """Give the memory back until ``wake_up``; returns what the prefix cache held and lost. Level 1 keeps
@@ -370,6 +371,28 @@ class Engine:
         EngineUnavailableError where there is too little memory; the call can be repeated then."""
         with self._calls.turn.take():
             return not self._sleeper.wake_up(tags).level
+
+    def update_weights(
+        self,
+        weights: str | Path | Iterable[tuple[str, Any]],
+        *,
+        version: str = "",
+        mode: Literal["keep", "wait", "abort"] = "keep",
+    ) -> None:
+        """Replace the weights: by those of a checkpoint directory with the same shapes, or by ``weights`` as
+        pairs of a name and a torch tensor, while the others stay. Nothing that the old ones computed is used
+        again. ``version`` names the new ones in ``stats().weights``.
+
+        Answers in progress go on with the new weights, their tokens computed again (``mode`` "keep"); they are
+        computed to their end first ("wait"), or end ("abort"). Raises CheckpointError for weights that cannot
+        be served; the old ones then answer on. Raises AsleepError for an engine that sleeps."""
+        if mode not in ("keep", "wait", "abort"):
+            raise RequestError(f"mode is {mode!r}; it may be 'keep', 'wait' or 'abort'", param="mode")
+        while mode == "wait" and self._core.live_count:
+            self._calls.step()
+        with self._calls.turn.take(), written_weights(self._core, weights) as directory:
+            self._sleeper.refit(str(directory), version, abort=mode == "abort")
+        self._calls.step()
 
     @property
     def is_sleeping(self) -> bool:

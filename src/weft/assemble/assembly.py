@@ -25,7 +25,6 @@ name ``ModelInfo`` without it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
@@ -37,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.adapters import Adapter, named_paths, read_adapter
-from weft.assemble.identity import engine_identity, weight_files
+from weft.assemble.identity import engine_identity
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.room import (
     cache_dtypes,
@@ -48,13 +47,15 @@ from weft.assemble.room import (
     records_verify_runs,
     within_share,
 )
-from weft.assemble.speculation import loads_head, make_drafter
+from weft.assemble.speculation import make_drafter
+from weft.assemble.weights import WeightsSource, read_in_words
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.costs.step import given_cost
 from weft.default_sampling import read_default_sampling
 from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
+from weft.engine.stats import WeightsState
 from weft.errors import ConfigError
 from weft.host import usable_cores
 from weft.info import MemoryRow, ModelInfo
@@ -68,7 +69,6 @@ from weft.schedule.snapshots import on_grid, parse_snapshots
 from weft.schedule.store_tier import StoreTier
 from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.drafter import parse_sources
-from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_limits import parser_limits
 from weft.text.grammar_sandbox import grammar_sandbox
@@ -81,7 +81,6 @@ if TYPE_CHECKING:
 
     from weft.models.loading import LoadedModel
     from weft.models.sharded_model import RankGroup
-    from weft.models.weights_cache import WeightsCache
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture
@@ -119,13 +118,14 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     loaded_lock = LoadedLock(config.model)
     name, directory = find_model(config, tell)
     end = _check_text_files(directory)
+    source = WeightsSource(config, name, directory)
     adapters = registered_adapters(config)
     threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
     choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
     try:
-        placed = _place(config, name, directory, device, ranks, tell)
+        placed = _place(config, source, device, ranks, tell)
     except BaseException:
         if ranks is not None:
             ranks.peers.close()
@@ -141,7 +141,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         if config.store is not None:
             tell(f"store {config.store}: opening")
         tier, store_notes = _store_tier(
-            config, name, directory, placed, memory, kernels=kernels, threads=threads, device=device
+            config, name, source, placed, memory, kernels=kernels, threads=threads, device=device
         )
         if store_notes:
             tell(store_notes[0].removesuffix("."))
@@ -168,6 +168,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         step_costs=step_costs,
         grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size),
     )
+    core.weights = WeightsState(digest=source.digest())
+    core.source = source
     notes += load_adapters(core, adapters, tell)
     core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
@@ -192,7 +194,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         eos_ids=list(defaults.eos_ids),
         generation_defaults=defaults.sampling(),
         default_sampling=read_default_sampling(config.default_sampling) | defaults.sampling(),
-        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len)
+        identity=engine_identity(config, directory, source.digest(), loaded, arena, sizes.max_model_len)
         | _records_identity(config, tier, arena, kernels, threads),
         adapters=adapters,
         picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
@@ -225,7 +227,7 @@ def _records_identity(
 def _store_tier(
     config: EngineConfig,
     name: str,
-    directory: Path,
+    source: WeightsSource,
     placed: _Placed,
     memory: Memory,
     *,
@@ -237,11 +239,11 @@ def _store_tier(
     from weft.assemble.prefix_store import open_tier, own_parts
     from weft.ranks.executor import RankedExecutor
 
-    executor = placed.executor
+    executor, own = placed.executor, placed.own
     tier, notes = open_tier(
         config,
         name,
-        directory,
+        source,
         placed.loaded,
         memory,
         kernels=kernels,
@@ -249,10 +251,10 @@ def _store_tier(
         device=device,
         clock=time.monotonic,
         ranks=executor if isinstance(executor, RankedExecutor) else None,
-        fp8_scales=placed.own.fp8_scales,
+        fp8_scales=lambda: own.fp8_scales,
         chunk_tokens=on_grid(placed.sizes.step_tokens_max) or CHUNK_TOKENS,
     )
-    placed.own.arena.attach(own_parts(tier.buffers))
+    own.arena.attach(own_parts(tier.buffers))
     return tier, notes
 
 
@@ -330,7 +332,7 @@ class _Placed:
 
 
 def _place(
-    config: EngineConfig, name: str, directory: Path, device: torch.device, ranks: StartedRanks | None, tell: OnProgress
+    config: EngineConfig, source: WeightsSource, device: torch.device, ranks: StartedRanks | None, tell: OnProgress
 ) -> _Placed:
     from weft.runner.sampler import Sampler
     from weft.runner.torch_executor import TorchExecutor
@@ -338,7 +340,7 @@ def _place(
     from weft.tensor.device import describe
 
     group = None if ranks is None else ranks.group
-    loaded = load_weights(config, name, directory, tell, device, group)
+    loaded = source.load(device, group, tell)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = choose_capture(config, device, group)
     room = (
@@ -362,7 +364,8 @@ def _place(
         sizes,
         kv_scales=loaded.kv_scales,
         device=device,
-        reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
+        reload=source.reload,
+        read_from=source.read_from,
         capture=capture,
         mixed_tokens_max=mixed_tokens_max(config),
         verify_runs=records_verify_runs(config),
@@ -469,77 +472,6 @@ def _check_text_files(directory: Path) -> int | None:
     return end
 
 
-def load_weights(
-    config: EngineConfig,
-    name: str,
-    directory: Path,
-    tell: OnProgress,
-    device: torch.device,
-    ranks: RankGroup | None = None,
-) -> LoadedModel:
-    import torch
-
-    from weft.models.loading import load_model
-    from weft.tensor.device import free_bytes
-
-    shown_percent = -1
-
-    def on_bytes(done: int, total: int) -> None:
-        nonlocal shown_percent
-        percent = 100 * done // max(total, 1) // 5 * 5
-        if percent > shown_percent:
-            shown_percent = percent
-            bar = "█" * (percent // 5) + "·" * (20 - percent // 5)
-            tell(f"weights of {name}: {bar} {percent} % of {format_bytes(total)}")
-
-    free = free_bytes(device) if device.type == "cuda" else 0
-    try:
-        loaded = load_model(
-            directory,
-            config.dtype,
-            on_bytes,
-            quantize=config.quantize,
-            quantize_inputs=config.quantize_inputs,
-            twelve_bit=config.twelve_bit,
-            device=device,
-            allow_nonfinite=config.allow_nonfinite,
-            mtp=loads_head(config, device),
-            ranks=ranks,
-            weights_cache=_weights_cache(config, directory, device, ranks),
-        )
-    except torch.OutOfMemoryError:
-        size = sum(file.stat().st_size for file in weight_files(directory))
-        beyond = f"{format_bytes(size - free)} too many" if size > free else "too few for loading them too"
-        raise ConfigError(
-            f"the weights do not fit: the checkpoint has {format_bytes(size)}, and of the GPU's memory "
-            f"{format_bytes(free)} were free: {beyond}. Use --quantize int8 or int4, or --tp",
-            param="--quantize",
-        ) from None
-    tell(f"weights of {name}: {read_in_words(loaded)}")
-    return loaded
-
-
-def _weights_cache(
-    config: EngineConfig, directory: Path, device: torch.device, ranks: RankGroup | None
-) -> WeightsCache | None:
-    """For the weights in ``directory``, under a name that no other weights, kernels or rank have."""
-    if config.weights_cache is None or device.type != "cpu":
-        return None
-    from weft.models.checkpoint_files import CheckpointFiles
-    from weft.models.weights_cache import WeightsCache
-    from weft.tensor import native
-
-    files = {stored.file for stored in CheckpointFiles.open(directory).tensors.values()}
-    facts = [
-        weights_digest(sorted(files)),
-        (directory / "config.json").read_text(),
-        config.dtype,
-        native.INTERFACE,
-        *(() if ranks is None else (ranks.place,)),
-    ]
-    return WeightsCache(Path(config.weights_cache).expanduser(), hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
-
-
 def choose_capture(config: EngineConfig, device: torch.device, ranks: RankGroup | None) -> Capture | None:
     """On a GPU, unless it is turned off. Several ranks record together."""
     if device.type != "cuda" or config.cuda_graphs == "off":
@@ -588,18 +520,6 @@ def _grammar_compiler(
         step_s=config.grammar_step_ms / 1e3,
         limits=parser_limits(config.grammar_step_ms / 1e3),
     )
-
-
-_RATE_BYTES_MIN = 256 << 20
-
-
-def read_in_words(loaded: LoadedModel) -> str:
-    """``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate: their seconds are the first
-    use of the kernels, not reading."""
-    words = f"{format_bytes(loaded.read_bytes)} read and packed in {loaded.read_s:.1f} s"
-    if loaded.read_bytes < _RATE_BYTES_MIN:
-        return words
-    return f"{words}, {format_bytes(int(loaded.read_bytes / max(loaded.read_s, 1e-9)))}/s"
 
 
 def layers_in_words(spec: ModelSpec) -> str:

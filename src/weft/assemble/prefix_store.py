@@ -20,10 +20,9 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.assemble.identity import weight_files
+from weft.assemble.weights import WeightsSource
 from weft.config import EngineConfig
 from weft.costs.restore import COPY_BYTES_S, RestorePrices
 from weft.costs.step import given_cost
@@ -46,10 +45,11 @@ from weft.ranks.shared_buffers import SharedBuffers, new_memory
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store import identity, packing
-from weft.store.identity import NamespaceIdentity, canonical_json, weights_digest
+from weft.store.identity import NamespaceIdentity, canonical_json
 from weft.store.opening import StoreOptions
 from weft.store.packed_store import PackedStore
 from weft.store.peer_store import NO_STORE, PeerStore
+from weft.store.renewable_store import RenewableStore
 from weft.store.tiered_store import open_store
 from weft.units import CHUNK_TOKENS, format_bytes, parse_byte_rate, parse_bytes
 
@@ -70,7 +70,7 @@ GPU_LINK_BYTES_S = 25e9
 def open_tier(
     config: EngineConfig,
     name: str,
-    directory: Path,
+    source: WeightsSource,
     loaded: LoadedModel,
     memory: Memory,
     *,
@@ -79,30 +79,29 @@ def open_tier(
     device: torch.device,
     clock: Callable[[], float],
     ranks: RankedExecutor | None = None,
-    fp8_scales: Sequence[object] = (),
+    fp8_scales: Callable[[], Sequence[object]] = tuple,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[StoreTier, list[str]]:
-    """The tier of ``config.store`` and of handoffs, which send ``chunk_tokens`` at once; and notes for the
-    user. ``ranks``: the others copy their parts of each record. ``fp8_scales``: of pages in fp8, which lie
+    """Return the tier of ``config.store`` and of handoffs, which send ``chunk_tokens`` at once; and notes for
+    the user. ``ranks``: the others copy their parts of each record. ``fp8_scales``: of pages in fp8, which lie
     outside of them. Raises ConfigError that names the directory."""
     arena, options = memory.plan, _options(config)
     buffers = _buffers(arena, device, ranks)
     limit = buffers.limit_bytes
-    owner = _identity(
-        config,
-        name,
-        directory,
-        loaded,
-        arena,
-        buffers,
-        kernels,
-        fp8_scales,
-        threads=0 if device.type == "cuda" else threads,
-    )
-    store: Store = (
-        NO_STORE
-        if config.store is None
-        else open_store(
+    weights_bytes = loaded.weights_bytes
+    host_threads = 0 if device.type == "cuda" else threads
+    owner_now = _identities(config, name, source, loaded, arena, buffers, kernels, fp8_scales, threads=host_threads)
+    owner = owner_now()
+    if config.store_pack == "on" and not packing.is_available():
+        raise ConfigError(
+            "debug.store_pack on needs the package zstandard: pip install 'weft[store]'", param="debug.store_pack"
+        )
+    packs = config.store_pack == "on" or (config.store_pack == "auto" and device.type == "cuda")
+
+    def open_below(owner: NamespaceIdentity) -> Store:
+        if config.store is None:
+            return NO_STORE
+        opened = open_store(
             config.store,
             owner,
             replace(
@@ -113,15 +112,12 @@ def open_tier(
                 required=config.store_required,
             ),
         )
-    )
-    packed: PackedStore | None = None
-    if config.store_pack == "on" and not packing.is_available():
-        raise ConfigError(
-            "debug.store_pack on needs the package zstandard: pip install 'weft[store]'", param="debug.store_pack"
-        )
-    if packing.is_available() and config.store is not None:
-        packs = config.store_pack == "on" or (config.store_pack == "auto" and device.type == "cuda")
-        store = packed = PackedStore(store, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit, packs=packs)
+        if not packing.is_available():
+            return opened
+        return PackedStore(opened, buffers.page_bytes, buffers.slot_bytes, queue_bytes=limit, packs=packs)
+
+    stored = RenewableStore(open_below(owner))
+    store: Store = stored
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
     peers: PeerStore | None = None
@@ -136,7 +132,7 @@ def open_tier(
             clock=clock,
         )
     given = given_cost(config.step_costs)
-    token_s = loaded.weights_bytes / flops if given is None else given.token_s
+    token_s = weights_bytes / flops if given is None else given.token_s
     prices = RestorePrices(token_s, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(
         store,
@@ -148,11 +144,19 @@ def open_tier(
         write_bytes_s=options.write_bytes_per_second,
         step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
         compressed=config.tp == 1,
-        stored_share=(lambda: 1.0) if packed is None else lambda: packed.stored_share,
+        stored_share=lambda: stored.below.stored_share if isinstance(stored.below, PackedStore) else 1.0,
         orders=peers,
     )
     if peers is not None:
         tier.link_stats = peers.link_stats
+
+    def renew() -> None:
+        owner = owner_now()
+        if peers is not None:
+            peers.renew(owner.digest)
+        stored.renew(lambda: open_below(owner))
+
+    tier.renew = renew
     return tier, [] if config.store is None else _notes(config.store, tier)
 
 
@@ -227,47 +231,52 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
     ]
 
 
-def _identity(
+def _identities(
     config: EngineConfig,
     name: str,
-    directory: Path,
+    source: WeightsSource,
     loaded: LoadedModel,
     arena: ArenaPlan,
     buffers: TransferBuffers,
     kernels: str,
-    fp8_scales: Sequence[object],
+    fp8_scales: Callable[[], Sequence[object]],
     *,
     threads: int,
-) -> NamespaceIdentity:
-    """``threads``: those of a CPU. torch multiplies the matrices that do not lie in tiles, and may split
+) -> Callable[[], NamespaceIdentity]:
+    """Return a function that says whose records are written now: weights may be replaced while the engine runs.
+    ``threads``: those of a CPU. torch multiplies the matrices that do not lie in tiles, and may split
     their sums by thread, so the number counts. Ranks change sums and shards, so their number counts too."""
-    files = weight_files(directory)
-    text = (directory / "config.json").read_bytes()
-    published: dict[str, Any] = json.loads(text)
-    rope = {key: value for key, value in published.items() if "rope" in key}
+    architecture, quantised = _plain_json(asdict(loaded.spec)), loaded.weights_form  # and not the model itself
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
-    # Measured at start where the checkpoint has none: two machines may find different powers of two.
-    scales = {"fp8_scales": hashlib.sha256(canonical_json(fp8_scales)).hexdigest()} if fp8_scales else {}
-    return NamespaceIdentity(
-        model=name,
-        weights=weights_digest(files),
-        architecture=_plain_json(asdict(loaded.spec)),
-        rope=rope,
-        kv_dtype=arena.kv_dtype,
-        state_dtype=config.state_dtype,
-        quantised=loaded.weights_form,
-        arithmetic=arithmetic(kernels),
-        grain_bytes=buffers.page_bytes,
-        state_bytes=buffers.slot_bytes,
-        more={
-            "config": hashlib.sha256(text).hexdigest(),
-            "quantize_inputs": config.quantize_inputs,
-            "threads": threads,
-            "layout": _plain_json(layout_of(arena)),
-            **ranks,
-            **scales,
-        },
-    )
+
+    def now() -> NamespaceIdentity:
+        text = (source.directory / "config.json").read_bytes()
+        published: dict[str, Any] = json.loads(text)
+        # Measured at start where the checkpoint has none: two machines may find different powers of two.
+        scales = fp8_scales()
+        measured = {"fp8_scales": hashlib.sha256(canonical_json(scales)).hexdigest()} if scales else {}
+        return NamespaceIdentity(
+            model=name,
+            weights=source.digest(),
+            architecture=architecture,
+            rope={key: value for key, value in published.items() if "rope" in key},
+            kv_dtype=arena.kv_dtype,
+            state_dtype=config.state_dtype,
+            quantised=quantised,
+            arithmetic=arithmetic(kernels),
+            grain_bytes=buffers.page_bytes,
+            state_bytes=buffers.slot_bytes,
+            more={
+                "config": hashlib.sha256(text).hexdigest(),
+                "quantize_inputs": config.quantize_inputs,
+                "threads": threads,
+                "layout": _plain_json(layout_of(arena)),
+                **ranks,
+                **measured,
+            },
+        )
+
+    return now
 
 
 def arithmetic(kernels: str) -> str:

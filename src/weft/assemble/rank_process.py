@@ -30,6 +30,7 @@ import numpy as np
 from weft.assemble import assembly
 from weft.assemble.ranks import group_of, identity_of, identity_with, meet, settings_of
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_verify_runs
+from weft.assemble.weights import WeightsSource
 from weft.errors import ConfigError, UserError
 from weft.ranks import messages
 from weft.ranks.shared_buffers import ReceivedBuffers, received
@@ -52,10 +53,9 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
     collectives = meet(config, launch.folder, launch.rank, device)
     group = group_of(config, launch.rank, collectives)
 
-    def load() -> Any:
-        return assembly.load_weights(config, "", launch.directory, lambda line: None, device, group)
+    source = WeightsSource(config, "", launch.directory, leads=False)
 
-    loaded = load()
+    loaded = source.load(device, group)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
     capture = assembly.choose_capture(config, device, group)
     room = (
@@ -86,7 +86,8 @@ def serve_launch(launch: messages.RankLaunch, connection: Connection[Any, Any]) 
             layout.sizes,
             kv_scales=loaded.kv_scales,
             device=device,
-            reload=load,
+            reload=source.reload,
+            read_from=source.read_from,
             capture=capture,
             mixed_tokens_max=mixed_tokens_max(config),
             verify_runs=records_verify_runs(config),
@@ -134,6 +135,9 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
             )
         elif isinstance(message, messages.RankSleep):
             executor.sleep(message.level)
+            connection.send(messages.RankDone())
+        elif isinstance(message, messages.RankDirectory):
+            executor.read_from(message.directory)
             connection.send(messages.RankDone())
         elif isinstance(message, messages.RankWake):
             executor.wake(message.part)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.assemble.identity import checkpoint_digest, file_digest
+from weft.assemble.identity import file_digest, files_fingerprint
 from weft.assemble.room import ArenaRoom
 from weft.config import EngineConfig
 from weft.engine.stats import RankStats
@@ -171,5 +171,5 @@ def identity_of(directory: Path, settings: Iterable[tuple[str, str]]) -> dict[st
     return {
         **dict(settings),
         "config.json": file_digest(directory / "config.json"),
-        "weights": checkpoint_digest(directory),
+        "weights": files_fingerprint(directory),
     }

@@ -1,4 +1,4 @@
-"""What limits a measured run, what would make it faster, and how far it is from the machine's ceilings.
+"""The limit of a measured run, flags that would make it faster, and its distance from the machine's ceilings.
 
     engine   least seconds at the ceilings, of prompts, of reading weights, of products    --> of_engine
     server   means of what clients saw, and of the queue if the server tells               --> of_server

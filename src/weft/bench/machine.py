@@ -47,7 +47,7 @@ class MachineCeilings:
     flops_per_s: dict[str, float]
 
     def rate(self, dtype: str) -> float:
-        """Of products in ``dtype``, or in bfloat16 where those were not measured."""
+        """Return the rate of products in ``dtype``, or in bfloat16 where those were not measured."""
         return self.flops_per_s.get(dtype, self.flops_per_s["bfloat16"])
 
     def rows(self) -> dict[str, float]:
@@ -60,7 +60,7 @@ class MachineCeilings:
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What a model asks of a machine: ``weight_bytes`` of a decode step, ``params`` of a token, and the dtype
+    """Work of a model on a machine: ``weight_bytes`` of a decode step, ``params`` of a token, and the dtype
     of its products."""
 
     weight_bytes: float
@@ -91,7 +91,7 @@ def measure_machine(device: torch.device) -> MachineCeilings:
 
 
 def demand_of(config: EngineConfig, info: ModelInfo) -> ModelDemand:
-    """Of the model that an engine of ``config`` serves."""
+    """Return the work of the model that an engine of ``config`` serves."""
     checkpoint = CheckpointFiles.open(Path(info.directory))
     architecture = read_architecture(checkpoint.config)
     parameters = count_weights(architecture, architecture, 1, WeightForm(info.dtype, 16)).parameters

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts")
 MOVED_GROUPS = ("small", "memory")
-"""What developers look at is measured by ``benchmarks.kernels``."""
+"""Groups for developers, which ``benchmarks.kernels`` measures."""
 GEOMETRIES = ("Qwen3.5-4B", "granite-4.0-h-micro", "LFM2-1.2B")
 
 _PARAMS: list[click.Parameter] = [

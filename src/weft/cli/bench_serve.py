@@ -60,7 +60,7 @@ DATASET_FLAGS: list[click.Parameter] = [
 
 
 def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
-    """What DATASET_FLAGS ask for. Raises ConfigError."""
+    """Return the requests that DATASET_FLAGS describe. Raises ConfigError."""
     kind, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
     if kind == "random":
         return random_requests(

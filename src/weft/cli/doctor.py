@@ -382,7 +382,7 @@ def memory_facts() -> dict[str, Any]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """What torch says of itself, from a child process; ``error`` instead when it cannot be imported."""
+    """Return facts of torch, read in a child process; ``error`` instead when it cannot be imported."""
     if util.find_spec("torch") is None:
         return {"error": "torch is not installed"}
     try:
@@ -399,7 +399,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def model_facts() -> dict[str, Any]:
-    """What lies in the directory of models, by sizes: no checksum is read."""
+    """Return the contents of the directory of models, checked by size; no checksum is computed."""
     from weft.models.local import listed, model_directory
 
     directory, models = model_directory(), listed()

@@ -151,7 +151,7 @@ def _score(
 
 
 def _one_sentence(url: str, error: Exception) -> Exception:
-    """What a conversation that failed means for the whole score; a bug stays what it is."""
+    """Return the error for the whole score that a failed conversation means; a bug is returned unchanged."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, httpx.HTTPStatusError):

@@ -48,8 +48,8 @@ _SAID_EVERY_S = 10.0
 def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
     """Fetch models from the hub: owner/name, or owner/name:Q4_K_M for one GGUF file of it.
 
-    What an earlier pull has fetched is kept. A model that the hub has changed is fetched anew; files that are
-    the same are not.
+    Files of an earlier pull are kept. A model that changed on the hub is fetched again, its unchanged files
+    are not.
     """
     from weft.models.local import find
     from weft.models.pulling import mended
@@ -200,7 +200,7 @@ def rm(names: tuple[str, ...], force: bool) -> int:
 
 
 def _presets() -> PresetStore:
-    """Of the servers that keep names in the default file."""
+    """Return the created names of servers that use the default file."""
     from weft.server.config import ServerConfig
 
     store = ServerConfig().presets()

@@ -158,8 +158,8 @@ def command(
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
-    is fetched). Without one, lists the models it knows. Of several, or of NAME=MODEL, it shows what each gets
-    of the memory of one server, and how many are in it together.
+    is fetched). Without one, lists the models it knows. With several, or NAME=MODEL, it shows the share of each in
+    the memory of one server, and how many fit together.
     """
     if len(models) > 1:
         return _plan_several(models, memory, lengths, more, as_json=as_json)

@@ -36,7 +36,7 @@ from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftErro
 
 CONNECT_TIMEOUT_S = 10.0
 _REFUSED = (400, 413, 422)
-"""What the server says of a conversation that it does not take, where it names no field."""
+"""Statuses of a refused conversation, where the answer names no field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What ``weft simulate`` replays on: memory, costs and limits, from the flags or from a recording."""
+"""The setup of ``weft simulate``: memory, costs and limits, from the flags or from a recording."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Setup:
     ranks: int = 1
 
     def link_for(self, bytes_s: float, step_tokens_max: int) -> LinkModel:
-        """What sends records of this model; a chunk is what one step computes."""
+        """Return the link that sends records of this model; a chunk is the tokens of one step."""
         from weft.schedule.snapshots import on_grid
         from weft.sim.handoffs import LinkModel
 
@@ -154,7 +154,7 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
 
 
 def _packing_words(stores: list[StoreModel | None]) -> list[str]:
-    """What the replay takes packing for; nothing without a store that packs."""
+    """Return a line about the replay's model of packing; none without a store that packs."""
     from weft.sim.store_tier import NO_PACKING
 
     return list(

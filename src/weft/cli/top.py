@@ -45,7 +45,7 @@ _PREFIXES_SHOWN = 8
 class Reading:
     """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own. Both are
     of all engines, combined as ``metric_table`` says; ``engines`` has the values of each one, by its number.
-    Of several models it has those of each model, by its name, loaded or not."""
+    With several models it has those of each model, by its name, loaded or not."""
 
     at_s: float
     model: str
@@ -109,7 +109,7 @@ def read_metrics(text: str, at_s: float) -> Reading:
 def frame(
     url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any], replicas: Sequence[Mapping[str, Any]] = ()
 ) -> RenderableType:
-    """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there;
+    """Return the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there;
     ``replicas`` the rows of /v1/replicas, while some serve and others do not."""
     up = int(now.values.get("engine_up", 0.0))
     state = (
@@ -282,7 +282,7 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
 
 
 def _store(now: Reading) -> list[str]:
-    """What the store holds and did; nothing without one."""
+    """Return the lines about the store; none without one."""
     values = now.values
     if not values.get("store_capacity_bytes"):
         return []
@@ -303,7 +303,7 @@ def _store(now: Reading) -> list[str]:
 
 
 def _bucket(now: Reading) -> list[str]:
-    """What the bucket behind the store got; nothing while no upload was tried and it answers."""
+    """Return the lines about the store's bucket; none before an upload, while it answers."""
     uploads = now.by_label.get("store_uploads_total", {})
     waiting = int(now.values.get("store_uploads_waiting", 0))
     away_s = now.values.get("store_unreachable_seconds_total", 0.0)
@@ -319,7 +319,7 @@ def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
 
 
 def _caches(cache: Mapping[str, Any]) -> list[RenderableType]:
-    """Of several models, each one's under its name."""
+    """Return the tables of the caches, with several models each under its name."""
     if "models" not in cache:
         return [_prefixes(cache)]
     return [part for name, own in cache["models"].items() for part in (Text(name, "bold"), _prefixes(own))]
@@ -354,7 +354,7 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
 
 
 def _compressed(cache: Mapping[str, Any]) -> str:
-    """What is in 8 bits, and what became of it; nothing where nothing ever was."""
+    """Return the words about compressed states and pages; empty where there never were any."""
     counts: Mapping[str, int] = cache.get("counts", {})
     compressed = []
     if counts.get("compressed"):

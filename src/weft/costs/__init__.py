@@ -1,1 +1,1 @@
-"""What a step, a restore and a verified draft cost in seconds: measured, or by a data sheet. No clock."""
+"""Costs of a step, a restore and a verified draft in seconds: measured, or by a data sheet. No clock."""

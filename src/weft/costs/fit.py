@@ -37,7 +37,7 @@ STEPS_REMEMBERED = 16384
 FIT_EVERY = 256
 """Steps with a prefill between two fits of the long horizon."""
 PAIRS_SHARE_MIN = 0.05
-"""Of the guessed cost of all prefill so far: the least share of attention that tells its term apart."""
+"""Least share of attention in the guessed cost of all prefill so far that allows its term to be fitted."""
 _REFIT_EVERY = 8
 _DECODE_STEPS_EACH = 16
 _FIRST_STEPS = 16

@@ -46,7 +46,7 @@ _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
 _ROWS_BEYOND = [[further - rows for further in ROWS[at + 1 :]] for at, rows in enumerate(ROWS)]
-"""Of each place, how many rows more the later places have."""
+"""For each place, how many more rows each later place has."""
 
 
 class RowCosts:
@@ -72,12 +72,12 @@ class RowCosts:
         self._fill()
 
     def seconds(self, rows: int) -> float:
-        """Of a step of ``rows`` sequences without drafts."""
+        """Return the seconds of a step of ``rows`` sequences without drafts."""
         return self._pace * _between(self._plain, rows)
 
     def verify_seconds(self, decodes: int, drafted: int) -> float:
-        """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
-        least a plain step and what the drafts cost on top."""
+        """Return the seconds of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its
+        rows, and at least a plain step plus the drafts."""
         by_rows = _between(self._verify, decodes + drafted)
         if decodes == 1:
             return self._pace * by_rows
@@ -107,7 +107,7 @@ class RowCosts:
         return self._counts[self.place(rows)] >= _MEASURED_COUNT
 
     def place(self, rows: int) -> int:
-        """Of the figure that a plain step of ``rows`` sequences corrects."""
+        """Return the index of the figure that a plain step of ``rows`` sequences corrects."""
         return _NEAREST[rows] if 0 <= rows < len(_NEAREST) else len(ROWS) - 1
 
     def note(self, rows: int, seconds: float) -> None:

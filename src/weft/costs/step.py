@@ -20,7 +20,7 @@ MEASURED = "measured"
 
 
 class Work(NamedTuple):
-    """What the time of a step depends on. ``pairs``: (query, key) pairs of the prefills, which grow with the
+    """The amounts that decide the time of a step. ``pairs``: (query, key) pairs of the prefills, which grow with the
     square of a prompt. ``context``: tokens whose KV the decodes read."""
 
     prefill_tokens: int
@@ -83,7 +83,7 @@ class StepCost(msgspec.Struct, frozen=True):
         return 2 * seconds / divisor if divisor else float("inf")
 
     def times(self, factor: float) -> StepCost:
-        """Of a machine that takes ``factor`` as long."""
+        """Return the cost on a machine that takes ``factor`` times as long."""
         return StepCost(
             self.fixed_s * factor,
             self.token_s * factor,

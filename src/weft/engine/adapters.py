@@ -40,8 +40,8 @@ class ReadAdapter(Protocol):
 
 
 class AdapterHost(Protocol):
-    """Of an executor. ``read_adapter`` may be called in any thread, the others between two steps, with what
-    it returned."""
+    """The adapters of an executor. ``read_adapter`` may be called in any thread, the others between two steps,
+    with its result."""
 
     def read_adapter(self, adapter: Adapter) -> ReadAdapter: ...
 
@@ -161,10 +161,14 @@ class AdapterPool:
         self._drop(loaded)
         return True
 
-    def forget(self) -> None:
-        """The weights are gone, and what changed them with them."""
+    def forget(self) -> list[Adapter]:
+        """The weights are gone, and what changed them with them. Returns the adapters that live sequences
+        have: they are needed again with the next weights."""
+        running = self.running()
+        needed = [loaded.adapter for digest, loaded in self._resident.items() if digest in running]
         self._resident.clear()
         self.held_bytes = 0
+        return needed
 
     def _drop(self, loaded: ReadAdapter) -> None:
         assert self._host is not None

@@ -23,7 +23,7 @@ from weft.units import PAD, SeqId
 
 
 class DecodeColumns:
-    """Of the decodes ``seqs``, in the order of runs. The columns count the steps since they were made, so
+    """Columns of the decodes ``seqs``, in the order of runs. They count the steps since they were made, so
     ``rare`` is called once for each step, and no step is left out."""
 
     __slots__ = (

@@ -26,7 +26,9 @@ the engine calls when it has fallen idle).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from weft.config import Sizes
 from weft.costs.fit import StepMeter
@@ -39,7 +41,7 @@ from weft.engine.loop import Ages, CacheFlush, PlainLoop, StepParts
 from weft.engine.overlap import OverlapLoop
 from weft.engine.pictures import PictureEncoder, PictureQueue
 from weft.engine.settlement import Settlement
-from weft.engine.stats import AWAKE, EngineCounters, EngineStats
+from weft.engine.stats import AWAKE, EngineCounters, EngineStats, WeightsState
 from weft.engine.streams import Stream, StreamTable
 from weft.engine.submission import Submission
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
@@ -60,6 +62,19 @@ ENCODING_S = 0.1
 """For pictures between two steps, where no decode waits."""
 STORE_CLOSE_S = 20.0
 """An engine that ends writes snapshots for at most this long."""
+
+
+class ReadWeights(Protocol):
+    """``weft.assemble.weights.WeightsSource``. ``place``: the directory that the executor reads when it reads again."""
+
+    @property
+    def place(self) -> str: ...
+
+    def check(self, directory: str) -> None:
+        """Raises CheckpointError where the weights in ``directory`` have other shapes, or are not whole."""
+
+    def digest(self) -> str:
+        """The digest of the weights that were read last. Raises CheckpointError, OSError."""
 
 
 class EngineCore:
@@ -127,7 +142,12 @@ class EngineCore:
         self.failure: BaseException | None = None
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
-        """Changed by ``weft.engine.sleeper`` alone."""
+        self.paused = False
+        """No step is computed; requests are accepted and wait."""
+        self.weights = WeightsState()
+        """All three are changed by ``weft.engine.sleeper`` alone."""
+        self.source: ReadWeights | None = None
+        """Where weights are read again from; None for a model that was made in memory."""
         self._submission = Submission(
             vocab_size=vocab_size,
             sizes=sizes,
@@ -142,6 +162,7 @@ class EngineCore:
         self._loop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
+        self.scheduler.charge(plan, seconds)
         if plan.verify_count or not plan.run_count:
             return  # steps that verify drafts are other work
         self.meter.stepped(plan.step, work_of(plan), seconds)
@@ -170,7 +191,8 @@ class EngineCore:
                 f"request_id {request.request_id!r} is in use by a request that has not ended", param="request_id"
             )
         try:
-            self._submission.check_queue(len(self.scheduler.waiting), request)
+            waiting = self.scheduler.waiting
+            self._submission.check_queue(len(waiting), waiting.count(request.key), request)
         except QueueFullError:
             self.counters.requests_refused += 1
             raise
@@ -201,6 +223,16 @@ class EngineCore:
         self.streams.cancel(streams)
         return bool(streams)
 
+    def retract_all(self) -> None:
+        """Preempt all that runs, so that no sequence and no load holds memory. Their events come with the next
+        ``step``; they wait in their places of the queue and are computed again from their tokens."""
+        events: list[TokenEvent] = []
+        self.scheduler.retracts, paused, self.paused = True, self.paused, False
+        while self.failure is None and (self.scheduler.holds_memory or self._loop.in_flight is not None):
+            events += self.step()
+        self.scheduler.retracts, self.paused = False, paused
+        self.hand_back(events)
+
     def cancel_all(self, why: str) -> None:
         """``cancel`` for every request; ``why`` is in the last event of each."""
         self.streams.cancel(list(self.streams.by_seq.values()), why)
@@ -212,16 +244,17 @@ class EngineCore:
     # ------------------------------------------------------------------ the prefix cache
 
     def cache_shape(self) -> CacheShape:
-        """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it visits every
+        """Return the sizes and uses of the prefix cache. Call it between steps; it visits every
         node (``weft.memory.prefix.readings``)."""
         now_s = self.parts.clock()
         return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now_s))
 
-    def flush_cache(self) -> None:
-        """Drop every prefix that no running sequence reads. Answers in progress are not affected. Prefixes of
-        closing sequences go with the step that closes them; with a step in flight, the flush waits for its
-        settling (``weft.engine.loop.CacheFlush``)."""
+    def flush_cache(self, *, store: bool = False) -> None:
+        """Drop every prefix that no running sequence reads, with ``store`` those on disk too. Answers in progress
+        are not affected. Prefixes of closing sequences go with the step that closes them; with a step in flight,
+        the flush waits for its settling (``weft.engine.loop.CacheFlush``)."""
         if self.failure is None and not self._closed:
+            self._flush.clears_store |= store
             self._flush.run(in_flight=self._loop.in_flight is not None)
 
     # ------------------------------------------------------------------ steps
@@ -233,6 +266,8 @@ class EngineCore:
 
     @property
     def _has_steps(self) -> bool:
+        if self.paused or self.sleep_state.level:
+            return False
         return self.scheduler.has_work or self._loop.in_flight is not None
 
     @property
@@ -264,7 +299,14 @@ class EngineCore:
                 self.streams.fail_all(f"the engine failed: {error!r}")
                 if not isinstance(error, Exception):
                     raise
-        return self.streams.drain()
+        return self._versioned(self.streams.drain())
+
+    def _versioned(self, events: list[TokenEvent]) -> list[TokenEvent]:
+        version = self.weights.version
+        if not version:
+            return events
+        replaced = msgspec.structs.replace
+        return [event if event.weight_version else replaced(event, weight_version=version) for event in events]
 
     @property
     def _encoding_seconds(self) -> float:
@@ -335,6 +377,8 @@ class EngineCore:
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens,
             sleep=self.sleep_state,
+            weights=self.weights,
+            paused=self.paused,
             **self._store_stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
             pictures=self.pictures.stats(),

@@ -39,6 +39,9 @@ class Executor(Protocol):
         No step is in flight and no row is in use; no step follows before every part is back. A part that is
         gone already is left alone."""
 
+    def read_from(self, directory: str) -> None:
+        """Weights that were dropped come from the checkpoint in ``directory`` when they wake."""
+
     def wake(self, part: Part) -> None:
         """Allocate or read a part again. Raises a WeftError on failure, and may be called again."""
 

@@ -48,7 +48,7 @@ class Sandbox(Protocol):
         """Raises RequestError for a grammar that cannot be compiled within the limits."""
 
     def compile(self, build: Callable[[], Any]) -> Any:
-        """What ``build`` returns, from a thread with a large stack."""
+        """Return the result of ``build``, called in a thread with a large stack."""
 
     def close(self) -> None: ...
 

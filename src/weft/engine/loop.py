@@ -36,8 +36,8 @@ class Ages:
         version   0   90   180   ...        noted at most once a second, the last SAMPLES_MAX of them (L11)
         seconds   0    1     2
 
-    A version between two samples is as old as the sample before it. What is older than the oldest sample is
-    that old at least.
+    A version between two samples is as old as the sample before it. A version before the oldest sample is at
+    least that old.
     """
 
     __slots__ = ("_samples",)
@@ -71,6 +71,8 @@ class CacheFlush:
         self._memory = memory
         self._scheduler = scheduler
         self.due = False
+        self.clears_store = False
+        """The flush that runs next forgets what is stored as well."""
 
     def run(self, *, in_flight: bool) -> None:
         """Flush now, or as soon as nothing is in flight."""
@@ -79,11 +81,14 @@ class CacheFlush:
             return
         self._memory.flush()
         self.due = self._scheduler.has_closing
+        if self.clears_store and self._scheduler.store is not None:
+            self._scheduler.store.clear()
+        self.clears_store = self.clears_store and self.due
 
 
 @dataclass(slots=True)
 class StepParts:
-    """What a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may
+    """The parts that a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may
     be replaced before the first step."""
 
     scheduler: Scheduler

@@ -32,7 +32,7 @@ from weft.schedule.sequence import Sequence
 from weft.units import SeqId
 
 WAITING_BYTES_MAX = 256 << 20
-"""Of the pixels of pictures that wait to be encoded."""
+"""Bytes: most pixels of pictures that wait to be encoded."""
 
 
 class PictureEncoder(Protocol):
@@ -124,6 +124,11 @@ class PictureQueue:
             for picture in seq.pictures:
                 self._rows[picture.digest].users.discard(seq.id)
             self._trim(self._budget_bytes)
+
+    @property
+    def begun(self) -> list[SeqId]:
+        """Live sequences whose pictures were encoded, or are: their pixels may be gone."""
+        return list(self._begun)
 
     def forget(self) -> None:
         """Drop the rows that no sequence needs."""

@@ -30,7 +30,7 @@ class Settlement:
         self._counters = counters
         self._feed = feed
         self._columns: DecodeColumns | None = None
-        """Of the decodes of the last step, if it had any."""
+        """Columns of the decodes of the last step, if it had any."""
 
     def note_admissions(self, plan: StepPlan, now_s: float) -> None:
         """``plan`` was committed: a sequence that it admits for the first time has its queue time and its

@@ -1,7 +1,14 @@
-"""Puts an engine to sleep and wakes it: the arena, and with level 2 the weights, go back to the system.
+"""Puts an engine to sleep, wakes it, pauses it, and replaces its weights.
 
+    pause            no step is computed; live sequences stay, end, or give up their memory
     sleep(level)     live sequences? -> flush the prefix cache -> executor.sleep(level)
     wake_up(parts)   executor.wake(part) for each part -> audit, once no part is missing
+    refit(directory) sleep(2), the next directory, wake_up: a sleep that live sequences may outlast
+
+After level 2, the files may have other weights than before. The digest of what was read says so, and then
+nothing of the old ones is used again. The prefix tree and the rows of pictures are gone with the sleep. The
+store goes on under another namespace, and engines that send each other records refuse the old ones. The
+answers that drafts come from are dropped.
 
 Counters, seeds, compiled grammars and what the cache policy has learned survive. After the flush no sequence
 holds a page or a slot, and every frame counts as never used: each is zeroed before its first use (law L6).
@@ -11,13 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from weft.adapters import Adapter
 from weft.engine.engine import EngineCore
-from weft.engine.stats import AWAKE, PARTS, Flushed, Part, SleepState, check_level, check_parts
-from weft.errors import BusyError, EngineUnavailableError
+from weft.engine.stats import AWAKE, PARTS, Flushed, Part, SleepState, WeightsState, check_level, check_parts
+from weft.errors import BusyError, EngineUnavailableError, UserError, WeftError
 
 STORE_SLEEP_S = 20.0
 """An engine that falls asleep writes snapshots to its store for at most this long."""
-_ABORTED = "the engine was put to sleep while it answered"
+_ASLEEP = "the engine was put to sleep while it answered"
+_PAUSED = "the engine was paused while it answered"
+_REPLACED = "the weights of the engine were replaced while it answered"
+_PICTURES = f"{_REPLACED}, and the pictures of the request would have to be encoded again: send it again"
 
 
 class Sleeper:
@@ -25,6 +36,8 @@ class Sleeper:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
+        self._adapters: list[Adapter] = []
+        """Those of live sequences, while the weights are gone."""
 
     @property
     def state(self) -> SleepState:
@@ -42,20 +55,22 @@ class Sleeper:
         check_level(level)
         if core.live_count and not abort:
             raise busy(core.live_count)
-        core.cancel_all(_ABORTED)
-        events = []
-        while core.has_work:
-            events += core.step()
-        core.hand_back(events)
+        self.end_all(_ASLEEP)
+        return self._fall_asleep(level)
+
+    def _fall_asleep(self, level: int, *, write_s: float = STORE_SLEEP_S) -> Flushed:
+        """No sequence holds memory."""
+        core = self._core
         if core.failure is not None:
             raise EngineUnavailableError(f"the engine has failed: {core.failure!r}")
-        core.write_all(STORE_SLEEP_S)
+        if write_s:
+            core.write_all(write_s)
         flushed = Flushed(core.memory.usage().cached_bytes, core.memory.cached_tokens)
         core.memory.lose()
         core.pictures.forget()
         level = max(level, self.state.level)
         if level == 2:
-            core.adapters.forget()
+            self._adapters = core.adapters.forget()
         core.sleep_state = SleepState(level, core.executor.sleep(level))
         return flushed
 
@@ -73,10 +88,85 @@ class Sleeper:
             if part in wanted and part in self.state.missing:
                 core.executor.wake(part)
                 left = tuple(other for other in self.state.missing if other != part)
+                if not left:
+                    self._renew(core.weights.version)
                 core.sleep_state = SleepState(self.state.level, left) if left else AWAKE
         if not self.state.level:
+            while self._adapters:
+                core.adapters.load(self._adapters.pop())
             core.audit()
         return self.state
+
+    def _renew(self, version: str) -> None:
+        """If the files had other weights than before, nothing that the old ones computed is used again."""
+        core = self._core
+        if core.source is None:
+            return
+        digest = core.source.digest()
+        if digest == core.weights.digest:
+            return
+        if core.store is not None:
+            core.store.forget()
+            core.store.renew()
+        if core.drafter is not None:
+            core.drafter.forget()
+        core.weights = WeightsState(version, digest, core.weights.updates + 1)
+
+    def end_all(self, why: str) -> None:
+        """Live sequences end as cancelled, and free their memory; ``why`` is in their last events."""
+        core = self._core
+        core.paused, paused = False, core.paused
+        core.cancel_all(why)
+        events = []
+        while core.has_work:
+            events += core.step()
+        core.hand_back(events)
+        core.paused = paused
+
+    def pause(self, *, abort: bool, flush: bool) -> Flushed | None:
+        """Compute no further step until ``paused`` is false again. Live sequences stay as they are, or end with
+        ``abort``. With ``flush``, they give up their memory and the prefix cache is emptied; they are computed
+        again later. Returns what it lost."""
+        core = self._core
+        if abort:
+            self.end_all(_PAUSED)
+        core.paused = True
+        if not flush:
+            return None
+        core.retract_all()
+        flushed = Flushed(core.memory.usage().cached_bytes, core.memory.cached_tokens)
+        core.flush_cache()
+        return flushed
+
+    def refit(self, directory: str, version: str, *, abort: bool = False) -> Flushed:
+        """Replace the weights by those in ``directory``, and return what the prefix cache lost. Live sequences
+        wait and are computed again from their tokens, with the new weights; with ``abort`` they end.
+
+        Raises CheckpointError or ConfigError where the new weights cannot be served: the old ones are then
+        read again, and answer. Raises EngineUnavailableError when the engine has failed, or sleeps."""
+        core = self._core
+        core.sleep_state.check_awake()
+        if core.source is None:
+            raise EngineUnavailableError(
+                "this engine was made from a model in memory: no checkpoint can take its place"
+            )
+        before = core.source.place
+        core.source.check(directory)
+        if abort:
+            self.end_all(_REPLACED)
+        for seq in core.pictures.begun:
+            core.streams.cancel([core.streams.by_seq[seq]], _PICTURES)
+        core.retract_all()
+        flushed = self._fall_asleep(2, write_s=0.0)
+        core.executor.read_from(directory)
+        try:
+            self.wake_up()
+        except (WeftError, UserError, OSError):
+            core.executor.read_from(before)
+            self.wake_up()
+            raise
+        core.weights = WeightsState(version, core.weights.digest, core.weights.updates)
+        return flushed
 
 
 def busy(count: int, waited_s: float | None = None) -> BusyError:

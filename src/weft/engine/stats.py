@@ -52,8 +52,17 @@ class SleepState(msgspec.Struct, frozen=True):
 AWAKE = SleepState()
 
 
+class WeightsState(msgspec.Struct, frozen=True):
+    """The weights that answer now. ``version``: a name that the caller of the last update gave them, empty
+    for those of the start. ``digest``: of all bytes of their files. ``updates``: how often they were others."""
+
+    version: str = ""
+    digest: str = ""
+    updates: int = 0
+
+
 class Flushed(msgspec.Struct, frozen=True):
-    """What the prefix cache held and has dropped: bytes of pages and states, tokens of prefixes."""
+    """Dropped contents of the prefix cache: bytes of pages and states, tokens of prefixes."""
 
     bytes: int = 0
     tokens: int = 0
@@ -100,7 +109,7 @@ class PictureStats(msgspec.Struct, frozen=True):
 
 
 class StepCounts(msgspec.Struct, kw_only=True):
-    """What the engine counts as it runs."""
+    """Counters of a running engine."""
 
     steps: int = 0
     last_step_tokens: int = 0
@@ -112,7 +121,7 @@ class StepCounts(msgspec.Struct, kw_only=True):
     requests_refused: int = 0
     """Refused because the queue was full."""
     prompt_tokens: int = 0
-    """Of accepted requests, once for each of the ``n`` sequences."""
+    """Prompt tokens of accepted requests, once for each of the ``n`` sequences."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache supplied at a first admission."""
     generation_tokens: int = 0
@@ -135,16 +144,18 @@ class EngineStats(StepCounts, kw_only=True):
     preemptions: int
     recomputed_tokens: int
     sleep: SleepState = AWAKE
+    weights: WeightsState = WeightsState()
+    paused: bool = False
     store: TierStats | None = None
     """None without a store."""
     speculation: SpeculationStats = SpeculationStats()
     pictures: PictureStats = PictureStats()
     costs: StepCost | None = None
-    """What steps cost, None until enough was measured."""
+    """Fitted cost of steps, None until enough was measured."""
     ranks: RankStats = RankStats()
     adapters: AdapterStats = AdapterStats()
     link: LinkStats | None = None
-    """Of handoffs; None where there are none."""
+    """Counters of handoffs; None where there are none."""
 
 
 class EngineCounters(StepCounts, kw_only=True):

@@ -220,7 +220,7 @@ class StreamTable:
 
 
 def lost_tokens(lost: Lost) -> LostTokens | None:
-    """What a client learns of ``lost``: nothing about the prompts of other salts (law L10)."""
+    """Return the part of ``lost`` that a client may see: nothing about the prompts of other salts (law L10)."""
     tokens = LostTokens(
         no_checkpoint=lost.no_checkpoint,
         evicted_state=lost.evicted_state,

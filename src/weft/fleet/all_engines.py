@@ -3,10 +3,11 @@
     flush_cache, cache_shapes     every engine that serves
     load_adapter, unload_adapter  the same
     sleep, wake_up                all or none: where one refuses to sleep, the others wake again
+    update_weights, pause         the same
     stats                         the last report of each engine, by replica
 
-An engine that restarts while the fleet sleeps is put to sleep too, before it gets a request
-(``sleep_again``): other processes use the memory that the fleet gave back.
+An engine that restarts gets the weights of the last update before it gets a request, and sleeps while the fleet
+sleeps (``follow``): other processes use the memory that the fleet gave back.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import asyncio
 from collections.abc import Sequence
 
 from weft.adapters import Adapter
-from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState
+from weft.engine.stats import AWAKE, EngineStats, Flushed, Part, SleepState, WeightsState
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.replica import Replica
 from weft.memory.usage import CacheShape
 from weft.rpc.client import EngineClient
-from weft.rpc.messages import SleepMode, SleepOutcome
+from weft.rpc.messages import PauseMode, SleepMode, SleepOutcome, WeightsOutcome
 
 
 class AllEngines:
@@ -29,6 +30,11 @@ class AllEngines:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
         self._asleep_level = 0
+        self._paused = False
+        self._update: tuple[str, str] | None = None
+        """Directory and version of the weights that took the place of those of the start."""
+        self._digest = ""
+        """Of those weights."""
 
     def stats(self) -> list[tuple[int, EngineStats]]:
         """The number of each replica and the last report of its engine, if it has sent one."""
@@ -36,9 +42,10 @@ class AllEngines:
             (replica.number, replica.engine.stats) for replica in self._replicas if replica.engine.stats is not None
         ]
 
-    async def flush_cache(self) -> None:
-        """Returns when the engines have dropped what their caches held. Raises EngineUnavailableError."""
-        await asyncio.gather(*(engine.flush_cache() for engine in self._serving()))
+    async def flush_cache(self, *, store: bool = True) -> None:
+        """Returns when the engines have dropped what their caches held, and with ``store`` what their stores
+        have. Raises EngineUnavailableError."""
+        await asyncio.gather(*(engine.flush_cache(store=store) for engine in self._serving()))
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Returns when all engines have it in memory, or had it. Raises the first refusal, or
@@ -97,8 +104,71 @@ class AllEngines:
             self._asleep_level = 0
         return outcome
 
-    async def sleep_again(self, engine: EngineClient) -> None:
-        """Of a process that has just started, or was reset: it sleeps if the fleet does, and only then."""
+    @property
+    def weights(self) -> WeightsState:
+        """By the engines' last reports: the oldest that one of them has."""
+        return min((stats.weights for _, stats in self.stats()), key=lambda one: one.updates, default=WeightsState())
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    async def pause(self, mode: PauseMode, timeout_s: float, *, flush: bool) -> WeightsOutcome:
+        """Returns when no engine computes a step. Raises the first refusal, or EngineUnavailableError; the
+        engines then go on."""
+        outcomes = await asyncio.gather(
+            *(engine.pause(mode, timeout_s, flush=flush) for engine in self._serving()), return_exceptions=True
+        )
+        refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if refusals:
+            await asyncio.gather(*(engine.resume() for engine in self._serving()), return_exceptions=True)
+            raise refusals[0]
+        self._paused = True
+        return _sum_of([outcome for outcome in outcomes if isinstance(outcome, WeightsOutcome)])
+
+    async def resume(self) -> WeightsOutcome:
+        """Raises EngineUnavailableError."""
+        self._paused = False
+        return _sum_of(await asyncio.gather(*(engine.resume() for engine in self._serving())))
+
+    async def update_weights(self, directory: str, version: str, mode: PauseMode, timeout_s: float) -> WeightsOutcome:
+        """Returns when all engines answer with the weights in ``directory``. Raises the first refusal, or
+        EngineUnavailableError. Engines that have the new weights then read those before them again, if other
+        engines refused them."""
+        engines, before = self._serving(), self._update
+        outcomes = await asyncio.gather(
+            *(engine.update_weights(directory, version, mode, timeout_s) for engine in engines), return_exceptions=True
+        )
+        refusals = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if refusals:
+            old = before or (self._first_directory(), "")
+            await asyncio.gather(
+                *(
+                    engine.update_weights(*old, "keep", 0.0)
+                    for engine, outcome in zip(engines, outcomes, strict=True)
+                    if isinstance(outcome, WeightsOutcome)
+                ),
+                return_exceptions=True,
+            )
+            raise refusals[0]
+        outcome = _sum_of([outcome for outcome in outcomes if isinstance(outcome, WeightsOutcome)])
+        self._update, self._digest = (directory, version), outcome.weights.digest
+        return outcome
+
+    def _first_directory(self) -> str:
+        infos = [replica.engine.info for replica in self._replicas if replica.engine.info is not None]
+        return infos[0].directory if infos else ""
+
+    async def follow(self, engine: EngineClient) -> None:
+        """Of a process that has just started, or was reset: it gets the weights of the fleet, sleeps if the fleet
+        does and only then, and is paused if the fleet is."""
+        weights = engine.weights
+        if self._update is not None and (weights.digest, weights.version) != (self._digest, self._update[1]):
+            if engine.sleep_state.level:
+                await engine.wake_up(None)
+            await engine.update_weights(*self._update, "keep", 0.0)
+        if self._paused:
+            await engine.pause("keep", 0.0, flush=False)
         if self._asleep_level:
             try:
                 await engine.sleep(self._asleep_level, "abort", 0.0)
@@ -115,6 +185,15 @@ class AllEngines:
                 "no engine serves at the moment: " + "; ".join(replica.reason for replica in self._replicas)
             )
         return engines
+
+
+def _sum_of(outcomes: Sequence[WeightsOutcome]) -> WeightsOutcome:
+    flushed = [outcome.flushed for outcome in outcomes if outcome.flushed is not None]
+    return WeightsOutcome(
+        weights=outcomes[0].weights,
+        paused=outcomes[0].paused,
+        flushed=Flushed(sum(one.bytes for one in flushed), sum(one.tokens for one in flushed)) if flushed else None,
+    )
 
 
 def _deepest(outcomes: Sequence[SleepOutcome]) -> SleepState:

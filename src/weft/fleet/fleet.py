@@ -294,11 +294,11 @@ class Fleet:
 
     async def _prepare(self, engine: EngineClient, host: str) -> None:
         """Before a new process counts as ready. Raises ConfigError for a joined one that differs."""
+        await self.engines.follow(engine)
         if host or (self._roles and self._identity):
-            from weft.fleet.joined import check_identity
+            from weft.fleet.joined import check_identity, identity_with
 
-            check_identity(engine, self._identity, host or "this machine")
-        await self.engines.sleep_again(engine)
+            check_identity(engine, identity_with(self._identity, self.engines.weights), host or "this machine")
 
     def _on_ready(self, replica: Replica) -> None:
         info = replica.engine.info

@@ -18,6 +18,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
+from weft.engine.stats import WeightsState
 from weft.errors import ConfigError, WeftError
 from weft.fleet.replica import Replica
 from weft.rpc.client import EngineClient
@@ -125,10 +126,18 @@ class JoinedReplicas:
         task.add_done_callback(self._tasks.discard)
 
 
+def identity_with(identity: Mapping[str, str], weights: WeightsState) -> Mapping[str, str]:
+    """``identity`` as it is with ``weights``, which may have taken the place of those of the start."""
+    if not weights.updates or "weights" not in identity:
+        return identity
+    others = {name: value for name, value in identity.items() if name != "records"}
+    return {**others, "weights": weights.digest[: len(identity["weights"])]}
+
+
 def check_identity(engine: EngineClient, others: Mapping[str, str], host: str) -> None:
     """Raises ConfigError that names what differs between ``engine`` and the replicas that serve."""
     assert engine.info is not None
-    own = engine.info.identity
+    own = identity_with(engine.info.identity, engine.weights)
     names = [name for name in sorted(own.keys() & others.keys()) if own[name] != others[name]]
     if names:
         # A digest of the others says nothing beside them.

@@ -63,12 +63,12 @@ class Memory:
 
     @property
     def prefix_tree(self) -> PrefixTree:
-        """What is cached, to be read between two steps; only a commit changes it."""
+        """Return the tree of cached prefixes. Read it between two steps; only a commit changes it."""
         return self._state.cache.tree
 
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
-        """What the cache has of ``tokens`` for ``salt``; reads only. At least the last token is left to
-        compute. With the cache off the match is empty, and nothing is lost."""
+        """Return the longest cached prefix of ``tokens`` under ``salt``, without a change. At least the last token is
+        left to compute. With the cache off the match is empty, and nothing is lost."""
         state = self._state
         asked = np.asarray(tokens, dtype=np.int32)
         match = state.cache.match(asked, salt, state.version)
@@ -134,7 +134,7 @@ class Memory:
         return snapshot_contents(self._state.cache, node, start)
 
     def snapshot_outlook(self, node: NodeId) -> SnapshotOutlook | None:
-        """What is expected of the snapshot of ``node``; None for one that is gone. Reads only."""
+        """Return the expected use of the snapshot at ``node``, None if it is gone. Changes nothing."""
         cache, plan = self._state.cache, self.plan
         known = cache.tree.by_id.get(node)
         if known is None:

@@ -104,7 +104,7 @@ class StoredPrefix:
     remote: bool = False
     salt: str | None = field(default=None, repr=False)
     stored_state_bytes: int = 0
-    """What a read of the state moves; 0 for ``state_bytes``."""
+    """Bytes that a read of the state moves; 0 stands for ``state_bytes``."""
     near: bool = False
     """Its bytes are in this process already (another engine sent them): a read has no price."""
 
@@ -146,7 +146,7 @@ class StagingBuffers:
 
 @dataclass(frozen=True, slots=True)
 class PutOffer:
-    """What a put of a snapshot needs: KV of [``start``, ``position``). The rest is stored already.
+    """The KV that a put of a snapshot needs: positions [``start``, ``position``). The store has the rest.
 
     ``start`` is a multiple of 16. ``above``: the position of the deepest snapshot that the store has of
     these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
@@ -200,7 +200,7 @@ class Store(Protocol):
         """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
 
     def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *, exact: bool) -> PutOffer | None:
-        """What a put of this snapshot needs; None if it is stored, or if a put would be refused."""
+        """Return the KV that a put of this snapshot needs; None if it is stored or would be refused."""
 
     def put(
         self,
@@ -216,6 +216,10 @@ class Store(Protocol):
     ) -> Ticket | None:
         """Stores a snapshot. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""
+
+    def clear(self) -> None:
+        """Forget every record of this namespace, those that are being written too. A store that cannot be
+        written, and a bucket that others share, keep theirs."""
 
     def poll(self) -> list[StoreEvent]:
         """Events since the last call."""

@@ -347,7 +347,7 @@ class Relief:
     # ------------------------------------------------------------------ readings of the transaction
 
     def room(self) -> Room:
-        """What the transaction can hand out now."""
+        """Return the pages and slots that the transaction can hand out now."""
         plan = self._memory.plan
         return Room(
             self._page_walk.left, self._slot_walk.left, self._frames.left, plan.pages_per_frame, plan.slots_per_frame

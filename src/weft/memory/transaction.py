@@ -309,8 +309,7 @@ class Transaction:
         self._publish(lease, tokens[:whole], self._taps_up_to(lease, whole), patch=True)
 
     def close(self, seq: SeqId, *, keep: Int32s | None = None) -> None:
-        """The lease ends. What it holds, and what this transaction gave it, is free from the next transaction
-        on.
+        """End the lease. Its memory, including that of this transaction, is free from the next transaction on.
 
         ``keep``: exactly the computed tokens; the running slot holds the state after the last of them. They
         enter the tree with that state and with those saved before."""

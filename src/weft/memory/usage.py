@@ -1,4 +1,4 @@
-"""What memory, its prefix cache and the store hold and have done, as values of numbers.
+"""Contents and counters of memory, its prefix cache and the store, as values.
 
 ``Memory.usage``, ``Memory.cache_shape`` and ``Store.stats`` compute them. They cross processes inside
 ``EngineStats``. The HTTP process shows them and never imports the memory itself.
@@ -118,7 +118,7 @@ class MemoryUsage:
 
 @dataclass(slots=True, kw_only=True)
 class StoreCounts:
-    """Of a store since it was opened. ``damaged``, ``dropped``: by reason."""
+    """Counters of a store since it was opened. ``damaged`` and ``dropped`` are by reason."""
 
     damaged: dict[str, int] = field(default_factory=Counter)
     dropped: dict[str, int] = field(default_factory=Counter)
@@ -151,7 +151,7 @@ class StoreStats(StoreCounts):
     others: int = 0
     raw_bytes: int = 0
     packed_bytes: int = 0
-    """Of records that went through packing: before and after."""
+    """Bytes of packed records, before and after packing."""
     bucket_fault: str = ""
     """Why the bucket does not answer now; empty while it does."""
     unreachable_s: float = 0.0
@@ -160,7 +160,7 @@ class StoreStats(StoreCounts):
 
 @dataclass(slots=True)
 class ShapeSum:
-    """Of a set of nodes. ``youngest_s`` and ``oldest_s`` are ages."""
+    """Sums over a set of nodes. ``youngest_s`` and ``oldest_s`` are ages in seconds."""
 
     nodes: int = 0
     pages: int = 0

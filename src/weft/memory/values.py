@@ -99,7 +99,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """What the cache policy remembers of a prompt of ``prompt_tokens`` tokens. It is no hit.
+    """The cache policy's memory of a prompt of ``prompt_tokens`` tokens. It is not a hit.
 
     ``seen_tokens``: how far the prompt was seen before, with or without KV. ``row``: the policy's record of
     the deepest state on the path, PAD without one."""
@@ -114,7 +114,7 @@ NOTHING_RECALLED = Recall()
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the cache has of a prompt. The first ``cached_tokens`` need not be computed.
+    """The cached part of a prompt. The first ``cached_tokens`` need not be computed.
 
     ``kv_tokens``: how far the KV matches; past ``cached_tokens`` this is a place worth a snapshot, not a
     hit. ``anchor`` and ``version`` are for ``Transaction.open``. ``restore_pages``: pages that opening on the

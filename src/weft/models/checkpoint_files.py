@@ -21,10 +21,10 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import name_here
-from weft.files import INDEX_BYTES_MAX, read_json
+from weft.files import read_json
 from weft.models.forms import quant_method, stored_form
 from weft.models.gguf import METHOD
-from weft.models.safetensors_header import StoredTensor, read_header
+from weft.models.safetensors_header import StoredTensor, read_header, weight_files
 from weft.units import format_bytes
 
 _PREFIXES = (
@@ -37,8 +37,6 @@ _PREFIXES = (
     "",
 )
 _EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "word_embeddings.weight")
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 DRAFT_PREFIXES = ("mtp.", "model.mtp.")
 """Heads that predict further tokens (multi-token prediction)."""
@@ -76,7 +74,7 @@ class CheckpointFiles:
 
             tensors, source = stored_tensors(directory)
             return cls(directory, config, tensors, _prefix(tensors), source)
-        files, listed, source = _weight_files(directory)
+        files, listed, source = weight_files(directory)
         headers = {file.name: read_header(file) for file in files}
         tensors = {}
         for header in headers.values():
@@ -195,30 +193,3 @@ def unused_warning(names: Sequence[str]) -> str | None:
 
 def _prefix(tensors: Mapping[str, StoredTensor]) -> str:
     return next((p for p in _PREFIXES for name in _EMBEDDINGS if p + name in tensors), "model.")
-
-
-def _weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
-    """(files, name -> file as the index lists them, the file to name in errors)."""
-    single, index = directory / _SINGLE, directory / _INDEX
-    if single.exists():
-        return [single], {}, single
-    if index.exists():
-        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
-        if not isinstance(listed, dict) or not listed:
-            raise CheckpointError(f"{index}: weight_map is missing", param="model")
-        file_of = {name: Path(str(file)).name for name, file in listed.items()}
-        files = [directory / name for name in sorted(set(file_of.values()))]
-        for file in files:
-            if not file.is_file():
-                raise CheckpointError(f"{file}: the file is missing; {_INDEX} lists it", param="model")
-        return files, file_of, index
-    files = sorted(directory.glob("*.safetensors"))
-    if files:
-        return files, {}, files[0]
-    if any(directory.glob("*.bin")):
-        raise CheckpointError(
-            f"{directory}: has weights in .bin files only; weft reads safetensors, which "
-            f"transformers' save_pretrained writes",
-            param="model",
-        )
-    raise CheckpointError(f"{directory}: no {_SINGLE}, {_INDEX} or other .safetensors file", param="model")

@@ -175,6 +175,18 @@ def _used_by_all_ranks(checkpoint: CheckpointFiles, architecture: Architecture) 
     return check.used
 
 
+def check_model(directory: Path, dtype: DTypeChoice = "auto") -> None:
+    """Build the checkpoint in ``directory`` against its headers, and read no weight. Raises CheckpointError that
+    names each tensor that is missing or has another shape, UnknownArchitectureError."""
+    checkpoint = CheckpointFiles.open(Path(directory))
+    name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
+    chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
+    with torch.inference_mode():
+        check = TensorCheck(checkpoint, DTYPES[chosen])
+        build(dataclasses.replace(architecture_in(checkpoint), dtype=chosen), check)
+        check.raise_problems()
+
+
 def _load_vision(
     checkpoint: CheckpointFiles,
     architecture: Architecture,

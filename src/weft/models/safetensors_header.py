@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 from weft.errors import CheckpointError
 from weft.files import INDEX_BYTES_MAX, inside, parse_json, read_json
 
+INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
 _LENGTH_BYTES = 8
 _HEADER_BYTES_MAX = 100_000_000
 _DTYPE_BYTES = {
@@ -85,10 +87,37 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
+    """(files, name -> file as the index lists them, the file to name in errors). Raises CheckpointError."""
+    single, index = directory / _SINGLE, directory / INDEX
+    if single.exists():
+        return [single], {}, single
+    if index.exists():
+        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
+        if not isinstance(listed, dict) or not listed:
+            raise CheckpointError(f"{index}: weight_map is missing", param="model")
+        file_of = {name: Path(str(file)).name for name, file in listed.items()}
+        files = [directory / name for name in sorted(set(file_of.values()))]
+        for file in files:
+            if not file.is_file():
+                raise CheckpointError(f"{file}: the file is missing; {INDEX} lists it", param="model")
+        return files, file_of, index
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files, {}, files[0]
+    if any(directory.glob("*.bin")):
+        raise CheckpointError(
+            f"{directory}: has weights in .bin files only; weft reads safetensors, which "
+            f"transformers' save_pretrained writes",
+            param="model",
+        )
+    raise CheckpointError(f"{directory}: no {_SINGLE}, {INDEX} or other .safetensors file", param="model")
+
+
 def stored_names(directory: Path) -> set[str]:
     """Of the tensors of a checkpoint in ``directory``, of which headers and index alone are read; empty where
     there are none. Raises CheckpointError."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX
     if index.exists():
         listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
         return set(listed) if isinstance(listed, dict) else set()
@@ -97,7 +126,7 @@ def stored_names(directory: Path) -> set[str]:
 
 def all_stored(directory: Path) -> list[StoredTensor]:
     """Of a checkpoint in ``directory``; empty where files of it are missing. Raises CheckpointError."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX
     files = sorted(directory.glob("*.safetensors"))
     if index.exists():
         listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")

@@ -1,4 +1,4 @@
-"""What a model costs in memory before it is bought: pure arithmetic over ``config.json``.
+"""Memory that a model needs, before a GPU is bought: pure arithmetic over ``config.json``.
 
     geometries   public models by name -> config.json     model_plan   all of it put together: what fits
     weights      parameters and bytes                     report       the plan as plain data

@@ -43,7 +43,7 @@ STATE_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every request is: ``tokens`` long, with ``drafts`` speculated tokens per step; ``cached``: with
+    """The load of every request: ``tokens`` long, with ``drafts`` speculated tokens per step; ``cached``: with
     prefix caching on."""
 
     tokens: int

@@ -36,7 +36,7 @@ _AMPLE_BYTES = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
+    """Options of a plan. Exactly one of ``memory_bytes`` (of a device, with weights) and
     ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
     name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
     has one that weft knows and there is one rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in
@@ -103,14 +103,14 @@ class ModelPlan:
 
     @property
     def handoff_bytes_s(self) -> int:
-        """What a replica for prompts sends at 1,000 prompt tokens a second (``weft serve --roles``): KV of
-        all ranks, and a state behind each HANDOFF_TOKENS."""
+        """Return the bytes that a replica for prompts sends at 1,000 prompt tokens a second (``weft serve
+        --roles``): KV of all ranks, and a state after each HANDOFF_TOKENS."""
         states = self.arena.slot_bytes * HANDOFF_TOKENS_S // HANDOFF_TOKENS
         return self.asked.tp * (HANDOFF_TOKENS_S * self.kv_token_bytes + states)
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence, exactly; a slot adds alignment."""
+        """Return the exact bytes of one sequence's state; a slot adds alignment."""
         return self.spec.state_bytes_per_sequence(self.spec.dtype)
 
     @property
@@ -120,12 +120,12 @@ class ModelPlan:
 
     @property
     def compressed_bytes(self) -> int:
-        """Of a kept state in 8 bits (``--no-exact``): 0 where that would save little."""
+        """Return the bytes of a cached state in 8 bits (``--no-exact``): 0 where that would save little."""
         return self._compression.compressed_bytes
 
     @property
     def compressed_kv_token_bytes(self) -> float:
-        """Of the KV of a token in 8 bits (``--no-exact``): 0 where KV is never compressed."""
+        """Return the bytes of a token's KV in 8 bits (``--no-exact``): 0 where KV is never compressed."""
         return self._compression.compressed_kv_bytes / self.arena.page_tokens
 
     @property
@@ -227,7 +227,7 @@ SHORT_TOKENS = 100
 
 
 def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
-    """What ``json.dumps`` takes. With ``compare``, a list of layouts, weft's first."""
+    """Return the plan as data for ``json.dumps``. With ``compare``, a list of layouts, weft's first."""
     arena, weights = plan.arena, plan.weights
     data: dict[str, Any] = {
         "model": plan.name,

@@ -75,7 +75,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of a model by one request, from ``enter`` to ``leave``. ``life``: the load that it belongs to."""
+    """Use of a model by one request, from ``enter`` to ``leave``. ``life``: number of the load it belongs to."""
 
     name: str
     life: int
@@ -164,7 +164,7 @@ class Residency:
             self._queue.remove(name)
 
     def use(self, name: str) -> Use:
-        """Of one that is in."""
+        """Return a new use of a loaded model."""
         return Use(name, self.models[name].life)
 
     def leave(self, use: Use, now_s: float, *, keep_fresh: bool = False) -> None:
@@ -226,8 +226,8 @@ class Residency:
     # ------------------------------------------------------------------ decisions
 
     def actions(self, now_s: float) -> Sequence[Action]:
-        """What is to be done now; the states are as if it had begun. ``loaded``, ``failed`` and ``unloaded``
-        say how it ended, and then there may be more to do."""
+        """Return the actions to begin now, and change the states as if they had begun. ``loaded``, ``failed`` and
+        ``unloaded`` report how one ended; then there may be further actions."""
         actions = [
             self._unload(model)
             for model in self.models.values()

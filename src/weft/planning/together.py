@@ -39,7 +39,7 @@ class ModelNeed:
 
 
 def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: bool = False) -> PlanOptions:
-    """Of a model whose memory is not known yet."""
+    """Return the options of a model whose memory is not known yet."""
     return PlanOptions(
         arena_bytes=AMPLE_BYTES,
         dtype=KV_DTYPES.get(config.dtype),  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ FORMS: dict[str, WeightForm] = {
     "w8a8": WeightForm("w8a8", 8, 128, 16),  # the codes of int8
     "int4": WeightForm("int4", 4, 128, 16 + 4),  # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
 }
-"""What ``--quantize`` of a plan may name."""
+"""Names that ``--quantize`` of a plan takes."""
 
 GGUF_BITS: dict[str, float] = {
     "Q8_0": 8.5,
@@ -89,12 +89,13 @@ GGUF_BITS: dict[str, float] = {
     "Q3_K": 4.5625,
     "Q2_K": 5.125,
 }
-"""Of an element of a GGUF file, in memory of a CPU; others are widened. A test compares them with tiles."""
+"""Bytes of an element of a GGUF file in a CPU's memory; other forms are widened. A test compares them with
+tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of one device. ``parts``: bytes by what they belong to. ``parameters``: of the whole model."""
+    """Weights of one device. ``parts``: bytes by part of the model. ``parameters``: those of the whole model."""
 
     parameters: int
     rank_bytes: int
@@ -239,15 +240,15 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """What a checkpoint's files have as codes: their bits, and the scales of groups (GPTQ, AWQ)."""
+    """Coded weights of a checkpoint's files: their bits, and the scales of groups (GPTQ, AWQ)."""
 
     bits: int
     scales: int
 
 
 def coded(stored: Iterable[tuple[str, str, Sequence[int]]], layers: int) -> Coded:
-    """Of ``stored``, names, dtypes and shapes of a checkpoint's tensors, in the trunk of ``layers``. Tools
-    leave matrices that config.json does not name (``ignore`` may be a pattern)."""
+    """Return the coded weights among ``stored`` (name, dtype, shape of each tensor), in the trunk of ``layers``.
+    Tools leave matrices that config.json does not name (``ignore`` may be a pattern)."""
     bits = scales = 0
     for name, dtype, shape in stored:
         layer = _LAYER.search(name)
@@ -343,7 +344,7 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
 
 
 def _norm_elements(architecture: Architecture, tp: int) -> int:
-    """Of one norm of the stream, with what gates it."""
+    """Return the elements of one norm of the stream, its gate included."""
     hidden = architecture.hidden_size
     gate = norm_gate("", architecture.norm_gate, hidden, "")
     return hidden * (1 + architecture.layer_norms) + sum(one.elements(tp) for [one] in gate.values())

@@ -26,7 +26,7 @@ from weft.adapters import Adapter
 from weft.engine.stats import Part
 from weft.errors import UserError, WeftError
 from weft.models.adapters import LoadedAdapter
-from weft.ranks.messages import RankAdapter, RankDone, RankPicture, RankSleep, RankWake, for_other_ranks
+from weft.ranks.messages import RankAdapter, RankDirectory, RankDone, RankPicture, RankSleep, RankWake, for_other_ranks
 from weft.ranks.peers import Peers
 from weft.request import PlacedPicture
 from weft.runner.pictures import PictureRows
@@ -121,6 +121,11 @@ class RankedExecutor:
         missing = self.own.sleep(level)
         self.peers.ask(RankDone)
         return missing
+
+    def read_from(self, directory: str) -> None:
+        self.peers.tell(RankDirectory(directory))
+        self.own.read_from(directory)
+        self.peers.ask(RankDone)
 
     def wake(self, part: Part) -> None:
         self.peers.tell(RankWake(part))

@@ -101,6 +101,13 @@ class RankSleep:
 
 
 @dataclass(frozen=True, slots=True)
+class RankDirectory:
+    """Dropped weights come from there when they wake."""
+
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankWake:
     part: Part
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Wants = Literal["nothing", "states", "pages"]
-"""What engines report to a router: nothing; where requests can resume; where KV pages end."""
+"""Reports of engines to a router: none; positions where requests can resume; ends of KV pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """What a router knows of a request. ``tokens``: its prompt, and the tokens of its answer so far if it
+    """A request as a router sees it. ``tokens``: its prompt, and the tokens of its answer so far if it
     resumes. ``sequences``: its answers that have not ended. ``new_tokens_max`` of each of them, None without
     a bound of its own. ``boundaries``: positions up to which another prompt is likely to be the same.
     ``may_split``: one replica may compute the prompt, and another one go on."""
@@ -88,8 +88,8 @@ class Route:
 
 @dataclass(slots=True)
 class RouterCounts:
-    """Of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by its
-    engine, of requests that were admitted. ``snapshots``: known now. ``is_stale``: reports were lost, or
+    """Counters of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by
+    its engine, for admitted requests. ``snapshots``: known now. ``is_stale``: reports were lost, or
     its full report is on the way. ``gaps``: how often reports were lost."""
 
     requests: int = 0

@@ -42,7 +42,7 @@ _FADE = 0.99
 
 
 class SharedCosts:
-    """What the prefill of a request costs others: the share of its seconds that a router adds to its own.
+    """The cost of a request's prefill to others: the share of its seconds that a router adds to its own.
 
         weight  =  sequences that decode beside it  +  requests that wait behind it  +  what it displaces
 
@@ -104,7 +104,7 @@ class _Flight:
 
 
 class _Known:
-    """What is known of one replica besides its snapshots. ``residence_s``: mean time that a request stays,
+    """The state of one replica besides its snapshots. ``residence_s``: mean time that a request stays,
     0 before the first one left."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class _Place(NamedTuple):
 
 
 PARTNERS_MAX = 8
-"""Of each role, how many are compared in pairs: those that begin the soonest."""
+"""Replicas of each role that are compared in pairs: those that begin the soonest."""
 HANDOFF_AGAIN_S = 30.0
 """Two replicas between which records did not pass are not tried again for so long."""
 
@@ -353,9 +353,9 @@ def _mean_costs(candidates: Sequence[ReplicaLoad]) -> StepCost:
 
 
 def _prompt_costs(candidates: Sequence[ReplicaLoad]) -> StepCost | None:
-    """What prompts cost a decode replica: the mean of those that compute them. Its own prefills have a few
-    tokens, the first ones behind a snapshot, and each reads all weights: by these a token costs seventy times
-    as much. None where that is all that is known."""
+    """Return the cost of prompts on a decode replica: the mean of the replicas that compute them. Its own prefills
+    have a few tokens, the first ones behind a snapshot, and each reads all weights: by these a token costs seventy
+    times as much. None where that is all that is known."""
     measured = [load.costs for load in candidates if load.role != "decode" and load.costs is not None]
     return mean_cost(measured) if measured and len(measured) < len(candidates) else None
 

@@ -1,4 +1,4 @@
-"""What the caches of all replicas offer, as their reports say: by digest of the prefix, and by replica.
+"""Snapshots in the caches of all replicas, by digest of the prefix and by replica, from their reports.
 
     report 7 of replica 0   + digest d2 @1024   - digest d1       --> table: d2 -> [replica 0 @1024]
     report 9 of replica 0   8 is missing: the table is stale      --> "send a full report"

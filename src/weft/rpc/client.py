@@ -29,7 +29,7 @@ import zmq.asyncio
 
 from weft.adapters import Adapter
 from weft.config import EngineConfig
-from weft.engine.stats import AWAKE, EngineStats, Part, SleepState
+from weft.engine.stats import AWAKE, EngineStats, Part, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
@@ -354,9 +354,10 @@ class EngineClient:
 
     # ------------------------------------------------------------------ questions
 
-    async def flush_cache(self) -> None:
-        """Returns when the engine has dropped what its prefix cache held. Raises EngineUnavailableError."""
-        await self._ask(messages.Flush)
+    async def flush_cache(self, *, store: bool = True) -> None:
+        """Returns when the engine has dropped what its prefix cache held, and with ``store`` what its store
+        has. Raises EngineUnavailableError."""
+        await self._ask(lambda number: messages.Flush(number, store))
 
     async def load_adapter(self, adapter: Adapter) -> None:
         """Returns when the engine has it in memory. Raises the engine's refusal, or
@@ -387,6 +388,28 @@ class EngineClient:
         """Returns when the parts are back. Raises the error of waking, or EngineUnavailableError."""
         reply = await self._ask(lambda number: messages.Wake(number, tags))
         return msgspec.msgpack.decode(reply, type=messages.SleepOutcome)
+
+    @property
+    def weights(self) -> WeightsState:
+        """By the engine's last report."""
+        return WeightsState() if self.stats is None else self.stats.weights
+
+    async def pause(self, mode: messages.PauseMode, timeout_s: float, *, flush: bool) -> messages.WeightsOutcome:
+        """Returns when the engine computes no further step. Raises its refusal, or EngineUnavailableError."""
+        reply = await self._ask(lambda number: messages.Pause(number, mode, timeout_s, flush))
+        return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
+
+    async def resume(self) -> messages.WeightsOutcome:
+        """Returns when the engine goes on. Raises EngineUnavailableError."""
+        return msgspec.msgpack.decode(await self._ask(messages.Resume), type=messages.WeightsOutcome)
+
+    async def update_weights(
+        self, directory: str, version: str, mode: messages.PauseMode, timeout_s: float
+    ) -> messages.WeightsOutcome:
+        """Returns when the engine answers with the weights in ``directory``. Raises its refusal, or
+        EngineUnavailableError."""
+        reply = await self._ask(lambda number: messages.UpdateWeights(number, directory, version, mode, timeout_s))
+        return msgspec.msgpack.decode(reply, type=messages.WeightsOutcome)
 
     async def _ask(self, question: Callable[[int], messages.Command]) -> msgspec.Raw:
         self.check_alive()

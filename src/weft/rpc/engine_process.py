@@ -22,7 +22,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +31,7 @@ import zmq
 
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.sleeper import Sleeper, busy
-from weft.engine.stats import Flushed, check_level, check_parts
-from weft.errors import AsleepError, BusyError, ConfigError, RankLostError, RequestError, UserError, WeftError
+from weft.errors import ConfigError, RankLostError, RequestError, UserError, WeftError
 from weft.handoff import Handoff
 from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
@@ -51,20 +48,23 @@ from weft.rpc.messages import (
     GetCacheShape,
     Launch,
     LoadAdapter,
+    Pause,
     Progress,
     Ready,
     Refusal,
     Reply,
     Report,
     Reset,
+    Resume,
     Sleep,
-    SleepOutcome,
     StepReport,
     Submit,
     UnloadAdapter,
+    UpdateWeights,
     Wake,
 )
 from weft.rpc.queues import AdapterQueue, GrammarQueue
+from weft.rpc.standstill import Standstill
 from weft.snapshot_report import SnapshotReport
 from weft.store.peer_store import PeerStore
 
@@ -89,89 +89,6 @@ _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
 
 
-class SleepQueue:
-    """Calls to sleep and to wake up, done between two steps or waited for.
-
-        Sleep  no live sequences, or mode "abort"  -> at once
-               live sequences, no mode             -> refused, with their count and the modes
-               live sequences, mode "wait"         -> new requests are refused, steps go on; the last one
-                                                      ended: sleep; too late: refused
-        Wake   at once; a sleep that waits is refused then
-
-    ``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
-
-    def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
-        self._core = core
-        self._sleeper = Sleeper(core)
-        self._clock = clock
-        self._waiting: tuple[Sleep, float] | None = None
-
-    def check_open(self) -> None:
-        """Raises AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
-        if self._waiting is not None:
-            raise AsleepError(
-                "the engine goes to sleep once what runs has ended, and takes no new requests", code="asleep"
-            )
-
-    def take(self, command: Sleep | Wake) -> list[Reply]:
-        try:
-            if isinstance(command, Wake):
-                check_parts(command.tags)
-                refused = self._refuse_waiting(
-                    BusyError("a call to wake up came before what ran had ended", code="busy")
-                )
-                return [*refused, self._wake(command)]
-            check_level(command.level)
-            if self._waiting is not None:
-                raise BusyError("another call waits for what runs to end, so that the engine can sleep", code="busy")
-            if command.mode == "wait" and self._core.live_count:
-                self._waiting = command, self._clock() + command.timeout_s
-                return []
-            return [self._sleep(command)]
-        except WeftError as error:
-            return [Reply.refused(command.number, error)]
-
-    def look(self) -> list[Reply]:
-        """Between two steps: have the live sequences ended, or is it too late?"""
-        if self._waiting is None:
-            return []
-        command, deadline_s = self._waiting
-        if not self._core.live_count:
-            self._waiting = None
-            return [self._sleep(command)]
-        if self._clock() >= deadline_s:
-            return self._refuse_waiting(busy(self._core.live_count, command.timeout_s))
-        return []
-
-    def forget(self) -> None:
-        """A sleep that waits will not be: its caller is gone."""
-        self._waiting = None
-
-    def _sleep(self, command: Sleep) -> Reply:
-        try:
-            flushed = self._sleeper.sleep(command.level, abort=command.mode == "abort")
-        except WeftError as error:
-            return Reply.refused(command.number, error)
-        return self._outcome(command.number, flushed)
-
-    def _wake(self, command: Wake) -> Reply:
-        try:
-            self._sleeper.wake_up(command.tags)
-        except WeftError as error:
-            return Reply.refused(command.number, error)
-        return self._outcome(command.number)
-
-    def _outcome(self, number: int, flushed: Flushed | None = None) -> Reply:
-        return Reply.of(number, SleepOutcome(state=self._sleeper.state, flushed=flushed))
-
-    def _refuse_waiting(self, error: WeftError) -> list[Reply]:
-        if self._waiting is None:
-            return []
-        command, _ = self._waiting
-        self._waiting = None
-        return [Reply.refused(command.number, error)]
-
-
 class EngineLoop:
     """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets; ``step_clock``
     says when the running step began."""
@@ -193,7 +110,7 @@ class EngineLoop:
         self._adapter_queue = AdapterQueue(core.adapters, core.sizes.queue_max)
         self._submit_numbers: dict[str, int] = {}
         """Numbers of the submits that wait for a grammar or an adapter, by request."""
-        self._sleep_queue = SleepQueue(core)
+        self._standstill = Standstill(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._handoffs: dict[str, str] = {}
@@ -212,7 +129,9 @@ class EngineLoop:
         """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
         audited = True
         while not self._stopping:
-            self._replies += self._sleep_queue.look()
+            self._replies += self._standstill.look()
+            for number, request in self._standstill.released():
+                self._submit(number, request)
             self._report_when_idle()
             if self._core.has_work:
                 self._take_commands()
@@ -295,17 +214,18 @@ class EngineLoop:
                 self._recorder.cancelled(command.request_id, command.index)
             self._grammar_queue.cancel(command.request_id)
             self._adapter_queue.cancel(command.request_id)
+            self._standstill.cancel(command.request_id)
             self._submit_numbers.pop(command.request_id, None)
             self._core.cancel(command.request_id, command.index)
             if self._peers is not None and command.index is None:
                 self._peers.cancel(command.request_id)
         elif isinstance(command, Flush):
-            self._core.flush_cache()
+            self._core.flush_cache(store=command.store)
             self._replies.append(Reply.of(command.number))
         elif isinstance(command, GetCacheShape):
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
-        elif isinstance(command, Sleep | Wake):
-            self._replies += self._sleep_queue.take(command)
+        elif isinstance(command, Sleep | Wake | Pause | Resume | UpdateWeights):
+            self._replies += self._standstill.take(command)
         elif isinstance(command, LoadAdapter):
             self._load_adapter(command)
         elif isinstance(command, UnloadAdapter):
@@ -325,10 +245,10 @@ class EngineLoop:
             self._grammar_queue.cancel(request_id)
             self._adapter_queue.cancel(request_id)
         self._submit_numbers.clear()
-        self._sleep_queue.forget()
+        self._standstill.forget()
         self._handoffs.clear()
         if self._peers is not None:
-            self._peers.clear()
+            self._peers.forget_orders()
             self._computed.clear()
         self._core.cancel_all(_GIVEN_UP)
         dropped: list[TokenEvent] = []
@@ -351,7 +271,8 @@ class EngineLoop:
         try:
             if refusal is not None:
                 raise refusal
-            self._sleep_queue.check_open()
+            if self._standstill.waits and self._standstill.hold(number, request):
+                return
             if (request.adapter is not None and self._adapter_queue.take(request)) or (
                 request.sampling.grammar is not None and self._grammar_queue.take(request)
             ):

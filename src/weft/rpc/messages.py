@@ -5,7 +5,8 @@
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
     Submit, Flush, GetCacheShape,
-    Sleep, Wake, Reset,
+    Sleep, Wake, Pause, Resume,
+    UpdateWeights, Reset,
     LoadAdapter, UnloadAdapter   ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
@@ -25,7 +26,7 @@ from typing import Any, Literal
 import msgspec
 
 from weft.adapters import Adapter
-from weft.engine.stats import EngineStats, Flushed, Part, SleepState
+from weft.engine.stats import EngineStats, Flushed, Part, SleepState, WeightsState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
@@ -91,9 +92,11 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True):
-    """A question: drop what the prefix cache holds. Its reply has no value."""
+    """A question: drop what the prefix cache holds, and with ``store`` what is on disk. Its reply has no
+    value."""
 
     number: int
+    store: bool = True
 
 
 class GetCacheShape(msgspec.Struct, frozen=True, tag=True):
@@ -120,6 +123,36 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     tags: list[Part] | None
+
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """A question: compute no further step. ``mode``: what runs stays as it is, is waited for, or ends. The
+    reply is a ``WeightsOutcome``."""
+
+    number: int
+    mode: PauseMode
+    timeout_s: float
+    flush: bool = False
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """A question: go on after a pause. The reply is a ``WeightsOutcome``."""
+
+    number: int
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """A question: answer with the weights in ``directory`` from now on. ``mode``: what runs goes on with them,
+    is waited for, or ends. The reply is a ``WeightsOutcome``."""
+
+    number: int
+    directory: str
+    version: str
+    mode: PauseMode
+    timeout_s: float
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -162,7 +195,22 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Flush | GetCacheShape | Sleep | Wake | LoadAdapter | UnloadAdapter | Reset | Follow | Cancel | Stop
+Command = (
+    Submit
+    | Flush
+    | GetCacheShape
+    | Sleep
+    | Wake
+    | Pause
+    | Resume
+    | UpdateWeights
+    | LoadAdapter
+    | UnloadAdapter
+    | Reset
+    | Follow
+    | Cancel
+    | Stop
+)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +254,14 @@ class SleepOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The state after a call to sleep or wake up. ``flushed``: what the prefix cache lost."""
 
     state: SleepState
+    flushed: Flushed | None = None
+
+
+class WeightsOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after a pause, its end, or other weights. ``flushed``: what the prefix cache lost."""
+
+    weights: WeightsState
+    paused: bool
     flushed: Flushed | None = None
 
 

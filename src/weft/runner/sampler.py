@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from weft.request import SamplingParams, TokenLogprobs
 from weft.runner.edits import BannedSequences, RowEdits, TokenHistory, stage_edits
@@ -45,8 +46,9 @@ from weft.runner.grammars import Constrained, GrammarRows, Masks
 from weft.runner.readback import PendingReadback, Readback, step_words
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGrammar
-from weft.tensor import gpu
+from weft.tensor import gpu, native
 from weft.tensor.device import is_remote
+from weft.tensor.ops.elementwise import each, softmax_
 
 PIECES = 5
 """Tensors of one call of ``score``."""
@@ -60,11 +62,27 @@ def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> li
     """
     # NaN counts as impossible; a sum over it would make the whole row NaN.
     logits_NV.masked_fill_(logits_NV.isnan(), -torch.inf)
-    normaliser_N1 = logits_NV.logsumexp(dim=1, keepdim=True)
+    normaliser_N1 = _normaliser(logits_NV)
     chosen_N1 = logits_NV.gather(1, tokens_N[:, None])
     rank_N = (logits_NV > chosen_N1).sum(dim=1)
     values_NW, ids_NW = logits_NV.topk(min(top_count, logits_NV.shape[1]), dim=1)
     return [tokens_N, (chosen_N1 - normaliser_N1)[:, 0], rank_N, ids_NW, values_NW - normaliser_N1]
+
+
+def _normaliser(logits_NV: torch.Tensor) -> torch.Tensor:
+    """Return the log of the sum of powers of e of each row: [N, 1].
+
+    On a CPU its bits depend on no other row, so a decoded token is scored as the same token of a prompt. Torch
+    adds the numbers of one row alone in another order than those of several rows."""
+    if not logits_NV.is_cpu or not logits_NV.numel():
+        return logits_NV.logsumexp(dim=1, keepdim=True)
+    width = min(logits_NV.shape[1], native.SOFTMAX_COLUMNS_MAX)
+    parts_NPW = F.pad(logits_NV, (0, -logits_NV.shape[1] % width), value=-torch.inf).view(len(logits_NV), -1, width)
+    most_NP = parts_NPW.amax(-1)
+    # The largest share of a softmax is one by the sum that is asked for.
+    sums_NP = most_NP - each(torch.log, softmax_(parts_NPW, 1.0).amax(-1))
+    sums_NP.masked_fill_(most_NP == -torch.inf, -torch.inf)  # of what a grammar rules out
+    return sums_NP if sums_NP.shape[1] == 1 else _normaliser(sums_NP)
 
 
 def token_logprobs(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]) -> list[TokenLogprobs]:

@@ -80,10 +80,10 @@ PROMPT_LOGITS_TOKENS = 128
 
 class TorchExecutor:
     """One model on one device. ``kv_scales``: the checkpoint's, of layers that have some; used where KV is
-    fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
-    after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
-    called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
-    ``verify_runs``: steps with verify runs are recorded too.
+    fp8, and measured for the other layers. ``reload`` reads the checkpoint again, after a sleep of level 2, in
+    the directory that ``read_from`` named last. ``capture``: how decode steps are recorded as graphs, once
+    ``record_graphs`` is called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is
+    recorded. ``verify_runs``: steps with verify runs are recorded too.
     ``on_worker``: steps are begun ahead, on a thread; False: ``execute`` computes all of them.
     ``pad_decode_to`` and the two hooks are described above and in ``weft.runner.batch``. ``sampler`` makes
     the sampler: of one rank of several it is another. Not thread-safe: one step at a time."""
@@ -96,6 +96,7 @@ class TorchExecutor:
         *,
         kv_scales: Mapping[int, torch.Tensor] | None = None,
         reload: Callable[[], LoadedModel] | None = None,
+        read_from: Callable[[str], None] | None = None,
         device: torch.device | None = None,
         capture: Capture | None = None,
         mixed_tokens_max: int = TOKENS_MAX,
@@ -109,7 +110,7 @@ class TorchExecutor:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
         self.arena = DeviceArena(arena_plan, device)
-        self._reload = reload
+        self._reload, self._read_from = reload, read_from
         self._kv_scales = kv_scales or {}
         self._missing: set[Part] = set()
         self._adapters: dict[str, LoadedAdapter] = {}
@@ -482,6 +483,10 @@ class TorchExecutor:
         self._missing = set(missing)
         give_back(device)
         return missing
+
+    def read_from(self, directory: str) -> None:
+        assert self._read_from is not None, "this engine was made from a model in memory"
+        self._read_from(directory)
 
     def wake(self, part: Part) -> None:
         """Raises what ``load_model`` raises; CheckpointError where the checkpoint has other shapes now;

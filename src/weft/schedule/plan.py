@@ -78,7 +78,7 @@ class Admission:
     adapter: str = ""
     """The digest of the adapter that computes it, empty for the base model."""
     pooling: Pooling | None = None
-    """What is asked of its prompt in place of an answer."""
+    """Pooling of its prompt, in place of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class StepPlan:
 
 
 def work_of(plan: StepPlan) -> Work:
-    """What the time of ``plan`` depends on; tokens of verify runs count as those of prefills."""
+    """Return the amounts that decide the time of ``plan``; tokens of verify runs count as prefill tokens."""
     decodes = plan.decode_count
     starts, lengths = plan.starts, plan.lengths
     context = int(starts[:decodes].sum()) + decodes
@@ -201,5 +201,5 @@ class StepResult:
     head_drafts: dict[int, HeadDraft] = field(default_factory=dict)
     head_s: float = 0.0
     pooled: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
-    """Of ``pooled_runs``, [parts, width]: the value of the last row, or for a mean the sums of rows between
-    two multiples of CHUNK_TOKENS."""
+    """Results of ``pooled_runs``, [parts, width]: the last row, or for a mean the sums of rows between two
+    multiples of CHUNK_TOKENS."""

@@ -1,4 +1,4 @@
-"""What one call of the scheduler has decided so far, and how it becomes a plan.
+"""The decisions of one call of the scheduler so far, and how they become a plan.
 
 The builder is filled in order of claim (``scheduler``), over one transaction of memory. ``seal`` freezes both
 into a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
@@ -61,7 +61,7 @@ class PlanBuilder:
     reclaiming: bool = False
     publishing: int = 0
     decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
-    """Of decodes, then of verify runs."""
+    """Rows of decodes, then those of verify runs."""
     verify_tokens: list[tuple[int, ...]] = field(default_factory=list)
     """The tokens of the last of ``decode_rows``, each with drafts."""
     mtp_drafts: int | None = None
@@ -76,7 +76,7 @@ class PlanBuilder:
     admissions: list[Admission] = field(default_factory=list)
     taps: list[Tap] = field(default_factory=list)
     copies: list[SlotCopy] = field(default_factory=list)
-    """Of running slots, before this step overwrites them. The transaction has its own copies besides."""
+    """Copies of running slots, taken before this step overwrites them; those of the transaction are separate."""
     requested_taps: dict[SeqId, list[int]] = field(default_factory=dict)
     """By sequence: positions whose state another request waits for."""
     fetch_wishes: list[FetchWish] = field(default_factory=list)

@@ -154,7 +154,7 @@ class PrefixProducers:
         self.add(PrefixProducer(seq.id, seq.salt, seq.rank, known, start))
 
     def wait_for(self, seq: Sequence, known: Int32s, cached: int) -> PrefixWait | None:
-        """What ``seq`` should wait for before it is admitted."""
+        """Return the prefix that ``seq`` should wait for before it is admitted, None without one."""
         producers = self._of_same_prefix(seq, known, cached)
         if not producers:
             return None

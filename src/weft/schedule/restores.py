@@ -83,7 +83,7 @@ class Restore:
 
 
 class StoreLook(NamedTuple):
-    """What a request finds. ``fetch``: it waits for this one, or loads it. ``wish``: it should wait for a
+    """The stored prefix of a request. ``fetch``: it waits for this one, or loads it. ``wish``: it should wait for a
     fetch that this plan begins. Without both it is admitted with ``match``."""
 
     match: Match
@@ -136,7 +136,7 @@ class Restores:
         self._abandoned: dict[Ticket, BufferId] = {}
         """Fetches that no request waits for; their buffers are the store's until their events."""
         self._loaded: list[BufferId] = []
-        """Of published loads, to be freed between two steps."""
+        """Buffers of published loads, to be freed between two steps."""
         self._ended: dict[SeqId, _FailedFetch | None] = {}
         """Requests whose fetch has ended, and what it did not bring; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
@@ -227,7 +227,7 @@ class Restores:
         return wish if prefix.near and fits and (self.fetches or self._loaded) else "store_busy"
 
     def _answer(self, seq: Sequence, known: Int32s, cached_tokens: int) -> _Answer:
-        """What the store has beyond ``cached_tokens``; remembered until either changes."""
+        """Return the stored part beyond ``cached_tokens``; remembered until either changes."""
         answer, changes = self._answers.get(seq.id), self._store.changes
         if answer is None or answer[:2] != (cached_tokens, changes):
             prefix = None
@@ -334,6 +334,16 @@ class Restores:
             self.counts.damaged += event.kind == "damaged"
             self._give_up(key, "damaged" if event.kind == "damaged" else "store_busy")
         return True
+
+    def forget_all(self) -> None:
+        """What fetches bring is of other weights now. No load holds a lease. Requests that waited look again."""
+        for buffer in self._loaded:
+            self._buffers.free(buffer)
+        self._loaded.clear()
+        for key in list(self.fetches):
+            self._abandon(key)
+        self._answers.clear()
+        self._ended.clear()
 
     def end_late(self) -> None:
         """Fetches past their deadline end: their requests compute."""

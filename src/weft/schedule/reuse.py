@@ -70,12 +70,12 @@ class Reuse:
         self._unpublished: list[Sequence] = []
         self._left: dict[SeqId, tuple[Rank, NodeId]] = {}
         self._hits: dict[SeqId, tuple[int, int]] = {}
-        """Of waiting sequences: changes of the tree, and the cached tokens that they found then."""
+        """Waiting sequence -> version of the tree, and the cached tokens that it found then."""
 
     # ------------------------------------------------------------------ looking and leaving
 
     def match(self, seq: Sequence, known: Int32s) -> Match:
-        """What the cache has of ``known``."""
+        """Return the cached prefix of ``known``."""
         return self._memory.match(seq.reusable(known), salt=seq.salt)
 
     def cached_tokens(self, seq: Sequence, known: Int32s) -> int:
@@ -102,7 +102,7 @@ class Reuse:
         step.transaction.close(seq.id, keep=keep if donates else None)
 
     def awaits(self, seq: Sequence) -> None:
-        """``seq`` waits: preempted, for a read, or for its turn after one. What the cache has of it is
+        """Mark ``seq`` as waiting: preempted, for a read, or for its turn after one. Its cached prefix is
         evicted last. A lookup leaves the last token out, because it is always computed. After a preemption
         that token may be in flight."""
         known = seq.keys()
@@ -118,7 +118,7 @@ class Reuse:
         self._hits.pop(seq.id, None)
 
     def awaited(self) -> list[NodeId]:
-        """What the cache has for preempted sequences and for reads, best rank first."""
+        """Return the cached nodes of preempted sequences and of reads, best rank first."""
         return [anchor for _, anchor in sorted(self._left.values())[:AWAITED_MAX]] if self._left else []
 
     def _donates(self, *, preempted: bool) -> bool:
@@ -127,8 +127,8 @@ class Reuse:
     # ------------------------------------------------------------------ in a plan
 
     def publish(self, step: PlanBuilder) -> None:
-        """What the last step computed, of sequences that go on. A sequence that leaves publishes by
-        closing."""
+        """Publish the pages that the last step computed for sequences that go on. A sequence that leaves
+        publishes when it closes."""
         if not self._unpublished:
             return
         leaving = {seq.id for seq in step.preempted}

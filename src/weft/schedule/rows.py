@@ -51,7 +51,7 @@ class RowTable:
         return self._row_of[seq.id]
 
     def of_patches(self, patches: Iterable[Patch]) -> Iterator[tuple[RowId, Patch]]:
-        """Each with its row. What a load holds moves too, and a load has none."""
+        """Yield each patch with its row. Pages of a load move too, and a load has no row."""
         return ((self._row_of[patch.seq], patch) for patch in patches if patch.seq < LOAD_SEQS_FROM)
 
     def free_rows(self) -> list[RowId]:
@@ -96,7 +96,7 @@ class RowTable:
         return bool(self.computed[row] >= self.target[row])
 
     def ends_in_flight(self, rows: Int32s) -> Bools:
-        """Of these decodes, those that have computed all they ever will: their last token is on its way."""
+        """Return which of these decodes have computed all that they ever will: their last token is in flight."""
         return self.computed[rows] >= self.limit[rows]
 
     def advance(self, rows: Int32s, ends: Int32s, tokens: Int32s | int) -> None:
@@ -166,9 +166,9 @@ class DecodeBatch:
         self.fresh: Bools = _frozen(np.zeros(rows.size, np.bool_))
         self.samples: Bools = _frozen(np.ones(rows.size, np.bool_))
         self.ends = Countdown()
-        """Of decodes that have computed all they ever will."""
+        """Countdown to the decodes that have computed all that they ever will."""
         self.states = Countdown()
-        """Of decodes that have come to where their answer leaves a state."""
+        """Countdown to the decodes whose answer leaves a state at this position."""
 
     def step(self, steps: int = 1) -> None:
         """``steps`` more steps are computed; no decode has moved further than this."""

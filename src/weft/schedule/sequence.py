@@ -49,6 +49,7 @@ class Sequence:
         "generated",
         "grammar",
         "id",
+        "key",
         "marks",
         "pictures",
         "pictures_due",
@@ -77,6 +78,7 @@ class Sequence:
         stop_ids: tuple[int, ...],
         rank: Rank,
         salt: str = "",
+        key: str = "",
         boundaries: tuple[int, ...] = (),
         marks: tuple[int, ...] = (),
         grammar: CompiledGrammar | None = None,
@@ -94,6 +96,8 @@ class Sequence:
         self.stop_ids = stop_ids
         self.rank = rank
         self.salt = salt
+        self.key = key
+        """The API key whose share it counts in; empty where there are no keys."""
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
@@ -105,7 +109,7 @@ class Sequence:
         self.pictures_due = bool(pictures)
         """Their rows are not encoded: it waits, and no other sequence waits for it."""
         self.pooling = pooling
-        """What is asked of the prompt in place of an answer."""
+        """Pooling of the prompt, in place of an answer."""
         self._prompt_keys = prompt_keys(prompt, pictures)
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
         """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
@@ -115,7 +119,7 @@ class Sequence:
         self.computed_before = 0
         """Tokens that were in memory when it was preempted, until it runs again."""
         self.recomputed_tokens = 0
-        """Of those, in all: tokens that were not in memory any more when it came back."""
+        """Tokens that had left memory when the sequence came back, in all."""
         self.accepted_drafts = 0
         self.rejected_drafts = 0
         """Drafts that were verified for it: right, and wrong."""
@@ -133,7 +137,7 @@ class Sequence:
         return self.sampling.max_tokens != 0
 
     def reusable(self, known: Int32s) -> Int32s:
-        """The front of ``known`` that may come from the cache. What is asked of positions behind it needs
+        """Return how much of the front of ``known`` may come from the cache. Results for later positions need
         their hidden rows, which no cache has (decision 0069)."""
         if self.prompt_logprobs_due:
             return known[:0]

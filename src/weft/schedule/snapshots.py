@@ -290,8 +290,8 @@ def wanted_positions(
 
 
 def taps_in_run(wanted: Iterable[int], start: int, end: int) -> list[int]:
-    """Of ``wanted``, in its order, what the run [start, end) passes or reaches: the state at ``end`` is there
-    when the run is done, the one at ``start`` is not this run's to keep. At most TAPS_PER_RUN_MAX."""
+    """Return the positions of ``wanted``, in its order, in (start, end]: the state at ``end`` exists when the run
+    is done, the one at ``start`` belongs to the run before. At most TAPS_PER_RUN_MAX."""
     return [position for position in dict.fromkeys(wanted) if start < position <= end][:TAPS_PER_RUN_MAX]
 
 

@@ -53,7 +53,9 @@ class StoreTier:
         self.store = store
         self._memory, self._orders = memory, orders
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
-        """Of handoffs to other engines."""
+        """Returns the counters of handoffs to other engines."""
+        self.renew: Callable[[], None] = lambda: None
+        """The weights are others now: records belong to their namespace from here on."""
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)
@@ -134,6 +136,17 @@ class StoreTier:
         """``plan`` is computed, its transfers have ended, and so have all before it."""
         self.restores.finished(plan.step)
         self.writes.finished(plan.step)
+
+    def clear(self) -> None:
+        """Forget what is stored, and what is about to be."""
+        self.writes.clear()
+        self.store.clear()
+
+    def forget(self) -> None:
+        """Memory has lost what it held, and the store's records may be of other weights from now on. No step
+        is in flight and no load holds a lease."""
+        self.restores.forget_all()
+        self.writes.forget()
 
     def close(self) -> None:
         """The store ends; no step is in flight. Idempotent."""

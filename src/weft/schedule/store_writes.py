@@ -70,7 +70,7 @@ PACE_SLACK_S = 1.0
 
 
 class _Begin(Enum):
-    """What became of a candidate: a job or nothing more to do, no buffer, or KV that a job is storing."""
+    """Outcome for a candidate: a job or nothing more to do, no buffer, or KV that another job is storing."""
 
     DONE = "done"
     NO_ROOM = "no room"
@@ -91,6 +91,8 @@ class _Job:
     last_step: int = -1
     begun_step: int = -1
     is_ordered: bool = False
+    is_dropped: bool = False
+    """The store was cleared: what was copied is not put."""
 
     @property
     def kv_rows(self) -> int:
@@ -233,6 +235,24 @@ class StoreWrites:
             self.counts.written += event.kind == "written"
             self.counts.dropped += event.kind != "written"
 
+    def clear(self) -> None:
+        """Nothing that is computed by now is written, but for what other engines wait for."""
+        self._candidates.clear()
+        self._skipped.clear()
+        for job in self._jobs:
+            job.is_dropped = not job.is_ordered
+
+    def forget(self) -> None:
+        """Candidates and jobs are of a memory that is lost. No step is in flight; puts go on to their ends."""
+        for job in self._jobs:
+            self._buffers.free(job.buffer)
+        self._jobs.clear()
+        self._candidates.clear()
+        self._skipped.clear()
+        self._ordered.clear()
+        self._is_full = False
+        self._memory.take_new_snapshots()
+
     def look(self) -> None:
         """End jobs whose node is gone; begin the next ones."""
         for job in list(self._jobs):
@@ -260,7 +280,13 @@ class StoreWrites:
     def _put_copied(self) -> None:
         """Jobs that are copied go to the store, in their order."""
         while self._jobs and 0 <= self._jobs[0].last_step <= self._finished_step:
-            self._put(self._jobs.pop(0))
+            job = self._jobs.pop(0)
+            if job.is_dropped:
+                self._buffers.free(job.buffer)
+                self._is_full = False
+                self.counts.dropped += 1
+            else:
+                self._put(job)
 
     @property
     def _has_turn(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a step plan and the counters say of the store tier: frozen values, and numbers since the start.
+"""The store tier in a step plan and in the counters: frozen values, and numbers since the start.
 
 ``store_tier`` makes a ``StoreStep`` true when its plan is committed. ``TierStats`` crosses processes inside
 ``EngineStats``. The HTTP process shows it and never imports the scheduler.
@@ -41,7 +41,7 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """What the tier did since the start, and the store's own numbers. ``buffer_bytes``: in use now."""
+    """Counters of the tier since the start, and those of the store. ``buffer_bytes``: in use now."""
 
     restores: RestoreCounts
     writes: WriteCounts

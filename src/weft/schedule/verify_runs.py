@@ -90,7 +90,7 @@ class VerifyPlanner:
         return seq
 
     def _with_pages(self, step: PlanBuilder, row: int, count: int) -> int:
-        """Of ``count`` drafts, how many have a place in pages: those of the lease, or new ones."""
+        """Return how many of ``count`` drafts have a place in pages: those of the lease, or new ones."""
         if count <= 0:
             return 0
         rows, transaction = self._rows, step.transaction

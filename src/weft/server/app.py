@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 
 from weft.errors import WeftError
 from weft.fleet.fleet import Fleet
-from weft.server import replicas
+from weft.server import replicas, weights
 from weft.server.adapters import AdapterHandlers
 from weft.server.anthropic.answers import MESSAGES, conversation
 from weft.server.anthropic.protocol import CountTokensBody
@@ -112,7 +112,14 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
-    return Gate(app, keys=keys, origins=config.origins(), tracer=service.tracer, strict_fields=config.strict_fields)
+    return Gate(
+        app,
+        keys=keys,
+        origins=config.origins(),
+        tracer=service.tracer,
+        strict_fields=config.strict_fields,
+        weight_version=service.weight_version,
+    )
 
 
 def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:
@@ -309,7 +316,8 @@ class _Handlers:
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
-        await asyncio.gather(*(fleet.engines.flush_cache() for _, fleet in self._service.fleets))
+        store = replicas.read_flag(request, "store", "true")
+        await asyncio.gather(*(fleet.engines.flush_cache(store=store) for _, fleet in self._service.fleets))
         self._looks.clear()
         return await self.cache(request)
 
@@ -328,6 +336,35 @@ class _Handlers:
     async def is_sleeping(self, request: Request) -> Response:
         self._service.check_open()
         return json_response(replicas.state_answer(self._service.engine.engines.sleep_state))
+
+    async def pause(self, request: Request) -> Response:
+        self._service.check_open()
+        asked = weights.read_pause(request.query_params, await read_raw(request))
+        engines = self._service.engine.engines
+        outcome = await engines.pause(asked.mode, asked.timeout_s, flush=asked.clears_cache)
+        self._looks.clear()
+        return json_response(weights.PausedAnswer("paused", outcome.flushed))
+
+    async def resume(self, request: Request) -> Response:
+        self._service.check_open()
+        await self._service.engine.engines.resume()
+        return json_response(weights.PausedAnswer("resumed"))
+
+    async def is_paused(self, request: Request) -> Response:
+        self._service.check_open()
+        return json_response(weights.IsPausedAnswer(self._service.engine.engines.is_paused))
+
+    async def update_weights(self, request: Request) -> Response:
+        self._service.check_open()
+        asked = weights.read_update(request.query_params, await read_raw(request))
+        engines = self._service.engine.engines
+        outcome = await engines.update_weights(asked.directory, asked.version, asked.mode, asked.timeout_s)
+        self._looks.clear()
+        return json_response(weights.update_answer(outcome))
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        await self.flush_cache(request)
+        return json_response(weights.ResetAnswer(True))
 
     async def metrics(self, request: Request) -> Response:
         workers = self._service.workers

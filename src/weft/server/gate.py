@@ -5,7 +5,8 @@
 * ``--api-key``: without a right one only paths that say nothing of this server are answered. The key also
   names the tenant (``tenants``).
 * ``--operator-key``: a right one opens everything. If there is one, no other key opens what adds up over all
-  clients (/metrics, /v1/cache) or what every client feels (/sleep, /wake_up, /v1/replicas, /api/delete).
+  clients (/metrics, /v1/cache) or what every client feels (/sleep, /wake_up, /update_weights, /v1/replicas,
+  /api/delete).
 
 Plain ASGI: Starlette's BaseHTTPMiddleware puts a queue and two tasks around every response, streams included.
 """
@@ -13,6 +14,7 @@ Plain ASGI: Starlette's BaseHTTPMiddleware puts a queue and two tasks around eve
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from secrets import token_hex
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,14 +22,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError, is_panic
-from weft.server.edge import EdgeError, Origins
+from weft.server.edge import EdgeError, Origins, is_loopback
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
-from weft.server.protocol import HEADER, begin_request
+from weft.server.protocol import HEADER, begin_request, name_key
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
+from weft.server.weights import VERSION_HEADER
 
 _OPEN_PATHS = frozenset(
     {*(row.path for row in ENDPOINTS if row.access == "open"), *(route.path for route in page_routes())}
@@ -38,6 +41,10 @@ _OPERATOR_PATHS = (
     "/v1/replicas",
     "/sleep",
     "/wake_up",
+    "/pause",
+    "/resume",
+    "/update_weights",
+    "/reset_prefix_cache",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/api/create",
@@ -45,9 +52,17 @@ _OPERATOR_PATHS = (
     "/api/delete",
     "/api/pull",
 )
+_READING = ("GET", "HEAD")
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def _may_operate(scope: Scope) -> bool:
+    """Return whether a request to an operator's path may pass without an operator key: it reads, or its client is on
+    this machine (a Unix socket has no client address)."""
+    client = scope.get("client")
+    return scope["method"] in _READING or client is None or is_loopback(client[0])
 
 
 class Gate:
@@ -59,8 +74,10 @@ class Gate:
         origins: Origins,
         tracer: RequestTracer | None = None,
         strict_fields: bool = False,
+        weight_version: Callable[[], str] = str,
     ) -> None:
         self._app = app
+        self._weight_version = weight_version
         self._tracer = tracer
         self._strict_fields = strict_fields
         self._keys = keys
@@ -86,12 +103,7 @@ class Gate:
         async def send_with_id(message: Message) -> None:
             nonlocal is_gone
             if message["type"] == "http.response.start":
-                answer_headers = MutableHeaders(scope=message)
-                answer_headers["x-request-id"] = request_id
-                answer_headers["x-content-type-options"] = "nosniff"
-                answer_headers.raw.extend(cors_headers)
-                if ignored.names:
-                    answer_headers[HEADER] = ", ".join(ignored.names)
+                self._add_headers(MutableHeaders(scope=message), request_id, cors_headers, ignored.names)
                 if trace is not None:
                     trace.status = message["status"]
             try:
@@ -120,6 +132,21 @@ class Gate:
             if "body_bytes" in state:
                 state["tenant"].release(state["body_bytes"])
 
+    def _add_headers(
+        self,
+        headers: MutableHeaders,
+        request_id: str,
+        cors_headers: list[tuple[bytes, bytes]],
+        ignored: Collection[str],
+    ) -> None:
+        headers["x-request-id"] = request_id
+        headers["x-content-type-options"] = "nosniff"
+        headers.raw.extend(cors_headers)
+        if version := self._weight_version():
+            headers[VERSION_HEADER] = version
+        if ignored:
+            headers[HEADER] = ", ".join(ignored)
+
     def _answer(self, scope: Scope, headers: Headers) -> ASGIApp:
         method = scope["method"]
         preflight_headers = self._origins.preflight_headers(method, headers)
@@ -136,10 +163,18 @@ class Gate:
         """None for a right key, with its tenant in the state of the request."""
         path = scope["path"]
         for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
+        if not self._keys.has_operators and path.startswith(_OPERATOR_PATHS) and not _may_operate(scope):
+            return EdgeError(
+                403,
+                f"{scope['method']} {path} changes the server for all: without an --operator-key it answers clients "
+                "on this machine only",
+                code="operator_only",
+            )
         scheme, _, key = authorization.partition(" ")
         tenant, is_operator = self._keys.match(key.strip()) if scheme.lower() == "bearer" else (None, False)
         if tenant is not None and (is_operator or not for_operators):
             scope["state"]["tenant"] = tenant
+            name_key(tenant.owner)
             return None
         if not self._keys.has_clients and not for_operators:
             return None

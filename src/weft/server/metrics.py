@@ -407,6 +407,10 @@ E = Row[EngineStats]
 ENGINE = (
     E("engine_sleep_state", "gauge", "1 for the one that it is in.",
       lambda s: {state: state == STATES[s.sleep.level] for state in STATES}, "sleep_state"),
+    E("weights_updates", "counter", "How often the weights were replaced by others.", lambda s: s.weights.updates),
+    E("weights_info", "gauge", "1 for the version and the digest of the weights that answer.",
+      lambda s: {s.weights.version: 1}, "weight_version"),
+    E("paused", "gauge", "1 while no step is computed (/pause).", lambda s: s.paused),
     E("num_requests_running", "gauge", "Sequences that run.", lambda s: s.running),
     E("num_requests_waiting", "gauge", "Sequences that wait.", lambda s: s.waiting),
     E("kv_cache_usage_perc", "gauge", "Share of the arena in use, 1 is all.", _arena_share, combine="mean"),

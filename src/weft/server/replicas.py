@@ -70,7 +70,7 @@ class ReplicaHandlers:
     async def drain_replica(self, request: Request) -> Response:
         self._service.check_open()
         await self._service.engine.drain(
-            _replica_number(request), timeout_s=_timeout(request), restart=_flag(request, "restart")
+            _replica_number(request), timeout_s=_timeout(request), restart=read_flag(request, "restart")
         )
         return self._answer()
 
@@ -129,8 +129,9 @@ def _timeout(request: Request) -> float:
     return value
 
 
-def _flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name, "false").lower()
+def read_flag(request: Request, name: str, otherwise: str = "false") -> bool:
+    """Raises RequestError."""
+    text = request.query_params.get(name, otherwise).lower()
     if text not in ("true", "false", "1", "0"):
         raise RequestError(f"{name} is {text!r}; it may be true or false", param=name)
     return text in ("true", "1")
@@ -181,14 +182,20 @@ def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:
     """The query wins over the body. Raises RequestError naming the field."""
     body = parse_body(raw, SleepBody) if raw.strip() else SleepBody()
     level = _number(query, "level", int, body.level)
-    timeout_s = _number(query, "timeout", float, body.timeout)
+    timeout_s = read_timeout(query, body.timeout)
     mode = query.get("mode", body.mode)
     check_level(level)
     if mode not in (None, *_MODES):
         raise RequestError(f"mode is {mode!r}; it may be wait (for what runs to end) or abort", param="mode")
+    return SleepRequest(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
+
+
+def read_timeout(query: QueryParams, otherwise: float) -> float:
+    """Raises RequestError."""
+    timeout_s: float = _number(query, "timeout", float, otherwise)
     if not 0 <= timeout_s <= WAIT_MAX_S:  # also NaN
         raise RequestError(f"timeout is {timeout_s:g} s; it may be 0 to {WAIT_MAX_S:g}", param="timeout")
-    return SleepRequest(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
+    return timeout_s
 
 
 def read_tags(query: QueryParams, raw: bytes) -> list[Part] | None:

@@ -121,7 +121,7 @@ class Kill:
 
 @dataclass(slots=True)
 class _News:
-    """What one step of a player brought. ``admitted``: requests with a first token, and the tokens of each
+    """Result of one step of a player. ``admitted``: requests with a first token, and the tokens of each
     that were cached. ``ended``: requests. ``report``: snapshots. ``moved``: a request whose records are
     there."""
 
@@ -268,7 +268,7 @@ class _ReplicaPlayer(Player):
 
 @dataclass(slots=True)
 class _Place:
-    """What a replica brought over all its engines, and what is in flight there."""
+    """Totals of a replica over all its engines, and its requests in flight."""
 
     requests: int = 0
     computed_tokens: int = 0

@@ -53,7 +53,7 @@ class LinkModel:
     latency_s: float = LINK_LATENCY_S
 
     def stats(self, arena_bytes: int) -> LinkStats:
-        """What an engine with that memory says of it."""
+        """Return the counters that an engine with that memory reports."""
         return LinkStats(
             bytes_s=self.bytes_s,
             latency_s=self.latency_s,
@@ -76,7 +76,7 @@ class LinkModel:
 
 
 class VirtualLink:
-    """What one engine sends: parcels leave one after the other."""
+    """The link of one sending engine: parcels leave one after the other."""
 
     def __init__(self, model: LinkModel) -> None:
         self.sent_bytes = 0

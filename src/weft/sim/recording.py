@@ -171,7 +171,7 @@ def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, snapshots: str) -
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a file has. ``cached_tokens``: what the engine had cached of each request, in their order.
+    """The contents of a file. ``cached_tokens``: tokens of each request that the engine had cached, in order.
     ``texts``: prompt and answer of each request, None where the recording has only hashes."""
 
     traffic: Traffic

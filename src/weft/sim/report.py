@@ -1,7 +1,7 @@
-"""What a replay found: one frozen value, the same for the same inputs, down to its hash.
+"""The results of a replay: one frozen value, the same for the same inputs, down to its hash.
 
-Rates are of prompt tokens of requests that ran. *Saved* seconds are what the cost model says that computing
-the cached tokens would have added. Lost tokens matched in part and had to be computed (law L8), by reason; a
+Rates are of prompt tokens of requests that ran. *Saved* seconds are those that computing the cached tokens would
+have added by the cost model. Lost tokens matched in part and had to be computed (law L8), by reason; a
 sequence that was preempted and comes back is counted again there, as it looks again.
 """
 
@@ -98,8 +98,8 @@ class Timeline:
 
 @dataclass(slots=True)
 class MeanBytes:
-    """What the arena's bytes were used for, each byte counted for the time it was: ``leased_ahead`` of the KV
-    of running sequences is not computed yet; no sequence reads ``cached_*``, which is exact; ``open``: holes
+    """Uses of the arena's bytes, averaged over time. ``leased_ahead``: KV of running sequences that is not computed
+    yet. ``cached_*``: exact, and read by no sequence; ``open``: holes
     in frames; ``free``: for either kind."""
 
     running_kv: float = 0.0
@@ -163,7 +163,7 @@ class Report:
     virtual_s: float
     busy_s: float
     cache: CacheCounts
-    """What memory counted, readmissions of preempted sequences included."""
+    """Counters of memory, readmissions of preempted sequences included."""
     states_saved: int
     pages_held_max: int
     slots_held_max: int

@@ -54,7 +54,7 @@ STEP_FIXED_S = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What a model asks of a device, all ranks together. ``dense_params``: read whole in each step;
+    """Work of a model on a device, all ranks together. ``dense_params``: read whole in each step;
     ``expert_params``: of all routed experts, of which a token uses ``expert_share``. ``pair_flops``:
     arithmetic of one (query, key) pair over all attention layers. ``kv_bytes`` a token, ``state_bytes`` a
     sequence."""
@@ -88,7 +88,7 @@ class Roofline:
     kv_token_s: float
     state_s: float
     byte_s: float = 0.0
-    """Of one device, for a byte that it reads or writes."""
+    """Seconds of one device for a byte that it reads or writes."""
 
     def step_s(self, work: Work) -> float:
         tokens = work.prefill_tokens + work.decodes

@@ -106,7 +106,7 @@ def replay(
 
 
 def _publish(tree: PrefixTree, text: KnownText) -> None:
-    """What a finished request leaves in the cache: all tokens but the last, which was never computed."""
+    """Publish a finished request to the cache: all tokens but the last, which was never computed."""
     data = np.asarray([*text.prompt, *text.answer][:-1], dtype=np.int32).tobytes()
     whole = len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
     node = tree.root(text.salt)

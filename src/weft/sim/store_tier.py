@@ -70,7 +70,7 @@ class DiskModel:
 
 @dataclass(frozen=True, slots=True)
 class PackingModel:
-    """What packing makes of records (``packed_store``). ``kv``, ``state``: stored bytes over bytes in memory.
+    """Sizes and speeds of packed records (``packed_store``). ``kv``, ``state``: stored bytes over bytes in memory.
     ``pack_bytes_s`` and ``unpack_bytes_s``: bytes in memory, all threads together."""
 
     kv: float = 1.0
@@ -282,6 +282,9 @@ class VirtualStore:
             events.append(event)
         return events
 
+    def clear(self) -> None:
+        raise AssertionError("recorded traffic flushes no store")
+
     def stats(self) -> StoreStats:
         kinds = self._index.c["kind"][: self._index.length]
         return StoreStats(
@@ -359,7 +362,7 @@ PACKED_SHARES = {"bfloat16": 0.69, "float32": 0.86}
 """Packed bytes over bytes in memory, by dtype. ``benchmarks/store_packing`` measured them on KV and on states
 of delta nets, trained and random; these are the worst. Records in other dtypes count as they are."""
 PACK_BYTES_S, UNPACK_BYTES_S = 0.3e9, 0.6e9
-"""Of one thread, by the same."""
+"""Bytes a second of one thread, by the same measurement."""
 PACK_THREADS = 16
 """Those of a host of 64 cores (``packed_store``)."""
 NO_STORE = "none"

@@ -25,7 +25,7 @@ from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS
 
 OnStudyProgress = Callable[[str, int, int, int], None]
-"""What runs now, which run it is (from 0), requests that ended in it, requests in all."""
+"""Called with the running part, its number (from 0), its ended requests, and requests in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,8 @@ class Chances:
 
 
 class ByAdapter(Generic[Learned]):
-    """What is learned of each adapter, by its digest; "" is the model alone. Drafts that are right for one
-    are wrong for another, and other files under one name begin anew. The ones asked for last are kept."""
+    """Statistics by adapter digest; "" is the model without an adapter. Drafts that are right for one are wrong
+    for another, and other files under one name start from nothing. The most recently used are kept."""
 
     def __init__(self, begin: Callable[[], Learned]) -> None:
         self._begin = begin
@@ -153,7 +153,7 @@ GAIN_MIN = 1.03
 SURVIVAL_MIN = 0.05
 """A draft below it is not verified."""
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Of drafts that ``may_pay`` tries; the cost bends at powers of two."""
+"""Numbers of drafts that ``may_pay`` tries; the cost bends at powers of two."""
 
 
 def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: RowCosts) -> list[int]:
@@ -237,7 +237,7 @@ class HostBudget:
         """Steps left to sleep at least."""
 
     def spend(self, seconds: float) -> None:
-        """Of the host or the head, for drafts."""
+        """Record ``seconds`` of the host or the head that drafts took."""
         self._spent_s += seconds
 
     def wake(self) -> None:

@@ -150,7 +150,7 @@ PLAIN_STEPS = 3
 
 
 class DraftGrammar(Protocol):
-    """What drafts ask of a compiled grammar."""
+    """The questions of drafts to a compiled grammar."""
 
     def matcher(self) -> Any:
         """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
@@ -216,6 +216,9 @@ class Drafter(Protocol):
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
         """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step. With
         ``prefills`` it read prompts as well."""
+
+    def forget(self) -> None:
+        """The weights are others now: drop the answers of the old ones."""
 
     def end(self, key: int) -> None:
         """The sequence has ended. A key that never began is no error: an answer may end in its first step."""

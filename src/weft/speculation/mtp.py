@@ -38,7 +38,7 @@ _NAMED_CHANCE_MIN = 0.5
 """A head that the operator named, and whose first drafts are right at least so often, may cost a little: it
 drafts while tokens per second stay above NAMED_GAIN_MIN of those without."""
 _WRITE_SHARE_MAX = 0.05
-"""Of a plain step: keys alone are written behind drafts of other sources if that takes no more."""
+"""Share of a plain step: the head writes keys after drafts of other sources if that takes at most this."""
 PROBE_STEPS = 64
 """Steps before the first probe."""
 PROBE_STEPS_MAX = 1024
@@ -61,7 +61,7 @@ _CREDIT_START = 30.0
 _CREDIT_MAX = 100.0
 """Credit at the start and at most, in seconds of a plain step of one sequence."""
 _PROMPTS_UNPAID = 8
-"""Of so many steps with prompts, one is read while drafts do not pay."""
+"""Steps with prompts of which the head reads one while drafts do not pay."""
 
 _PERFECT = [sum(_CHANCE_MAX**place for place in range(1, drafts + 1)) for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
 
@@ -87,7 +87,7 @@ class MtpFollower:
 
 
 class HeadChances:
-    """Of all sequences of an adapter."""
+    """Chances of the head's drafts, over all sequences of an adapter."""
 
     def __init__(self) -> None:
         self._right = [[_CLASS_WEIGHT * (at + 0.5) / _CLASSES for at in range(_CLASSES)] for _ in range(2)]
@@ -168,7 +168,7 @@ class HeadPlan:
         ]
 
     def seconds(self, sequences: int, drafts: int, costs: RowCosts) -> float:
-        """Of ``drafts`` for each of ``sequences``."""
+        """Return the seconds of ``drafts`` drafts for each of ``sequences``."""
         alone_s = costs.seconds(1)
         known = self._shares.get((sequences.bit_length(), drafts))
         if known is not None:

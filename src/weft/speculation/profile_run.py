@@ -62,7 +62,7 @@ class ProfileRun:
     def wake(self, *_: object, **__: object) -> None:
         """The profile run never sleeps, and what the text is, or was right, is no matter."""
 
-    begin = settle = offer = sleep_through = end = wake
+    begin = settle = offer = sleep_through = forget = end = wake
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         count = self._left[0] if self._left else 0

@@ -54,7 +54,7 @@ _SALT_TOKENS_MIN = 1 << 14
 _ARENA_SHARE = 1 << 10
 _SEQUENCE_TOKENS_MAX = 1 << 20
 _ANSWER_TOKENS_MAX = 1 << 14
-"""Of a longer answer, the library takes the end."""
+"""Tokens: the library keeps the end of a longer answer."""
 _UNREAD_TOKENS_MAX = 1 << 14
 """Tokens of a salt that wait for a lookup. One lookup indexes them all, in about 1 ms."""
 
@@ -65,7 +65,7 @@ def salt_tokens(arena_bytes: int) -> int:
 
 
 class _Answers:
-    """Of one salt."""
+    """Answers of one salt."""
 
     __slots__ = ("index", "unread", "unread_tokens")
 
@@ -126,6 +126,11 @@ class AnswerLibrary:
             self.size_bytes += index.size_bytes
             self._drop_oldest()
         return answers.index.lookup(context)
+
+    def forget(self) -> None:
+        """Answers of other weights are no guide."""
+        self._by_salt.clear()
+        self.size_bytes = 0
 
     def _drop_oldest(self) -> None:
         while self.size_bytes > self._bytes_max:

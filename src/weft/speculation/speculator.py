@@ -198,6 +198,9 @@ class Speculator:
         self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
         self._budget.spend(self._clock() - began_s)
 
+    def forget(self) -> None:
+        self._library.forget()
+
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         if not self._budget.awake:
             return {}

@@ -79,7 +79,7 @@ class Context:
 
     @property
     def long(self) -> int:
-        """Of a context of LONG_MATCH tokens or more."""
+        """Return the key of a context of LONG_MATCH tokens or more."""
         if self._long == PAD:
             self._long = (sum(map(mul, self.tokens[-LONG_MATCH:], _POWERS)) + _POWER_SUM) & _HASH_MASK
         return self._long
@@ -143,7 +143,7 @@ class FrozenText:
     def _longest(
         self, numbers: array[int], first: int, context: Sequence[int], key: int, least: int
     ) -> Occurrence | None:
-        """Of the newest of the numbers from index ``first`` on that have ``key``."""
+        """Return the newest occurrence of ``key`` among the numbers from index ``first`` on."""
         end_key = key + _POSITIONS
         if first == len(numbers) or numbers[first] >= end_key:
             return None

@@ -115,8 +115,8 @@ def _following(root: Node, known: bytes, count: int) -> bytes:
 
 
 def _newest_child(node: Node, rest: bytes) -> Node | None:
-    """Of the children that go on with ``rest`` and further, the one used last; CHILDREN_MAX of them are
-    tried, the newest first."""
+    """Return the most recently used child that continues ``rest``. At most CHILDREN_MAX are tried, the newest
+    first."""
     best = None
     for key in islice(reversed(node.children), _CHILDREN_MAX):
         if len(key) > len(rest) and key.startswith(rest):

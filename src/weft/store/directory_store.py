@@ -175,6 +175,10 @@ class DirectoryStore:
         self.records.make_room(sum(blocks_for(size) for size in sizes), forced=False)
         return ticket
 
+    def clear(self) -> None:
+        if self._writer is not None:
+            self.records.clear()
+
     def poll(self) -> list[StoreEvent]:
         while True:
             try:

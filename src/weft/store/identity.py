@@ -6,9 +6,7 @@
 Another model at the same path, another KV dtype, another rope: each is another namespace, whose rows never
 match. The JSON is written beside the ledger, so that ``weft store info`` can name what a directory holds.
 
-The digest of weights covers every file's size, its header up to 16 MiB, and 64 KiB at 64 places of it.
-Reading all of a 100 GB checkpoint at each start would take a minute. Two checkpoints that differ only between
-the samples are not told apart.
+The digest of weights covers all bytes of every file that the weights are read from (``file_digests``).
 
 Law: L10 at the scale of models.
 """
@@ -22,16 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.store import file_digests
+
 LAYOUT_VERSION = 1
 """Of the bytes inside records: grows when pages or states are laid out another way."""
 ARITHMETIC_VERSION = 2
 """Of the numbers inside records: grows when a kernel rounds or sums in another way. A new version must not
 go on from states of an old one. It would compute them with other bits."""
-SAMPLES = 64
-SAMPLE_BYTES = 64 << 10
-_HEADER_LENGTH_BYTES = 8
-_HEADER_BYTES_MAX = 16 << 20
-"""Of a header. A GGUF file begins with its magic, which names no length: its first bytes are the header."""
 NAMESPACES_FOLDER = "namespaces"
 
 
@@ -75,23 +70,8 @@ def canonical_json(facts: Any) -> bytes:
 
 
 def weights_digest(files: Sequence[Path]) -> str:
-    """Hex SHA-256 over the weight files in the order of their names. Raises OSError."""
-    total = hashlib.sha256(b"sampled")
+    """Hex SHA-256 over the digests of ``files`` in the order of their names. Raises OSError, CheckpointError."""
+    total = hashlib.sha256(file_digests.ALGORITHM.encode())
     for path in sorted(files, key=lambda one: one.name):
-        total.update(_file_digest(path))
+        total.update(bytes.fromhex(file_digests.file_digest(path)))
     return total.hexdigest()
-
-
-def _file_digest(path: Path) -> bytes:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        digest.update(size.to_bytes(8, "little"))
-        file.seek(0)
-        length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
-        digest.update(length.to_bytes(8, "little"))
-        digest.update(file.read(min(length, _HEADER_BYTES_MAX)))
-        for sample in range(SAMPLES):
-            file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.digest()

@@ -110,6 +110,13 @@ class Inbox:
         with self._lock:
             return sum(arrival.nbytes for arrival in self._arrivals.values())
 
+    def renew(self, namespace: bytes) -> None:
+        """Records of ``namespace`` are taken from now on; those of others are dropped."""
+        with self._lock:
+            self._namespace = namespace
+            self._arrivals.clear()
+            self.changes += 1
+
     # ------------------------------------------------------------------ thread of the link
 
     def accept(self, parcel: Parcel, payload: memoryview) -> str:
@@ -137,6 +144,8 @@ class Inbox:
             records.append((record, part))
             at += record.nbytes
         with self._lock:
+            if parcel.namespace != self._namespace:  # the weights were replaced meanwhile
+                return "records of another model, configuration or arithmetic"
             return self.add(parcel, records)
 
     def add(self, parcel: Parcel, records: list[tuple[SentRecord, Uint8s]]) -> str:

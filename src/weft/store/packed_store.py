@@ -72,6 +72,8 @@ class _Put:
     left: int = 0
     parts: list[list[bytes | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    is_dropped: bool = False
+    """The store was cleared while it was packed."""
     packed: list[bytes | None] | None = None
     """By record, once all are done; None where packing gained nothing."""
 
@@ -293,6 +295,8 @@ class PackedStore:
         """Every record of ``put`` is packed. An event if the store refuses it."""
         assert put.packed is not None
         self._waiting_bytes -= put.nbytes
+        if put.is_dropped:
+            return StoreEvent(put.ticket, "dropped", "flushed")
         pieces = [
             piece if packed is None else KvPiece(piece.start, piece.end, memoryview(packed), PACKED)
             for piece, packed in zip(put.kv, put.packed[:-1], strict=True)
@@ -317,6 +321,11 @@ class PackedStore:
         return None
 
     # ------------------------------------------------------------------ between steps
+
+    def clear(self) -> None:
+        for put in self._puts:
+            put.is_dropped = True
+        self.store.clear()
 
     def poll(self) -> list[StoreEvent]:
         events = self._pass_on()

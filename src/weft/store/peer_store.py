@@ -130,6 +130,9 @@ class NoStore:
     ) -> Ticket | None:
         return None
 
+    def clear(self) -> None:
+        """Nothing is stored here."""
+
     def poll(self) -> list[StoreEvent]:
         return []
 
@@ -216,7 +219,14 @@ class PeerStore:
         """No engine waits for it any more. Unknown ids are ignored."""
         self._orders.pop(request_id, None)
 
-    def clear(self) -> None:
+    def renew(self, namespace: bytes) -> None:
+        """Weights were replaced: orders end, and records of other weights are refused from now on."""
+        for order in list(self._orders.values()):
+            self._end(order, "the weights were replaced")
+        self.namespace = namespace
+        self.inbox.renew(namespace)
+
+    def forget_orders(self) -> None:
         self._orders.clear()
         self._ended.clear()
 
@@ -318,6 +328,10 @@ class PeerStore:
         order.sent, order.in_flight, order.moved_s = position, order.in_flight + 1, self._clock()
         self.wire.send(ticket, order.address, parcel, [payload for *_, payload in pieces])
         return ticket
+
+    def clear(self) -> None:
+        """Records of other engines stay: requests that are under way wait for them."""
+        self.store.clear()
 
     def poll(self) -> list[StoreEvent]:
         events = []

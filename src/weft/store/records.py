@@ -28,7 +28,7 @@ import numpy as np
 from weft.memory.prefix_store import StoreEvent
 from weft.memory.usage import StoreCounts, StoreStats
 from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
-from weft.store.index import StoreIndex
+from weft.store.index import NO_ENTRY, StoreIndex
 from weft.store.ledger import KV, SNAPSHOT
 from weft.store.opening import OpenDirectory, StoreOptions
 from weft.store.reading import RecordFetch
@@ -91,6 +91,15 @@ class StoreRecords:
             retired = evict(self.index, max(wanted, least), self.pins)
             self.counters.evicted += len(retired)
             self._retire(retired)
+
+    def clear(self) -> None:
+        """Retire every record of this namespace. A put that is being written is dropped when it is done."""
+        c = self.index.c
+        own = [space for (namespace, _), space in self.index.spaces.items() if namespace == self._namespace]
+        length = self.index.length
+        first = (c["kind"][:length] != 0) & (c["parent"][:length] == NO_ENTRY) & np.isin(c["space"][:length], own)
+        retired = [record for entry in np.flatnonzero(first) for record in self._drop(int(entry))]
+        self._retire(retired)
 
     def is_entry(self, entry: int, number: int) -> bool:
         """Whether ``entry`` still is record ``number``."""

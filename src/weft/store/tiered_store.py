@@ -149,6 +149,10 @@ class TieredStore:
             self._puts[ticket] = (salt, token_bytes(tokens[:position]), exact)
         return ticket
 
+    def clear(self) -> None:
+        """Of the directory. What is in the bucket belongs to all servers that share it."""
+        self.local.clear()
+
     def poll(self) -> list[StoreEvent]:
         events = []
         if self.bucket.available != self._was_available:

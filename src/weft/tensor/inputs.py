@@ -62,6 +62,14 @@ class Runs:
     chunk layouts, addresses of the log). Create a new ``Runs`` with a new memo for other runs; never change
     one."""
 
+    def __post_init__(self) -> None:
+        # Kernels find the number of run r at its place: a column of a wider table would be read as its rows.
+        assert self.starts_R.is_contiguous(), "starts_R is strided"
+        assert self.slots_R.is_contiguous(), "slots_R is strided"
+        assert self.context_R.is_contiguous(), "context_R is strided"
+        table = self.page_table_RP
+        assert table.shape[1] <= 1 or table.stride(1) == 1, "page_table_RP is strided along its pages"
+
     @property
     def run_count(self) -> int:
         return len(self.offsets)

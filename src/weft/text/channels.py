@@ -1,46 +1,131 @@
-"""Answers that are messages in channels (harmony, the format of gpt-oss): each says in its header what it is.
+"""Answers that are messages in channels: each says in its header what it is.
 
-    <|channel|>analysis<|message|>The user asks ...<|end|>                            reasoning
+    <|channel|>analysis<|message|>The user asks ...<|end|>                            reasoning       gpt-oss
     <|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>            text
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json
         <|message|>{"x": 1}<|call|>                                                   a call
     <|start|>assistant<|channel|>final<|message|>It is noon.<|return|>                text
 
-The prompt ends with ``<|start|>assistant``, or inside of a message that the answer continues. The recipient
-of a header decides before its channel: models call functions from any channel, and write ``to=`` before or
-behind it. A header that never gets to ``<|message|>`` is text, and so is an answer that begins otherwise.
+    <|content_thinking|>The user asks ...<|end_message|>                              reasoning       Inkling
+    <|message_model|><|content_text|>I look it up.<|end_message|>                     text
+    <|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {"x": 1}}<|end_message|>      a call
 
-A call is given out as it comes (``eager``), or when its arguments are a whole object; what is none is text.
-Where no tools are offered, a call's arguments are text.
+The prompt ends with the beginning of a header, or inside a message that the answer continues. The recipient of a
+header of gpt-oss decides before its channel: models call functions from any channel, and write ``to=`` before or
+after it. A header that never ends is text, and so is an answer that begins otherwise.
 
-Source: OpenAI's guide to the harmony response format.
+A call is given out when its arguments are a whole object; a long one as it comes (``CallGate``). Anything else is
+text. Where no tools are offered, a call's arguments are text.
+
+Sources: OpenAI's guide to the harmony response format; the chat template of Inkling.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from weft.request import Grammar
 from weft.text.choices import first_marker, held_characters, may_become
 from weft.text.grammars import FREE_TEXT, NO_FORCING, TokenOf, literal, quoted
-from weft.text.tools.json_calls import CallDelta
+from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, ObjectScanner, read_call
+from weft.text.tools.values import is_object, parse_json, to_json
 
-NAME = "harmony"
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-MARKERS = (START, CHANNEL, MESSAGE, END, "<|constrain|>", "<|call|>", "<|return|>")
-_ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
-"""The last two: a model that forgot to end its message."""
+
+@dataclass(frozen=True, slots=True)
+class ChannelFormat:
+    """``bodies``: the markers between a header and its body. ``ends``: markers that end a body; the ``openers``
+    among them begin the next header, for a model that forgot an end. ``starts``: beginnings of an answer that is
+    messages. ``turn``: the text before each later message. ``thought``, ``said`` and ``answer``: headers that a
+    grammar writes. ``has_named_calls``: a call's body has its name."""
+
+    name: str
+    turn: str
+    bodies: tuple[str, ...]
+    ends: tuple[str, ...]
+    openers: tuple[str, ...]
+    starts: tuple[str, ...]
+    thought: str
+    said: str
+    answer: str
+    others: tuple[str, ...] = ()
+    has_named_calls: bool = False
+
+    @property
+    def end(self) -> str:
+        return self.ends[0]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Markers that may be tokens, which stay in the text for the reader."""
+        return tuple(dict.fromkeys((*self.bodies, *self.ends, *self.openers, *self.others)))
+
+    def kind(self, header: str, body: str) -> str:
+        """Return reasoning, text or call, of a message whose header ends with the marker ``body``."""
+        if body == _THINKING:
+            return "reasoning"
+        if body == _INVOKE or _RECIPIENT.search(header):
+            return "call"
+        channel = _CHANNEL.search(header)
+        return "reasoning" if channel is not None and channel[1] == "analysis" else "text"
+
+
+_START, _CHANNEL_MARK, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_MODEL, _THINKING, _TEXT = "<|message_model|>", "<|content_thinking|>", "<|content_text|>"
+_INVOKE = "<|content_invoke_tool_json|>"
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_BARE_HEADER = re.compile(r"[\w.-]{0,128}")
+
+FORMATS = (
+    ChannelFormat(
+        "harmony",
+        turn=f"{_START}assistant",
+        bodies=(_MESSAGE,),
+        ends=(_END, "<|call|>", "<|return|>", _START, _CHANNEL_MARK),
+        openers=(_START, _CHANNEL_MARK),
+        starts=(_CHANNEL_MARK, _START, _MESSAGE, "to=functions."),
+        thought=f"{_CHANNEL_MARK}analysis{_MESSAGE}",
+        said=f"{_CHANNEL_MARK}commentary{_MESSAGE}",
+        answer=f"{_CHANNEL_MARK}final{_MESSAGE}",
+        others=("<|constrain|>",),
+    ),
+    ChannelFormat(
+        "inkling",
+        turn=_MODEL,
+        bodies=(_THINKING, _TEXT, _INVOKE),
+        ends=("<|end_message|>", "<|content_model_end_sampling|>", _MODEL),
+        openers=(_MODEL,),
+        starts=(_MODEL, _THINKING, _TEXT, _INVOKE),
+        thought=_THINKING,
+        said=_TEXT,
+        answer=_TEXT,
+        has_named_calls=True,
+    ),
+)
 
 
-def open_header(prompt: str) -> str | None:
-    """The header of the message that ``prompt`` ends in; None where the answer writes it."""
-    header, message, body = prompt.rpartition(START)[2].partition(MESSAGE)
-    return header if message and not any(marker in body for marker in _ENDS) else None
+def channel_format(name: str) -> ChannelFormat | None:
+    """Return the format that both parsers call ``name``, None where its answers are no messages."""
+    return next((row for row in FORMATS if row.name == name), None)
+
+
+def open_header(row: ChannelFormat, prompt: str) -> str | None:
+    """Return the header, with its last marker, of the message that ``prompt`` ends in; None where the answer
+    writes it."""
+    at, turn = prompt.rfind(row.openers[0]), row.openers[0]
+    if at < 0:
+        return None
+    header = prompt[at + len(turn) :]
+    match = first_marker(header, row.bodies)
+    if match is None:
+        return None
+    end = match[0] + len(match[1])
+    return None if any(marker in header[end:] for marker in row.ends) else header[:end]
 
 
 def _new_id() -> str:
@@ -54,20 +139,37 @@ class Thought:
 
 class MessageReader:
     """One per answer. ``header``: as ``open_header``. ``takes_calls``: tools are offered. ``single``: the
-    first call counts alone. ``thinks``: analysis is reasoning, else text."""
+    first call counts alone. ``thinks``: reasoning is told apart, otherwise it is text. ``eager``, ``is_sure``: as
+    for ``ToolCallReader``."""
 
-    def __init__(self, header: str | None, *, takes_calls: bool, thinks: bool, single: bool, eager: bool) -> None:
-        self._takes_calls, self._thinks, self._single, self._eager = takes_calls, thinks, single, eager
+    def __init__(
+        self,
+        row: ChannelFormat,
+        header: str | None,
+        *,
+        takes_calls: bool,
+        thinks: bool,
+        single: bool,
+        eager: bool,
+        is_sure: bool = False,
+    ) -> None:
+        self._row = row
+        self._takes_calls, self._thinks, self._single = takes_calls, thinks, single
+        self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._held = ""
         self.kind = "before"
         """before: nothing is known yet; header; reasoning, text, call or skipped."""
         self.has_thought = False
         """Reasoning came with the piece at hand."""
         self._name, self._arguments, self._call_count = "", "", 0
+        self._scanner: ObjectScanner | None = None
+        """Of the arguments of the current call, and how much of them was given out."""
+        self._given = 0
         self._parts: list[Thought | str | CallDelta] = []
         self._has_said = False
         if header is not None:
-            self._begin(header)
+            marker = next(marker for marker in row.bodies if header.endswith(marker))
+            self._begin(header.removesuffix(marker), marker)
 
     @property
     def is_undecided(self) -> bool:
@@ -95,44 +197,62 @@ class MessageReader:
 
     def _advance(self) -> bool:
         """One thing at a time: whether there may be more to do with the text at hand."""
+        row = self._row
         if self.kind == "before":
             bare = self._held.lstrip()
-            if not bare or may_become(bare, (CHANNEL, START, MESSAGE, "to=functions.")):
+            if not bare or may_become(bare, row.starts):
                 return False
-            headed = bare.startswith((CHANNEL, START, MESSAGE, "to="))
-            self.kind = "header" if headed else "text"
+            if row.has_named_calls and self._may_be_name(bare):
+                return self.kind == "header"
+            self.kind = "header" if bare.startswith(row.starts) else "text"
             return True
         if self.kind == "header":
-            at = self._held.find(MESSAGE)
-            if at >= 0:
-                self._begin(self._held[:at])
-                self._held = self._held[at + len(MESSAGE) :]
-            return at >= 0
-        match = first_marker(self._held, _ENDS)
+            match = first_marker(self._held, row.bodies)
+            if match is not None:
+                at, marker = match
+                self._begin(self._held[:at], marker)
+                self._held = self._held[at + len(marker) :]
+            return match is not None
+        match = first_marker(self._held, row.ends)
         if match is None:
-            safe = len(self._held) - held_characters(self._held, _ENDS)
+            safe = len(self._held) - held_characters(self._held, row.ends)
             self._say(self._held[:safe])
             self._held = self._held[safe:]
             return False
         at, marker = match
         self._say(self._held[:at])
         self._end_call(is_whole=True)
-        self._held = self._held[at + (0 if marker == CHANNEL else len(marker)) :]
+        self._held = self._held[at + (0 if marker == _CHANNEL_MARK else len(marker)) :]
         self.kind = "header"
         return True
 
-    def _begin(self, header: str) -> None:
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        if recipient is not None and self._takes_calls:
+    def _may_be_name(self, text: str) -> bool:
+        """The name of a call before its marker, where the prompt has the beginning of the header."""
+        match = _BARE_HEADER.match(text)
+        rest = text[match.end() :] if match else text
+        if rest.startswith(_INVOKE):
+            self.kind = "header"
+        return rest.startswith(_INVOKE) or not rest or may_become(rest, (_INVOKE,))
+
+    def _begin(self, header: str, marker: str) -> None:
+        kind = self._row.kind(header, marker)
+        if kind == "call" and self._takes_calls:
             self._call_count += 1
             self.kind = "skipped" if self._single and self._call_count > 1 else "call"
-            self._name, self._arguments = recipient[1], ""
-            if self.kind == "call" and self._eager:
-                self._give(CallDelta(self._call_count - 1, _new_id(), self._name))
-        elif self._thinks and channel is not None and channel[1] == "analysis":
+            recipient = _RECIPIENT.search(header)
+            self._name, self._arguments = recipient[1] if recipient else "", ""
+            self._scanner = None
+            if self.kind == "call" and not self._row.has_named_calls:
+                self._give_call(CallDelta(self._call_count - 1, _new_id(), self._name))
+        elif self._thinks and kind == "reasoning":
             self.kind, self.has_thought = "reasoning", True
         else:
             self.kind = "text"
+
+    def _give_call(self, delta: CallDelta) -> None:
+        given = self._gate.push(delta)
+        if given is not None:
+            self._give(given)
 
     def _give(self, part: Thought | str | CallDelta) -> None:
         self._has_said = True
@@ -147,41 +267,73 @@ class MessageReader:
             self._give(text)
         elif self.kind == "call":
             self._arguments += text
-            if self._eager:
-                self._give(CallDelta(arguments=text))
+            if not self._row.has_named_calls:
+                self._give_arguments()
+
+    def _give_arguments(self) -> None:
+        """Give out more of an object, its line ends in texts escaped."""
+        text = self._arguments
+        if self._scanner is None and text.lstrip().startswith("{"):
+            start = len(text) - len(text.lstrip())
+            self._scanner = ObjectScanner(start)
+            self._scanner.copy(start)
+            self._given = 0
+        if self._scanner is not None:
+            self._scanner.scan(text)
+            self._give_call(CallDelta(arguments="".join(self._scanner.escaped[self._given :])))
+            self._given = len(self._scanner.escaped)
+
+    def _is_complete(self, arguments: str) -> bool:
+        """Whether the arguments are an object, with brackets too many after it at most."""
+        scanner = self._scanner
+        if scanner is None:
+            return _object_of(arguments) is not None
+        end = scanner.end
+        return (
+            end is not None
+            and is_object(self._arguments[scanner.start : end])
+            and not self._arguments[end:].strip(" \n\t\r}]")
+        )
 
     def _end_call(self, *, is_whole: bool) -> None:
-        """``is_whole``: its end marker came, or the model stopped behind it."""
+        """``is_whole``: its end marker came, or the model stopped after it."""
         if self.kind != "call":
             return
         self.kind = "header"
         arguments = self._arguments.strip()
-        is_whole = is_whole and _is_object(arguments)
-        if self._eager:
-            self._give(CallDelta(arguments="" if arguments else "{}", complete=is_whole))
-        elif is_whole:
-            self._give(CallDelta(self._call_count - 1, _new_id(), self._name, arguments or "{}", complete=True))
-        else:
+        if self._row.has_named_calls:
+            call = read_call(arguments) if is_whole else None
+            if call is not None:
+                self._give(CallDelta(self._call_count - 1, _new_id(), *call, complete=True))
+                return
+        elif is_whole and self._is_complete(arguments):
+            self._give_call(CallDelta(arguments="" if self._scanner else to_json(_object_of(arguments)), complete=True))
+            return
+        if not self._gate.is_open:
             self._call_count -= 1
             self._give(self._arguments)
+        self._gate.drop()
 
 
-def _is_object(text: str) -> bool:
-    """Nothing at all is an object without members."""
+def _object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the object of no arguments at all, or the only item of a list; None where there is none."""
     try:
-        return isinstance(json.loads(text or "{}"), dict)
+        value = parse_json(arguments or "{}")
     except ValueError:
-        return False
+        return None
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, dict) else None
 
 
 def channel_grammar(
-    calls: Grammar | None, answer: Grammar | None, *, free: bool, begun: bool, token_of: TokenOf
+    row: ChannelFormat, calls: Grammar | None, answer: Grammar | None, *, free: bool, begun: bool, token_of: TokenOf
 ) -> Grammar:
-    """What an answer of messages must be: analysis, then ``calls`` or a final message that is ``answer``.
-    ``free``: or messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside of the
-    final message."""
+    """Return the grammar of an answer of messages: reasoning, then ``calls`` or a final message that is ``answer``.
+    ``free``: or messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside the final
+    message."""
     named, choices, field = [], [], ""
-    for name, grammar, header in (("calls", calls, ""), ("answer", answer, f"{CHANNEL}final{MESSAGE}")):
+    for name, grammar, header in (("calls", calls, ""), ("answer", answer, row.answer)):
         if grammar is not None:
             first, *rest = json.loads(grammar.grammar)["grammars"]
             named += [{"name": name, "lark_grammar": first["lark_grammar"].removeprefix(NO_FORCING)}, *rest]
@@ -194,18 +346,18 @@ def channel_grammar(
             field=field,
         )
 
-    def messages(channels: tuple[str, ...], body: str) -> str:
-        heads = (literal(f"{CHANNEL}{channel}{MESSAGE}", token_of) for channel in channels)
-        return " | ".join(f"{head} {body}" for head in heads)
+    def messages(headers: tuple[str, ...], body: str) -> str:
+        return " | ".join(f"{literal(header, token_of)} {body}" for header in dict.fromkeys(headers))
 
     # Free text has no marker that is a token; of another marker it would be a part, but as its suffix.
-    body = "TEXT " + literal(END, token_of) if token_of(END) is not None else "ended"
-    before = ("analysis", "commentary") if free else ("analysis",)
+    end = row.end
+    body = "TEXT " + literal(end, token_of) if token_of(end) is not None else "ended"
+    before = (row.thought, row.said) if free else (row.thought,)
     rules = (
-        f"start: (said {literal(f'{START}assistant', token_of)})* "
+        f"start: (said {literal(row.turn, token_of)})* "
         f"({' | '.join([*choices, *(['last'] if free else [])])})\nsaid: {messages(before, body)}\n"
-        f"ended[suffix={quoted(END)}]: {FREE_TEXT}\nTEXT: {FREE_TEXT}\n"
+        f"ended[suffix={quoted(end)}]: {FREE_TEXT}\nTEXT: {FREE_TEXT}\n"
     )
     if free:
-        rules += f"last: {messages(('analysis', 'commentary', 'final'), 'TEXT')}\n"
+        rules += f"last: {messages((row.thought, row.said, row.answer), 'TEXT')}\n"
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}, *named]}), field=field)

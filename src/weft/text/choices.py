@@ -253,6 +253,7 @@ class Choice:
         self.cached_tokens = 0
         self.lost_tokens = LostTokens()
         self.recomputed_tokens = 0
+        self.weight_version = ""
         self.accepted_drafts = 0
         self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
@@ -287,6 +288,7 @@ class Choice:
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.lost_tokens = event.lost or self.lost_tokens
         self.recomputed_tokens = event.recomputed_tokens
+        self.weight_version = event.weight_version
         self.accepted_drafts = max(self.accepted_drafts, event.accepted_drafts)
         self.rejected_drafts = max(self.rejected_drafts, event.rejected_drafts)
         self.pooled = event.pooled or self.pooled

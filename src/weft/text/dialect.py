@@ -194,22 +194,28 @@ class AnswerReader:
             split = self._reasoning.push(text)
             if not was_over:
                 self._count(tokens)
+            while self._reasoning.has_more:
+                self._read_split(split.reasoning, split.content, None)
+                split = self._reasoning.push("")
             reasoning, content = split.reasoning, split.content
             if last:
                 rest = self._reasoning.finish()
                 reasoning, content = reasoning + rest.reasoning, content + rest.content
+        self._read_split(reasoning, content, finish_reason)
+        if last:
+            if self._calls is not None:
+                self._write(self._calls.finish(is_cut=finish_reason == "length"))
+            self._writer.stop(is_cut=finish_reason == "length")
+        return self._writer.take()
+
+    def _read_split(self, reasoning: str, content: str, finish_reason: str | None) -> None:
         if self._last_calls is not None:
-            reasoning, content = self._hold_last_calls(self._last_calls, reasoning, content, last=last)
+            reasoning, content = self._hold_last_calls(self._last_calls, reasoning, content, finish_reason)
         self._think(reasoning)
         if self._calls is None:
             self._writer.write("text", content)
         else:
             self._write(self._calls.push(content))
-        if last:
-            if self._calls is not None:
-                self._write(self._calls.finish())
-            self._writer.stop(is_cut=finish_reason == "length")
-        return self._writer.take()
 
     def _read_messages(
         self, messages: channels.MessageReader, text: str, tokens: Sequence[int], finish_reason: str | None
@@ -234,17 +240,19 @@ class AnswerReader:
         """``tool_calls`` for an answer that ends with calls; after its last piece was read."""
         return "tool_calls" if reason == "stop" and self._writer.call_count else reason
 
-    def _hold_last_calls(self, last_calls: LastCalls, reasoning: str, content: str, *, last: bool) -> tuple[str, str]:
+    def _hold_last_calls(
+        self, last_calls: LastCalls, reasoning: str, content: str, finish_reason: str | None
+    ) -> tuple[str, str]:
         """Calls at the end of a reasoning wait until it is sure that nothing follows."""
         reasoning, content, self._space = last_calls.push(reasoning), self._space + content, ""
         if content.strip():
             return reasoning + last_calls.release(), content
         if not last_calls.held:
             return reasoning, content
-        if not last:
+        if finish_reason is None:
             self._space = content
             return reasoning, ""
-        calls = last_calls.calls()
+        calls = last_calls.calls(is_cut=finish_reason == "length")
         if not calls:
             return reasoning + last_calls.release(), content
         self._think(reasoning)
@@ -297,7 +305,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _tools: tuple[Tool, ...]
     _single: bool
     _tokenizer: Tokenizer
-    _in_channels: bool = False
+    _channels: channels.ChannelFormat | None = None
     _header: str | None = None
     """Of a message that the prompt has begun."""
 
@@ -305,18 +313,26 @@ class AnswerPlan(msgspec.Struct, frozen=True):
         """``eager``: for a stream, see ``ToolCallReader``."""
         splitter = calls = last_calls = messages = None
         custom = frozenset(tool.name for tool in self._tools if tool.is_custom)
-        if self._in_channels:
+        if self._channels is not None:
             messages = channels.MessageReader(
+                self._channels,
                 self._header,
                 takes_calls=self._calls is not None,
                 thinks=self._reasoning is not None,
                 single=self._single,
                 eager=eager and not custom,
+                is_sure=self.grammar is not None,
             )
         elif self._reasoning is not None:
             splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
         if self._calls is not None and messages is None:
-            calls = ToolCallReader(self._calls, self._tools, eager=eager and not custom, single=self._single)
+            calls = ToolCallReader(
+                self._calls,
+                self._tools,
+                eager=eager and not custom,
+                single=self._single,
+                is_sure=self.grammar is not None,
+            )
             if splitter is not None:
                 whole = ToolCallReader(self._calls, self._tools, eager=False, single=self._single)
                 last_calls = LastCalls(self._calls, whole)
@@ -325,8 +341,8 @@ class AnswerPlan(msgspec.Struct, frozen=True):
         )
 
     def _has_end(self, tokens: Sequence[int]) -> bool:
-        end = channels.END if self._reasoning is None else self._reasoning.end
-        return end in self._tokenizer.decode(tokens, skip_special_tokens=False)
+        row = self._channels or self._reasoning
+        return row is not None and row.end in self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 class TemplateText(Protocol):
@@ -352,10 +368,15 @@ class Dialect:
     ) -> None:
         source = "" if template is None else template.source
         self._tokenizer = tokenizer
-        self.reasoning = reasoning_format(reasoning_parser, source, lambda text: tokenizer.added_id(text) is not None)
-        self.tools = tool_format(tool_parser, source)
+
+        def has_token(text: str) -> bool:
+            return tokenizer.added_id(text) is not None
+
+        self.reasoning = reasoning_format(reasoning_parser, source, has_token)
+        self.tools = tool_format(tool_parser, source, has_token)
         self.template_takes_tools = template is not None and template.reads_tools
-        self.in_channels = channels.NAME in (self.reasoning and self.reasoning.name, self.tools and self.tools.name)
+        names = [row.name for row in (self.reasoning, self.tools) if row is not None]
+        self.channels = next(filter(None, map(channels.channel_format, names)), None)
 
     def plan(
         self,
@@ -371,8 +392,8 @@ class Dialect:
         in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot
         be combined, or not be done with this model."""
         calls = self._check_tools(tools, choice)
-        if self.in_channels:
-            return self._plan_channels(calls, tools, choice, several_calls, grammar, prompt)
+        if self.channels is not None:
+            return self._plan_channels(self.channels, calls, tools, choice, several_calls, grammar, prompt)
         wanted = self._grammar(calls, tools, choice, several_calls, grammar)
         row = self.reasoning
         inside = row is not None and begins_inside(row, prompt, continued)
@@ -395,6 +416,7 @@ class Dialect:
 
     def _plan_channels(
         self,
+        row: channels.ChannelFormat,
         calls: ToolFormat | None,
         tools: Sequence[Tool],
         choice: ToolChoice,
@@ -402,7 +424,7 @@ class Dialect:
         grammar: Grammar | None,
         prompt: str,
     ) -> AnswerPlan:
-        token_of, header, asked = self._tokenizer.added_id, channels.open_header(prompt), choice.among(tools)
+        token_of, header, asked = self._tokenizer.added_id, channels.open_header(row, prompt), choice.among(tools)
         is_free = choice.mode == "auto" and grammar is None
         limited = len(asked) < len(tools) or any(tool.strict for tool in asked)
         called = None
@@ -413,9 +435,9 @@ class Dialect:
         wanted = None
         if called is not None or grammar is not None:
             wanted = channels.channel_grammar(
-                called, grammar, free=is_free, begun=header is not None, token_of=token_of
+                row, called, grammar, free=is_free, begun=header is not None, token_of=token_of
             )
-        ids = (token_of(marker) for marker in channels.MARKERS)
+        ids = (token_of(marker) for marker in row.markers)
         return AnswerPlan(
             wanted,
             frozenset(token for token in ids if token is not None),
@@ -425,7 +447,7 @@ class Dialect:
             tuple(tools),
             not several,
             self._tokenizer,
-            True,
+            row,
             header,
         )
 

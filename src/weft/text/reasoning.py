@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from the answer.
+"""The reasoning of a model, told apart from its answer.
 
     <think>            the model opens it, or its prompt template did
     ... reasoning ...
@@ -7,12 +7,12 @@
 
 ``ReasoningSplitter`` takes the text of an answer in pieces of any size and gives back, for each, what is
 reasoning and what is content. How the text is cut into pieces changes nothing; joined, both have every
-character that came but the markers and the line ends beside them.
+character that came but the markers and the line ends next to them.
 
-Reasoning stands at the beginning of an answer or nowhere: a ``<think>`` in the middle of a content is
-content. Where the prompt ends with the start marker (templates that open it) the answer begins inside; a
-model that writes the marker once more all the same is forgiven. An answer that ends before its reasoning does
-has no content.
+Reasoning is at the beginning of an answer or nowhere: a ``<think>`` in the middle of a content is content. Gemma 4
+may reason again after some content (``again``). Where the prompt ends with the start marker (templates that open
+it) the answer begins inside. A marker that a model writes once more is forgiven, at the start and at the end. An
+answer that ends before its reasoning does has no content.
 
 A format is a row of FORMATS. ``auto`` takes the first one whose markers the chat template writes, or that the
 vocabulary has as tokens of their own.
@@ -32,14 +32,18 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """``opened``: answers begin inside the reasoning, even if the prompt does not show it. ``signs``: what
-    tells the format, where that is not its markers. ``harmony`` is read by ``weft.text.channels``."""
+    """``opened``: answers begin inside the reasoning, even if the prompt does not show it. ``signs``: texts that
+    tell the format, where these are not its markers. ``label``: a line after the start marker that is no
+    reasoning. ``again``: reasoning may also follow content. ``harmony`` and ``inkling`` are read by
+    ``weft.text.channels``."""
 
     name: str
     start: str
     end: str
     opened: bool = False
     signs: tuple[str, ...] = ()
+    label: str = ""
+    again: bool = False
 
 
 FORMATS: tuple[ReasoningFormat, ...] = (
@@ -49,7 +53,13 @@ FORMATS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+    ReasoningFormat(
+        "gemma4", "<|channel>", "<channel|>", signs=("<|channel>", "<channel|>"), label="thought", again=True
+    ),
     ReasoningFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", signs=("<|channel|>", "<|message|>")),
+    ReasoningFormat(
+        "inkling", "<|content_thinking|>", "<|end_message|>", signs=("<|content_thinking|>", "<|content_text|>")
+    ),
 )
 NAMES = tuple(row.name for row in FORMATS)
 
@@ -99,7 +109,7 @@ class _State(Enum):
     """Nothing but whitespace came: a start marker may follow."""
     INSIDE = auto()
     BEHIND = auto()
-    """Line ends behind the end marker."""
+    """After the end marker: line ends, and more end markers."""
     CONTENT = auto()
 
 
@@ -111,8 +121,12 @@ class ReasoningSplitter:
         self._opened = inside
         self._state = _State.BEFORE
         self._held = ""
+        self._is_labelled = False
+        """The label was read, or is not there."""
         self._has_emitted = False
         """Some reasoning was given out: line ends at its beginning are not part of it."""
+        self._waits = True
+        """Nothing more is known of the held text until more comes."""
         self.over = False
         """The end marker came."""
 
@@ -126,6 +140,11 @@ class ReasoningSplitter:
         """What came may be the beginning of a start marker, or of a content."""
         return self._state is _State.BEFORE and not self._opened
 
+    @property
+    def has_more(self) -> bool:
+        """Whether text of the last piece waits for ``push("")``: a piece may have content before a reasoning."""
+        return self._state is _State.INSIDE and not self._has_emitted and bool(self._held) and not self._waits
+
     def push(self, text: str) -> Split:
         self._held += text
         reasoning = content = ""
@@ -134,19 +153,39 @@ class ReasoningSplitter:
         if self._state is _State.INSIDE:
             reasoning = self._reason()
         if self._state is _State.BEHIND:
-            self._held = self._held.lstrip("\n")
-            if self._held:
-                self._state = _State.CONTENT
+            self._skip_ends()
         if self._state is _State.CONTENT:
-            content, self._held = self._held, ""
+            content = self._content()
         return Split(reasoning, content)
 
     def finish(self) -> Split:
-        """The answer is over: what was held back is what it looked like."""
+        """The answer is over: text that was held back for a marker is plain text."""
         held, self._held = self._held, ""
         if self.inside:
             return Split(reasoning=held.rstrip("\n") if self._has_emitted else held.strip("\n"))
         return Split(content=held)
+
+    def _skip_ends(self) -> None:
+        end = self._row.end
+        self._held = self._held.lstrip("\n")
+        while self._held.startswith(end):
+            self._held = self._held[len(end) :].lstrip("\n")
+        if not end.startswith(self._held):
+            self._state = _State.CONTENT
+
+    def _content(self) -> str:
+        """The content up to the next reasoning."""
+        start = self._row.start
+        at = self._held.find(start) if self._row.again else -1
+        safe = at if at >= 0 else len(self._held)
+        if at < 0 and self._row.again:
+            safe -= held_characters(self._held, (start,))
+        content, self._held = self._held[:safe], self._held[safe:]
+        if at >= 0:
+            self._held = self._held[len(start) :]
+            self._state, self.over = _State.INSIDE, False
+            self._has_emitted = self._is_labelled = self._waits = False
+        return content
 
     def _begin(self) -> None:
         bare = self._held.lstrip()
@@ -160,6 +199,15 @@ class ReasoningSplitter:
         end = self._row.end
         if not self._has_emitted:
             self._held = self._held.lstrip("\n")
+        label = self._row.label
+        if label and not self._is_labelled:
+            self._waits = label.startswith(self._held)
+            if self._waits:
+                return ""
+            self._is_labelled = True
+            if self._held.startswith((f"{label}\n", f"{label}{end[:1]}")):
+                self._held = self._held[len(label) :].lstrip("\n")
+        self._waits = True
         at = self._held.find(end)
         if at >= 0:
             reasoning = self._held[:at].rstrip("\n")

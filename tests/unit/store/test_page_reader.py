@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import tracemalloc
 from pathlib import Path
 
 from tests.unit.store import page_reader
 from tests.unit.store.contents import event_of, fetched, identity, kv_of, opened, prompt, put, state_of, written
+from weft.store import file_digests
 from weft.store.identity import weights_digest
 
 
@@ -74,33 +74,13 @@ def test_the_digests_of_the_page_are_those_of_the_store(tmp_path: Path) -> None:
     text = json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
     assert file.stem == hashlib.sha256(text).hexdigest()[:32] == identity().digest.hex()
 
-    weights = tmp_path / "model.safetensors"
-    content = (100).to_bytes(8, "little") + bytes(range(256)) * 2000
-    weights.write_bytes(content)
-    size = len(content)
-    one = hashlib.sha256(size.to_bytes(8, "little") + content[:108])
-    for sample in range(64):
-        begin = (size - 65536) * sample // 63
-        one.update(content[begin : begin + 65536])
-    assert weights_digest([weights]) == hashlib.sha256(b"sampled" + one.digest()).hexdigest()
-    changed = bytearray(content)
-    changed[-1] ^= 1
-    weights.write_bytes(changed)
-    assert weights_digest([weights]) != hashlib.sha256(b"sampled" + one.digest()).hexdigest()
-
-
-def test_the_digest_of_a_gguf_file_reads_a_bounded_part_of_it(tmp_path: Path) -> None:
-    """Its magic, read as the length of a header, is 14 GB."""
-    weights = tmp_path / "model.gguf"
-    weights.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(range(256)))
-    with weights.open("r+b") as file:
-        file.truncate(256 << 20)
-    tracemalloc.start()
-    first = weights_digest([weights])
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 32 << 20
-    with weights.open("r+b") as file:
-        file.seek(100)
-        file.write(b"other")
-    assert weights_digest([weights]) != first
+    content = bytes(range(256)) * 2000
+    files = [tmp_path / "model-2.safetensors", tmp_path / "model-1.safetensors"]
+    files[0].write_bytes(content)
+    files[1].write_bytes(content[1:])
+    one = bytes.fromhex(file_digests.content_digest(files[0]))
+    other = bytes.fromhex(file_digests.content_digest(files[1]))
+    expected = hashlib.sha256(file_digests.ALGORITHM.encode() + other + one).hexdigest()
+    assert weights_digest(files) == expected
+    files[0].write_bytes(content[:-1] + b"?")
+    assert weights_digest(files) != expected

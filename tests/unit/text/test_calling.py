@@ -11,7 +11,7 @@ import pytest
 
 from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
-from weft.text.channels import MessageReader
+from weft.text.channels import MessageReader, channel_format
 from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 from weft.text.tools.formats import FORMATS
@@ -54,8 +54,9 @@ BY_NAME = {row.name: row for row in FORMATS}
 
 
 def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    if row.name == "harmony":
-        messages = MessageReader(None, takes_calls=True, thinks=True, single=False, eager=False)
+    channels = channel_format(row.name)
+    if channels is not None:
+        messages = MessageReader(channels, None, takes_calls=True, thinks=True, single=False, eager=False)
         parsed = [*messages.push(text), *messages.finish(is_cut=False)]
     else:
         reader = ToolCallReader(row, TOOLS, eager=False)
@@ -169,7 +170,7 @@ def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None
     ("value", "param"),
     [
         ([3], "tools[0]"),
-        ([{"type": "web"}], "tools[0].type"),
+        ([{"type": "functoin", "function": {"name": "f"}}], "tools[0].type"),
         ([{"type": "function"}], "tools[0].function"),
         ([{"function": {"name": "a b"}}], "tools[0].function.name"),
         ([{"type": "custom"}], "tools[0].custom"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from tests.fixtures.constrained import END, allowed_tokens, compiler, tokenizer, write
 from weft.errors import RequestError
 from weft.text import channels
-from weft.text.channels import open_header
+from weft.text.channels import FORMATS, open_header
 from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.grammars import choice_grammar
 from weft.text.tools.definitions import ToolChoice, read_tools
+from weft.text.tools.json_calls import HELD_CHARS
 
 TEMPLATE = ChatTemplate(
     (Path(__file__).resolve().parents[2] / "fixtures" / "family_templates" / "harmony.jinja").read_text(),
@@ -38,6 +40,7 @@ TOOLS = read_tools(
     ]
 )
 AUTO = ToolChoice("auto")
+HARMONY, INKLING = FORMATS
 PROMPT = TEMPLATE.render([ChatMessage(role="user", content="?")])
 THOUGHT = "<|channel|>analysis<|message|>Paris, then.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}'
@@ -96,8 +99,10 @@ def test_what_a_message_is_does_not_depend_on_how_its_text_comes(name: str, step
 
 def test_arguments_that_are_no_object_are_text_and_cut_ones_are_not_complete() -> None:
     assert read(CALL[:-1] + "<|call|>") == [("text", "", '{"city": "Paris"', True)]
-    [(kind, _, text, complete)] = read(CALL[:-3], eager=True, reason="length")
-    assert (kind, text, complete) == ("call", '{"city": "Pari', False)
+    assert read(CALL[:-3], eager=True, reason="length") == [("text", "", '{"city": "Pari', False)]
+    long = CALL[:-3] + "s" * HELD_CHARS
+    [(kind, _, text, complete)] = read(long, eager=True, reason="length", step=9)
+    assert (kind, text[:15], complete) == ("call", '{"city": "Paris', False)
     alone = dialect().plan(PROMPT)
     assert read(CALL, alone) == [("text", "", '{"city": "Paris"}', True)]
     several = CALL + "<|call|><|start|>assistant" + CALL
@@ -119,9 +124,9 @@ def test_reasoning_is_counted_in_tokens_and_may_be_left_out() -> None:
 
 
 def test_a_message_that_the_prompt_has_begun_goes_on() -> None:
-    assert open_header(PROMPT) is None
+    assert open_header(HARMONY, PROMPT) is None
     prompt = PROMPT + "<|channel|>analysis<|message|>First"
-    assert open_header(prompt) == "assistant<|channel|>analysis"
+    assert open_header(HARMONY, prompt) == "assistant<|channel|>analysis<|message|>"
     blocks = read(", then.<|end|><|start|>assistant" + FINAL, dialect().plan(prompt))
     assert [block[0] for block in blocks] == ["reasoning", "text"]
 
@@ -163,7 +168,8 @@ def may_end(made: AnswerPlan, text: str) -> bool:
 
 def test_grammars_hold_behind_the_analysis(monkeypatch: pytest.MonkeyPatch) -> None:
     # The end of an answer is called <|end|> in the vocabulary of these tests.
-    monkeypatch.setattr(channels, "END", "<|over|>")
+    over = replace(HARMONY, ends=("<|over|>", *HARMONY.ends[1:]))
+    monkeypatch.setattr(channels, "FORMATS", (over, INKLING))
     thought, final = THOUGHT.replace("<|end|>", "<|over|>"), "<|channel|>final<|message|>"
     required = dialect().plan(PROMPT, tools=TOOLS[:1], choice=ToolChoice("required"))
     text = write(required.grammar, 3, with_markers=False) or ""  # type: ignore[arg-type]
@@ -184,7 +190,8 @@ def test_grammars_hold_behind_the_analysis(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_strict_tools_leave_the_model_free_to_call_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "END", "<|over|>")
+    over = replace(HARMONY, ends=("<|over|>", *HARMONY.ends[1:]))
+    monkeypatch.setattr(channels, "FORMATS", (over, INKLING))
     function = TOOLS[0].definition["function"]
     [tool] = read_tools([{"type": "function", "function": function | {"strict": True}}])
     made = dialect().plan(PROMPT, tools=[tool], choice=AUTO)

@@ -11,7 +11,7 @@ import pytest
 from weft.errors import ConfigError
 from weft.text.tools.definitions import Tool, read_tools
 from weft.text.tools.formats import FORMATS, tool_format
-from weft.text.tools.json_calls import CallDelta
+from weft.text.tools.json_calls import HELD_CHARS, CallDelta
 from weft.text.tools.reader import ToolCallReader
 
 WEATHER = {
@@ -188,20 +188,27 @@ def test_calls_before_a_broken_one_in_a_list_are_kept() -> None:
         assert read("nemotron", pieces) == (", oops]</TOOLCALL>", PARIS)
 
 
-def test_a_stream_gives_arguments_out_before_the_call_is_complete() -> None:
+def test_a_stream_gives_the_arguments_of_a_long_call_out_before_it_is_complete() -> None:
     reader = ToolCallReader(BY_NAME["hermes"], TOOLS, eager=True)
-    first = reader.push('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa')
-    assert isinstance(first[0], CallDelta)
-    assert first == [CallDelta(0, first[0].call_id, "get_weather"), CallDelta(0, arguments='{"city": "Pa')]
-    second = reader.push('ris"}}</tool_call>')
-    assert second == [CallDelta(0, arguments='ris"}'), CallDelta(0, complete=True)]
+    begun = '{"city": "' + "x" * HELD_CHARS
+    assert reader.push('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa') == []
+    [first] = ToolCallReader(BY_NAME["hermes"], TOOLS, eager=True).push(
+        f'<tool_call>{{"name": "get_weather", "arguments": {begun}'
+    )
+    assert isinstance(first, CallDelta)
+    assert first == CallDelta(0, first.call_id, "get_weather", begun)
+    [whole] = reader.push('ris"}}</tool_call>')
+    assert isinstance(whole, CallDelta)
+    assert (whole.arguments, whole.complete) == ('{"city": "Paris"}', True)
+    sure = ToolCallReader(BY_NAME["hermes"], TOOLS, eager=True, is_sure=True)
+    assert len(sure.push('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa')) == 2
 
 
 def test_a_stream_that_breaks_off_in_a_call_loses_no_character() -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa'
-    content, calls = read("hermes", list(text), eager=True)
-    assert (content, calls) == ("", [("get_weather", '{"city": "Pa')])
-    assert read("hermes", list(text)) == (text, [])
+    assert read("hermes", list(text), eager=True) == (text, [])
+    content, [(name, arguments)] = read("hermes", list(text + "x" * HELD_CHARS), eager=True)
+    assert (content, name, arguments[:13]) == ("", "get_weather", '{"city": "Pax')
 
 
 def test_one_call_is_given_out_where_more_are_not_wanted() -> None:

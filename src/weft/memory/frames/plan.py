@@ -121,7 +121,7 @@ class ArenaPlan:
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
     kv_layout: KvLayoutName = "vnni"
-    """Of the blocks inside a page. It changes no size."""
+    """Order of the numbers inside a page. It changes no size."""
 
     @property
     def compressed_bytes(self) -> int:

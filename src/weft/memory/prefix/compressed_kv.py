@@ -76,7 +76,7 @@ class CompressedPages:
 
 
 class CompressedKv:
-    """What is compressed and what could be. With ``plan.compressed_kv_bytes`` 0, nothing ever is."""
+    """The compressed pages, and those that may be compressed. With ``plan.compressed_kv_bytes`` 0, nothing ever is."""
 
     __slots__ = ("_last_id", "by_node", "idle", "page_bytes", "page_count", "record_bytes", "record_count")
 

@@ -59,7 +59,7 @@ class Policy:
     name = "lru"
 
     def recall(self, salt: str, tokens: bytes) -> Recall:
-        """What the policy remembers of a prompt (int32 bytes), cached or evicted; reads only."""
+        """Return the policy's records of a prompt (int32 bytes), cached or evicted. Changes nothing."""
         return NOTHING_RECALLED
 
     def costs(self, cost: PrefillCost) -> None:

@@ -84,7 +84,7 @@ class SnapshotContents:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What must stay the same while pages are copied in several steps."""
+        """Return the parts that must not change while pages are copied over several steps."""
         return self.position, self.parts, self.slot == COMPRESSED
 
 
@@ -182,12 +182,12 @@ class SnapshotFollower:
         self._pages = pages
         self._digests: dict[NodeId, int] = {}
         self._offers: dict[NodeId, dict[_Key, ReportedSnapshot]] = {}
-        """What each node offered at the last report."""
+        """Snapshots that each node offered at the last report."""
         tree.changed_nodes = set(tree.by_id)
         self._changes()
 
     def take(self) -> SnapshotReport | None:
-        """What changed since the last report; None for nothing."""
+        """Return the changes since the last report, None without any."""
         if not self._tree.changed_nodes:
             return None
         added, removed = self._changes()
@@ -357,7 +357,7 @@ def _class_of(classes: dict[int, SizeClass], tokens: int, smallest: int) -> Size
 
 @dataclass(slots=True)
 class _Use:
-    """Of a node, and then of all nodes below it too."""
+    """Sizes and uses of a node, later summed with those of all nodes below it."""
 
     hits: int = 0
     tokens_saved: int = 0

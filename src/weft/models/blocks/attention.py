@@ -43,7 +43,7 @@ from weft.tensor.ops.attention_layer import (
     write_projected,
 )
 from weft.tensor.ops.chosen_blocks import Seen, attend_seen
-from weft.tensor.ops.elementwise import rotary
+from weft.tensor.ops.elementwise import each, rotary
 from weft.tensor.ops.latent_attention import latent_attention, write_latents
 
 __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
@@ -195,7 +195,7 @@ class LatentAttentionBlock:
         o_THV = self._of_latents(inputs.asked_of(o_THC))
         if shape.gate_width:
             # float32 until the one rounding, as in attention.
-            gate_THW = torch.sigmoid(by_head(inputs.asked_of(gates_TG), shape.heads).float())
+            gate_THW = each(torch.sigmoid, by_head(inputs.asked_of(gates_TG), shape.heads).float())
             o_THV = (o_THV.float() * gate_THW).to(x_TD.dtype)
         return self.out(o_THV.flatten(1))
 

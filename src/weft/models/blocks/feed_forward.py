@@ -19,7 +19,6 @@ import torch
 from weft.families.architecture import Dense, Experts
 from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
 from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
-from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.elementwise import activate, silu_mul, staged
 from weft.tensor.ops.moe import (
@@ -68,7 +67,9 @@ class DenseBlock:
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         inner = self.into(x_TD)
         gate_factor, factor = self.shape.multipliers
-        if self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):
+        if self.shape.gated and self.shape.activation == "silu" and (gate_factor == 1.0 or inner.is_cpu):
+            if gate_factor != 1.0:
+                inner[:, : inner.shape[1] // 2].mul_(gate_factor)
             inner = silu_mul(inner, self.shape.limit)
         elif self.shape.limit:
             inner = activated(inner, self.shape.activation, gated=True, limit=self.shape.limit)

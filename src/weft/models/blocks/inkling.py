@@ -25,6 +25,7 @@ from weft.models.blocks.linear import Linear, Norm, Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, attend
 from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.moe import ChoiceRule, choose_experts
 from weft.units import PAD
 
@@ -99,7 +100,7 @@ class SharingExperts:
         chosen_TX, ids_TX = choose_experts(
             scores_TE.contiguous(), rule, self.choice_bias, positions_T, dtype=torch.float32
         )
-        weights_TW = torch.cat((chosen_TX, torch.sigmoid(shared_TS)), -1)
+        weights_TW = torch.cat((chosen_TX, each(torch.sigmoid, shared_TS)), -1)
         weights_TW = (weights_TW * (shape.scale / weights_TW.sum(-1, keepdim=True))).to(x_TD.dtype)
         return self.parts(x_TD, ids_TX, *torch.split(weights_TW, [shape.per_token, shape.shared_count], -1))
 

@@ -30,6 +30,7 @@ from weft.families.architecture import MatrixLstm
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.running_max import running_max
 
@@ -50,9 +51,11 @@ class MatrixLstmBlock:
         shape, runs = self.shape, inputs.runs
         keys, values = shape.heads * shape.key_dim, shape.heads * shape.value_dim
         q, k, v, gate_TC = torch.split(self.project(x_TD), [keys, keys, values, values], dim=-1)
-        enter_TH, keep_TH = (shape.gate_cap * torch.tanh(self.gates(x_TD).float() / shape.gate_cap)).chunk(2, dim=-1)
-        largest_TH = running_max(F.logsigmoid(keep_TH), enter_TH, cache.state["max"], runs, layer=cache.layer)
-        pushed_TH1 = (enter_TH.exp() / F.softplus(-keep_TH))[..., None]
+        enter_TH, keep_TH = (shape.gate_cap * each(torch.tanh, self.gates(x_TD).float() / shape.gate_cap)).chunk(
+            2, dim=-1
+        )
+        largest_TH = running_max(each(F.logsigmoid, keep_TH), enter_TH, cache.state["max"], runs, layer=cache.layer)
+        pushed_TH1 = (each(torch.exp, enter_TH) / each(F.softplus, -keep_TH))[..., None]
         lines_THP = torch.cat((by_head(v, shape.heads).float() * pushed_TH1, pushed_TH1), dim=-1)
         nothing_H = keep_TH.new_zeros(shape.heads)
         read_THP = mamba2(
@@ -69,6 +72,6 @@ class MatrixLstmBlock:
         )
         asked = inputs.asked_of
         h_THV, norm_TH1 = torch.split(asked(read_THP), [shape.value_dim, 1], dim=-1)
-        h_THV = h_THV / (norm_TH1.abs().clamp_min(1.0) + shape.floor * asked(largest_TH).exp()[..., None])
+        h_THV = h_THV / (norm_TH1.abs().clamp_min(1.0) + shape.floor * each(torch.exp, asked(largest_TH))[..., None])
         h_THV = F.layer_norm(h_THV, (shape.value_dim,), eps=shape.norm_eps)
-        return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * torch.sigmoid(asked(gate_TC)))
+        return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * each(torch.sigmoid, asked(gate_TC)))

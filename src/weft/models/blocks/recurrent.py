@@ -56,7 +56,7 @@ from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv, short_conv, staged
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
-from weft.tensor.ops.elementwise import activate, rotary
+from weft.tensor.ops.elementwise import activate, each, rotary
 from weft.tensor.ops.mamba1 import mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.norm import rms_norm
@@ -165,7 +165,7 @@ class KimiDeltaBlock:
             layer=cache.layer,
         )
         # float32 until the one rounding: a norm in the model's dtype, as elsewhere, would round twice.
-        gate_THV = torch.sigmoid(by_head(gate_TC, heads).float())
+        gate_THV = each(torch.sigmoid, by_head(gate_TC, heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
         return self.out(inputs.asked_of(o_THV.flatten(1)).to(x_TD.dtype))
 
@@ -245,18 +245,18 @@ class RgLruBlock:
         y_TC, x_TC = self.project(x_TD).chunk(2, dim=-1)
         x_TC = causal_conv(x_TC, self.conv, self.conv_bias, None, cache.state["conv"], inputs.runs)
         gates_THJ = torch.bmm(by_head(x_TC, self.shape.heads).transpose(0, 1), self.gates_HBJ).transpose(0, 1)
-        read_THB, forget_THB = (gates_THJ + self.gate_biases_HJ).float().sigmoid().chunk(2, dim=-1)
+        read_THB, forget_THB = each(torch.sigmoid, (gates_THJ + self.gate_biases_HJ).float()).chunk(2, dim=-1)
         step_TC = 8.0 * forget_THB.flatten(1) * F.softplus(self.rates)
         step_TC = step_TC.clamp_min(1e-30)
         # The first token has nothing to forget, and is read whole.
-        share_TC = torch.where(inputs.positions_T[:, None] == 0, 1.0, (-torch.expm1(-2 * step_TC)).sqrt())
+        share_TC = torch.where(inputs.positions_T[:, None] == 0, 1.0, (-each(torch.expm1, -2 * step_TC)).sqrt())
         pushed_TC = x_TC.float() * read_THB.flatten(1) * share_TC / step_TC
         channels, ones_T1 = step_TC.shape[1], step_TC.new_ones((len(step_TC), 1))
         state_SC1 = cache.state["recurrent"].flatten(1)[..., None]  # a view: its rows are dense
         nothing_C = step_TC.new_zeros(channels)
         h_TC = mamba1(
             pushed_TC,
-            step_TC + torch.log(-torch.expm1(-step_TC)),
+            step_TC + each(torch.log, -each(torch.expm1, -step_TC)),
             step_TC.new_full((channels, 1), -1.0),
             ones_T1,
             ones_T1,
@@ -313,7 +313,7 @@ class LightningBlock:
             layer=cache.layer,
         )
         y_TC = self.norm(inputs.asked_of(y_THP.flatten(1)))
-        return self.out(torch.sigmoid(inputs.asked_of(gate_TC)) * y_TC)
+        return self.out(each(torch.sigmoid, inputs.asked_of(gate_TC)) * y_TC)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from weft.models.blocks.linear import Linear, Projection, by_head
 from weft.models.vision.encoder import LayerNorm
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv
-from weft.tensor.ops.elementwise import activate
+from weft.tensor.ops.elementwise import activate, each
 from weft.tensor.ops.wkv7 import wkv7
 
 _LEAST_LOG_DECAY = -0.6065306597126334
@@ -87,14 +87,14 @@ class TimeMixBlock:
         for_r, for_w, for_k, for_v, for_a, for_g = torch.addcmul(x_TD, distance_TD, self.mixes)
         heads, (into, up) = self.shape.heads, self.decay
         r_TC, k_TC, v_TC = self.r(for_r), self.k(for_k), self.v(for_v)
-        g_TC = torch.sigmoid(up(torch.tanh(into(for_w))).float()) * _LEAST_LOG_DECAY
-        a_TC = torch.sigmoid(self.rate[1](self.rate[0](for_a)).float())
-        gate_TC = self.gate[1](torch.sigmoid(self.gate[0](for_g)))
+        g_TC = each(torch.sigmoid, up(each(torch.tanh, into(for_w))).float()) * _LEAST_LOG_DECAY
+        a_TC = each(torch.sigmoid, self.rate[1](self.rate[0](for_a)).float())
+        gate_TC = self.gate[1](each(torch.sigmoid, self.gate[0](for_g)))
         first_TC = torch.zeros_like(v_TC)
         if self.value is None:
             first_TC = v_TC
         else:
-            share_TC = torch.sigmoid(self.value[1](self.value[0](for_v)))
+            share_TC = each(torch.sigmoid, self.value[1](self.value[0](for_v)))
             v_TC = torch.lerp(v_TC, x_TN[:, x_TD.shape[1] :], share_TC)
         # float32 up to the one rounding, of what the recurrence reads.
         kk_THK = F.normalize(by_head(k_TC.float() * self.k_k, heads), dim=-1)

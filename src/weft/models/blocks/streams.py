@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from weft.families.architecture import Streams
 from weft.models.blocks.linear import Linear, Norm
+from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.norm import rms_norm
 
 Carried = Sequence[torch.Tensor]
@@ -50,11 +51,11 @@ class GatedStreams:
     def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
         count, width = self.shape.count, x_TN.shape[1] // self.shape.count
         normed_TN = rms_norm(x_TN, self.norm.weight, self.norm.eps, plus_one=self.norm.plus_one, group_size=width)
-        gates_TN = torch.sigmoid(self.up(F.silu(self.down(normed_TN) / count)))
+        gates_TN = each(torch.sigmoid, self.up(each(F.silu, self.down(normed_TN) / count)))
         seen_TD = torch.unflatten(gates_TN * normed_TN, 1, (count, width)).mean(1)
         if self.inject is None:
             return seen_TD, ()
-        return seen_TD, (2 * torch.sigmoid(self.inject(normed_TN) / count),)
+        return seen_TD, (2 * each(torch.sigmoid, self.inject(normed_TN) / count),)
 
     def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
         [shares_TS] = carried
@@ -88,8 +89,8 @@ class MixedStreams:
         for _ in range(self.shape.rounds - 1):
             mix_TSS = mix_TSS / (mix_TSS.sum(-1, keepdim=True) + eps)
             mix_TSS = mix_TSS / (mix_TSS.sum(-2, keepdim=True) + eps)
-        seen_TD = ((torch.sigmoid(see_TS) + eps)[..., None] * torch.unflatten(x_TN, 1, (count, -1))).sum(1)
-        return seen_TD.to(x_TN.dtype), ((2 * torch.sigmoid(give_TS)).to(x_TN.dtype), mix_TSS.to(x_TN.dtype))
+        seen_TD = ((each(torch.sigmoid, see_TS) + eps)[..., None] * torch.unflatten(x_TN, 1, (count, -1))).sum(1)
+        return seen_TD.to(x_TN.dtype), ((2 * each(torch.sigmoid, give_TS)).to(x_TN.dtype), mix_TSS.to(x_TN.dtype))
 
     def leave(self, x_TN: torch.Tensor, carried: Carried, y_TD: torch.Tensor) -> torch.Tensor:
         give_TS, mix_TSS = carried

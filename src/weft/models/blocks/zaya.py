@@ -30,6 +30,7 @@ from weft.models.blocks.streams import Carried
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, attention_layer
 from weft.tensor.ops.conv import causal_conv
+from weft.tensor.ops.elementwise import each, softmax_
 from weft.units import PAD
 
 
@@ -142,8 +143,8 @@ class ContinuedExperts:
             state_TR = state_TR + x_TN[:, width:].to(dtype) * self.continued
         inner_TR = self.router_norm(state_TR)
         for product in self.inner:
-            inner_TR = F.gelu(product(inner_TR))
-        shares_TE = torch.softmax(self.choices(inner_TR).float(), -1)
+            inner_TR = each(F.gelu, product(inner_TR))
+        shares_TE = softmax_(self.choices(inner_TR).float(), 1.0)
         ids_T1 = (shares_TE + self.biases).argmax(-1, keepdim=True)
         weights_T1 = shares_TE.gather(-1, ids_T1).to(dtype)
         skipped_T1 = ids_T1 == len(self.biases) - 1

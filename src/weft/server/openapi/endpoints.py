@@ -38,6 +38,7 @@ from weft.server.replicas import (
 from weft.server.responses.answers import ResponseObject
 from weft.server.responses.items import ResponsesBody
 from weft.server.sse import EVENTS, JSON_LINES, PAGE_DEFAULT, PAGE_MAX
+from weft.server.weights import IsPausedAnswer, PauseBody, PausedAnswer, ResetAnswer, UpdateAnswer, UpdateWeightsBody
 from weft.text.chat_request import PictureSpan
 
 Access = Literal["open", "client", "operator"]
@@ -88,14 +89,15 @@ class InputTokens(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``status``: ok, sleeping, degraded, starting, draining or dead; ``reason`` for the last four.
-    ``store``: present while the bucket of the store does not answer."""
+    """``status``: ok, paused, sleeping, degraded, starting, draining or dead; ``reason`` for the last four.
+    ``store``: present while the bucket of the store does not answer. ``weight_version``: see /update_weights."""
 
     status: str
     reason: str | None = None
     level: int | None = None
     missing: list[str] | None = None
     store: str | None = None
+    weight_version: str | None = None
 
 
 class VersionAnswer(msgspec.Struct):
@@ -284,6 +286,22 @@ _TIMEOUT = Parameter(
     {"type": "number", "minimum": 0, "maximum": 86400, "default": 30},
     "Seconds that mode wait waits.",
 )
+_PAUSE_MODE = Parameter(
+    "mode",
+    "query",
+    {"type": "string", "enum": ["keep", "wait", "abort"], "default": "keep"},
+    "What happens to running requests: they go on later, are waited for, or end.",
+)
+_CLEAR_CACHE = Parameter(
+    "clear_cache", "query", {"type": "boolean", "default": False}, "Whether the prefix cache is emptied."
+)
+_PATH = Parameter("path", "query", {"type": "string"}, "The absolute path of a checkpoint with the same shapes.")
+_VERSION = Parameter(
+    "weight_version", "query", {"type": "string", "maxLength": 256}, "A name for the weights, which answers say."
+)
+_STORE = Parameter(
+    "store", "query", {"type": "boolean", "default": True}, "Whether the records of the store are dropped too."
+)
 _TAGS = Parameter(
     "tags",
     "query",
@@ -468,7 +486,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="What the prefix cache holds, in sizes, counts and ages; of several replicas the sum, and "
                   "each one that answers."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
-             access="operator", text="Drops every cached prefix that no running request reads."),
+             access="operator", text="Drops every cached prefix that no running request reads, in memory and on disk.",
+             parameters=(_STORE,)),
     Endpoint(operation="load_lora_adapter", method="POST", path="/v1/load_lora_adapter", group="Operate",
              access="operator", text="Serves an adapter under a name, or other files under a taken one.",
              body=LoadAdapterBody, answer=str, media_type="text/plain"),
@@ -494,6 +513,21 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS,), errors=(409,)),
     Endpoint(operation="is_sleeping", method="GET", path="/is_sleeping", group="Server",
              text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer),
+    Endpoint(operation="pause", method="POST", path="/pause", group="Operate", access="operator",
+             text="Computes no further step until /resume; requests wait. Fields may be in the query instead.",
+             body=PauseBody, body_is_optional=True, answer=PausedAnswer,
+             parameters=(_PAUSE_MODE, _TIMEOUT, _CLEAR_CACHE), errors=(409,)),
+    Endpoint(operation="resume", method="POST", path="/resume", group="Operate", access="operator",
+             text="Goes on after /pause.", answer=PausedAnswer),
+    Endpoint(operation="is_paused", method="GET", path="/is_paused", group="Server",
+             text="Whether the engines are paused.", answer=IsPausedAnswer),
+    Endpoint(operation="update_weights", method="POST", path="/update_weights", group="Operate", access="operator",
+             text="Replaces the weights by those of a directory. Fields may be in the query instead.",
+             body=UpdateWeightsBody, body_is_optional=True, answer=UpdateAnswer,
+             parameters=(_PATH, _VERSION, _PAUSE_MODE, _TIMEOUT), errors=(409,)),
+    Endpoint(operation="reset_prefix_cache", method="POST", path="/reset_prefix_cache", group="Operate",
+             access="operator", text="The same as /v1/cache/flush, under vLLM's name.", answer=ResetAnswer,
+             parameters=(_STORE,)),
     Endpoint(operation="openapi", method="GET", path="/openapi.json", group="Server", access="open",
              text="This description."),
 )  # fmt: skip

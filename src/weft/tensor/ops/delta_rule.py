@@ -46,6 +46,7 @@ from weft.tensor import native
 from weft.tensor.chunks import LOG_DECAY_MIN, Step, chunk_layout, decay_of, pairwise_decay
 from weft.tensor.inputs import Runs
 from weft.tensor.op import UNFIT, Unfit, op, recurrent_op
+from weft.tensor.ops.elementwise import each
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import decode_blocks, prefill_rows
 
@@ -448,12 +449,12 @@ def delta_gates(
     """
     steps_TC = a_TC.float() + bias_C
     if floor is None:
-        steps_TC = F.softplus(steps_TC)
+        steps_TC = each(F.softplus, steps_TC)
     lines = a_TC.shape[1] // decay_H.shape[0]
     if lines == 1:
         g_TC = decay_H * steps_TC
     else:
         g_TC = (steps_TC.view(-1, decay_H.shape[0], lines) * decay_H[:, None]).flatten(1)
     if floor is not None:
-        g_TC = torch.sigmoid(-g_TC) * floor
-    return g_TC, torch.sigmoid(b_TH.float()) * beta_scale
+        g_TC = each(torch.sigmoid, -g_TC) * floor
+    return g_TC, each(torch.sigmoid, b_TH.float()) * beta_scale

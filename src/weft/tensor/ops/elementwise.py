@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,6 +15,26 @@ from weft.tensor.op import UNFIT, Unfit, op
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
 """By the name in an ``Architecture``."""
+_VECTORS = 64
+"""Numbers: a multiple of what torch's loops compute at a time, whatever the CPU's vectors."""
+_SERIAL = 1 << 14
+"""Numbers: fewer than torch divides among threads."""
+
+
+def each(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Return ``function`` of every number of ``x``, whose bits do not depend on how many there are.
+
+    On a CPU torch computes whole vectors by one routine and the rest of a tensor by another, whose last bit may
+    differ. Here every number is in a whole vector. For functions such as a sigmoid, of gates and routers: a row
+    of a decode then has the bits of that row in a prompt."""
+    if not x.is_cpu:
+        return function(x)
+    count = x.numel()
+    if count % _VECTORS == 0 and count <= _SERIAL:
+        return function(x.contiguous())
+    flat = F.pad(x.reshape(-1), (0, -count % _VECTORS))
+    pieces = [function(flat[at : at + _SERIAL]) for at in range(0, len(flat), _SERIAL)]
+    return (pieces[0] if len(pieces) == 1 else torch.cat(pieces))[:count].view(x.shape)
 
 
 @op()
@@ -22,9 +42,9 @@ def activate(x: torch.Tensor, name: Activation, *, spent: bool = False) -> torch
     """Elementwise, in the dtype of ``x``: silu, gelu (the exact one by erf, or by tanh), the square of
     relu. ``spent``: the result may lie in the memory of ``x``."""
     if name == "silu":
-        return F.silu(x)
+        return each(F.silu, x)
     if name == "gelu":
-        return F.gelu(x)
+        return each(F.gelu, x)
     if name == "gelu_tanh":
         return F.gelu(x, approximate="tanh")
     assert name == "relu2", f"{name} is of two inputs"

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from weft.tensor import native
 from weft.tensor.op import UNFIT, Unfit, op
 from weft.tensor.ops import linear
-from weft.tensor.ops.elementwise import Activation, activate, within
+from weft.tensor.ops.elementwise import Activation, activate, each, softmax_, within
 from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.scratch import scratch
 from weft.tensor.weights.ordered import OrderedWeight
@@ -105,15 +105,14 @@ def choose_experts(
 def _by_softmax(scores_TE: torch.Tensor, rule: ChoiceRule, _: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     top_TX, ids_TX = scores_TE.topk(rule.per_token, dim=-1)
     if rule.normalized:
-        return torch.softmax(top_TX, dim=-1) * rule.scale, ids_TX
-    # exp(top - logsumexp) is the softmax over all experts, computed for the chosen ones alone.
-    return (top_TX - scores_TE.logsumexp(dim=-1, keepdim=True)).exp() * rule.scale, ids_TX
+        return softmax_(top_TX.contiguous(), 1.0) * rule.scale, ids_TX
+    return softmax_(scores_TE.clone(memory_format=torch.contiguous_format), 1.0).gather(1, ids_TX) * rule.scale, ids_TX
 
 
 def _by_sigmoid(
     scores_TE: torch.Tensor, rule: ChoiceRule, bias_E: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    scores_TE = scores_TE.sigmoid()
+    scores_TE = each(torch.sigmoid, scores_TE)
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
     if rule.groups > rule.groups_chosen:
         choice_TGE = choice_TE.view(-1, rule.groups, choice_TE.shape[1] // rule.groups)
@@ -173,7 +172,7 @@ def activated(inner: torch.Tensor, activation: Activation, *, gated: bool, limit
         return activate(inner, activation)
     gate, up = within(inner.chunk(2, dim=-1), limit_of(activation, limit))
     if activation == "clamped_swiglu":
-        return (up + 1) * (gate * torch.sigmoid(gate * GAIN))
+        return (up + 1) * (gate * each(torch.sigmoid, gate * GAIN))
     return activate(gate, activation) * up
 
 
@@ -364,4 +363,4 @@ def add_gated(y_TD: torch.Tensor, x_TD: torch.Tensor, gate_T1: torch.Tensor) -> 
 
     Source: transformers ``Qwen2MoeSparseMoeBlock``.
     """
-    return y_TD + torch.sigmoid(gate_T1) * x_TD
+    return y_TD + each(torch.sigmoid, gate_T1) * x_TD

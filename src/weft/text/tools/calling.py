@@ -5,6 +5,7 @@
     tool_0:  {"name": "f", "arguments": <JSON schema of its parameters> }             json
              <function=f> <parameter=x> text or JSON </parameter> ... </function>     xml
              f(x=<JSON schema of x>, ...)                                             python
+             call:f{x:<JSON schema of x>,...}                                         braces
 
 So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of
 the schema, those that are not required may be left out; additional properties are not written. A string in
@@ -17,15 +18,15 @@ call that fits. It holds for every tool of the request, as soon as one is strict
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
-from weft.text.tools.code_calls import fixed_values, followed, types_of
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Tags, ToolFormat
+from weft.text.tools.values import fixed_values, followed, types_of
 
 
 class _Rules:
@@ -109,15 +110,20 @@ def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
     if writes.style == "headed":
         head = row.head
         assert head is not None
-        begin = head.before + row.new_id("0" * 32, name, 0) + head.arguments
+        begin = (head.before + head.name + head.arguments).replace("{name}", name)
         schema = rules.schema(tool.parameters, field)
         return rules.add(_sequence(rules.text(begin), schema, rules.text(head.behind)))
     if writes.style == "xml":
         tags = row.tags
         parts = [_xml_parameter(rules, tags, tool, key, field) for key in tool.properties]
-        begin = rules.text(tags.begin(tags.function, name))
+        begin = rules.text(tags.begin(name))
         return rules.add(_sequence(begin, *parts, rules.text(tags.function_end)))
-    arguments = _python_arguments(rules, tool, field)
+    if writes.style == "braces":
+        members = _members(rules, tool, ",", lambda key: _brace_member(rules, row.quote, tool, key, field))
+        return rules.add(_sequence(quoted(f"call:{name}{{"), members, quoted("}")))
+    arguments = _members(
+        rules, tool, ", ", lambda key: _sequence(quoted(f"{key}="), rules.schema(_part_schema(tool, key), field))
+    )
     return rules.add(_sequence(quoted(f"{name}("), arguments, quoted(")")))
 
 
@@ -139,7 +145,7 @@ def _xml_parameter(rules: _Rules, tags: Tags, tool: Tool, key: str, field: str) 
     listed = fixed_values(followed(schema, schema))
     free = "string" in types and not _lists_values(schema)
     as_text = tool.input_regex is not None or free or bool(types == {"string"} and listed)
-    begin = rules.text(tags.begin(tags.parameter, key, text=as_text))
+    begin = rules.text(tags.parameter_begin(key, is_text=as_text))
     if tool.input_regex is not None:
         value = f"{rules.add(slashed(tool.input_regex))} {rules.text(end)}"
     elif free:
@@ -163,19 +169,25 @@ def _lists_values(schema: dict[str, Any]) -> bool:
     return '"enum"' in text or '"const"' in text
 
 
-def _python_arguments(rules: _Rules, tool: Tool, field: str) -> str:
+def _brace_member(rules: _Rules, quote: str, tool: Tool, key: str, field: str) -> str:
+    schema, token = _part_schema(tool, key), rules.text(quote)
+    is_text = types_of(schema, schema) == {"string"} and not _lists_values(schema) and tool.input_regex is None
+    if not is_text:
+        return _sequence(quoted(f"{key}:"), rules.schema(schema, field))
+    text = (
+        f"{rules.add(FREE_TEXT)} {token}"
+        if token.startswith("<[")
+        else rules.add(FREE_TEXT, f"[suffix={quoted(quote)}]")
+    )
+    return _sequence(quoted(f"{key}:"), token, text)
+
+
+def _members(rules: _Rules, tool: Tool, separator: str, written: Callable[[str], str]) -> str:
     """Required ones first, in order, each of the others may follow."""
-    required = [key for key in tool.properties if key in _required(tool)]
-    optional = [key for key in tool.properties if key not in _required(tool)]
-
-    def written(key: str) -> str:
-        return rules.add(_sequence(quoted(f"{key}="), rules.schema(_part_schema(tool, key), field)))
-
-    first = f" {quoted(', ')} ".join(written(key) for key in required)
-    rest = [written(key) for key in optional]
+    comma = quoted(separator)
+    required = [rules.add(written(key)) for key in tool.properties if key in _required(tool)]
+    rest = [rules.add(written(key)) for key in tool.properties if key not in _required(tool)]
     if required:
-        return _sequence(first, *(f"({quoted(', ')} {rule})?" for rule in rest))
-    starts = [
-        _sequence(rule, *(f"({quoted(', ')} {later})?" for later in rest[at + 1 :])) for at, rule in enumerate(rest)
-    ]
+        return _sequence(f" {comma} ".join(required), *(f"({comma} {rule})?" for rule in rest))
+    starts = [_sequence(rule, *(f"({comma} {later})?" for later in rest[at + 1 :])) for at, rule in enumerate(rest)]
     return f"({' | '.join(starts)})?" if starts else ""

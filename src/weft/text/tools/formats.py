@@ -1,12 +1,13 @@
 """How each family writes its calls: one row of data per format.
 
-    name        what --tool-parser takes
-    envelopes   what opens a stretch of calls in an answer, what closes it, and what may stand inside
-    writes      how to make the model write such a call: the pieces of text around it (``calling.py``)
-    signs       texts in a chat template that tell the format; the first row whose signs are all there wins
+    name        a value of --tool-parser
+    envelopes   the markers that open and close a stretch of calls, and the syntax inside
+    writes      the text around a call that a grammar makes the model write (``calling.py``)
+    signs       texts of a chat template that tell the format; the first row whose signs are all there wins
+    tokens      markers that tell the format where they are tokens of the vocabulary and no template has signs
 
-A new format is a new row where its calls are JSON, tags, Python or name and JSON; ``docs/chat.md`` has the
-table of families.
+Readers, grammars and detection follow from the row. A new format is a new row where its calls are JSON, tags,
+Python, name and JSON, or Gemma's ``call:name{...}``; ``docs/chat.md`` has the table of families.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from weft.errors import ConfigError
 
 AUTO, NONE = "auto", "none"
 
-Body = Literal["json", "xml", "python", "headed"]
+Body = Literal["json", "xml", "python", "headed", "braces"]
+HasToken = Callable[[str], bool]
+"""Whether a text is one added token of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,47 +53,70 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands around the name of a "headed" call. ``before`` is not repeated where the envelope is."""
+    """Texts around the name of a "headed" call. ``numbered`` separates the name from an id; ``name`` is how a
+    grammar writes the name."""
 
     before: str
     arguments: str
     behind: str
+    numbered: str = ""
+    name: str = "{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Of a call in tags. ``quoted``: a name is an attribute, and another one of a parameter says whether its
-    value is text as it stands or JSON (GigaChat); else the tool's schema says it."""
+    """Tags of a call and its parameters. ``named`` follows the name of a parameter, and is read with any
+    whitespace between its tags. ``padded``: a value has a line end before and after it. ``quoted``: a name is
+    an attribute, and another attribute says whether the value is text or JSON (GigaChat); otherwise the tool's
+    schema gives its type. Without ``function``, a call begins with its bare name and ends with the envelope."""
 
     function: str = "<function="
     function_end: str = "</function>"
     parameter: str = "<parameter="
+    named: str = ">"
     parameter_end: str = "</parameter>"
+    padded: bool = True
     quoted: bool = False
 
-    def begin(self, tag: str, name: str, *, text: bool | None = None) -> str:
-        """``text``: of a parameter's value."""
-        if not self.quoted:
-            return f"{tag}{name}>\n"
-        kind = "" if text is None else f' string="{str(text).lower()}"'
-        return f'{tag} name="{name}"{kind}>' + ("\n" if text is None else "")
+    def begin(self, name: str) -> str:
+        """Return the opening of a call, as a grammar writes it."""
+        return (
+            f'{self.function} name="{name}">\n'
+            if self.quoted
+            else f"{self.function}{name}{'>' * bool(self.function)}\n"
+        )
+
+    def parameter_begin(self, name: str, *, is_text: bool) -> str:
+        if self.quoted:
+            return f'{self.parameter} name="{name}" string="{str(is_text).lower()}">'
+        return f"{self.parameter}{name}{self.named}" + "\n" * self.padded
 
     @property
     def value_end(self) -> str:
-        return f"{self.parameter_end}\n" if self.quoted else f"\n{self.parameter_end}\n"
+        return "\n" * self.padded + f"{self.parameter_end}\n"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be tokens of their own."""
+        named = tuple(f"<{part}" for part in self.named.split("<")[1:])
+        first = self.named.partition("<")[0].strip()
+        parts = (self.function, self.function_end, self.parameter, first, *named, self.parameter_end)
+        return tuple(part for part in parts if len(part) > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """``new_id`` makes the id of a call from random hex and its number; templates of some families check
-    them."""
+    """``quote`` stands around texts of the syntax "braces". ``new_id`` makes the id of a call from random hex
+    and its number; templates of some families check them."""
 
     name: str
     envelopes: tuple[Envelope, ...]
     writes: Writing
     signs: tuple[tuple[str, ...], ...]
+    tokens: tuple[str, ...] = ()
     head: Head | None = None
     tags: Tags = Tags()
+    quote: str = ""
     new_id: Callable[[str, str, int], str] = lambda random_hex, name, number: f"call_{random_hex[:24]}"
 
     @property
@@ -98,83 +124,129 @@ class ToolFormat:
         return tuple(envelope.open for envelope in self.envelopes if envelope.open)
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """Markers that mean nothing after a call: some models write one too many."""
+        closes = dict.fromkeys(envelope.close for envelope in self.envelopes if envelope.close)
+        has_tags = any(body == "xml" for envelope in self.envelopes for _, body in envelope.bodies)
+        return (*closes, *(end for end in (self.tags.function_end, self.tags.parameter_end) if has_tags and end))
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """Texts of the format that may be single tokens, which must not be left out of the answer's text."""
-        ends = tuple(envelope.close for envelope in self.envelopes if envelope.close)
-        heads = (self.head.before, self.head.arguments, self.head.behind) if self.head else ()
-        of = self.tags
-        tags = (of.function, of.function_end, of.parameter, of.parameter_end) if of.quoted else ()
-        return (*self.opens, *ends, *(text for text in heads if text), *tags)
+        heads = (self.head.before, self.head.arguments, self.head.behind, self.head.numbered) if self.head else ()
+        return tuple(text for text in (*self.opens, *self.ends, *heads, *self.tags.markers, self.quote) if text)
 
 
 _JSON: tuple[tuple[str, Body], ...] = (("{", "json"), ("[", "json"))
 _TAGGED: tuple[tuple[str, Body], ...] = (*_JSON, ("<", "xml"))
 _TOOL_CALL = Envelope("<tool_call>", "</tool_call>", _TAGGED)
+_BARE_FUNCTION = Envelope("<function=", None, (("<", "xml"),), keeps_open=True)
 
 FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat(
-        "qwen3_xml", (_TOOL_CALL, Envelope("<function=", None, (("<", "xml"),), keeps_open=True)),
+        "qwen3_xml", (_TOOL_CALL, _BARE_FUNCTION),
         Writing("xml", before="<tool_call>\n", behind="\n</tool_call>", between="\n"),
         signs=(("<function=", "<parameter="),)),
     ToolFormat(
+        "zaya", (Envelope("<zyphra_tool_call>", "</zyphra_tool_call>", _TAGGED), _TOOL_CALL, _BARE_FUNCTION),
+        Writing("xml", before="<zyphra_tool_call>\n", behind="\n</zyphra_tool_call>", between="\n"),
+        signs=(("<zyphra_tool_call>",),), tokens=("<zyphra_tool_call>", "</zyphra_tool_call>")),
+    ToolFormat(
+        "glm", (Envelope("<tool_call>", "</tool_call>", (*_JSON, ("", "xml"))),),
+        Writing("xml", before="<tool_call>", behind="</tool_call>", between="\n"),
+        signs=(("<arg_key>", "<arg_value>"),), tokens=("<arg_key>", "<arg_value>"),
+        tags=Tags("", "", "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", padded=False)),
+    ToolFormat(
+        "gemma4", (Envelope("<|tool_call>", "<tool_call|>", (("", "braces"),)),),
+        Writing("braces", before="<|tool_call>", behind="<tool_call|>"),
+        signs=(("<|tool_call>",),), tokens=("<|tool_call>", "<tool_call|>"), quote='<|"|>'),
+    ToolFormat(
+        "functiongemma", (Envelope("<start_function_call>", "<end_function_call>", (("", "braces"),)),),
+        Writing("braces", before="<start_function_call>", behind="<end_function_call>"),
+        signs=(("<start_function_call>",),), tokens=("<start_function_call>", "<end_function_call>"),
+        quote="<escape>"),
+    ToolFormat(
         "lfm2", (Envelope("<|tool_call_start|>", "<|tool_call_end|>", (("", "python"),)),),
         Writing("python", lead="<|tool_call_start|>[", between=", ", tail="]<|tool_call_end|>"),
-        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("<|tool_response_start|>",))),
+        signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("<|tool_response_start|>",)),
+        tokens=("<|tool_call_start|>", "<|tool_call_end|>")),
     ToolFormat(
         "olmo3", (Envelope("<function_calls>", "</function_calls>", (("", "python"),)),),
         Writing("python", lead="<function_calls>", between="\n", tail="</function_calls>"),
-        signs=(("<function_calls>",),)),
+        signs=(("<function_calls>",),), tokens=("<function_calls>", "</function_calls>")),
     ToolFormat(
         "nemotron", (Envelope("<TOOLCALL>", "</TOOLCALL>", _JSON),),
-        Writing("json", lead="<TOOLCALL>[", between=", ", tail="]</TOOLCALL>"), signs=(("<TOOLCALL>",),)),
+        Writing("json", lead="<TOOLCALL>[", between=", ", tail="]</TOOLCALL>"),
+        signs=(("<TOOLCALL>",),), tokens=("<TOOLCALL>", "</TOOLCALL>")),
     ToolFormat(
         "jamba", (Envelope("<tool_calls>", "</tool_calls>", _JSON),),
         Writing("json", lead="<tool_calls>[\n", between=",\n", tail="\n]</tool_calls>"),
-        signs=(("<tool_calls>",),)),
+        signs=(("<tool_calls>",),), tokens=("<tool_calls>", "</tool_calls>")),
+    ToolFormat(
+        "minimax", (Envelope("<function_call>```typescript", "```", (("f", "headed"),)),),
+        Writing("headed", lead="<function_call>```typescript\n", between="\n", tail="\n```"),
+        signs=(("<function_call>", "typescript"),), head=Head("functions.", "(", ")")),
     ToolFormat(
         "gigachat", (Envelope("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>", (("<", "xml"),)),),
         Writing("xml", lead="<｜GCML｜tool_calls>\n", between="\n", tail="\n</｜GCML｜tool_calls>"),
-        signs=(("｜GCML｜",),),
-        tags=Tags("<｜GCML｜invoke", "</｜GCML｜invoke>", "<｜GCML｜parameter", "</｜GCML｜parameter>",
-                  quoted=True)),
+        signs=(("｜GCML｜",),), tokens=("<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>"),
+        tags=Tags("<｜GCML｜invoke", "</｜GCML｜invoke>", "<｜GCML｜parameter", ">", "</｜GCML｜parameter>",
+                  padded=False, quoted=True)),
     ToolFormat(
-        "kimi", (Envelope("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", (("<", "headed"),)),),
+        "kimi", (Envelope("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", (("<", "headed"),)),
+                 Envelope("<|tool_call_section_begin|>", "<|tool_call_section_end|>", (("<", "headed"),)),
+                 Envelope("<|tool_call_begin|>", None, (("<", "headed"),), keeps_open=True)),
         Writing("headed", lead="<|tool_calls_section_begin|>", tail="<|tool_calls_section_end|>"),
         signs=(("<|tool_calls_section_begin|>",),),
-        head=Head("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        tokens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        head=Head("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+                  name="functions.{name}:0"),
         new_id=lambda random_hex, name, number: f"functions.{name}:{number}"),
     ToolFormat(
         "mistral", (Envelope("[TOOL_CALLS]", None, (*_JSON, ("", "headed"))),),
-        Writing("json", lead="[TOOL_CALLS][", between=", ", tail="]"), signs=(("[TOOL_CALLS]",),),
-        head=Head("", "[ARGS]", ""), new_id=lambda random_hex, name, number: random_hex[:9]),
+        Writing("json", lead="[TOOL_CALLS][", between=", ", tail="]"),
+        signs=(("[TOOL_CALLS]",),), tokens=("[TOOL_CALLS]",),
+        head=Head("", "[ARGS]", "", numbered="[CALL_ID]"),
+        new_id=lambda random_hex, name, number: random_hex[:9]),
     ToolFormat(
         "granite", (Envelope("<|tool_call|>", None, _JSON), Envelope("<tool_call>", "</tool_call>", _JSON)),
-        Writing("json", lead="<|tool_call|>[", between=", ", tail="]"), signs=(("<|tool_call|>",),)),
+        Writing("json", lead="<|tool_call|>[", between=", ", tail="]"),
+        signs=(("<|tool_call|>",),), tokens=("<|tool_call|>",)),
     ToolFormat(
         "hermes", (_TOOL_CALL,),
         Writing("json", before="<tool_call>\n", behind="\n</tool_call>", between="\n"),
-        signs=(("<tool_call>",),)),
+        signs=(("<tool_call>",),), tokens=("<tool_call>", "</tool_call>")),
     ToolFormat(
-        "llama3_json", (Envelope("<|python_tag|>", None, _JSON), Envelope("", None, (("{", "json"),))),
+        "llama3_json", (Envelope("<|python_tag|>", None, _JSON),
+                        Envelope("<function=", None, (("", "headed"),)),
+                        Envelope("", None, (("{", "json"),))),
         Writing("json", between="; ", key="parameters"),
-        signs=(("<|python_tag|>",), ('"parameters":', "<|start_header_id|>"))),
-    ToolFormat(   # read by ``weft.text.channels``: each call is a message
+        signs=(("<|python_tag|>",), ('"parameters":', "<|start_header_id|>")), tokens=("<|python_tag|>",),
+        head=Head("", ">", "</function>")),
+    ToolFormat(   # this row and the next are read by ``weft.text.channels``: each call is a message
         "harmony", (), Writing("headed"), signs=(("<|channel|>", "<|message|>"),),
-        head=Head("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
-        new_id=lambda random_hex, name, number: name),
+        tokens=("<|channel|>", "<|message|>"),
+        head=Head("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "")),
+    ToolFormat(
+        "inkling", (), Writing("headed", between="<|end_message|><|message_model|>"),
+        signs=(("<|content_invoke_tool_json|>",),), tokens=("<|content_invoke_tool_json|>", "<|end_message|>"),
+        head=Head("", '<|content_invoke_tool_json|>{"name": "{name}", "args": ', "}")),
 )  # fmt: skip
 NAMES = tuple(row.name for row in FORMATS)
 
 
-def tool_format(name: str, template: str) -> ToolFormat | None:
-    """The row called ``name``; with "auto" the one that ``template`` (its source) speaks for; None for
-    "none", or where nothing does. Raises ConfigError that lists the names."""
+def tool_format(name: str, template: str, has_token: HasToken = lambda text: False) -> ToolFormat | None:
+    """Return the row called ``name``; with "auto" the one that ``template`` (its source) speaks for, else the
+    one whose markers are tokens of the vocabulary; None for "none", or where neither tells. Raises ConfigError
+    that lists the names."""
     check_tool_parser(name)
     if name == NONE:
         return None
     if name != AUTO:
         return next(row for row in FORMATS if row.name == name)
-    return next((row for row in FORMATS if any(all(sign in template for sign in signs) for signs in row.signs)), None)
+    written = (row for row in FORMATS if any(all(sign in template for sign in signs) for signs in row.signs))
+    known = (row for row in FORMATS if row.tokens and all(map(has_token, row.tokens)))
+    return next(written, None) or next(known, None)
 
 
 def check_tool_parser(name: str) -> None:

@@ -16,8 +16,8 @@ it has become calls. Text that turns out to be no call is shown as content, so n
 Where an object begins with its name and its arguments, as nearly all do, the arguments are given out while
 they come: the text of the value itself, with line ends inside strings escaped, as models forget to. Any other
 order of the keys is read when the object is complete. An object that is no call is broken; one that lacks its
-last brace alone, behind whole arguments and before the envelope's end, is a call. Kimi's head is the
-id of the call; the name is what stands between its prefix and its number.
+last brace alone, after whole arguments and before the end of the envelope or the answer, is a call. Kimi's head is
+the id of the call; the name is between its prefix and its number.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.text.choices import may_become
+from weft.text.tools.values import is_object, parse_json, parse_literal, to_json
 
 
 @dataclass(slots=True)
@@ -45,11 +46,42 @@ class CallDelta:
     complete: bool = False
 
 
+HELD_CHARS = 512
+"""Characters of arguments that a stream holds back while their call is not complete: a stream cannot take back
+text that it sent, and a client of a long call wants to see it come."""
+
+
+class CallGate:
+    """Holds the deltas of a call until it is complete, or has more than ``held_chars`` of arguments."""
+
+    def __init__(self, held_chars: float) -> None:
+        self._held_chars = held_chars
+        self._held: list[CallDelta] = []
+        self.is_open = False
+        """The beginning of the current call was given out."""
+
+    def push(self, delta: CallDelta) -> CallDelta | None:
+        self._held.append(delta)
+        arguments = "".join(held.arguments for held in self._held)
+        if not (delta.complete or self.is_open or len(arguments) > self._held_chars):
+            return None
+        given = replace(self._held[0], arguments=arguments, complete=delta.complete)
+        self._held.clear()
+        self.is_open = not delta.complete
+        return given
+
+    def drop(self) -> None:
+        """Forget the current call, which is none."""
+        self._held.clear()
+        self.is_open = False
+
+
 class BodyReader(ABC):
     """``close`` is the marker that ends the envelope, or None where the calls end by themselves.
 
     ``whole``: how many characters have become complete calls. ``emitted``: how many have been given out
     in deltas. ``end``: where the envelope ended, once it has. ``broken``: what comes is not a call.
+    ``may_lack_ends``: the answer is over, and the model ended it: missing ends are forgiven.
     """
 
     def __init__(self, close: str | None) -> None:
@@ -60,10 +92,13 @@ class BodyReader(ABC):
         self.end: int | None = None
         self.broken = False
         self.call_count = 0
+        self.may_lack_ends = False
 
-    def push(self, text: str, *, last: bool = False) -> list[CallDelta]:
-        """``last``: nothing will follow. After it, ``end`` is set or ``broken`` is."""
+    def push(self, text: str, *, last: bool = False, is_cut: bool = False) -> list[CallDelta]:
+        """``last``: nothing will follow, because of a limit of tokens where ``is_cut``. After it, ``end`` is set
+        or ``broken`` is."""
         self.text += text
+        self.may_lack_ends = last and not is_cut
         deltas = self._read(last)
         if last and self.end is None:
             self.broken = True
@@ -78,14 +113,19 @@ class BodyReader(ABC):
         self.whole = self.emitted = at
 
 
-_HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_ARGUMENTS = ("arguments", "parameters")
+_HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters|args)"\s*:\s*(?=\{)')
+_ARGUMENTS = ("arguments", "parameters", "args")
+_EXTRA_ENDS = re.compile(r"[\s}\]]*[}\]][\s}\]]*")
+
+
+_HEX_DIGITS = 4
+_HEX = re.compile("[0-9a-fA-F]{4}")
 
 
 class ObjectScanner:
     """Follows the JSON object that begins at ``start`` of a growing text to its end: brackets and strings,
-    nothing else. ``escaped`` is what was scanned from ``copy_from`` on, with control characters in strings
-    escaped."""
+    nothing else. ``escaped`` is the text from ``copy_from`` on, with control characters and lone backslashes in
+    strings escaped."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -104,15 +144,24 @@ class ObjectScanner:
         until = len(text) if until is None else until
         while self.at < until and self.end is None:
             character = text[self.at]
+            if self._after_backslash and character == "u" and self.at + _HEX_DIGITS >= len(text):
+                return
             if self.copy_from is not None and self.copy_end is None:
-                raw = self._in_string and character < " "
-                self.escaped.append(json.dumps(character)[1:-1] if raw else character)
+                self.escaped.append(self._escaped(character, text[self.at + 1 : self.at + 1 + _HEX_DIGITS]))
             self._step(character)
             self.at += 1
             if self._depth == 0:
                 self.end = self.at
             if self.copy_from is not None and self._depth == self._copy_depth and self.copy_end is None:
                 self.copy_end = self.at
+
+    def _escaped(self, character: str, following: str) -> str:
+        """Return the character as strict JSON has it: models forget to escape line ends and backslashes."""
+        raw = json.dumps(character)[1:-1] if self._in_string and character < " " else character
+        if not self._after_backslash:
+            return raw
+        is_escape = character in '"\\/bfnrt' or (character == "u" and _HEX.fullmatch(following) is not None)
+        return raw if is_escape else f"\\{raw}"
 
     def copy(self, start: int) -> None:
         """From here on what is scanned is kept: the value that begins at ``start``, where the scan stands."""
@@ -182,9 +231,19 @@ class JsonCalls(BodyReader):
             if self.close is None:
                 self.end = self._at
         elif self.call_count and not self._list:
-            self.end = self.whole
+            return self._read_extra_ends(rest, last)
         else:
             self.broken = True
+        return True
+
+    def _read_extra_ends(self, rest: str, last: bool) -> bool:
+        """Brackets too many after a call mean nothing before the envelope's end."""
+        extra = _EXTRA_ENDS.match(rest)
+        behind = rest[extra.end() :] if extra and self.close else ""
+        if extra and self.close and not last and (not behind or may_become(behind, (self.close,))):
+            return False
+        at_close = self.close is not None and behind.startswith(self.close)
+        self.end = len(self.text) - len(behind) + len(self.close or "") if at_close else self.whole
         return True
 
     def _read_object(self, deltas: list[CallDelta]) -> bool:
@@ -225,10 +284,11 @@ class JsonCalls(BodyReader):
         return True
 
     def _lacks_only_its_end(self, scanner: ObjectScanner) -> bool:
-        """Whether the envelope closes right behind the arguments: small models forget the last brace."""
-        if self.close is None or scanner.copy_end is None:
+        """Whether the envelope or the answer ends right after the arguments: small models forget the last brace."""
+        if scanner.copy_end is None or not is_object(self.text[scanner.copy_from : scanner.copy_end]):
             return False
-        return self.text[scanner.copy_end :].lstrip().startswith(self.close)
+        rest = self.text[scanner.copy_end :].lstrip()
+        return (not rest and self.may_lack_ends) or (self.close is not None and rest.startswith(self.close))
 
     def _give_copied(self, scanner: ObjectScanner, deltas: list[CallDelta]) -> None:
         fresh = "".join(scanner.escaped[self._given :])
@@ -239,12 +299,8 @@ class JsonCalls(BodyReader):
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """(name, arguments as JSON text) of a JSON object that is a call, else None."""
-    try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    return call_of(value)
+    """Return (name, arguments as JSON text) of an object of JSON or Python that is a call, else None."""
+    return call_of(parse_literal(text))
 
 
 def call_of(value: Any) -> tuple[str, str] | None:
@@ -257,27 +313,25 @@ def call_of(value: Any) -> tuple[str, str] | None:
     if not isinstance(name, str) or not name:
         return None
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments, strict=False)
-        except (ValueError, RecursionError):
-            return None
-    if not isinstance(arguments, dict):
+    try:
+        if isinstance(arguments, str) and arguments.strip():
+            arguments = parse_json(arguments)
+        return (name, to_json(arguments or {})) if arguments in (None, "") or isinstance(arguments, dict) else None
+    except ValueError:
         return None
-    return name, json.dumps(arguments, ensure_ascii=False)
 
 
-_NUMBERED = re.compile(r"(?:functions\.)?(.+):\d+")
+_NUMBERED = re.compile(r"(?:functions\.)?(.+?)(:\d+)?")
 _HEAD_CHARS_MAX = 256
 
 
 class HeadedCalls(BodyReader):
-    """``before`` and ``behind`` stand around each call, ``arguments`` between its name and its arguments;
-    ``before`` may be empty, and ``behind`` may."""
+    """``before`` and ``behind`` are the texts around each call, ``arguments`` separates its name from its
+    arguments, and ``numbered`` its name from an id; all but ``arguments`` may be empty."""
 
-    def __init__(self, close: str | None, *, before: str, arguments: str, behind: str) -> None:
+    def __init__(self, close: str | None, *, before: str, arguments: str, behind: str, numbered: str) -> None:
         super().__init__(close)
-        self._before, self._marker, self._behind = before, arguments, behind
+        self._before, self._marker, self._behind, self._numbered = before, arguments, behind, numbered
         self._at = 0
         self._object: ObjectScanner | None = None
         self._given = 0
@@ -307,20 +361,32 @@ class HeadedCalls(BodyReader):
             self.broken = True
             return True
         head, marker, behind = rest[len(self._before) :].partition(self._marker)
-        if not marker or not behind.lstrip():
+        bare = behind.lstrip()
+        if not marker or not bare or (self._behind and may_become(bare, (self._behind,))):
             self.broken = self.broken or len(head) > _HEAD_CHARS_MAX + len(self._marker)
             return False
-        start = self._at + len(rest) - len(behind.lstrip())
+        if self._behind and head.strip() and bare.startswith(self._behind):
+            deltas.append(replace(self._named(head.strip()), arguments="{}", complete=True))
+            self._at = len(self.text) - len(bare) + len(self._behind)
+            self._completed(self._at)
+            return True
+        start = len(self.text) - len(bare)
         if self.text[start] != "{" or not head.strip():
             self.broken = True
             return True
-        head = head.strip()
-        numbered = _NUMBERED.fullmatch(head)
-        deltas.append(CallDelta(name=head) if numbered is None else CallDelta(name=numbered.group(1), call_id=head))
+        deltas.append(self._named(head.strip()))
         self._object = ObjectScanner(start)
         self._object.copy(start)
         self._given = 0
         return True
+
+    def _named(self, head: str) -> CallDelta:
+        if self._numbered:
+            name, marker, number = head.partition(self._numbered)
+            return CallDelta(name=name.strip(), call_id=number.strip() if marker else None)
+        numbered = _NUMBERED.fullmatch(head)
+        assert numbered is not None
+        return CallDelta(name=numbered.group(1), call_id=head if numbered.group(2) else None)
 
     def _arguments(self, deltas: list[CallDelta]) -> bool:
         scanner = self._object
@@ -332,20 +398,17 @@ class HeadedCalls(BodyReader):
             self._given, self.emitted = len(scanner.escaped), scanner.at
         if scanner.end is None:
             return False
-        try:
-            json.loads(self.text[scanner.start : scanner.end], strict=False)
-        except (ValueError, RecursionError):
+        if not is_object(self.text[scanner.start : scanner.end]):
             self.broken = True
             return True
         rest = self.text[scanner.end :].lstrip()
-        if self._behind and not rest.startswith(self._behind):
-            if not may_become(rest, (self._behind,)):
-                self.broken = True
+        ends = (self.may_lack_ends and not rest) or (self.close is not None and rest.startswith(self.close))
+        if self._behind and not rest.startswith(self._behind) and not ends:
+            self.broken = not may_become(rest, [mark for mark in (self._behind, self.close) if mark])
             return self.broken
         deltas.append(CallDelta(complete=True))
-        self._at = len(self.text) - len(rest) + len(self._behind)
-        if not self._behind:
-            self._at = scanner.end
+        behind = len(self._behind) if rest.startswith(self._behind) else 0
+        self._at = len(self.text) - len(rest) + behind if behind else scanner.end
         self._object = None
         self._completed(self._at)
         return True

@@ -8,11 +8,13 @@
     <think> I look it up. <tool_call>{...}</tool_call></think>                        a call
     <think> Perhaps <tool_call>{...}</tool_call>? No. </think> It is noon.            reasoning, word for word
 
-``eager`` gives a call out in deltas as it comes, for streams. Without it a call is given out when it is
-complete, and what turns out to be none is content, word for word. Of an eager call that breaks off, the part
-that was sent stays sent, and the rest is content. Either way no character is lost but the markers of real
-calls and the whitespace around them. Some models write the markers twice, one in the other. With ``single``
-the first call is the only one that is given out, as ``parallel_tool_calls: false`` asks.
+A call is given out when it is complete, and text that turns out to be no call is content, word for word. A stream
+cannot take back what it sent. So a stream has the blocks of a whole answer, with one exception: of a call with more
+than HELD_CHARS characters of arguments, ``eager`` gives out the beginning, and more as it comes. If such a call
+breaks off, the part that was sent stays sent, and the rest is content. Under a grammar (``is_sure``) no call breaks
+off, and each is given out as it comes. No character is lost but the markers of real calls and the whitespace around
+them. Markers are forgiven where a model writes them twice, or after a call once more. With ``single`` the first
+call is the only one that is given out, as ``parallel_tool_calls: false`` asks.
 
 ``LastCalls``: a model that means a call ends its turn behind it, even where it forgot to close its reasoning.
 A model that only considers one goes on. So a call in a reasoning counts where nothing follows but other calls
@@ -21,24 +23,29 @@ and whitespace. Until that is sure its text is held back; as soon as anything el
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 
 from weft.text.choices import first_marker, held_characters, may_become
-from weft.text.tools.code_calls import PythonCalls, XmlCalls
+from weft.text.tools.brace_calls import BraceCalls
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat
-from weft.text.tools.json_calls import BodyReader, CallDelta, HeadedCalls, JsonCalls
+from weft.text.tools.json_calls import HELD_CHARS, BodyReader, CallDelta, CallGate, HeadedCalls, JsonCalls
+from weft.text.tools.python_calls import PythonCalls
+from weft.text.tools.tag_calls import TagCalls
+from weft.text.tools.values import Parameters
 
 
 class ToolCallReader:
     """One per answer. It gives out content (text) and what calls gained, in the order of the answer."""
 
-    def __init__(self, row: ToolFormat, tools: Sequence[Tool], *, eager: bool, single: bool = False) -> None:
+    def __init__(
+        self, row: ToolFormat, tools: Sequence[Tool], *, eager: bool, single: bool = False, is_sure: bool = False
+    ) -> None:
         self._row = row
-        self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._eager = eager
+        self._parameters = Parameters({tool.name: tool.parameters for tool in tools})
+        self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._single = single
         self._text = ""
         """What came and is neither content nor in the body yet."""
@@ -48,12 +55,12 @@ class ToolCallReader:
         self._envelope: Envelope | None = None
         self._opening = ""
         """The text that opened the envelope, which is content if no call follows."""
-        self._close = ""
-        """The marker that closed the last call: behind it another one means nothing."""
+        self._is_cut = False
+        self._ends: tuple[str, ...] = ()
+        """Markers that mean nothing after the last call."""
         self._body: BodyReader | None = None
         self._begun = False
         """Something other than whitespace came."""
-        self._pending: list[CallDelta] = []
         self._parsed: list[str | CallDelta] = []
         self._index = -1
 
@@ -64,8 +71,9 @@ class ToolCallReader:
         parsed, self._parsed = self._parsed, []
         return parsed
 
-    def finish(self) -> list[str | CallDelta]:
-        """The answer is over."""
+    def finish(self, *, is_cut: bool = False) -> list[str | CallDelta]:
+        """The answer is over, because of its limit of tokens where ``is_cut``."""
+        self._is_cut = is_cut
         while self._advance(last=True):
             pass
         if self._envelope is not None:  # an envelope that ended where it began
@@ -92,13 +100,13 @@ class ToolCallReader:
         if begins and not self._begun:
             self._envelope, self._opening, self._text, self._begun = at_start, "", bare, True
             return True
-        if self._close and bare.startswith(self._close):
-            self._text = bare[len(self._close) :]
+        if self._ends and bare.startswith(self._ends):
+            self._text = bare[len(next(end for end in self._ends if bare.startswith(end))) :]
             return True
         self._begun = self._begun or bool(bare)
         match = first_marker(self._text, self._row.opens)
         if match is None:
-            if self._close and may_become(bare, (self._close,)):
+            if self._ends and may_become(bare, self._ends):
                 return False
             safe = len(self._text) - held_characters(self._text, self._row.opens)
             self._show(self._text[:safe])
@@ -135,12 +143,16 @@ class ToolCallReader:
         if body == "json":
             return JsonCalls(close)
         if body == "xml":
-            return XmlCalls(close, self._schemas, self._row.tags)
+            return TagCalls(close, self._row.opens, self._parameters, self._row.tags)
         if body == "python":
             return PythonCalls(close)
+        if body == "braces":
+            return BraceCalls(close or "", self._row.quote, self._parameters)
         head = self._row.head
         assert head is not None
-        return HeadedCalls(close, before=head.before, arguments=head.arguments, behind=head.behind)
+        return HeadedCalls(
+            close, before=head.before, arguments=head.arguments, behind=head.behind, numbered=head.numbered
+        )
 
     def _read_body(self, last: bool) -> bool:
         body, envelope = self._body, self._envelope
@@ -149,12 +161,12 @@ class ToolCallReader:
         text, self._text = self._text, ""
         if not text and not last:
             return False
-        for delta in body.push(text, last=last):
+        for delta in body.push(text, last=last, is_cut=self._is_cut):
             self._take(delta)
         if body.broken:
-            done = max(body.whole, body.emitted if self._eager else 0)
+            done = max(body.whole, body.emitted if self._gate.is_open else 0)
             self._text, self._body, self._envelope = body.text[done:], None, None
-            self._pending.clear()
+            self._gate.drop()
             if not done:  # the marker is content, and must not be taken for one again
                 self._show(self._opening)
                 self._text = self._text[len(envelope.open) if envelope.keeps_open else 0 :]
@@ -179,27 +191,22 @@ class ToolCallReader:
         if not bare:
             self._space += content
             return
-        self._after_call, self._close = False, ""
+        self._after_call, self._ends = False, ()
         self._parsed.append(self._space + bare)
         self._space = content[len(bare) :]
 
     def _take(self, delta: CallDelta) -> None:
-        if not self._eager:
-            self._pending.append(delta)
-            if not delta.complete:
-                return
-            delta = replace(
-                self._pending[0], complete=True, arguments="".join(waiting.arguments for waiting in self._pending)
-            )
-            self._pending.clear()
-        self._space, self._after_call = "", True
-        self._close = (self._envelope and self._envelope.close) or ""
-        if delta.name is not None:
+        given = self._gate.push(delta)
+        if given is None:
+            return
+        self._space, self._after_call, self._ends = "", True, self._row.ends
+        if given.name is not None:
             self._index += 1
-            delta.call_id = delta.call_id or self._row.new_id(uuid.uuid4().hex, delta.name, self._index)
+            given.name = self._parameters.offered(given.name)
+            given.call_id = given.call_id or self._row.new_id(uuid.uuid4().hex, given.name, self._index)
         if not (self._single and self._index > 0):
-            delta.index = self._index
-            self._parsed.append(delta)
+            given.index = self._index
+            self._parsed.append(given)
 
 
 _SPACE_CHARS_MAX = 64
@@ -233,9 +240,9 @@ class LastCalls:
         held, self.held = self.held, ""
         return held
 
-    def calls(self) -> list[str | CallDelta]:
+    def calls(self, *, is_cut: bool = False) -> list[str | CallDelta]:
         """The answer is over: the calls in ``held``, empty if it is anything else than calls."""
-        parsed = [*self._reader.push(self.held.strip()), *self._reader.finish()]
+        parsed = [*self._reader.push(self.held.strip()), *self._reader.finish(is_cut=is_cut)]
         return [] if any(isinstance(part, str) for part in parsed) else parsed
 
     def _sure(self) -> int:

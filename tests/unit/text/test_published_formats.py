@@ -1,0 +1,289 @@
+"""Each served family that has a published format: told from the words of its template or from its vocabulary, its
+calls and reasoning read as its models write them. The templates are rebuilt in words of our own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from weft.text.dialect import AnswerBlock, Dialect, text_of
+from weft.text.tokenizer import Tokenizer
+from weft.text.tools.calling import calls_grammar
+from weft.text.tools.definitions import ToolChoice, read_tools
+from weft.text.tools.formats import FORMATS
+
+TOOLS = read_tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": "get-weather.v1",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "city": {"type": "string"},
+                        "days": {"type": "integer"},
+                        "note": {"type": ["string", "null"]},
+                    },
+                    "required": ["city"],
+                },
+            },
+        },
+        {"type": "function", "function": {"name": "get_time"}},
+    ]
+)
+ARGUMENTS = {"city": 'Zürich "HB"\n<b>', "days": 3, "note": None}
+JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
+HERMES = (
+    f'<tool_call>\n{{"name": "get-weather.v1", "arguments": {JSON}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+)
+LISTED = f'[{{"name": "get-weather.v1", "arguments": {JSON}}}, {{"name": "get_time", "arguments": {{}}}}]'
+XML_BODY = (
+    '<function=get-weather.v1>\n<parameter=city>\nZürich "HB"\n<b>\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
+    "<parameter=note>\nnull\n</parameter>\n</function>"
+)
+XML = f"<tool_call>\n{XML_BODY}\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>"
+XML_WORDS = "Reply with <tool_call><function=NAME><parameter=NAME>value</parameter></function></tool_call>."
+GLM_WORDS = "Write <tool_call>NAME and then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each.</tool_call>"
+GLM = (
+    '<tool_call>get-weather.v1\n<arg_key>city</arg_key>\n<arg_value>Zürich "HB"\n<b></arg_value>\n<arg_key>days'
+    "</arg_key>\n<arg_value>3</arg_value>\n<arg_key>note</arg_key>\n<arg_value>null</arg_value>\n</tool_call>\n"
+    "<tool_call>get_time\n</tool_call>"
+)
+THINK = ("<think>\nHm, rain?\n</think>\n\n", "Hm, rain?")
+
+
+@dataclass(frozen=True)
+class Published:
+    """``words``: the part of a template that speaks of calls and reasoning. ``thought``: what a model writes
+    first, and the reasoning in it. ``calls``: how it writes the two calls."""
+
+    words: str
+    parsers: tuple[str | None, str]
+    calls: str
+    thought: tuple[str, str] = ("", "")
+    tokens: tuple[str, ...] = ()
+
+
+PYTHON = "get-weather.v1(city='Zürich \"HB\"\n<b>', days=3, note=None)"
+FAMILIES = {
+    "Qwen3, Qwen3-Next": Published("<think> <tool_call>\\n{name}</tool_call>", ("think", "hermes"), HERMES, THINK),
+    "Qwen3.5, Qwen3-Coder, Nemotron 3": Published(f"<think> {XML_WORDS}", ("think", "qwen3_xml"), XML, THINK),
+    "Qwen3-Coder without the envelope": Published(
+        XML_WORDS, (None, "qwen3_xml"), f"{XML_BODY}\n<function=get_time>\n</function>\n</tool_call>"
+    ),
+    "GLM 4.5 and later": Published(f"<think> {GLM_WORDS}", ("think", "glm"), GLM, THINK),
+    "GLM 4.7, Ling 3: no line ends": Published(
+        f"</think> {GLM_WORDS}",
+        ("think", "glm"),
+        GLM.replace("v1\n<", "v1<")
+        .replace(">\n<arg", "><arg")
+        .replace(">\n</tool", "></tool")
+        .replace("time\n", "time"),
+        ("<think>Hm, rain?</think>", "Hm, rain?"),
+    ),
+    "GLM-5.3-Flash: JSON after the name": Published(
+        f"<think> {GLM_WORDS}",
+        ("think", "glm"),
+        f"<tool_call>get-weather.v1>{JSON}</tool_call><tool_call>get_time</tool_call>",
+        THINK,
+    ),
+    "LFM2": Published(
+        "List: <|tool_list_start|>[]<|tool_list_end|>",
+        (None, "lfm2"),
+        f"<|tool_call_start|>[{PYTHON}, get_time()]<|tool_call_end|>",
+    ),
+    "LFM2.5, whose template writes no marker": Published(
+        "List of tools: {{ tools }}",
+        ("think", "lfm2"),
+        f"<|tool_call_start|>[{PYTHON}, get_time()]<|tool_call_end|>",
+        ("<think>Hm, rain?</think>", "Hm, rain?"),
+        ("<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>"),
+    ),
+    "OLMo 3": Published(
+        "<functions></functions> <function_calls></function_calls>",
+        (None, "olmo3"),
+        f"<function_calls>\n{PYTHON}\nget_time()\n</function_calls>",
+    ),
+    "Gemma 4": Published(
+        "<|channel>thought\\n<channel|> <|tool_call>call:NAME{}<tool_call|>",
+        ("gemma4", "gemma4"),
+        '<|tool_call>call:get-weather.v1{city:<|"|>Zürich "HB"\n<b><|"|>,days:3,note:null}<tool_call|>'
+        "<|tool_call>call:get_time{}<tool_call|>",
+        ("<|channel>thought\nHm, rain?<channel|>", "Hm, rain?"),
+        ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    "FunctionGemma (Gemma 3)": Published(
+        "<start_function_call>call:NAME{}<end_function_call>",
+        (None, "functiongemma"),
+        '<start_function_call>call:get-weather.v1{city:<escape>Zürich "HB"\n<b><escape>,days:3,note:None}'
+        "<end_function_call><start_function_call>call:get_time{}<end_function_call>",
+    ),
+    "gpt-oss": Published(
+        "<|start|>assistant<|channel|>analysis<|message|>",
+        ("harmony", "harmony"),
+        f"<|channel|>commentary to=functions.get-weather.v1 <|constrain|>json<|message|>{JSON}<|call|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_time<|message|>{}<|call|>",
+        ("<|channel|>analysis<|message|>Hm, rain?<|end|><|start|>assistant", "Hm, rain?"),
+    ),
+    "Inkling": Published(
+        "<|message_model|><|content_thinking|> <|content_text|> <|content_invoke_tool_json|>",
+        ("inkling", "inkling"),
+        f'get-weather.v1<|content_invoke_tool_json|>{{"name": "get-weather.v1", "args": {JSON}}}<|end_message|>'
+        '<|message_model|><|content_invoke_tool_json|>{"args": {}, "name": "get_time"}<|end_message|>'
+        "<|content_model_end_sampling|>",
+        ("<|content_thinking|>Hm, rain?<|end_message|><|message_model|>", "Hm, rain?"),
+    ),
+    "Granite 4, Falcon-H1, Ling and Ring 2.5": Published(
+        "Reply inside <tool_call></tool_call> tags.", (None, "hermes"), HERMES
+    ),
+    "Granite 3": Published("Begin with <|tool_call|>.", (None, "granite"), f"<|tool_call|>{LISTED}"),
+    "Nemotron-H, Nano 2": Published(
+        "</think> <TOOLCALL>[]</TOOLCALL>", ("think", "nemotron"), f"<TOOLCALL>{LISTED}</TOOLCALL>", THINK
+    ),
+    "Jamba": Published("<tool_calls>[]</tool_calls>", (None, "jamba"), f"<tool_calls>\n{LISTED}\n</tool_calls>"),
+    "MiniMax M1: objects by line": Published(
+        "<think> respond with <tool_calls></tool_calls>",
+        ("think", "jamba"),
+        f"<tool_calls>\n{LISTED[1:-1].replace('}, {', chr(125) + chr(10) + '{')}\n</tool_calls>",
+        THINK,
+    ),
+    "MiniMax-Text-01": Published(
+        "<function_call>```typescript",
+        (None, "minimax"),
+        f"<function_call>```typescript\nfunctions.get-weather.v1({JSON})\nfunctions.get_time({{}})\n```",
+    ),
+    "Kimi-Linear, Kimi K2": Published(
+        "<|tool_calls_section_begin|>",
+        (None, "kimi"),
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.get-weather.v1:0<|tool_call_argument_begin|>{JSON}"
+        "<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+    ),
+    "GigaChat 3.5": Published(
+        "<think> ｜GCML｜",
+        ("think", "gigachat"),
+        '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get-weather.v1">\n<｜GCML｜parameter name="city" string="true">'
+        'Zürich "HB"\n<b></｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
+        '<｜GCML｜parameter name="note" string="false">null</｜GCML｜parameter>\n</｜GCML｜invoke>\n'
+        '<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
+        THINK,
+    ),
+    "Mistral, Ministral": Published(
+        "[TOOL_CALLS] [THINK]",
+        ("mistral", "mistral"),
+        f"[TOOL_CALLS]{LISTED}",
+        ("[THINK]Hm, rain?[/THINK]", "Hm, rain?"),
+    ),
+    "Mistral, v11 and later": Published(
+        "[TOOL_CALLS] [ARGS]",
+        (None, "mistral"),
+        f"[TOOL_CALLS]get-weather.v1[CALL_ID]123456789[ARGS]{JSON}[TOOL_CALLS]get_time[ARGS]{{}}",
+    ),
+    "Llama 3": Published(
+        "<|python_tag|>",
+        (None, "llama3_json"),
+        f'{{"type": "function", "name": "get-weather.v1", "parameters": {JSON}}}; '
+        '{"name": "get_time", "parameters": {}}',
+    ),
+    "Llama 3.1, custom functions": Published(
+        "<|python_tag|>",
+        (None, "llama3_json"),
+        f"<function=get-weather.v1>{JSON}</function><function=get_time>{{}}</function>",
+    ),
+    "ZAYA1": Published(
+        "<think> <zyphra_tool_call>", ("think", "zaya"), XML.replace("tool_call", "zyphra_tool_call"), THINK
+    ),
+}
+
+
+def tokenizer_with(tokens: tuple[str, ...]) -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(models.BPE(vocab={piece: at for at, piece in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(tokens))
+    return Tokenizer(made, decoder={"type": "ByteLevel"})
+
+
+@dataclass
+class Words:
+    source: str
+    reads_tools: bool = True
+
+
+def dialect_of(family: Published) -> Dialect:
+    return Dialect(Words(f"{{% for tool in tools %}}{family.words}{{% endfor %}}"), tokenizer_with(family.tokens))
+
+
+def blocks_of(family: Published, text: str, step: int, *, eager: bool) -> list[AnswerBlock]:
+    reader = dialect_of(family).plan("<|x|>", tools=TOOLS, choice=ToolChoice("auto")).reader(eager=eager)
+    for at in range(0, len(text), step):
+        reader.read(text[at : at + step], [1], None)
+    reader.read("", [], "stop")
+    return reader.blocks
+
+
+def calls_of(blocks: list[AnswerBlock]) -> list[tuple[str, Any]]:
+    return [(block.name, json.loads(block.text)) for block in blocks if block.is_call]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_format_of_a_family_is_told_from_its_template_or_its_vocabulary(name: str) -> None:
+    family = FAMILIES[name]
+    found = dialect_of(family)
+    assert (found.reasoning and found.reasoning.name, found.tools and found.tools.name) == family.parsers
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_and_reasoning_are_read_as_the_models_of_a_family_write_them(name: str) -> None:
+    family = FAMILIES[name]
+    thought, reasoning = family.thought
+    for step in (1, 3, 11, 10_000):
+        for eager in (False, True):
+            blocks = blocks_of(family, thought + family.calls, step, eager=eager)
+            assert text_of(blocks, "reasoning") == reasoning
+            assert text_of(blocks, "text").strip() == ""
+            assert calls_of(blocks) == [("get-weather.v1", ARGUMENTS), ("get_time", {})]
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_the_vocabulary_tells_a_format_where_the_template_does_not(row: Any) -> None:
+    silent = Words("{{ tools }}")
+    found = Dialect(silent, tokenizer_with(row.tokens), reasoning_parser="none")
+    assert (found.tools and found.tools.name) == (row.name if row.tokens else None)
+    assert Dialect(silent, tokenizer_with(())).tools is None
+    assert Dialect(Words("{{ tools }} <TOOLCALL>"), tokenizer_with(row.tokens)).tools is next(
+        row for row in FORMATS if row.name == "nemotron"
+    )
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_every_format_has_readers_grammar_and_detection(row: Any) -> None:
+    assert row.signs
+    grammar = calls_grammar(row, TOOLS, several=True, token_of=lambda text: None, field="tools")
+    assert "get-weather.v1" in grammar.grammar
+    assert any(family.parsers[1] == row.name for family in FAMILIES.values())
+
+
+def test_markers_of_gemma_that_are_special_tokens_stay_in_the_text() -> None:
+    family = FAMILIES["Gemma 4"]
+    text = tokenizer_with(family.tokens)
+    plan = dialect_of(family).plan("", tools=TOOLS, choice=ToolChoice("auto"))
+    answer = family.thought[0] + family.calls
+    assert text.showing(plan.shown_ids).decode(text.encode(answer)) == answer
+
+
+def test_gemma_reasons_again_after_some_content() -> None:
+    family = FAMILIES["Gemma 4"]
+    answer = "<|channel>thought\n<channel|>I look.<|channel>thought\nand so<channel|>" + family.calls
+    for step in (1, 10_000):
+        blocks = blocks_of(family, answer, step, eager=True)
+        assert [block.kind for block in blocks] == ["text", "reasoning", "call", "call"]
+        assert [block.text for block in blocks[:2]] == ["I look.", "and so"]
