@@ -461,6 +461,16 @@ def _host_name(host: str) -> str | None:
     return (match[1] or match[2]).lower().rstrip(".") if match else None
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether ``host``, a name or an address, means this machine only."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
