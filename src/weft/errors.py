@@ -54,7 +54,25 @@ class RequestError(UserError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt (plus what it asks for) is longer than the served context; the message has both numbers."""
+    """Prompt (plus what it asks for) is longer than the served context; the message has both numbers. ``tokens``: of
+    the prompt, at least; ``limit``: of the context. An API whose clients look for other words writes its own."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = "context_length_exceeded",
+        tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.tokens, self.limit = tokens, limit
+
+
+def maximum_context(limit: int) -> str:
+    """Return the words by which clients of OpenAI's API find out that they must send less."""
+    return f"this model's maximum context length is {limit} tokens (--max-model-len)"
 
 
 class QueueFullError(UserError):

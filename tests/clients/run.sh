@@ -2,6 +2,7 @@
 # Clients of other projects against a server on loopback: a table of what works. Exit code 1 if one fails.
 #
 #   tests/clients/run.sh [CLIENT...]      all clients of clients.py, or those named
+#   tests/clients/run.sh agents [AGENT...]   coding agents of agents.py, which needs node
 #
 # The server is that of the checkout, with the embedded model, and for pictures with one that sees. Each client has
 # an environment of its own, without weft and without torch, in build/clients (or $CLIENTS_FOLDER): their demands on
@@ -11,6 +12,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 folder=${CLIENTS_FOLDER:-$root/build/clients}
 python=${PYTHON:-$root/.venv/bin/python}
+if [ "${1:-}" = agents ]; then
+    shift
+    cd "$root"
+    exec env PYTHONPATH="$root/src" "$python" -m tests.clients.agents "$folder/agents" "$@"
+fi
 if [ $# -gt 0 ]; then names=("$@"); else mapfile -t names < <("$python" "$here/clients.py" names); fi
 
 for name in "${names[@]}"; do

@@ -110,7 +110,6 @@ def test_what_is_not_a_json_object_is_refused(server: RunningServer, raw: bytes)
         (CHAT, {"messages": []}, "messages", "empty"),
         (CHAT, {"messages": "hi"}, "messages", "got str"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "missing"),
-        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "got int"),
         (CHAT, {"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "king"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "str"),
@@ -176,8 +175,6 @@ def test_a_wrong_value_names_its_field(server: RunningServer, path: str, body: A
         ("use_beam_search", True),
         ("chat_template", "{{ x }}"),
         ("background", True),
-        ("web_search_options", {}),
-        ("thinking_token_budget", 5),
         ("prompt_embeds", "AAAA"),
     ],
 )
@@ -274,9 +271,7 @@ def test_what_cannot_be_combined_names_one_of_the_two(server: RunningServer, bod
     assert error_of(server.post(CHAT, {"messages": HI, **body}))["param"] == param
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("echo", True), ("documents", [{"text": "d"}]), ("reasoning_effort", "high")]
-)
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("documents", [{"text": "d"}])])
 def test_what_this_templates_chat_cannot_do_is_refused_by_name(server: RunningServer, name: str, value: Any) -> None:
     assert error_of(server.post(CHAT, {"messages": HI, name: value}))["param"] == name
 
@@ -316,7 +311,7 @@ def test_a_prompt_that_is_too_long_gets_both_numbers(server: RunningServer, stre
     assert error["code"] == "context_length_exceeded"
     assert "3000" in error["message"]
     assert str(MAX_MODEL_LEN) in error["message"]
-    over = error_of(server.post(COMPLETIONS, {"prompt": "x" * 2000, "max_tokens": 100}))
+    over = error_of(server.post(COMPLETIONS, {"prompt": "x" * 2000, "min_tokens": 100, "max_tokens": 100}))
     assert over["param"] == "max_tokens"
     assert "2000" in over["message"]
     assert str(MAX_MODEL_LEN) in over["message"]

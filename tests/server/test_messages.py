@@ -165,15 +165,14 @@ def test_a_stop_sequence_and_the_limit_are_named(server: RunningServer) -> None:
     ("change", "place"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "costum", "name": "f", "input_schema": {}}]}, "tools.0"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"thinking": {"type": "perhaps"}}, "thinking.type"),
         ({"top_p": 9.0}, "top_p"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ],
 )
 def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(

@@ -266,6 +266,7 @@ def chat_turn(body: ChatBody) -> ChatTurn:
         fields=body,
         n=body.n,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        answer_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         add_special_tokens=bool(body.add_special_tokens),

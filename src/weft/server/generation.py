@@ -30,7 +30,7 @@ from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
-from weft.server.protocol import SamplingFields, grammar_of, sampling_params
+from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
 from weft.server.service import KeepAlive, ModelUse, ServedModel, Service
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
@@ -69,8 +69,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Generation:
     """``samplings``: one for each prompt (they differ where max_tokens depends on the prompt's length).
     ``decoder``: what makes text of the answers' tokens, if it is not the model's tokenizer.
-    ``prompt_field``: the field of the request that the prompts came in, for errors. Raises RequestError and
-    ContextLengthError here, so that no engine has to read a prompt that is far too long.
+    ``prompt_field``: the field of the request that the prompts came in, for errors; ``answer_field``: that of
+    max_tokens. Raises RequestError and ContextLengthError here, so that no engine has to read a prompt that is far
+    too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
@@ -86,6 +87,7 @@ class Generation:
         cache_salt: str,
         decoder: TextDecoder | None = None,
         prompt_field: str = "prompt",
+        answer_field: str = "max_tokens",
     ) -> None:
         self._service = service
         self._model = model
@@ -118,6 +120,7 @@ class Generation:
                 sampling=sampling,
                 priority=priority,
                 cache_salt=cache_salt,
+                key=key_of_request(),
                 boundaries=prompt.boundaries,
                 marks=prompt.marks,
                 prediction=prompt.prediction,
@@ -126,12 +129,13 @@ class Generation:
                 pooling=prompt.pooling,
             )
             check_generates(model.info, request)
+            request = within_context(request, model.info.sizes.max_model_len, answer_field)
             request.check_length(model.info.sizes.max_model_len, prompt_field=prompt_field)
             request.check_marks()
             request.check_prediction(model.info.sizes.max_model_len, model.info.vocab_size)
             self._requests.append(request)
             for index in range(sampling.n):
-                choice = Choice(len(self.choices), decoder or model.tokenizer, sampling, prompt.tokens)
+                choice = Choice(len(self.choices), decoder or model.tokenizer, request.sampling, prompt.tokens)
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
@@ -327,6 +331,17 @@ def check_generates(info: ModelInfo, request: Request) -> None:
         )
 
 
+def within_context(request: Request, limit: int, field: str) -> Request:
+    """Return ``request`` with as many ``max_tokens`` as a context of ``limit`` tokens leaves; ``field`` is then named
+    as ignored. Agents send one number with each request. A prompt that leaves no room is returned as it is, for
+    ``check_length``."""
+    room, asked = limit - len(request.prompt_tokens), request.sampling.max_tokens
+    if asked is None or asked <= room or room < max(request.sampling.min_tokens, 1):
+        return request
+    note_ignored(field)
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_tokens=room))
+
+
 def check_count(sequences: int, queue_max: int) -> None:
     """Raises RequestError for what no empty queue could take, as trying again later would not help."""
     if sequences > queue_max:
@@ -380,10 +395,12 @@ def check_context(model: ServedModel, prompt: Prompt, asked: int | None = None) 
     if limit is not None and len(prompt.tokens) >= limit:
         where = f"the name {model.name} has" if asked is None else "options.num_ctx is"
         raise ContextLengthError(
-            f"the prompt has {len(prompt.tokens)} tokens and {where} {'num_ctx ' if asked is None else ''}"
-            f"{limit}; this server drops no part of a prompt: raise num_ctx or leave it out",
+            f"the maximum context length is {limit} tokens; the prompt has {len(prompt.tokens)} tokens and {where} "
+            f"{'num_ctx ' if asked is None else ''}{limit}; this server drops no part of a prompt: raise num_ctx or "
+            "leave it out",
             param="options.num_ctx",
-            code="context_length_exceeded",
+            tokens=len(prompt.tokens),
+            limit=limit,
         )
 
 
@@ -400,6 +417,12 @@ def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
             "truncation_side right belongs to /v1/completions: the answer of a chat begins where the prompt ends",
             param="truncation_side",
         )
+
+
+def tokens_after_cut(model: ServedModel, limit: int) -> int:
+    """Return the most tokens that ``truncate_prompt_tokens`` ``limit`` leaves."""
+    longest = model.info.sizes.max_model_len
+    return longest if limit == TO_THE_CONTEXT else min(limit, longest)
 
 
 def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
@@ -477,9 +500,9 @@ def check_logprob_count(
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
-    ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
-    out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
+    """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field``, ``logprobs_field`` and
+    ``answer_field`` (of ``max_tokens``) are the dialect's names, for errors. ``show_reasoning``: else the reasoning
+    is left out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
     client's guess of the answer, a source of drafts. ``context_max``: as ``asked`` in ``check_context``.
     ``before``: tokens of earlier turns, in front of the conversation's, with what the name begins with.
     ``own_sampling``: the API's defaults, where they differ from those of SamplingParams."""
@@ -492,6 +515,7 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_field: str = "top_logprobs"
     prompt_logprobs: int | None = None
     prompt_field: str = "messages"
+    answer_field: str = "max_tokens"
     add_special_tokens: bool = False
     show_reasoning: bool = True
     known: KnownPrefix | None = None
@@ -528,6 +552,7 @@ class PreparedTurn:
             cache_salt=fields.cache_salt or "",
             decoder=model.tokenizer.showing(plan.shown_ids),
             prompt_field=turn.prompt_field,
+            answer_field=turn.answer_field,
         )
         self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
         self._readers = [
@@ -560,9 +585,12 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    elif not prompt.pictures:
+        limit = tokens_after_cut(model, fields.truncate_prompt_tokens)
+        prompt = prompt.last(await model.part_for_cut(prompt.text, limit, at_start=False))
     encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
     check_spans(request, encoded, model.info.sizes.max_model_len)
     if fields.cache_boundaries:

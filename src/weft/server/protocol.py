@@ -3,10 +3,13 @@
     bytes --JSON--> dict --refuse_unserved--> dict --convert--> Struct --sampling_params--> SamplingParams
 
 * a field that this server serves is checked for its type, and the error names field, expected, got;
-* a known field that this server does not serve is refused, unless its value asks for nothing: no answer may
-  silently lack a feature of its request;
-* an unknown field is ignored, and the client is told: by X-Weft-Ignored of the answer, the access log, one
-  warning; with server.strict_fields it is a 400, and so are more than UNKNOWN_FIELDS_MAX of them.
+* a known field that this server does not serve, and without which the answer would mean something else, is
+  refused, unless its value asks for nothing: no answer may silently lack a feature of its request;
+* a wish without which the answer means the same (``NOT_NEEDED``) is left out, and the client is told: by
+  X-Weft-Ignored of the answer and the access log. So are tools that other servers run, a ``max_tokens`` beyond
+  the context and an effort of reasoning that the template does not know;
+* an unknown field is ignored and told in the same way, with one warning in the log; with server.strict_fields it is
+  a 400, and so are more than UNKNOWN_FIELDS_MAX of them.
 
 A typo such as ``max_token`` changes an answer without a word otherwise. Clients of every API version send
 fields that no server knows, so it is an error only where the operator wants that. The ignored fields of a
@@ -51,8 +54,9 @@ Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 """Kept for as long as the cache has something under it (law L11)."""
 AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
 
-LARGE_BODY_BYTES = 1 << 20
-"""Above this size a worker looks through a body before it is parsed."""
+LARGE_BODY_BYTES = 256 << 10
+"""Above this size a worker looks through a body before it is parsed, and a thread parses it: a megabyte of small
+objects takes a seventh of a second."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -197,9 +201,28 @@ UNSERVED: Unserved = {
 }
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
+NOT_NEEDED = frozenset(
+    {
+        "store",
+        "verbosity",
+        "thinking_token_budget",
+        "repetition_detection",
+        "web_search_options",
+        "stream_interval",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "context_management",
+        "mcp_servers",
+        "container",
+    }
+)
+"""Fields of UNSERVED tables that are left out and named, not refused: hints of length, of speed, of bookkeeping, and
+tools that another server would run."""
+
 NO_EFFECT = frozenset(
     {
         "user",
+        "client_metadata",
         "metadata",
         "service_tier",
         "safety_identifier",
@@ -360,6 +383,9 @@ def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
         why, neutral = unserved[name]
         given = value[name]
         if given is not None and not any(given == allowed for allowed in neutral):
+            if name in NOT_NEEDED:
+                note_ignored(name)
+                continue
             raise RequestError(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
 
 
@@ -487,7 +513,7 @@ def grammar_of(body: SamplingFields) -> Grammar | None:
 HEADER = "x-weft-ignored"
 UNKNOWN_FIELDS_MAX = 256
 """Unknown fields of one request, and of its options; more are refused."""
-_NAMES_MAX = 8
+_NAMES_MAX = 16
 """Names that a request reports, and hints that it may cost: a hint compares a name with every known one."""
 _WARNED_MAX = 256
 _COMPARED_MAX = 1024
@@ -511,6 +537,20 @@ class IgnoredFields:
 _of_request: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
 
 
+NO_KEY = ""
+_key: ContextVar[str] = ContextVar("key", default=NO_KEY)
+
+
+def name_key(key: str) -> None:
+    """This task handles a request of the API key ``key``, by its name on disk. Without keys all requests share one."""
+    _key.set(key)
+
+
+def key_of_request() -> str:
+    """The API key whose shares the work of this task counts in."""
+    return _key.get()
+
+
 def begin_request(*, strict: bool) -> IgnoredFields:
     """What this request, handled in this task, will ignore."""
     ignored = IgnoredFields(strict)
@@ -525,10 +565,10 @@ def ignored_names() -> list[str]:
 
 
 def note_ignored(name: str) -> None:
-    """A known field that has no effect on this request."""
+    """A known field, or a part of one, that has no effect on this request. Some names come from the client."""
     ignored = _of_request.get()
     if ignored is not None:
-        ignored.add(name)
+        ignored.add(name if _NAME.fullmatch(name) else "?")
 
 
 def check_known(given: Collection[str], known: Collection[str]) -> None:

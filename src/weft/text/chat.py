@@ -4,8 +4,9 @@
 
 Owns the Jinja environment and what a template may see. A template comes with the weights and is not trusted.
 It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its variables.
-Any exception of a template is the *request's* error, in the template's own words: templates use
-``raise_exception`` to refuse conversations ("roles must alternate").
+Conversations that a template refuses or writes in part are first put into a form that it takes
+(``weft.text.arrangement``). Any exception of a template that is left is the *request's* error, in the template's own
+words.
 
 What templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and ``{%
 continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that keeps
@@ -40,9 +41,10 @@ import msgspec
 from weft.errors import ConfigError, RequestError
 from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
 from weft.request import PICTURE_KINDS
+from weft.text.arrangement import STRICTEST, TemplateTakes, Turn, argument_object, arranged
 from weft.text.tools.definitions import function_call
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MARK = "\ue000weft-continues-here\ue001"
 TEMPLATE_CHARS_MAX = 64_000_000
 MESSAGE_ENDS_MAX = 8
@@ -87,6 +89,7 @@ class ChatTemplate:
         self.source = source
         self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         self._knows_developer = "developer" in source
+        self._takes = TemplateTakes(lambda turns: self._run(turns, {}, starts_answer=False))
 
     def render(
         self,
@@ -119,7 +122,7 @@ class ChatTemplate:
                     f"chat_template_kwargs sets {name}, which has its own field", param="chat_template_kwargs"
                 )
         starts_answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-        text = self._run({**self._special_tokens, **given, "messages": turns, "add_generation_prompt": starts_answer})
+        text = self._written(turns, given, starts_answer=starts_answer)
         if not continue_final_message:
             return text
         head, mark, _ = text.rpartition(MARK)
@@ -155,7 +158,22 @@ class ChatTemplate:
         except RequestError:
             return ""
 
-    def _run(self, variables: dict[str, Any]) -> str:
+    def _written(self, turns: list[Turn], given: dict[str, Any], *, starts_answer: bool) -> str:
+        shown = arranged(turns, self._takes)
+        try:
+            return self._run(shown, given, starts_answer=starts_answer)
+        except RequestError:
+            plainest = arranged(turns, STRICTEST)
+            if plainest == shown:
+                raise
+            try:
+                return self._run(plainest, given, starts_answer=starts_answer)
+            except RequestError:
+                pass  # the first refusal is of what the client sent
+            raise
+
+    def _run(self, turns: list[Turn], given: Mapping[str, Any], *, starts_answer: bool) -> str:
+        variables = {**self._special_tokens, **given, "messages": turns, "add_generation_prompt": starts_answer}
         try:
             parts, count = [], 0
             # ``generate`` would add a generator around this one, and a second form of each error.
@@ -186,6 +204,8 @@ class ChatTemplate:
         role = message.role
         if role == "developer" and not self._knows_developer:
             role = "system"
+        if role == "function":  # the older word for the result of a tool
+            role = "tool"
         turn: dict[str, Any] = {"role": role, "content": _content(where, message)}
         for name in ("name", "tool_call_id"):
             value = getattr(message, name)
@@ -270,10 +290,6 @@ def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if content is None:
-        if message.role != "assistant":
-            raise RequestError(
-                f"{where}.content is missing: a {message.role} message needs text", param=f"{where}.content"
-            )
         return ""
     parts = [
         part
@@ -308,15 +324,9 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if call.get("type") == "custom":
         return function_call(call)
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict):
         return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    except RecursionError:
-        raise RequestError("the arguments of a tool call are nested too deeply", param="messages") from None
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": argument_object(function.get("arguments"))}}
 
 
 def _raise_exception(message: str) -> None:

@@ -35,14 +35,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.errors import CheckpointError, ContextLengthError, EngineUnavailableError, RequestError
+from weft.errors import CheckpointError, ContextLengthError, RequestError, maximum_context
 from weft.request import Grammar, PictureKind, PlacedPicture, Pooling
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
-from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures
+from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures, without_unread_results
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart, without_marks
 from weft.text.tokenizer import Tokenizer
-from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
+from weft.text.tools.definitions import Tool, ToolChoice, hosted_types, read_choice, read_tools, unheld_formats
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
@@ -60,7 +60,7 @@ _PREDICTION = '{"type": "content", "content": text or a list of text parts}'
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     """What shapes the prompt of a chat, in no API's words but the template's: unchecked. ``variables``: extra
-    ones for the template."""
+    ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``."""
 
     messages: list[ChatMessage]
     tools: Sequence[Any] | None = None
@@ -69,6 +69,7 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     variables: Mapping[str, Any] | None = None
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
+    effort_field: str = "reasoning_effort"
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -76,7 +77,7 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``variables``: what the template sees besides the messages. ``pictures``: what stands behind the parts
     of the messages that are pictures. ``several_calls``: an answer may call more
-    than one tool."""
+    than one tool. ``left_out``: names of what the client asked for, does not need, and does not get."""
 
     messages: list[ChatMessage]
     pictures: list[PicturePart] = []
@@ -86,6 +87,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, Any]
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    left_out: list[str] = []
 
     @property
     def rendering(self) -> dict[str, Any]:
@@ -136,22 +138,27 @@ def read_chat(
     shown: dict[str, Any] = dict(conversation.variables or {})
     if checked and choice.mode != "none":
         shown["tools"] = without_marks([tool.definition for tool in checked])
-    neutral: dict[str, Any] = {"documents": [], "reasoning_effort": "none"}
-    for name, allowed in neutral.items():
+    left_out = [f"tools.{kind}" for kind in hosted_types(conversation.tools)]
+    left_out += [f"tools.{name}.format" for name in unheld_formats(conversation.tools)]
+    for name in ("documents", "reasoning_effort"):
         value = getattr(conversation, name)
         if value is None:
             continue
         if name in template_variables:
             shown[name] = value
-        elif value != allowed:
+        elif name == "documents" and value:
             raise RequestError(
                 f"{name} is not supported: this model's chat template does not use it",
                 param=name,
                 code="unsupported_parameter",
             )
+        elif name == "reasoning_effort" and value != "none":
+            left_out.append(conversation.effort_field)
     messages = conversation.messages
     pictures: list[PicturePart] = []
     if any(isinstance(message.content, list) for message in messages):
+        messages, unread = without_unread_results(messages, reads=reads)
+        left_out += unread
         messages, pictures = split_pictures(messages, reads=reads)
     return ChatRequest(
         messages=messages,
@@ -162,6 +169,7 @@ def read_chat(
         variables=shown,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=bool(conversation.continue_final_message),
+        left_out=left_out,
     )
 
 
@@ -190,12 +198,14 @@ class TemplateSandbox:
         self._memory_bytes = memory_bytes
         self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max))
         worker, facts = self._begun(worker or template_worker(memory_bytes))
-        self._lanes = (WorkerLane(self._worker, seconds, worker), WorkerLane(self._worker, seconds))
+        self._lanes = tuple(
+            WorkerLane(self._worker, seconds, first, workers=2, line_max=LINE_MAX) for first in (worker, None)
+        )
         self.variables = frozenset(facts.variables)
         self.reads_tools = facts.reads_tools
 
-    async def write(self, messages: list[ChatMessage], **job: Any) -> ChatPrompt:
-        """``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
+    async def write(self, messages: list[ChatMessage], *, key: str = "", **job: Any) -> ChatPrompt:
+        """``key``: the API key that asks; ``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
 
         Raises RequestError for what the template refuses and for what exceeds the limits, and
         EngineUnavailableError where too many conversations wait."""
@@ -204,12 +214,9 @@ class TemplateSandbox:
         except (RecursionError, ValueError):
             raise RequestError("messages: nested too deeply", param="messages") from None
         lane = self._lanes[len(body) >= LARGE_BYTES]
-        if lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(
-                f"{lane.waiting} conversations wait to be rendered; the limit is {LINE_MAX}. Try again later"
-            )
+        lane.check_line(key, "conversations wait to be rendered")
         try:
-            raw = await lane.ask(body)
+            raw = await lane.ask(body, key)
         except TimeoutError:
             raise RequestError(
                 f"the chat template takes more than {self._seconds:g} s for these messages (limits.template_seconds)",
@@ -283,6 +290,8 @@ def encode_prompt(
         if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
             positions = [len(known.tokens) + at for at in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
+    if not places:
+        return Prompt(tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens), prompt.text)
     tokens, positions = tokenizer.encode_with_boundaries(prompt.text, places, add_special_tokens=add_special_tokens)
     return _encoded(tokens, positions, prompt)
 
@@ -323,10 +332,10 @@ def check_spans(chat: ChatRequest, encoded: Prompt, longest: int) -> None:
         if span.offset + span.rows > longest:
             raise ContextLengthError(
                 f"{span.part}: this {'picture' if span.kind == 'image' else 'video'} has rows up to token "
-                f"{span.offset + span.rows} of the prompt; the longest context served is {longest} tokens "
-                "(--max-model-len)",
+                f"{span.offset + span.rows} of the prompt; {maximum_context(longest)}",
                 param=span.part,
-                code="context_length_exceeded",
+                tokens=len(encoded.tokens),
+                limit=longest,
             )
 
 

@@ -79,6 +79,34 @@ def split_pictures(
     return shown, pictures
 
 
+def without_unread_results(
+    messages: list[ChatMessage], *, reads: Collection[PictureKind]
+) -> tuple[list[ChatMessage], list[str]]:
+    """Replace each picture that the model does not read, in the result of a tool, by a text that says so, and return
+    also the places of these pictures. An agent opened a file, and a refusal would end its conversation. A picture in
+    a message of the user stays, to be refused."""
+    shown, places = [], []
+    for at, message in enumerate(messages):
+        if message.role == "tool" and isinstance(message.content, list):
+            parts = list(message.content)
+            for index, part in enumerate(parts):
+                kind = _kind(part)
+                if kind is not None and kind not in reads:
+                    what = "a picture" if kind == "image" else "a video"
+                    parts[index] = {"type": "text", "text": f"[{what}, which this model cannot read]"}
+                    places.append(f"messages.{at}.{kind}")
+            message = msgspec.structs.replace(message, content=parts)
+        shown.append(message)
+    return shown, places
+
+
+def _kind(part: Any) -> PictureKind | None:
+    if isinstance(part, PicturePart):
+        return part.kind
+    kind = part.get("type") if isinstance(part, dict) else None
+    return _KIND_OF.get(kind) if isinstance(kind, str) else None
+
+
 def with_pictures(
     text: str, places: Sequence[int], pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]
 ) -> tuple[str, list[int], list[ShownPicture]]:

@@ -170,7 +170,7 @@ def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None
     ("value", "param"),
     [
         ([3], "tools[0]"),
-        ([{"type": "web"}], "tools[0].type"),
+        ([{"type": "functoin", "function": {"name": "f"}}], "tools[0].type"),
         ([{"type": "function"}], "tools[0].function"),
         ([{"function": {"name": "a b"}}], "tools[0].function.name"),
         ([{"type": "custom"}], "tools[0].custom"),

@@ -1,8 +1,10 @@
 """From a Messages body to the turn of every dialect, and an answer as a Messages object or its events.
 
+    system                       -> a system message where it is, in front of or between the turns
     user: tool_result            -> a tool message for each result, before the text that follows
     assistant: text, tool_use    -> an assistant message with tool calls; thinking -> its reasoning
     a final assistant message    -> the beginning of the answer (``continue_final_message``)
+    blocks of tools that another server ran -> left out, and named as ignored
 
     message_start, content_block_start ... delta ... stop, message_delta, message_stop
 
@@ -163,7 +165,16 @@ def conversation(body: CountTokensBody) -> ConversationFields:
         tool_choice=choice,
         parallel_tool_calls=several,
         variables={"enable_thinking": thinks(body.thinking)},
+        reasoning_effort=_effort(body.output_config),
+        effort_field="output_config.effort",
     )
+
+
+def _effort(config: dict[str, Any] | None) -> str | None:
+    effort = (config or {}).get("effort")
+    if effort is not None and not isinstance(effort, str):
+        raise RequestError("output_config.effort: expected str", param="output_config.effort")
+    return effort
 
 
 def cache_marked(body: CountTokensBody) -> bool:
@@ -180,36 +191,47 @@ def _system(system: str | list[Block] | None) -> list[ChatMessage]:
             role="system",
             content=system
             if isinstance(system, str)
-            else [_text("system", at, block) for at, block in enumerate(system)],
+            else [_text(f"system.{at}", block) for at, block in enumerate(system)],
         )
     ]
 
 
 def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
-    if turn.role not in ("user", "assistant"):
-        raise RequestError(
-            f"{place}.role is {turn.role!r}; it is user or assistant; system has its own field", param=f"{place}.role"
-        )
-    if isinstance(turn.content, str):
-        return [ChatMessage(role=turn.role, content=turn.content)]
+    if turn.role not in ("user", "assistant", "system"):
+        raise RequestError(f"{place}.role is {turn.role!r}; it is user, assistant or system", param=f"{place}.role")
+    if turn.content is None or isinstance(turn.content, str):
+        return [ChatMessage(role=turn.role, content=turn.content or "")]
+    blocks = [(f"{place}.content.{at}", block) for at, block in enumerate(turn.content) if not _is_hosted(block)]
     if turn.role == "assistant":
-        return [_assistant(f"{place}.content", turn.content)]
-    return _user(f"{place}.content", turn.content)
+        return [_assistant(blocks)]
+    if turn.role == "system":
+        return [ChatMessage(role="system", content=[_text(where, block) for where, block in blocks])]
+    return _user(blocks)
 
 
-def _user(place: str, blocks: Sequence[Block]) -> list[ChatMessage]:
+_HOSTED_BLOCKS = ("server_tool_use", "mcp_tool_use", "container_upload", "compaction", "fallback")
+
+
+def _is_hosted(block: Block) -> bool:
+    """Whether a tool that another server ran left ``block``, or that server itself: it is then named as ignored."""
+    kind = block.get("type")
+    if not isinstance(kind, str) or not (kind in _HOSTED_BLOCKS or kind.endswith("_tool_result")):
+        return False
+    note_ignored(f"messages.{kind}")
+    return True
+
+
+def _user(blocks: Sequence[tuple[str, Block]]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
     texts: list[Block | PicturePart] = []
-    for at, block in enumerate(blocks):
+    for place, block in blocks:
         if block.get("type") == "tool_result":
             if texts:
                 messages.append(ChatMessage(role="user", content=texts))
                 texts = []
-            messages.append(_tool_result(f"{place}.{at}", block))
-        elif block.get("type") == "image":
-            texts.append(_image(f"{place}.{at}", block))
+            messages.append(_tool_result(place, block))
         else:
-            texts.append(_text(place, at, block))
+            texts += _shown(place, block)
     if texts or not messages:
         messages.append(ChatMessage(role="user", content=texts))
     return messages
@@ -223,10 +245,7 @@ def _tool_result(place: str, block: Block) -> ChatMessage:
     if content is None or isinstance(content, str):
         shown = content or ""
     elif isinstance(content, list) and all(isinstance(one, dict) for one in content):
-        shown = [
-            _image(f"{place}.content.{at}", one) if one.get("type") == "image" else _text(f"{place}.content", at, one)
-            for at, one in enumerate(content)
-        ]
+        shown = [part for at, one in enumerate(content) for part in _shown(f"{place}.content.{at}", one, of_tool=True)]
         if all(isinstance(one, dict) for one in shown):
             shown = "\n".join(one["text"] for one in shown)
     else:
@@ -234,20 +253,44 @@ def _tool_result(place: str, block: Block) -> ChatMessage:
     return ChatMessage(role="tool", tool_call_id=name, content=shown, cache_control=block.get("cache_control"))
 
 
-def _assistant(place: str, blocks: Sequence[Block]) -> ChatMessage:
+def _shown(place: str, block: Block, *, of_tool: bool = False) -> list[Block | PicturePart]:
+    """The parts of a block of the user, or of the result of a tool, where a document that is no text becomes a text
+    that says so: an agent opened a file, and a refusal would end its conversation."""
+    source = block.get("source")
+    match block.get("type"):
+        case "image":
+            return [_image(place, block)]
+        case "document" if (
+            isinstance(source, dict) and isinstance(source.get("data"), str) and (source.get("type") == "text")
+        ):
+            return [{**_text(place, {**block, "type": "text", "text": source["data"]})}]
+        case "document" if isinstance(source, dict) and isinstance(source.get("content"), list):
+            return [part for at, one in enumerate(source["content"]) for part in _shown(f"{place}.{at}", one)]
+        case "search_result" if isinstance(block.get("content"), list):
+            return [part for at, one in enumerate(block["content"]) for part in _shown(f"{place}.{at}", one)]
+        case "document" if of_tool:
+            note_ignored("messages.document")
+            return [{"type": "text", "text": "[a document, which this model cannot read]"}]
+        case "tool_reference" if of_tool:
+            return [{"type": "text", "text": str(block.get("tool_name", ""))}]
+        case _:
+            return [_text(place, block)]
+
+
+def _assistant(blocks: Sequence[tuple[str, Block]]) -> ChatMessage:
     texts: list[Block] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
-    for at, block in enumerate(blocks):
+    for place, block in blocks:
         match block.get("type"):
             case "tool_use":
-                calls.append(_tool_use(f"{place}.{at}", block))
+                calls.append(_tool_use(place, block))
             case "thinking":
                 thoughts.append(str(block.get("thinking", "")))
             case "redacted_thinking":
                 pass
             case _:
-                texts.append(_text(place, at, block))
+                texts.append(_text(place, block))
     message = ChatMessage(role="assistant", content=texts or None)
     if calls:
         message.tool_calls = calls
@@ -257,24 +300,24 @@ def _assistant(place: str, blocks: Sequence[Block]) -> ChatMessage:
 
 
 def _tool_use(place: str, block: Block) -> dict[str, Any]:
-    name, given, call_id = block.get("name"), block.get("input", {}), block.get("id")
-    if not isinstance(name, str) or not isinstance(call_id, str) or not isinstance(given, dict):
+    name, given, call_id = block.get("name"), block.get("input"), block.get("id")
+    if not isinstance(name, str) or not isinstance(call_id, str):
         raise RequestError(f"{place}: a tool_use block has an id, a name and an input object", param=place)
-    arguments = msgspec.json.encode(given).decode()
+    arguments = given if isinstance(given, str) else msgspec.json.encode(given).decode()
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _text(place: str, at: int, block: Block) -> Block:
+def _text(place: str, block: Block) -> Block:
     kind = block.get("type")
     if kind != "text":
         raise RequestError(
-            f"{place}.{at} has type {kind!r}; text is read here, and pictures (image) in "
+            f"{place} has type {kind!r}; text is read here, and pictures (image) in "
             "messages of the user and in tool_result blocks",
-            param=f"{place}.{at}",
+            param=place,
             code="unsupported_parameter",
         )
     if not isinstance(block.get("text"), str):
-        raise RequestError(f"{place}.{at}.text: expected str", param=f"{place}.{at}.text")
+        raise RequestError(f"{place}.text: expected str", param=f"{place}.text")
     return {name: block[name] for name in ("type", "text", "cache_control") if block.get(name) is not None}
 
 
@@ -295,13 +338,11 @@ def _image(place: str, block: Block) -> PicturePart:
 
 
 def _tool(place: str, tool: Block) -> dict[str, Any]:
-    kind = tool.get("type", "custom")
+    kind = tool.get("type") or "custom"
     if kind != "custom":
-        raise RequestError(
-            f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is custom",
-            param=f"{place}.type",
-            code="unsupported_parameter",
-        )
+        if isinstance(kind, str) and "input_schema" not in tool:
+            return {"type": kind}  # of another server: left out with those of the other APIs
+        raise RequestError(f"{place} has type {kind!r}; a tool with an input_schema is custom", param=f"{place}.type")
     function: dict[str, Any] = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     function.update({name: tool[name] for name in ("description", "strict") if name in tool})
     marked = {"cache_control": tool["cache_control"]} if tool.get("cache_control") is not None else {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from weft.errors import WeftError
+from weft.errors import ContextLengthError, WeftError
 from weft.server.protocol import SamplingFields, Unserved
 
 
@@ -17,7 +17,7 @@ class MessageTurn(msgspec.Struct, kw_only=True):
     """``content``: text, or blocks (text, thinking, tool_use, tool_result)."""
 
     role: str
-    content: str | list[dict[str, Any]]
+    content: str | list[dict[str, Any]] | None = None
 
 
 class CountTokensBody(SamplingFields, kw_only=True):
@@ -28,6 +28,7 @@ class CountTokensBody(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
@@ -36,7 +37,6 @@ class MessagesBody(CountTokensBody, kw_only=True):
     max_tokens: int
     stop_sequences: list[str] | None = None
     output_format: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
 
@@ -63,5 +63,14 @@ def error_json(error: WeftError, request_id: str | None = None) -> bytes:
     """``error`` as Anthropic's error object."""
     fallback = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _KINDS.get(error.status, fallback)
-    detail = {"type": kind, "message": error.message}
+    detail = {"type": kind, "message": _message(error)}
     return msgspec.json.encode({"type": "error", "error": detail, "request_id": request_id})
+
+
+def _message(error: WeftError) -> str:
+    """In the words by which clients of this API find out that they must send less."""
+    if not isinstance(error, ContextLengthError) or error.tokens is None or error.limit is None:
+        return error.message
+    if error.tokens < error.limit:  # it is not the prompt
+        return error.message
+    return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum. {error.message}"

@@ -192,11 +192,13 @@ async def _job(
                 messages=messages,
                 tools=tools,
                 reasoning_effort=effort,
+                effort_field="think",
                 variables=None if think is None else {"enable_thinking": think},
             ),
             fields=sampling_fields(body, options, model=served_name(body.model)),
             max_tokens=max_tokens(options),
             prompt_field="messages" if chat else "prompt",
+            answer_field="options.num_predict",
             context_max=options.num_ctx,
             before=before or [],
             own_sampling=OLLAMA_SAMPLING,
@@ -230,7 +232,15 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
         prompt_logprobs=None,
         banned=banned_sequences(None, model.tokenizer),
     )
-    generation = Generation(service, model, [prompt], [sampling], priority=0, cache_salt=body.cache_salt or "")
+    generation = Generation(
+        service,
+        model,
+        [prompt],
+        [sampling],
+        priority=0,
+        cache_salt=body.cache_salt or "",
+        answer_field="options.num_predict",
+    )
     return OllamaJob(RawTurn(model, service.name_of(model, fields.model), generation), chat=False, shows_thinking=False)
 
 

@@ -43,7 +43,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
     """``tool_calls``: their arguments are objects."""
 
     role: str
-    content: str = ""
+    content: str | None = ""
     thinking: str | None = None
     images: list[str] | None = None
     tool_calls: list[dict[str, Any]] | None = None

@@ -14,18 +14,19 @@ A failure after the beginning of a stream is ``response.failed``; before it, an 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from weft.errors import WeftError
+from weft.request import SamplingParams
 from weft.server.errors import bug
 from weft.server.generation import PreparedTurn
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.items import Item, ReasoningOptions, ResponsesBody, item_id
-from weft.server.responses.turns import RawAnswer, format_of
+from weft.server.responses.turns import RawAnswer, format_of, namespaces_of
 from weft.server.sse import named_event
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, BlockKind
@@ -63,10 +64,12 @@ class OutputWriter:
     A piece whose text is held back may still become a marker, so its logprobs wait. When content follows, the
     last of them that cover its text belong to it; the others were of a marker.
 
-    ``items``: the output so far; those that are complete have their whole text."""
+    ``items``: the output so far; those that are complete have their whole text. ``namespaces``: as in
+    ``namespaces_of``."""
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
         self.items: list[Item] = []
+        self._namespaces = namespaces
         self._response_id = response_id
         self._place: Item = {}
         """Of the last block, in its events."""
@@ -109,7 +112,7 @@ class OutputWriter:
     def _stop(self, block: AnswerBlock) -> Iterator[Item]:
         names, place, logprobs = _NAMES[block.kind], self._place, self._logprobs
         self.items[-1] = item = self._item(block, "completed" if block.is_complete else "incomplete")
-        name = {"name": block.name} if block.kind == "call" else {}
+        name = {"name": item["name"]} if block.kind == "call" else {}
         yield {
             "type": f"{names.events}.done",
             **place,
@@ -129,7 +132,9 @@ class OutputWriter:
             "status": status,
         }
         if block.is_call:
-            return {**item, "call_id": block.call_id, "name": block.name, names.field: text}
+            namespace, name = self._namespaces.get(block.name, ("", block.name))
+            inside = {"namespace": namespace} if namespace else {}
+            return {**item, "call_id": block.call_id, "name": name, **inside, names.field: text}
         content = [] if status == "in_progress" else [_part(block, text, self._logprobs)]
         return {**item, **({"role": "assistant"} if block.kind == "text" else {"summary": []}), "content": content}
 
@@ -193,6 +198,46 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None
 
 
+def _response(
+    body: ResponsesBody, response_id: str, model: str, sampling: SamplingParams, *, stored: bool
+) -> ResponseObject:
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        model=model,
+        background=bool(body.background),
+        status="queued" if body.background else "in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=body.reasoning or ReasoningOptions(),
+        safety_identifier=body.safety_identifier,
+        store=stored,
+        temperature=sampling.temperature,
+        text={"format": format_of(body)},
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=sampling.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+async def overflow_lines(body: ResponsesBody, response_id: str, error: WeftError) -> AsyncGenerator[bytes, None]:
+    """Write the stream of a response whose prompt is too long. OpenAI answers so, and clients that compact their
+    conversation look for the code in this event alone."""
+    response = _response(body, response_id, body.model or "", SamplingParams(), stored=False)
+    for number, kind in enumerate(("response.created", "response.failed")):
+        if kind == "response.failed":
+            response.status, response.error = "failed", {"code": str(error.code), "message": error.message}
+        yield named_event(kind, _encoder.encode({"type": kind, "sequence_number": number, "response": response}))
+
+
 class ResponsesJob:
     """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` is None for
     a response that is not to be stored."""
@@ -203,38 +248,14 @@ class ResponsesJob:
         self._keep = keep
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._output = OutputWriter(response_id)
+        self._output = OutputWriter(response_id, namespaces_of(body.tools))
         self._sequence_number = 0
         self._is_cut = False
         tokenizer = turn.model.tokenizer
         self._namer = namer(tokenizer, as_ids=False, escape_bytes=False)
         sampling = self.generation.samplings[0]
         self._top = sampling.logprobs
-        self.response = ResponseObject(
-            id=response_id,
-            created_at=int(time.time()),
-            model=turn.name,
-            background=bool(body.background),
-            status="queued" if body.background else "in_progress",
-            instructions=body.instructions,
-            max_output_tokens=body.max_output_tokens,
-            max_tool_calls=body.max_tool_calls,
-            metadata=body.metadata or {},
-            parallel_tool_calls=body.parallel_tool_calls is not False,
-            previous_response_id=body.previous_response_id,
-            prompt_cache_key=body.prompt_cache_key,
-            reasoning=body.reasoning or ReasoningOptions(),
-            safety_identifier=body.safety_identifier,
-            store=keep is not None,
-            temperature=sampling.temperature,
-            text={"format": format_of(body)},
-            tool_choice=body.tool_choice or "auto",
-            tools=body.tools or [],
-            top_logprobs=body.top_logprobs or 0,
-            top_p=sampling.top_p,
-            truncation=body.truncation or "disabled",
-            user=body.user,
-        )
+        self.response = _response(body, response_id, turn.name, sampling, stored=keep is not None)
 
     async def answer(self) -> bytes:
         if self._top is None:

@@ -9,14 +9,16 @@
     custom_tool_call and its output                        the same for a custom tool, with ``input``
     item_reference        id                               a stored item (``with_items``)
 
-An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message.
-Parts that are no text and items of hosted tools are refused by place and type.
+An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message. Parts that
+are no text are refused by place and type. Items of tools that ran on another server (``web_search_call``,
+``mcp_call``, ``compaction``) are left out and named as ignored; a call that the client ran itself, and its output
+(``local_shell_call``), are those of a function. So a conversation that began on another server goes on here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -24,7 +26,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
-from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved
+from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved, note_ignored
 from weft.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 from weft.text.chat import ChatMessage
 
@@ -49,9 +51,37 @@ def read_items(given: str | list[Item], response_id: str) -> list[Item]:
     """``input`` of a request, and the id of its response. Raises RequestError that names the item or part."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [
-        _item(f"input[{at}]", item, item_id(item.get("type"), response_id, "i", at)) for at, item in enumerate(given)
-    ]
+    items = []
+    for at, item in enumerate(given):
+        own = _own_item(item)
+        if own is None:
+            note_ignored(f"input.{item['type']}")
+        else:
+            items.append(_item(f"input[{at}]", own, item_id(own.get("type"), response_id, "i", at)))
+    return items
+
+
+def _own_item(item: Item) -> Item | None:
+    """``item`` as one of the types of this server; None for one of a tool that another server ran."""
+    kind = item.get("type", "message")
+    if not isinstance(kind, str) or kind in _PREFIXES or not kind or kind == "item_reference":
+        return item
+    call_id = item.get("call_id")
+    if kind.endswith("_output") and isinstance(call_id, str):
+        output = item.get("output")
+        said = output if isinstance(output, str) else msgspec.json.encode(output).decode()
+        return {"type": "function_call_output", "call_id": call_id, "output": said}
+    if kind.endswith("_call") and isinstance(call_id, str):
+        given = {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
+        arguments = given.get("action", given)
+        name = kind.removesuffix("_call")
+        return {
+            "type": "function_call",
+            "call_id": call_id,
+            "name": name,
+            "arguments": msgspec.json.encode(arguments).decode(),
+        }
+    return None
 
 
 def new_response_id() -> str:
@@ -70,11 +100,11 @@ def response_of(item: str) -> str | None:
     return None if match is None else f"resp_{match.group(1)}"
 
 
-def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMessage]:
-    """``instructions`` come first. Several system messages at the beginning become one: many templates take
-    a single one, and only there."""
-    system: list[str] = [] if not instructions else [instructions]
-    messages: list[ChatMessage] = []
+def messages_of(
+    items: Iterable[Item], instructions: str | None, names: Mapping[tuple[str, str], str] | None = None
+) -> list[ChatMessage]:
+    """``instructions`` come first, as a system message. ``names``: of functions inside a namespace, to the model."""
+    messages = [ChatMessage(role="system", content=instructions)] if instructions else []
     answers: list[list[Item]] = []
     place = -1
     for item in items:
@@ -87,14 +117,12 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
             answers[-1].append(item)
         elif kind in _OUTPUTS:
             messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"], content=_shown(item["output"])))
-        elif item["role"] in ("system", "developer") and not messages:
-            system.append(_text_of(item["content"]))
+        elif item["role"] in ("system", "developer"):
+            messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
         else:
             messages.append(ChatMessage(role=item["role"], content=_shown(item["content"])))
     for message, answer in zip((one for one in messages if one.role == "assistant"), answers, strict=True):
-        _fill(message, answer)
-    if system:
-        messages.insert(0, ChatMessage(role="system", content="\n\n".join(system)))
+        _fill(message, answer, names or {})
     return messages
 
 
@@ -106,7 +134,7 @@ def _place(item: Item) -> int:
     return 0 if kind == "reasoning" else 2 if kind in _CALLS else -1
 
 
-def _fill(message: ChatMessage, items: list[Item]) -> None:
+def _fill(message: ChatMessage, items: list[Item], names: Mapping[tuple[str, str], str]) -> None:
     thoughts = [
         "\n".join(part["text"] for part in item["content"] or item["summary"])
         for item in items
@@ -115,11 +143,12 @@ def _fill(message: ChatMessage, items: list[Item]) -> None:
     message.content = next((_text_of(item["content"]) for item in items if item["type"] == "message"), None)
     if any(thoughts):
         message.reasoning_content = "\n".join(thoughts)
-    message.tool_calls = [_call(item) for item in items if item["type"] in _CALLS] or None
+    message.tool_calls = [_call(item, names) for item in items if item["type"] in _CALLS] or None
 
 
-def _call(item: Item) -> Item:
+def _call(item: Item, names: Mapping[tuple[str, str], str]) -> Item:
     """As chat completions have it."""
+    item = {**item, "name": names.get((item.get("namespace", ""), item["name"]), item["name"])}
     if item["type"] == "custom_tool_call":
         return {"id": item["call_id"], "type": "custom", "custom": {"name": item["name"], "input": item["input"]}}
     return {
@@ -152,10 +181,15 @@ def _item(place: str, item: Item, default_id: str) -> Item:
     checked["call_id"] = _text(f"{place}.call_id", item.get("call_id"))
     if kind in _CALLS:
         said = "arguments" if kind == "function_call" else "input"
+        given_text = item.get(said, "" if kind == "function_call" else None)
+        if said in item and given_text is None:
+            given_text = ""
+        inside = {"namespace": item["namespace"]} if isinstance(item.get("namespace"), str) else {}
         return {
             **checked,
             "name": _text(f"{place}.name", item.get("name")),
-            said: _text(f"{place}.{said}", item.get(said)),
+            **inside,
+            said: _text(f"{place}.{said}", given_text),
             "status": "completed",
         }
     return {**checked, "output": _content(f"{place}.output", item.get("output"), "input_text"), "status": "completed"}
@@ -176,6 +210,8 @@ def _content(place: str, content: Any, own: str) -> str | list[Item]:
     """``own``: the type that the parts get."""
     if isinstance(content, str):
         return content
+    if content is None:
+        return ""
     if not isinstance(content, list):
         raise RequestError(f"{place}: expected text or a list of parts", param=place)
     parts = []
@@ -404,9 +440,7 @@ def check_fields(body: ResponsesBody) -> None:
         if name not in INCLUDES:
             raise RequestError(f"include has {name[:100]!r}; it takes {', '.join(sorted(INCLUDES))}", param="include")
     if body.text is not None and body.text.verbosity not in _VERBOSITIES:
-        raise RequestError(
-            "text.verbosity is not supported: it is not served", param="text.verbosity", code="unsupported_parameter"
-        )
+        note_ignored("text.verbosity")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     _check_metadata(body.metadata or {})

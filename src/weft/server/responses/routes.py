@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from weft.errors import RequestError, WeftError
+from weft.errors import ContextLengthError, RequestError, WeftError
 from weft.server.generation import PreparedTurn
 from weft.server.protocol import read_body
-from weft.server.responses.answers import Keep, ResponsesJob
+from weft.server.responses.answers import Keep, ResponsesJob, overflow_lines
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
 from weft.server.responses.items import (
     UNSERVED_IN_RESPONSES,
@@ -81,7 +81,10 @@ class ResponseHandlers:
         try:
             turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
         except RequestError as error:
-            raise in_own_words(error) from error
+            said = in_own_words(error)
+            if isinstance(said, ContextLengthError) and body.stream and not body.background:
+                return self._followed(overflow_lines(body, response_id, said))
+            raise said from error
         job = ResponsesJob(turn, body, response_id, keep=self._keep(request, body, turn, items, history))
         if body.background:
             return await self._begin(request, body, job, items)

@@ -11,8 +11,9 @@ these tokens stand for it (``KnownPrefix``). Tokens are stored as a difference t
 
 from __future__ import annotations
 
+import copy
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +26,7 @@ from weft.server.service import ServedModel, Service
 from weft.text.chat import common_length
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, text_digest
 
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens"}
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -42,23 +43,27 @@ def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefi
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
         prompt_field="input",
+        answer_field="max_output_tokens",
         known=known,
     )
 
 
 def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFields:
     """The fields that shape the prompt. Raises RequestError."""
-    messages = messages_of(items, body.instructions)
+    functions = flat_tools(body.tools)
+    names = {(one.namespace, one.definition["name"]): one.name for one in functions if one.namespace and one.name}
+    messages = messages_of(items, body.instructions, names)
     if not messages:
         raise RequestError("input is empty: it needs text or at least one item", param="input")
     effort = None if body.reasoning is None else body.reasoning.effort
     return ConversationFields(
         messages=messages,
-        tools=[_tool(f"tools[{at}]", tool) for at, tool in enumerate(body.tools or ())],
-        tool_choice=body.tool_choice,
+        tools=[_tool(one) for one in functions],
+        tool_choice=_choice(body.tool_choice, names),
         parallel_tool_calls=body.parallel_tool_calls,
         variables=body.chat_template_kwargs,
         reasoning_effort=effort,
+        effort_field="reasoning.effort",
     )
 
 
@@ -86,15 +91,66 @@ def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": asked.get("name"), "schema": asked["schema"]}}
 
 
-def _tool(place: str, tool: Any) -> dict[str, Any]:
+class FlatTool(NamedTuple):
+    """A tool of the request, or one inside a namespace. ``name``: to the model; of a function inside a namespace that
+    shares its name with another one, with the namespace before it."""
+
+    place: str
+    definition: Any
+    namespace: str
+    name: str
+
+
+def flat_tools(tools: Sequence[Any] | None) -> list[FlatTool]:
+    """Return ``tools`` with the functions of each namespace in its place. Raises RequestError for a namespace without
+    a name or tools."""
+    flattened: list[tuple[str, Any, str]] = []
+    for at, tool in enumerate(tools or ()):
+        place = f"tools[{at}]"
+        if not isinstance(tool, dict) or tool.get("type") != "namespace":
+            flattened.append((place, tool, ""))
+            continue
+        namespace, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(namespace, str) or not isinstance(inner, list):
+            raise RequestError(f"{place}: a namespace has a name and a list of tools", param=place)
+        flattened += [(f"{place}.tools[{number}]", one, namespace) for number, one in enumerate(inner)]
+    given = [_name_of(tool) for _, tool, _ in flattened]
+    return [
+        FlatTool(place, tool, namespace, name if not namespace or given.count(name) < 2 else f"{namespace}.{name}")
+        for (place, tool, namespace), name in zip(flattened, given, strict=True)
+    ]
+
+
+def _name_of(tool: Any) -> str:
+    name = tool.get("name") if isinstance(tool, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def namespaces_of(tools: Sequence[Any] | None) -> dict[str, tuple[str, str]]:
+    """Return the namespace and the own name of each function inside one, by its name to the model."""
+    return {
+        one.name: (one.namespace, one.definition["name"]) for one in flat_tools(tools) if one.namespace and one.name
+    }
+
+
+def _choice(choice: Any, names: Mapping[tuple[str, str], str]) -> Any:
+    """``tool_choice`` with the names that the model sees."""
+    if not isinstance(choice, dict):
+        return choice
+    if isinstance(choice.get("tools"), list):
+        return {**choice, "tools": [_choice(one, names) for one in choice["tools"]]}
+    namespace, name = choice.get("namespace"), choice.get("name")
+    if not isinstance(namespace, str) or not isinstance(name, str):
+        return choice
+    return {**choice, "name": names.get((namespace, name), name)}
+
+
+def _tool(flat: FlatTool) -> Any:
     """As chat completions have it: the function in an object of its own."""
+    place, tool = flat.place, flat.definition
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind not in ("function", "custom"):
-        raise RequestError(
-            f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is a function or custom",
-            param=f"{place}.type",
-            code="unsupported_parameter",
-        )
+        return tool
     if not isinstance(tool.get("name"), str):
         raise RequestError(f"{place}.name is missing", param=f"{place}.name")
     if kind == "custom":
@@ -102,6 +158,7 @@ def _tool(place: str, tool: Any) -> dict[str, Any]:
             "type": "custom",
             "custom": {name: tool[name] for name in ("name", "description", "format") if tool.get(name) is not None},
         }
+    tool = {**tool, "name": flat.name}
     function = {
         name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
     }
@@ -114,7 +171,9 @@ def in_own_words(error: RequestError) -> RequestError:
     message = error.message.replace("(max_tokens)", "(max_output_tokens)")
     if ".custom." in (param or ""):  # chat completions have an object more
         param, message = str(param).replace(".custom.", "."), message.replace(".custom.", ".")
-    return type(error)(message, param=param, code=error.code)
+    changed = copy.copy(error)
+    changed.args, changed.message, changed.param = (message,), message, param
+    return changed
 
 
 TURNS_STEP = 4

@@ -10,8 +10,14 @@ Responses write the last two without the inner object. Allowed tools are a part 
 all tools, so requests that allow different ones share a cached prefix.
 
 No chat template knows custom tools. So the template sees a function, the model calls it, and the one argument
-is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict.
+is the text. A ``regex`` of the format becomes the pattern of the parameter, and makes the function strict. A ``lark``
+grammar is told to the model in the description of the parameter, and no call is held to it: the client checks the
+text.
 The text is unpacked from whole calls, in streams too.
+
+A tool of another type is one that its own server runs (``web_search``, ``code_interpreter``, ``mcp``). There is no such
+server here, and the client does not wait for a call of it: it is left out (``hosted_types``). A choice that names one
+is an error.
 """
 
 from __future__ import annotations
@@ -71,12 +77,29 @@ def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
         return ()
     if len(value) > TOOLS_MAX:
         raise RequestError(f"tools has {len(value)} tools; the limit is {TOOLS_MAX}", param="tools")
-    tools = tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(value))
+    tools = tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(value) if hosted_type(item) is None)
     names = [tool.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"tools has two functions called {name!r}", param="tools")
     return tools
+
+
+_DEFINITIONS = ("function", "custom", "parameters", "input_schema")
+
+
+def hosted_type(tool: Any) -> str | None:
+    """The type of a tool that another server runs; None for every other tool. One with a definition is a function
+    whose type is wrong."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if not isinstance(kind, str) or kind in _KINDS or any(name in tool for name in _DEFINITIONS):
+        return None
+    return kind
+
+
+def hosted_types(tools: Sequence[Any] | None) -> list[str]:
+    """Of the tools that ``read_tools`` leaves out, in order."""
+    return [kind for kind in map(hosted_type, tools or ()) if kind is not None]
 
 
 def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
@@ -122,6 +145,8 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
         )
     names = set()
     for at, tool in enumerate(listed[:TOOLS_MAX]):
+        if hosted_type(tool) is not None:
+            continue
         function = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
@@ -130,6 +155,11 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
             )
         _check_name(name, tools)
         names.add(name)
+    if not names:
+        raise RequestError(
+            "tool_choice.tools has only tools that another server runs; allow a function of tools",
+            param="tool_choice.tools",
+        )
     return ToolChoice(mode, allowed=frozenset(names))
 
 
@@ -197,6 +227,8 @@ def custom_function(where: str, tool: Mapping[str, Any]) -> tuple[dict[str, Any]
     text: dict[str, Any] = {"type": "string", "description": "The text for the tool."}
     if regex is not None:
         text["pattern"] = f"^(?:{regex})$"
+    elif (lark := lark_grammar(custom)) is not None:
+        text["description"] = f"The text for the tool, in this grammar (lark):\n{lark}"
     function = {name: custom[name] for name in ("name", "description") if custom.get(name) is not None}
     return {
         **function,
@@ -237,13 +269,26 @@ def _regex(where: str, form: Any) -> str | None:
         raise RequestError(f"{where}.type is {kind!r}; it is text or grammar", param=f"{where}.type")
     grammar = form.get("grammar", form)  # the two APIs of OpenAI differ in this
     syntax = grammar.get("syntax") if isinstance(grammar, dict) else None
-    if syntax != "regex":
+    if syntax not in ("regex", "lark"):
         raise RequestError(
-            f"{where}.syntax is {syntax!r}; this server holds the text of a custom tool to a "
-            "regex, and to no other grammar",
-            param=f"{where}.syntax",
-            code="unsupported_parameter",
+            f"{where}.syntax is {syntax!r}; it is regex or lark", param=f"{where}.syntax", code="unsupported_parameter"
         )
     if not isinstance(grammar.get("definition"), str):
-        raise RequestError(f"{where}.definition is missing: a regex", param=f"{where}.definition")
-    return str(grammar["definition"])
+        raise RequestError(f"{where}.definition is missing: a {syntax}", param=f"{where}.definition")
+    return str(grammar["definition"]) if syntax == "regex" else None
+
+
+def lark_grammar(custom: Any) -> str | None:
+    """Return the grammar of a custom tool that no call is held to."""
+    form = custom.get("format") if isinstance(custom, dict) else None
+    grammar = form.get("grammar", form) if isinstance(form, dict) else None
+    if not isinstance(grammar, dict) or grammar.get("syntax") != "lark":
+        return None
+    definition = grammar.get("definition")
+    return definition if isinstance(definition, str) else None
+
+
+def unheld_formats(tools: Sequence[Any] | None) -> list[str]:
+    """Return the names of the custom tools whose grammar no call is held to."""
+    custom = [tool.get("custom") for tool in tools or () if isinstance(tool, dict)]
+    return [str(one.get("name")) for one in custom if isinstance(one, dict) and lark_grammar(one) is not None]

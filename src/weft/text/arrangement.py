@@ -1,0 +1,329 @@
+"""A conversation in an order and in forms that its chat template takes.
+
+    turns --arranged(turns, takes)--> turns that the template writes whole
+
+Templates differ in what they refuse, and worse, in what they leave out without a word: a system message behind a
+turn, two messages of one role in a row, a result of a tool, arguments that are no object. Clients send all of them.
+What a template takes is tried out on short conversations with words of no language (``TemplateTakes``): it takes a
+form if each word is in what it writes, in order. A form is tried when a conversation first has it, and the result
+depends on the template alone. So a message is written the same way in each request of a conversation, and the cached
+prefix stays.
+
+The rules, each applied only where the template does not take the message as it was sent:
+
+    system messages at the beginning      one message, joined by an empty line
+    a system message to a template
+        without a system role             the beginning of the user's message that follows
+    a system message behind a turn        a message of the user in the same place
+    a result of a tool                    a message of the user in the same place
+    messages of one role in a row         one message, joined by an empty line
+    an answer without a question          an empty message of the user before it
+    a question behind a call or result    an empty answer before it
+    system messages alone                 a message of the user
+    arguments of a call                   an object, or JSON text to a template that prints them
+    ids of calls                          nine letters and digits
+
+A template may still refuse a combination that no trial has. ``STRICTEST`` applies every rule: it is the last attempt.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from weft.errors import RequestError
+
+Turn = dict[str, Any]
+Content = str | list[Any]
+SYSTEM_ROLES = ("system", "developer")
+_BETWEEN = "\n\n"
+_WORDS = ("qzjvword", "wkxqword", "vjqzword")
+_CALL_ID = "call_0123456789abcdef"
+_SHORT_ID_CHARS = 9
+_OPEN_ARGUMENTS = "arguments"
+"""The one parameter of a past call whose arguments are no JSON of an object."""
+
+
+class Takes(Protocol):
+    """What a template takes as it is sent."""
+
+    def system(self, role: str) -> bool: ...
+    def several_systems(self, role: str) -> bool: ...
+    def later_system(self, role: str) -> bool: ...
+    def tool_results(self) -> bool: ...
+    def repeated(self, role: str) -> bool: ...
+    def answer_first(self) -> bool: ...
+    def question_behind(self, role: str) -> bool: ...
+    def system_alone(self, role: str) -> bool: ...
+    def object_arguments(self) -> bool: ...
+    def any_call_ids(self) -> bool: ...
+
+
+class TemplateTakes:
+    """``write`` renders turns with the template, without the beginning of an answer; it raises RequestError."""
+
+    def __init__(self, write: Callable[[list[Turn]], str]) -> None:
+        self._write = write
+        self._known: dict[tuple[str, ...], bool] = {}
+
+    def system(self, role: str) -> bool:
+        return self._tried(("system", role), _said(role, 0), _said("user", 1))
+
+    def several_systems(self, role: str) -> bool:
+        return self._tried(("several", role), _said(role, 0), _said(role, 1), _said("user", 2))
+
+    def later_system(self, role: str) -> bool:
+        """Behind a question and behind an answer: a template that counts turns takes it in one of both places."""
+        question, answer, said = _said("user", 0), _said("assistant", 1), _said(role, 2)
+        return self._tried(("later", role, "answer"), question, answer, said, _said("user", 1)) and self._tried(
+            ("later", role), question, _said(role, 1), _said("assistant", 2)
+        )
+
+    def tool_results(self) -> bool:
+        return self._tried(("tool",), *_called(), _said("tool", 1), words=_WORDS[1:2])
+
+    def repeated(self, role: str) -> bool:
+        before = () if role == "user" else (_said("user", 0),)
+        first = len(before)
+        return self._tried(("repeated", role), *before, _said(role, first), _said(role, first + 1))
+
+    def answer_first(self) -> bool:
+        return self._tried(("answer",), _said("assistant", 0), _said("user", 1))
+
+    def question_behind(self, role: str) -> bool:
+        """Behind a result ("tool"), or behind calls without one ("assistant")."""
+        result = (_said("tool", 1),) if role == "tool" else ()
+        return self._tried(("behind", role), *_called(), *result, _said("user", 2), words=_WORDS[2:])
+
+    def system_alone(self, role: str) -> bool:
+        return self._tried(("alone", role), _said(role, 0))
+
+    def object_arguments(self) -> bool:
+        """False only for a template that writes JSON text as it is, and an object in Python's form or not at all."""
+        key = ("arguments",)
+        if key not in self._known:
+            given = {_WORDS[0]: _WORDS[1]}
+            text = json.dumps(given)
+            shown = self._written([*_called(given), _said("tool", 2)])
+            if _WORDS[0] in shown and _WORDS[1] in shown and str(given) not in shown:
+                self._known[key] = True
+            else:
+                self._known[key] = text not in self._written([*_called(text), _said("tool", 2)])
+        return self._known[key]
+
+    def any_call_ids(self) -> bool:
+        key = ("ids",)
+        if key not in self._known:
+            long = self._written(_called_turns(_CALL_ID))
+            self._known[key] = bool(long) or not self._written(_called_turns(_short_id(_CALL_ID)))
+        return self._known[key]
+
+    def _tried(self, key: tuple[str, ...], *turns: Turn, words: Sequence[str] | None = None) -> bool:
+        """Whether the template writes all of ``turns``; true where it does not even write a question, as nothing
+        is gained by another form then."""
+        if key not in self._known:
+            wanted = _WORDS[: min(len(turns), len(_WORDS))] if words is None else words
+            self._known[key] = _in_order(wanted, self._written(list(turns))) or not self._writes_questions()
+        return self._known[key]
+
+    def _writes_questions(self) -> bool:
+        key = ("question",)
+        if key not in self._known:
+            self._known[key] = _WORDS[0] in self._written([_said("user", 0)])
+        return self._known[key]
+
+    def _written(self, turns: list[Turn]) -> str:
+        try:
+            return self._write(turns)
+        except RequestError:
+            return ""
+
+
+class _Nothing:
+    """Takes no form but the plainest."""
+
+    def system(self, role: str) -> bool:
+        return True
+
+    def several_systems(self, role: str) -> bool:
+        return False
+
+    later_system = several_systems
+    repeated = several_systems
+    system_alone = several_systems
+    question_behind = several_systems
+
+    def tool_results(self) -> bool:
+        return True
+
+    object_arguments = tool_results
+    any_call_ids = tool_results
+
+    def answer_first(self) -> bool:
+        return False
+
+
+STRICTEST: Takes = _Nothing()
+
+
+def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
+    """``turns`` by the rules at the head of this file."""
+    if any(turn.get("tool_calls") for turn in turns):
+        turns = _with_calls(turns, takes)
+    turns = _with_system(turns, takes)
+    if any(turn["role"] == "tool" for turn in turns) and not takes.tool_results():
+        turns = [{"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn for turn in turns]
+    return _joined(_with_question(turns, takes), takes)
+
+
+def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
+    leading = next((at for at, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
+    first, rest = turns[:leading], turns[leading:]
+    if len(first) > 1 and not all(takes.several_systems(role) for role in {turn["role"] for turn in first}):
+        first = [_merged(first)]
+    rest = [_as_user(turn, takes.later_system) for turn in rest]
+    if first and not takes.system(first[0]["role"]):
+        begins = [{**turn, "role": "user"} for turn in first]
+        if rest and rest[0]["role"] == "user":
+            return [_merged([*begins, rest[0]]), *rest[1:]]
+        return [_merged(begins), *rest]
+    return [*first, *rest]
+
+
+def _as_user(turn: Turn, takes_role: Callable[[str], bool]) -> Turn:
+    role = turn["role"]
+    return {**turn, "role": "user"} if role in SYSTEM_ROLES and not takes_role(role) else turn
+
+
+def _with_question(turns: list[Turn], takes: Takes) -> list[Turn]:
+    leading = next((at for at, turn in enumerate(turns) if turn["role"] not in SYSTEM_ROLES), len(turns))
+    if leading == len(turns):
+        return [_as_user(turn, takes.system_alone) for turn in turns]
+    if turns[leading]["role"] == "user" or takes.answer_first():
+        return turns
+    return [*turns[:leading], {"role": "user", "content": ""}, *turns[leading:]]
+
+
+def _joined(turns: list[Turn], takes: Takes) -> list[Turn]:
+    out: list[Turn] = []
+    for turn in turns:
+        role, before = turn["role"], out[-1] if out else {}
+        asks_behind = role == "user" and (before.get("role") == "tool" or before.get("tool_calls"))
+        if asks_behind and not takes.question_behind(before["role"]):
+            out.append({"role": "assistant", "content": ""})
+        if out and out[-1]["role"] == role and role in ("user", "assistant") and not takes.repeated(role):
+            out[-1] = _merged([out[-1], turn])
+        else:
+            out.append(turn)
+    return out
+
+
+def _merged(turns: Sequence[Turn]) -> Turn:
+    """One turn with the contents, calls and reasoning of ``turns``, which have one role."""
+    merged = dict(turns[0])
+    for turn in turns[1:]:
+        merged["content"] = _both(merged["content"], turn["content"])
+        for name in ("reasoning", "reasoning_content", "thinking"):
+            if turn.get(name):
+                merged[name] = _both(merged.get(name, ""), turn[name])
+        if turn.get("tool_calls"):
+            merged["tool_calls"] = [*merged.get("tool_calls", ()), *turn["tool_calls"]]
+    return merged
+
+
+def _both(left: Content, right: Content) -> Content:
+    if isinstance(left, str) and isinstance(right, str):
+        return _BETWEEN.join(filter(None, (left, right)))
+    return [*_parts(left), *_parts(right)]
+
+
+def _parts(content: Content) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _with_calls(turns: list[Turn], takes: Takes) -> list[Turn]:
+    as_objects, any_ids = takes.object_arguments(), takes.any_call_ids()
+    if as_objects and any_ids:
+        return turns
+    out = []
+    for turn in turns:
+        changed = dict(turn)
+        if turn.get("tool_calls"):
+            changed["tool_calls"] = [
+                _call(call, as_text=not as_objects, short=not any_ids) for call in turn["tool_calls"]
+            ]
+        if not any_ids and isinstance(turn.get("tool_call_id"), str):
+            changed["tool_call_id"] = _short_id(turn["tool_call_id"])
+        out.append(changed)
+    return out
+
+
+def _call(call: dict[str, Any], *, as_text: bool, short: bool) -> dict[str, Any]:
+    call, function = dict(call), call.get("function")
+    if short and isinstance(call.get("id"), str):
+        call["id"] = _short_id(call["id"])
+    if as_text and isinstance(function, dict):
+        call["function"] = {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}
+    return call
+
+
+def _short_id(call_id: str) -> str:
+    """Nine letters and digits, as templates of Mistral ask for; an id that has that form stays."""
+    if len(call_id) == _SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return base64.b32encode(hashlib.sha256(call_id.encode()).digest()).decode()[:_SHORT_ID_CHARS].lower()
+
+
+def argument_object(given: Any) -> dict[str, Any]:
+    """The arguments of a past call as the object that templates walk. No arguments are an empty object. Text that is
+    no object, such as that of a call that ``max_tokens`` cut, is the one parameter ``arguments``. Raises RequestError
+    for JSON that is nested too deeply."""
+    if isinstance(given, dict):
+        return given
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    try:
+        value = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        value = given
+    except RecursionError:
+        raise RequestError("the arguments of a tool call are nested too deeply", param="messages") from None
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {_OPEN_ARGUMENTS: given}
+
+
+def _said(role: str, word: int) -> Turn:
+    turn: Turn = {"role": role, "content": _WORDS[word]}
+    if role == "tool":
+        turn.update(name="f", tool_call_id=_short_id(_CALL_ID))
+    return turn
+
+
+def _called(arguments: Any = None) -> list[Turn]:
+    call = {
+        "id": _short_id(_CALL_ID),
+        "type": "function",
+        "function": {"name": "f", "arguments": {} if arguments is None else arguments},
+    }
+    return [_said("user", 0), {"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def _called_turns(call_id: str) -> list[Turn]:
+    turns = [*_called(), _said("tool", 1)]
+    turns[1]["tool_calls"][0]["id"] = turns[2]["tool_call_id"] = call_id
+    return turns
+
+
+def _in_order(words: Sequence[str], text: str) -> bool:
+    at = 0
+    for word in words:
+        at = text.find(word, at)
+        if at < 0:
+            return False
+    return True

@@ -1,0 +1,157 @@
+"""Requests in the shapes that released agents send, in words of our own: every field, block and tool type of them.
+
+    Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10, pi 0.74.2, Cline 3.0.65, Continue 1.5.47
+
+``tests/clients/agents.py`` records what newer releases send, and names what is in no body here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.clients.recorder import fields
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+_SCHEMA: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+    "required": ["path", "content"],
+    "additionalProperties": False,
+}
+_MARK = {"type": "ephemeral"}
+_ASKED = "Write a greeting. say:done"
+_CALL = {"name": "write", "arguments": '{"path": "a.txt", "content": "hello"}'}
+
+
+def _text(text: str, *, marked: bool = False) -> dict[str, Any]:
+    return {"type": "text", "text": text, **({"cache_control": _MARK} if marked else {})}
+
+
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 32_000,
+    "stream": True,
+    "metadata": {"user_id": "someone"},
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "system": [_text("You work in a terminal."), _text("You write files.", marked=True)],
+    "messages": [
+        {"role": "user", "content": [_text("The folder is empty."), _text(_ASKED, marked=True)]},
+        {"role": "system", "content": "The date is known."},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "a file", "signature": ""},
+                _text("I write it."),
+                {"type": "tool_use", "id": "call_1", "name": "write", "input": {"path": "a.txt", "content": "hello"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "call_1", "content": "written", "cache_control": _MARK},
+                {"type": "tool_result", "tool_use_id": "call_2", "is_error": True, "content": [_text("no such call")]},
+            ],
+        },
+    ],
+    "tools": [{"name": "write", "description": "Write a file.", "input_schema": _SCHEMA}],
+}
+
+CODEX: dict[str, Any] = {
+    "model": "scripted",
+    "stream": True,
+    "store": False,
+    "instructions": "You write code.",
+    "include": ["reasoning.encrypted_content"],
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "a-key",
+    "reasoning": {"summary": "auto", "effort": "medium"},
+    "text": {"verbosity": "low"},
+    "client_metadata": {"session_id": "s", "turn_id": "t"},
+    "tool_choice": "auto",
+    "input": [
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "No network."}],
+        },
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASKED}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "AAAA"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I write it.", "annotations": [], "logprobs": []}],
+        },
+        {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "call_1", **_CALL},
+        {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "written"},
+    ],
+    "tools": [
+        {"type": "function", "name": "write", "description": "d", "strict": False, "parameters": _SCHEMA},
+        {
+            "type": "namespace",
+            "name": "agents",
+            "description": "d",
+            "tools": [
+                {"type": "function", "name": "spawn", "description": "d", "strict": False, "parameters": _SCHEMA}
+            ],
+        },
+        {"type": "web_search", "external_web_access": False},
+    ],
+}
+
+_CHAT_TOOL = {"type": "function", "function": {"name": "write", "description": "d", "parameters": _SCHEMA}}
+_CHAT_TOOL_STRICT = {"type": "function", "function": {**_CHAT_TOOL["function"], "strict": False}}  # type: ignore[dict-item]
+_PAST_CALL = {
+    "role": "assistant",
+    "content": "I write it.",
+    "tool_calls": [{"id": "call_1", "type": "function", "function": _CALL}],
+}
+_RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "written"}
+
+OPENCODE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 4096,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": "auto",
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": _ASKED},
+        {"role": "user", "content": "Now."},
+        _PAST_CALL,
+        _RESULT,
+    ],
+    "tools": [_CHAT_TOOL],
+}
+
+QWEN_CODE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 8000,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": [_text("You write code.")]},
+        {"role": "user", "content": [_text("The folder is empty.")]},
+        {"role": "assistant", "content": [_text("I see.")]},
+        {"role": "user", "content": [_text(_ASKED)]},
+        _PAST_CALL,
+        {**_RESULT, "content": [_text("written")]},
+    ],
+    "tools": [_CHAT_TOOL],
+}
+
+PI: dict[str, Any] = {**OPENCODE, "store": False, "max_completion_tokens": 32_000, "tools": [_CHAT_TOOL_STRICT]}
+del PI["max_tokens"]
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "claude": (MESSAGES, CLAUDE_CODE),
+    "codex": (RESPONSES, CODEX),
+    "opencode": (CHAT, OPENCODE),
+    "qwen": (CHAT, QWEN_CODE),
+    "pi": (CHAT, PI),
+}
+KNOWN = frozenset(f"{path} {name}" for path, body in BODIES.values() for name in fields(body))

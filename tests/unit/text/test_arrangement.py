@@ -1,0 +1,198 @@
+"""Conversations in any order and form reach each kind of template, whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.errors import RequestError
+from weft.text.arrangement import argument_object
+from weft.text.chat import ChatMessage, ChatTemplate
+
+_CALLS = (
+    "{% for c in m.tool_calls or [] %}<call {{ c.id }} {{ c.function.name }}"
+    "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}>{% endfor %}"
+)
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + _CALLS + "{% endfor %}"
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('a system message comes first') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    + _CALLS
+    + "{% endfor %}"
+)
+SILENT = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}{% for m in messages %}"
+    "{% if m.role in ('user', 'assistant') %}[{{ m.role }}]{{ m.content }}" + _CALLS + "{% endif %}{% endfor %}"
+)
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}" + _CALLS + "{% endfor %}"
+)
+ALTERNATING = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% set rest = messages[1:] %}{% else %}"
+    "{% set rest = messages %}{% endif %}{% set ns = namespace(user=true) %}{% for m in rest %}"
+    "{% if m.role != 'tool' and not (m.role == 'assistant' and m.tool_calls) %}"
+    "{% if (m.role == 'user') != ns.user %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.user = not ns.user %}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    "{% endfor %}[{{ m.role }}]{{ m.content }}" + _CALLS + "{% endfor %}"
+)
+NEEDS_A_QUESTION = (
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('no user query') }}"
+    "{% endif %}" + FIRST_ONLY
+)
+KINDS = {
+    "plain": PLAIN,
+    "first only": FIRST_ONLY,
+    "silent": SILENT,
+    "no system": NO_SYSTEM,
+    "alternating": ALTERNATING,
+    "needs a question": NEEDS_A_QUESTION,
+}
+
+
+def message(role: str, content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def render(source: str, *messages: dict[str, Any], **more: Any) -> str:
+    return ChatTemplate(source, special_tokens={}).render(msgspec.convert(list(messages), list[ChatMessage]), **more)
+
+
+CONVERSATIONS = {
+    "a system message behind a turn": [message("user", "A1"), message("system", "B2"), message("user", "C3")],
+    "a developer message behind an answer": [
+        message("system", "A1"),
+        message("user", "B2"),
+        message("assistant", "C3"),
+        message("developer", "D4"),
+        message("user", "E5"),
+    ],
+    "a system message at the end": [message("user", "A1"), message("system", "B2")],
+    "two system messages": [message("system", "A1"), message("developer", "B2"), message("user", "C3")],
+    "two questions": [message("user", "A1"), message("user", "B2")],
+    "two answers": [
+        message("user", "A1"),
+        message("assistant", "B2"),
+        message("assistant", "C3"),
+        message("user", "D4"),
+    ],
+    "an answer first": [message("assistant", "A1"), message("user", "B2")],
+    "a system message alone": [message("system", "A1")],
+    "an answer alone behind a system message": [message("system", "A1"), message("assistant", "B2")],
+    "a result": [
+        message("user", "A1"),
+        message("assistant", None, tool_calls=[call('{"x": "B2"}')]),
+        message("tool", "C3", tool_call_id="call_1"),
+        message("user", "D4"),
+    ],
+    "a result without its call": [message("user", "A1"), message("tool", "B2", tool_call_id="call_1")],
+    "a call without its result": [
+        message("user", "A1"),
+        message("assistant", "B2", tool_calls=[call('{"x": "C3"}')]),
+        message("user", "D4"),
+    ],
+    "a result of the older word": [message("user", "A1"), message("function", "B2", name="f")],
+    "nothing said": [message("user", "A1"), message("assistant"), message("user", []), message("user", "B2")],
+    "a cut call": [
+        message("user", "A1"),
+        message("assistant", None, tool_calls=[call('{"x": "B2')]),
+        message("tool", "C3", tool_call_id="call_1"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_each_text_of_a_conversation_reaches_each_kind_of_template_in_order(kind: str, conversation: str) -> None:
+    messages = CONVERSATIONS[conversation]
+    text, at = render(KINDS[kind], *messages), -1
+    words = [word for word in ("A1", "B2", "C3", "D4", "E5") if word in json.dumps(messages)]
+    for word in words:
+        assert text.count(word) == 1, (word, text)
+        assert text.index(word) > at, (word, text)
+        at = text.index(word)
+
+
+def test_what_a_template_takes_is_written_as_it_was_sent() -> None:
+    assert render(PLAIN, *CONVERSATIONS["a system message behind a turn"]) == "[user]A1[system]B2[user]C3"
+    assert render(PLAIN, *CONVERSATIONS["two questions"]) == "[user]A1[user]B2"
+    assert render(PLAIN, *CONVERSATIONS["an answer first"]) == "[assistant]A1[user]B2"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_system_message_leaves_the_text_before_it_as_it_was(kind: str) -> None:
+    """The cached prefix of a conversation stays when a client adds a system message."""
+    before = [message("system", "A1"), message("user", "B2"), message("assistant", "C3")]
+    more = [message("user", "D4"), message("system", "E5"), message("assistant", "F6"), message("user", "G7")]
+    short = render(KINDS[kind], *before, add_generation_prompt=False)
+    assert render(KINDS[kind], *before, *more, add_generation_prompt=False).startswith(short)
+
+
+def test_a_system_message_behind_a_turn_is_the_users_where_it_was() -> None:
+    conversation = CONVERSATIONS["a system message behind a turn"]
+    assert render(FIRST_ONLY, *conversation) == "[user]A1[user]B2[user]C3"
+    assert render(ALTERNATING, *conversation) == "[user]A1\n\nB2\n\nC3"
+
+
+def test_system_messages_at_the_beginning_become_one() -> None:
+    assert render(FIRST_ONLY, *CONVERSATIONS["two system messages"]) == "[system]A1\n\nB2[user]C3"
+    assert render(NO_SYSTEM, *CONVERSATIONS["two system messages"]) == "[user]A1\n\nB2\n\nC3"
+
+
+def test_a_refusal_that_no_order_mends_keeps_the_templates_words() -> None:
+    source = "{% if 'X' in messages[-1].content %}{{ raise_exception('no X here') }}{% endif %}" + FIRST_ONLY
+    with pytest.raises(RequestError, match="no X here"):
+        render(source, message("user", "A1"), message("system", "X"))
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("", {}),
+        ("  ", {}),
+        (None, {}),
+        ("null", {}),
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": "b', {"arguments": '{"a": "b'}),
+        ("[1, 2]", {"arguments": "[1, 2]"}),
+        ([1, 2], {"arguments": [1, 2]}),
+        ("ls -l", {"arguments": "ls -l"}),
+        (3, {"arguments": 3}),
+    ],
+)
+def test_arguments_of_a_past_call_are_an_object(given: Any, shown: dict[str, Any]) -> None:
+    assert argument_object(given) == shown
+    rendered = render(PLAIN, message("user", "q"), message("assistant", None, tool_calls=[call(given)]))
+    assert all(f"{name}={value}" in rendered for name, value in shown.items())
+
+
+def test_a_template_that_prints_arguments_gets_json_text() -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments + ';' }}{% endfor %}{% endfor %}"
+    )
+    asked = (message("user", "q"), message("assistant", None, tool_calls=[call('{"a": "é"}')]))
+    assert render(source, *asked) == 'q{"a": "é"};'
+    assert render(source.replace("+ ';'", ""), *asked) == 'q{"a": "é"}'
+
+
+def test_ids_have_nine_characters_where_a_template_asks_for_them() -> None:
+    text = render(ALTERNATING, *CONVERSATIONS["a result"])
+    assert "call_1" not in text
+    kept = [message("user", "q"), message("assistant", None, tool_calls=[call("{}", "abcdef123")])]
+    assert "<call abcdef123 f>" in render(ALTERNATING, *kept)
+    assert "<call call_1 f" in render(PLAIN, *CONVERSATIONS["a result"])
+
+
+def test_an_answer_is_continued_behind_a_system_message() -> None:
+    messages = (message("user", "A1"), message("system", "B2"), message("assistant", "C3"))
+    assert render(FIRST_ONLY, *messages, continue_final_message=True) == "[user]A1[user]B2[assistant]C3"
