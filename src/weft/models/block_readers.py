@@ -270,6 +270,9 @@ class BlockReader:
         """One projection, with the gate's rows moved behind the query's (``gate``: they are stored by
         themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
         source = self.source
+        if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
+            for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
+                source.leave_all(f"{name}.{part}.")
         gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
         read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates, gate=gate), name)
         bias = read.get("qkv.bias")
