@@ -73,9 +73,10 @@ class HeadLinear:
     @classmethod
     def of(cls, weight_HIO: torch.Tensor) -> HeadLinear:
         """Return the product with ``weight_HIO``, in the form that serves here."""
-        tiles = [small_tiles(matrix_IO.T.contiguous()) for matrix_IO in weight_HIO] if native.in_use() else []
-        made = tuple(tile for tile in tiles if tile is not None)
-        return cls(None, made) if made else cls(weight_HIO)
+        matrices = weight_HIO if native.in_use() else ()
+        found = (small_tiles(matrix_IO.T.contiguous()) for matrix_IO in matrices)
+        tiles = tuple(tile for tile in found if tile is not None)
+        return cls(None, tiles) if tiles else cls(weight_HIO)
 
     def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
         if self.weight_HIO is None:
