@@ -73,7 +73,7 @@ class HeadLinear:
     @classmethod
     def of(cls, weight_HIO: torch.Tensor) -> HeadLinear:
         """Return the product with ``weight_HIO``, in the form that serves here."""
-        matrices = weight_HIO if native.in_use() else ()
+        matrices = weight_HIO.unbind() if native.in_use() else ()
         found = (small_tiles(matrix_IO.T.contiguous()) for matrix_IO in matrices)
         tiles = tuple(tile for tile in found if tile is not None)
         return cls(None, tiles) if tiles else cls(weight_HIO)
