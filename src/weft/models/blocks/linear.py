@@ -74,8 +74,8 @@ class HeadLinear:
     def of(cls, weight_HIO: torch.Tensor) -> HeadLinear:
         """Return the product with ``weight_HIO``, in the form that serves here."""
         matrices = weight_HIO.unbind() if native.in_use() else ()
-        found = (small_tiles(matrix_IO.T.contiguous()) for matrix_IO in matrices)
-        tiles = tuple(tile for tile in found if tile is not None)
+        head_tiles = [small_tiles(matrix_IO.T.contiguous()) for matrix_IO in matrices]
+        tiles = tuple(tile for tile in head_tiles if tile is not None)
         return cls(None, tiles) if tiles else cls(weight_HIO)
 
     def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
