@@ -31,7 +31,7 @@ from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
-from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.linear import HeadLinear, Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
@@ -499,7 +499,7 @@ class BlockReader:
             read.linear("project"),
             conv=read.conv(),
             conv_bias=read.get("conv.bias"),
-            gates_HBJ=torch.cat([read.tensor(gate) for gate in gates], dim=-1),
+            gates=HeadLinear.of(torch.cat([read.tensor(gate) for gate in gates], dim=-1)),
             gate_biases_HJ=torch.cat([read.tensor(f"{gate}.bias") for gate in gates], dim=-1),
             rates=read.tensor("rg_lru.recurrent_param"),
             out=read.linear("out"),
