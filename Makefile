@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz hostile
+.PHONY: fuzz fuzz-config hostile
 .PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize mutants bench clean
 
 help:
@@ -127,6 +127,10 @@ fuzz: install
 	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
 	@$(PIP) --only-binary :all: atheris 2>/dev/null || true
 	@$(BIN)/python -m tests.hostile.coverage_fuzz --seconds $(FUZZ_SECONDS)
+
+# Every change of every key of each family's config.json, against transformers: about ten minutes.
+fuzz-config: install
+	@WEFT_CONFIG_FUZZ=all $(BIN)/python -m pytest tests/oracle/test_config_fuzz.py $(ARGS)
 
 # All that is hostile: real servers, mutated input with seeds, and the simulator with several API keys. Minutes.
 hostile: install

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,8 +243,8 @@ def _vllm(bench: Bench, cache: bool) -> Iterator[Side]:
 
 
 @contextmanager
-def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
-    """``kind``: how weights are stored; None as the checkpoint has them."""
+def llama_side(bench: Bench, kind: str | None = None, flags: Sequence[str] = ()) -> Iterator[Side]:
+    """``kind``: how weights are stored; None as the checkpoint has them. ``flags``: of its server."""
     kind = kind or {"bfloat16": "bf16", "float32": "f32"}[bench.checkpoint.dtype]
     model = as_gguf(bench, kind)
     slots = SHARED.concurrency
@@ -261,7 +261,7 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
         f"--ctx-size={slots * each}",
         "--no-ui",
     ]
-    command = [part for option in command for part in option.split("=", 1)]
+    command = [*(part for option in command for part in option.split("=", 1)), *flags]
     with _server(command, {}, port) as url:
         answering = httpx.get(f"{url}/props", timeout=10.0).json().get("model_path")
         if answering != str(model):
@@ -278,9 +278,9 @@ SETTINGS: dict[str, Setting] = {
     "vllm-cache": Setting("vllm", lambda bench: _vllm(bench, cache=True), lines="cd"),
     "transformers": Setting("transformers", _transformers),
     "transformers-continuous": Setting("transformers", lambda bench: _transformers(bench, "continuous"), lines="a"),
-    "llama": Setting("llama", _llama),
-    "llama-q8": Setting("llama", lambda bench: _llama(bench, "q8_0"), lines="abd", weight_bits=8),
-    "llama-q4": Setting("llama", lambda bench: _llama(bench, "q4_k_m"), lines="abd", weight_bits=5),
+    "llama": Setting("llama", llama_side),
+    "llama-q8": Setting("llama", lambda bench: llama_side(bench, "q8_0"), lines="abd", weight_bits=8),
+    "llama-q4": Setting("llama", lambda bench: llama_side(bench, "q4_k_m"), lines="abd", weight_bits=5),
     "weft-gguf-q8": Setting("weft", lambda bench: weft_side(bench, "q8_0"), lines="abd", weight_bits=8),
     "weft-gguf-q4": Setting("weft", lambda bench: weft_side(bench, "q4_k_m"), lines="abd", weight_bits=5),
 }

@@ -8,7 +8,8 @@
     f   the second turn of a conversation    milliseconds to its first token; the turn before had 832 -> 64
 
 Both read the blocks of the file (SmolLM2-135M-Instruct, Q4_1) and answer greedily. ``weft`` guesses nothing ahead, as
-llama.cpp does not; ``weft-guesses`` is weft as it starts by itself. Prompts are token ids drawn from a seed.
+llama.cpp does not; ``weft-guesses`` is weft as it starts by itself. Prompts are token ids drawn from a seed. Where
+llama.cpp's server dies at its start (seen with AMX in a virtual machine), ``--llama-flags=--no-repack`` helps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.engines import SETTINGS, Bench, Setting, weft_side
+from benchmarks.peers.engines import SETTINGS, Bench, Setting, llama_side, weft_side
 from benchmarks.peers.environment import DEFAULT_ENVIRONMENT, Environment
 from benchmarks.peers.lines import Failed, Figures, Line, Promise, Side, Talk, lines
 from benchmarks.peers.serve import KEEP, leave, measure, say, show
@@ -63,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, leave)
     threads = asked.threads or usable_cores()
     checkpoint = Checkpoint("smollm2", "135m-q4_1", "bfloat16", real_model(), VOCAB_SIZE, PARAMETERS)
-    settings = {name: ENGINES[name] for name in asked.engines.split(",")}
+    flags = asked.llama_flags.split()
+    engines = {**ENGINES, "llama": replace(ENGINES["llama"], start=lambda bench: llama_side(bench, flags=flags))}
+    settings = {name: engines[name] for name in asked.engines.split(",")}
     chosen = {key: line for key, line in LINES.items() if key in asked.only}
     machine = machine_now(threads, "bfloat16") | {"started": datetime.now(UTC).isoformat("T", "seconds")}
     bench = Bench(checkpoint, Environment(asked.env), threads, asked.limit_s)
@@ -85,6 +88,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", default="abf", help="lines, such as ab")
     parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--llama-flags", default="", help="of llama.cpp's server, such as --llama-flags=--no-repack")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, help="default: all usable cores")
     parser.add_argument("--limit-s", type=float, default=300.0, help="longest that a line may take")

@@ -59,6 +59,19 @@ def test_a_long_prompt_that_is_being_computed_leaves_half_of_a_step_to_another_k
     assert ("attack0", 0) not in made.answers, "the prompt of the attacker is in progress"
 
 
+def test_a_key_gets_memory_that_the_answers_of_another_key_fill() -> None:
+    """Memory for three or four of the attacker's answers, and rows for eight."""
+    made = Rig(rows_max=ROWS, step_tokens_max=STEP_TOKENS, frame_count=8, queue_max=512)
+    for number in range(40):
+        made.submit(f"attack{number}", 20, max_tokens=120, key="attacker")
+    for _ in range(60):
+        made.step()
+    made.submit("own", 100, max_tokens=5, key="bystander")
+    assert steps_to_first_token(made, "own", 100) <= 12
+    made.run()
+    assert all(answer.reason == "length" for answer in made.answers.values())
+
+
 def test_turns_are_counted_in_seconds_of_the_engine() -> None:
     """One row: answers of 10 tokens and of 100 tokens get the same time, and not the same number."""
     made = Rig(rows_max=1, step_tokens_max=STEP_TOKENS, frame_count=200, queue_max=512)

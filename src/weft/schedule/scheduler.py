@@ -55,6 +55,8 @@ from weft.shares import KeyShares
 from weft.speculation.drafter import Drafter
 from weft.units import PAD, RowId, SeqId, SlotId
 
+_STARVED_STEPS = 2
+
 
 class Scheduler:
     """``store``: prefixes beyond memory; ``drafter``: where verify runs get their drafts. None: without."""
@@ -92,6 +94,8 @@ class Scheduler:
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
+        self._starved_steps = 0
+        """Steps in a row in which some key had sequences and ran none."""
 
     # ------------------------------------------------------------------ queues
 
@@ -185,8 +189,8 @@ class Scheduler:
         if self.retracts:
             self._plan_retraction(step)
         else:
+            needy = self._plan_row_shares(step)
             self._plan_decodes(step)
-            needy = frozenset() if step.short else self._plan_row_shares(step)
             budget = _budget_beside(step, self.rows, self.sizes, self.step_limit, self._prefilling_keys(step))
             self._plan_prefills(step, budget)
             matches = self._admission.plan(step, budget, self._closing, needy) if not step.short else {}
@@ -240,6 +244,10 @@ class Scheduler:
                 rows, positions = rows[~ending], positions[~ending]
             else:
                 step.decode_batch.ends.start(self.rows.limit[rows] - positions)
+        if step.preempted:  # before any of them gets a page
+            out = {self.rows.row_of(seq) for seq in step.preempted}
+            stays = [row not in out for row in rows.tolist()]
+            rows, positions = rows[stays], positions[stays]
         step.decode_rows = rows
         [crossing] = (positions >= self.rows.capacity[rows]).nonzero()
         if not crossing.size:
@@ -259,7 +267,7 @@ class Scheduler:
             # the cache gives way before a sequence does
             step.decode_rows = step.decode_rows[[row not in short for row in step.decode_rows.tolist()]]
             return
-        order = list(self.running)
+        order = [seq for seq in self.running if seq not in step.preempted]
         order_rows = [self.rows.row_of(seq) for seq in order]
         victims = victim_count(
             [int(self.rows.pages_held[row]) for row in order_rows],
@@ -267,8 +275,8 @@ class Scheduler:
             step.pages_freed,
         )
         if victims:
-            step.preempted = order[-victims:]
-            for seq in step.preempted:
+            step.preempted = [*step.preempted, *order[-victims:]]
+            for seq in order[-victims:]:
                 self._take_out(step, seq, preempted=True)
         out = short.union(order_rows[len(order) - victims :])
         step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
@@ -276,7 +284,8 @@ class Scheduler:
 
     def _plan_row_shares(self, step: PlanBuilder) -> frozenset[str]:
         """Keys whose sequences wait and that have fewer rows than an even share, where no rows are free for others.
-        Keys with more rows than theirs give some: their last sequences are preempted."""
+        Keys with more rows than theirs give some: their last sequences are preempted. A key that runs nothing for
+        some steps lacks memory: then keys with several rows give one a step, and nothing else is admitted."""
         keys = self._keys
         if not keys or not len(self.waiting):
             return frozenset()
@@ -287,6 +296,8 @@ class Scheduler:
         }
         needy = frozenset(key for key, count in wanted.items() if count > 0)
         missing = sum(wanted[key] for key in needy) - len(self.rows.free_rows()) - len(step.rows_cleared)
+        if self._starved_steps >= _STARVED_STEPS and (starved := self._starved_keys()):
+            needy, missing, share = starved, max(missing, 1), 1
         counts = {key: self.running.count(key) for key in self.running.keys}
         victims: list[Sequence] = []
         for seq in reversed(list(self.running)):
@@ -295,13 +306,22 @@ class Scheduler:
             if counts[seq.key] > share:
                 counts[seq.key] -= 1
                 victims.append(seq)
-        if victims:
-            out = {self.rows.row_of(seq) for seq in victims}
-            for seq in victims:
-                self._take_out(step, seq, preempted=True)
-            step.preempted = victims
-            step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
+        for seq in victims:
+            self._take_out(step, seq, preempted=True)
+        step.preempted = victims
         return needy if missing >= 0 else frozenset()
+
+    def _starved_keys(self) -> frozenset[str]:
+        """Keys that run nothing, and whose sequences wait for neither pictures nor the store."""
+        fetch_of = None if self.store is None else self.store.restores.fetch_of
+        return frozenset(
+            key
+            for key in self.waiting.keys
+            if not self.running.count(key)
+            and any(
+                not seq.pictures_due and (fetch_of is None or fetch_of(seq.id) is None) for seq in self.waiting.of(key)
+            )
+        )
 
     def _prefilling_keys(self, step: PlanBuilder) -> frozenset[str]:
         """Keys that have prompts to compute in this step, where they are several."""
@@ -358,6 +378,8 @@ class Scheduler:
             for seq in self.waiting if served else ():
                 if seq.id in served:
                     self.reuse.awaits(seq)
+        starved = bool(self._keys) and any(not self.running.count(key) for key in self.waiting.keys)
+        self._starved_steps = self._starved_steps + 1 if starved else 0
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
         victims = [seq for seq in self.running if seq.id in preempted]

@@ -690,7 +690,8 @@ class Service:
 
     def weight_version(self) -> str:
         """The name that the last update gave the weights; empty for those of the start."""
-        return "" if self._engine is None else self._engine.engines.weights.version
+        engines = getattr(self._engine, "engines", None)  # an HTTP process of several has none: updates go elsewhere
+        return "" if engines is None else str(engines.weights.version)
 
     def _weights_details(self) -> dict[str, str]:
         version = self.weight_version()
