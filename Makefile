@@ -25,12 +25,12 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz
-.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
+.PHONY: fuzz fuzz-config hostile
+.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize mutants bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
-	@echo "make install | serve | quick | test | check (ruff, format, mypy) | format | sanitize (the C++ kernels) | bench | clean"
+	@echo "make install | serve | quick | test | check (ruff, format, mypy) | format | sanitize (the C++ kernels) | mutants | bench | clean"
 	@echo "make test-emulated-gpu (minutes, and no GPU)"
 	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
@@ -128,8 +128,24 @@ fuzz: install
 	@$(PIP) --only-binary :all: atheris 2>/dev/null || true
 	@$(BIN)/python -m tests.hostile.coverage_fuzz --seconds $(FUZZ_SECONDS)
 
+# Every change of every key of each family's config.json, against transformers: about ten minutes.
+fuzz-config: install
+	@WEFT_CONFIG_FUZZ=all $(BIN)/python -m pytest tests/oracle/test_config_fuzz.py $(ARGS)
+
+# All that is hostile: real servers, mutated input with seeds, and the simulator with several API keys. Minutes.
+hostile: install
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal tests/hostile tests/sim/test_keys.py \
+	  tests/unit/text/test_panics.py tests/unit/text/test_environment.py tests/unit/text/test_worker_lane.py \
+	  tests/unit/text/test_tokenize_memory.py tests/server/test_descriptors.py tests/arch/test_dependencies.py $(ARGS)
+	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
+
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)
+
+# Do the tests notice a change of the code? A seeded sample of mutants (docs/testing.md); hours on two cores, and not in CI.
+mutants: install
+	@$(BIN)/python -c 'import cosmic_ray, coverage' 2>/dev/null || $(PIP) 'cosmic-ray>=8.7' 'coverage>=7.10'
+	@OMP_NUM_THREADS=1 nice $(BIN)/python -m tests.mutants $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,17 +190,17 @@ class Setting:
 
 
 @contextmanager
-def _weft(bench: Bench, gguf: str | None = None, **choices: Any) -> Iterator[Side]:
+def weft_side(bench: Bench, gguf: str | None = None, speculate: str = "off", **choices: Any) -> Iterator[Side]:
     """``gguf``: the file that llama.cpp gets, with weights stored so, in place of the checkpoint. Nothing is
     guessed ahead: answers of random weights repeat themselves more than those of a model."""
-    model = bench.checkpoint.directory if gguf is None else _as_gguf(bench, gguf)
+    model = bench.checkpoint.directory if gguf is None else as_gguf(bench, gguf)
     config = EngineConfig(
         model=str(model),
         dtype=bench.checkpoint.dtype,
         threads=bench.threads,
         max_model_len=MAX_MODEL_LEN,
         memory=f"{MEMORY_GIB}GiB",
-        speculate="off",
+        speculate=speculate,
         **choices,
     )
     try:
@@ -243,10 +243,10 @@ def _vllm(bench: Bench, cache: bool) -> Iterator[Side]:
 
 
 @contextmanager
-def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
-    """``kind``: how weights are stored; None as the checkpoint has them."""
+def llama_side(bench: Bench, kind: str | None = None, flags: Sequence[str] = ()) -> Iterator[Side]:
+    """``kind``: how weights are stored; None as the checkpoint has them. ``flags``: of its server."""
     kind = kind or {"bfloat16": "bf16", "float32": "f32"}[bench.checkpoint.dtype]
-    model = _as_gguf(bench, kind)
+    model = as_gguf(bench, kind)
     slots = SHARED.concurrency
     each = 64 * -(-max(SHARED.prompt_tokens + SHARED.output_tokens, TALK.tokens_max) // 64)
     port = free_port()
@@ -261,7 +261,7 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
         f"--ctx-size={slots * each}",
         "--no-ui",
     ]
-    command = [part for option in command for part in option.split("=", 1)]
+    command = [*(part for option in command for part in option.split("=", 1)), *flags]
     with _server(command, {}, port) as url:
         answering = httpx.get(f"{url}/props", timeout=10.0).json().get("model_path")
         if answering != str(model):
@@ -270,31 +270,33 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
 
 
 SETTINGS: dict[str, Setting] = {
-    "weft": Setting("weft", _weft),
-    "weft-tiles": Setting("weft", lambda bench: _weft(bench, twelve_bit=False)),
-    "weft-int8": Setting("weft", lambda bench: _weft(bench, quantize="int8"), lines="ab", weight_bits=8),
-    "weft-w8a8": Setting("weft", lambda bench: _weft(bench, quantize="w8a8"), lines="abcd", weight_bits=8),
+    "weft": Setting("weft", weft_side),
+    "weft-tiles": Setting("weft", lambda bench: weft_side(bench, twelve_bit=False)),
+    "weft-int8": Setting("weft", lambda bench: weft_side(bench, quantize="int8"), lines="ab", weight_bits=8),
+    "weft-w8a8": Setting("weft", lambda bench: weft_side(bench, quantize="w8a8"), lines="abcd", weight_bits=8),
     "vllm": Setting("vllm", lambda bench: _vllm(bench, cache=False)),
     "vllm-cache": Setting("vllm", lambda bench: _vllm(bench, cache=True), lines="cd"),
     "transformers": Setting("transformers", _transformers),
     "transformers-continuous": Setting("transformers", lambda bench: _transformers(bench, "continuous"), lines="a"),
-    "llama": Setting("llama", _llama),
-    "llama-q8": Setting("llama", lambda bench: _llama(bench, "q8_0"), lines="abd", weight_bits=8),
-    "llama-q4": Setting("llama", lambda bench: _llama(bench, "q4_k_m"), lines="abd", weight_bits=5),
-    "weft-gguf-q8": Setting("weft", lambda bench: _weft(bench, "q8_0"), lines="abd", weight_bits=8),
-    "weft-gguf-q4": Setting("weft", lambda bench: _weft(bench, "q4_k_m"), lines="abd", weight_bits=5),
+    "llama": Setting("llama", llama_side),
+    "llama-q8": Setting("llama", lambda bench: llama_side(bench, "q8_0"), lines="abd", weight_bits=8),
+    "llama-q4": Setting("llama", lambda bench: llama_side(bench, "q4_k_m"), lines="abd", weight_bits=5),
+    "weft-gguf-q8": Setting("weft", lambda bench: weft_side(bench, "q8_0"), lines="abd", weight_bits=8),
+    "weft-gguf-q4": Setting("weft", lambda bench: weft_side(bench, "q4_k_m"), lines="abd", weight_bits=5),
 }
 
 
-def _as_gguf(bench: Bench, kind: str) -> Path:
-    """The checkpoint as llama.cpp reads it, beside the original; made once."""
+def as_gguf(bench: Bench, kind: str) -> Path:
+    """The checkpoint as llama.cpp reads it, next to the original; made once. A GGUF file stays as it is."""
     checkpoint, environment = bench.checkpoint.directory.resolve(), bench.environment
     environment.llama_server()
+    if checkpoint.is_file():
+        return checkpoint
     made = checkpoint / f"{kind}.gguf"
     if not made.exists() and kind == "q4_k_m":
         building = made.with_suffix(".building")
         done = subprocess.run(
-            [environment.llama_quantize(), _as_gguf(bench, "bf16"), building, kind.upper()],
+            [environment.llama_quantize(), as_gguf(bench, "bf16"), building, kind.upper()],
             capture_output=True,
             text=True,
             env=clean_variables(),

@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkpoint = make_checkpoint(family, asked.size, "bfloat16", under=asked.keep)
         bench = Bench(checkpoint, environment, threads, asked.limit_s)
         results = measure(bench, settings, chosen, asked.rounds, say)
-        _show(checkpoint, results, settings, chosen, machine, asked.rounds)
+        show(checkpoint, results, settings, chosen, machine, asked.rounds)
         report[checkpoint.name] = {
             "parameters": checkpoint.parameters,
             "figures": results.figures,
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _show(
+def show(
     checkpoint: Checkpoint,
     results: Results,
     settings: Mapping[str, Setting],

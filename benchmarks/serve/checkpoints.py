@@ -64,8 +64,10 @@ _QWEN: dict[Size, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    family: Family
-    size: Size
+    """``directory``: of the checkpoint, or a GGUF file."""
+
+    family: str
+    size: str
     dtype: DTypeName
     directory: Path
     vocab_size: int

@@ -46,6 +46,12 @@ class NextTo:
 def read_next_to(directory: Path) -> NextTo:
     """Read the three files of ``directory``. Raises CheckpointError for one that is not JSON."""
     config = _optional(directory / "tokenizer_config.json")
+    if config.get("split_special_tokens"):
+        raise CheckpointError(
+            f"{directory / 'tokenizer_config.json'}: split_special_tokens is true: weft reads the markers of a chat "
+            "template as single tokens",
+            param="model",
+        )
     extra: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
     stated: dict[int, Entry] = {}
     source = "tokenizer_config.json"

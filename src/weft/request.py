@@ -151,11 +151,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("allowed_token_ids", self.allowed_token_ids),
             *(("bad_words", sequence) for sequence in self.banned_sequences),
         ):
-            for token in ids:
-                if not (isinstance(token, numbers.Integral) and 0 <= token < vocab_size):
-                    raise RequestError(
-                        f"{name} names token {token!r}; this model has tokens 0 to {vocab_size - 1}", param=name
-                    )
+            _check_ids(name, ids, vocab_size)
+        biases = self.logit_bias.values()
+        plain = set(map(type, biases)) <= {int, float} and all(map(math.isfinite, biases))
+        if plain and -100.0 <= min(biases, default=0.0) <= max(biases, default=0.0) <= 100.0:
+            return
         for token, bias in self.logit_bias.items():
             if not (isinstance(bias, numbers.Real) and -100.0 <= bias <= 100.0):
                 raise RequestError(
@@ -181,6 +181,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(
                 "every token of allowed_token_ids is one of bad_words: no token is possible", param="allowed_token_ids"
             )
+
+
+def _check_ids(name: str, ids: tuple[object, ...], vocab_size: int) -> None:
+    """Raises RequestError for an id that is no token, and for more ids than there are tokens. Millions of ids must not
+    hold up the event loop: Python looks at each one only to say which is wrong."""
+    if len(ids) > vocab_size:
+        raise RequestError(f"{name} names {len(ids)} tokens; this model has {vocab_size}", param=name)
+    whole = [token for token in ids if type(token) is int]
+    if len(whole) == len(ids) and min(whole, default=0) >= 0 and max(whole, default=0) < vocab_size:
+        return
+    for token in ids:
+        if not (isinstance(token, numbers.Integral) and 0 <= int(token) < vocab_size):
+            raise RequestError(f"{name} names token {token!r}; this model has tokens 0 to {vocab_size - 1}", param=name)
 
 
 _WHOLE = int, numbers.Integral
@@ -273,6 +286,7 @@ class PlacedPicture(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first
     come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
+    ``key``: the API key whose share of the engine it counts in; ``priority`` orders the requests of one key.
     ``cache_salt`` keeps cached prefixes of different tenants apart (law L10). ``boundaries``: positions in
     the prompt up to which another one is likely to be the same (the end of the system prompt, of each
     message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
@@ -287,6 +301,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    key: str = ""
     boundaries: list[int] = []
     marks: list[int] = []
     resumption: Resumption | None = None

@@ -36,6 +36,7 @@ BASE = {
     "pictures",
     "snapshot_report",
     "prefix_digests",
+    "shares",
     "version",
 }
 PURE = {

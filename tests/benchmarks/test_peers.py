@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.peers import serve
-from benchmarks.peers.engines import LLAMA, SETTINGS, Bench, Setting, last_error
+from benchmarks.peers import real, serve
+from benchmarks.peers.engines import LLAMA, SETTINGS, Bench, Setting, as_gguf, last_error
 from benchmarks.peers.environment import Absent, Environment, clean_variables
-from benchmarks.peers.lines import Failed, Line, Promise, Side, Talk, conversations, goodput, lines, single
+from benchmarks.peers.lines import SHARED, Failed, Line, Promise, Side, Talk, conversations, goodput, lines, single
 from benchmarks.peers.make_env import wanted
 from benchmarks.peers.scheduler import in_turn
 from benchmarks.serve.checkpoints import Checkpoint
@@ -63,8 +63,29 @@ def test_a_ratio_above_one_means_weft_is_better_and_nothing_is_not_compared() ->
     assert serve.ratio(3.0, 0.0, True) is None
 
 
+def test_the_second_turn_of_a_released_model_is_timed_to_its_first_token() -> None:
+    assert real.second_turn(Clockwork(first_token_s=0.25), 500, 1) == {"second_turn_ms": pytest.approx(250.0)}
+    with pytest.raises(Failed, match="the conversation broke off: no slot"):
+        real.second_turn(Clockwork(error="no slot"), 500, 1)
+
+
+def test_all_engines_of_a_released_model_answer_the_same_lines_of_tokens_that_fit_their_slots() -> None:
+    assert list(real.LINES) == ["a", "b", "f"]
+    assert real.ENGINES["weft"].lines == real.ENGINES["llama"].lines == "abf"
+    assert real.SECOND.tokens_max < SHARED.prompt_tokens
+
+
+def test_a_gguf_file_is_read_by_all_engines_as_it_is(tmp_path: Path) -> None:
+    file, server = tmp_path / "model.gguf", tmp_path / "bin" / "llama-server"
+    server.parent.mkdir()
+    server.touch()
+    file.touch()
+    checkpoint = Checkpoint("smollm2", "135m", "bfloat16", file, vocab_size=500, parameters=1)
+    assert as_gguf(Bench(checkpoint, Environment(tmp_path), threads=1, limit_s=1.0), "bf16") == file
+
+
 def test_no_two_lines_of_any_rounds_send_the_same_tokens() -> None:
-    seeds = [serve.seed_of(line, number) for line in "abcde" for number in range(20)]
+    seeds = [serve.seed_of(line, number) for line in "abcdef" for number in range(20)]
     assert len(set(seeds)) == len(seeds)
     assert min(abs(a - b) for a in seeds for b in seeds if a != b) >= 1000
 

@@ -150,16 +150,18 @@ def test_the_unit_of_a_joining_machine_is_that_of_a_server_with_another_command(
         ]
 
     assert rest("weft-join.service") == rest("weft.service")
-    line = re.search(r"ExecStart=/usr/bin/env (.*)", (DEPLOY / "weft-join.service").read_text())
+    line = re.search(r"ExecStart=/opt/weft/bin/(.*)", (DEPLOY / "weft-join.service").read_text())
     assert line is not None
     words = shlex.split(line.group(1))
     assert words[:2] == ["weft", "join"]
     join_command.make_context("join", words[2:])
 
 
-def test_systemd_accepts_the_unit_where_there_is_one() -> None:
+def test_systemd_accepts_the_unit_where_there_is_one(tmp_path: Path) -> None:
     verifier = shutil.which("systemd-analyze")
-    command = [verifier, "verify", "--man=no", str(DEPLOY / "weft-join.service")] if verifier else ["true"]
+    unit = tmp_path / "weft-join.service"  # with a program that is there
+    unit.write_text((DEPLOY / unit.name).read_text().replace("/opt/weft/bin/weft", "/usr/bin/env weft"))
+    command = [verifier, "verify", "--man=no", str(unit)] if verifier else ["true"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
 

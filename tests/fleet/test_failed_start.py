@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
 import pytest
@@ -80,3 +81,40 @@ async def test_a_message_that_cannot_be_read_ends_the_engine_with_a_reason(liste
     with pytest.raises(EngineUnavailableError, match="another version"):
         await asyncio.wait_for(client.ready(), 20)
     await client.stop("the test is over")
+
+
+class Served(Broken):
+    """An engine that gets ready, and is lost at once."""
+
+    def __init__(self) -> None:
+        super().__init__("", OSError())
+        self.detach = lambda: None
+
+    async def lost(self) -> str:
+        return "it was killed"
+
+
+@pytest.mark.parametrize(
+    ("error", "dies"), [(OSError(errno.EMFILE, "Too many open files"), False), (OSError(errno.ENOMEM, "no"), True)]
+)
+async def test_a_start_that_finds_no_descriptor_uses_no_attempt_up(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, dies: bool
+) -> None:
+    monkeypatch.setattr("weft.fleet.replica.FILES_RETRY_S", 0.001)
+    monkeypatch.setattr("weft.fleet.replica.BACKOFF_FIRST_S", 0.001)
+    engines: list[Any] = []
+
+    def new(start: int) -> Any:
+        engines.append(Broken("start", error) if start else Served())
+        return engines[-1]
+
+    async def prepare(engine: Any) -> None:
+        pass
+
+    replica = Replica(0, new, 2, prepare=prepare, on_ready=lambda replica: None, on_lost=lambda replica: None)
+    replica.start()
+    while len(engines) < 12 and replica.state != "dead":
+        await asyncio.sleep(0.005)
+    assert (replica.state == "dead") == dies
+    assert replica.restart_count == (2 if dies else 1)
+    await replica.stop("the test is over")

@@ -38,7 +38,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     ),
     "the ring of a window": (
         "mistral", "qwen3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4", "gemma4_moe",
-        "jet_nemotron", "recurrent_gemma", "zaya_window",
+        "jet_nemotron", "recurrent_gemma",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",
@@ -47,7 +47,7 @@ DIFFERS: dict[str, tuple[str, ...]] = {
     "attention over chosen blocks": (
         "glm5_next", "glm5_next_plain", "qwen4_exp", "qwen4_exp_plain", "minicpm_sala_plain",
     ),
-    "a matrix for each head": ("recurrent_gemma_pages", "zaya"),
+    "a state of one number for each channel": ("recurrent_gemma_pages",),
     "biases of distances": ("inkling", "inkling_plain"),
 }  # fmt: skip
 """What torch computes, in another order for decodes than for prompts -> the checkpoints that have it."""

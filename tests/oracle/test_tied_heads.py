@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_a_merged_head_is_used_as_transformers_uses_it(source: str, change: dict
     tied = load_model(checkpoint(source))
     assert (logits(tied) - truth(merged)).abs().max() > 1e-2, "the control: the embedding is not that head"
     assert loaded.weights_bytes == tied.weights_bytes + loaded.model.embedding.nbytes  # type: ignore[union-attr]
+
+
+def test_a_wrapper_that_says_tied_does_not_drop_the_head_of_its_text_part(tmp_path: Path) -> None:
+    """vllm #51063: the wrapper's default is tied, the text part is not, and the file has a head."""
+    directory = copy_checkpoint(checkpoint("qwen3_5"), tmp_path / "wrapped")
+    path = directory / "config.json"
+    text = json.loads(path.read_text())
+    assert text["tie_word_embeddings"] is False
+    path.write_text(json.dumps({"model_type": "qwen3_5", "tie_word_embeddings": True, "text_config": text}))
+    assert torch.equal(logits(load_model(directory)), logits(load_model(checkpoint("qwen3_5"))))
 
 
 def test_a_stored_copy_of_the_embedding_stays_one_matrix(tmp_path: Path) -> None:

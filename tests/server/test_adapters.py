@@ -147,6 +147,17 @@ def test_only_operators_change_the_names(server: RunningServer, home: Path) -> N
     assert tokens(server, "first")[0], "the name is still there"
 
 
+def test_without_an_operator_key_a_path_tells_nothing_about_files(model_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with running_server("build", engine={"model": str(model_directory)}) as server:
+        texts = {
+            server.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": str(path)}).json()["error"]["message"]
+            for path in (tmp_path / "empty", tmp_path / "nowhere")
+        }
+    assert {text.replace("empty", "nowhere") for text in texts} == {min(texts).replace("empty", "nowhere")}
+    assert "is no adapter that this server can read" in min(texts)
+
+
 def test_a_bad_adapter_is_refused_with_one_line_and_the_server_is_unhurt(server: RunningServer, home: Path) -> None:
     large = make_adapter(home / "large", 5, rank=100)
     nothing = written(home / "nothing", factors("model.layers.0.mlp.middle_proj", 64, 96))

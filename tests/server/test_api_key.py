@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import openai
 import pytest
 from starlette.responses import Response
@@ -9,6 +11,8 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from tests.server.running import RunningServer
+from weft.server.banner import print_places
+from weft.server.config import ServerConfig
 from weft.server.edge import Origins
 from weft.server.gate import Gate
 from weft.server.tenants import Keys
@@ -85,23 +89,63 @@ def test_every_right_key_works(server: RunningServer, key: str) -> None:
     assert server.get("/metrics", headers={"Authorization": f"bearer {key}"}).status_code == 200
 
 
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response("in")(scope, receive, send)
+
+
+def status(gate: Gate, key: str, path: str, method: str = "GET", address: str | None = "127.0.0.1") -> int:
+    """Return the status of a request by a client at ``address``; None: one at a Unix socket."""
+
+    async def at_address(scope: Scope, receive: Receive, send: Send) -> None:
+        await gate({**scope, "client": address and (address, 1234)}, receive, send)
+
+    client = TestClient(at_address, base_url="http://127.0.0.1")
+    return client.request(method, path, headers={"Authorization": f"Bearer {key}"} if key else {}).status_code
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/v1/cache", "/v1/models"])
 def test_an_operators_key_opens_everything_and_alone_what_adds_up_over_clients(path: str) -> None:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await Response("in")(scope, receive, send)
-
-    def status(gate: Gate, key: str) -> int:
-        client = TestClient(gate, base_url="http://127.0.0.1")
-        return client.get(path, headers={"Authorization": f"Bearer {key}"} if key else {}).status_code
-
     guarded = Gate(answer, keys=Keys(["client"], ["boss"]), origins=Origins())
     is_open = path == "/v1/models"
-    assert [status(guarded, key) for key in ("boss", "client", "other", "")] == [200, 200 if is_open else 403, 401, 401]
+    assert [status(guarded, key, path) for key in ("boss", "client", "other", "")] == [
+        200,
+        200 if is_open else 403,
+        401,
+        401,
+    ]
     without_clients = Gate(answer, keys=Keys([], ["boss"]), origins=Origins())
     others = 200 if is_open else 401
-    assert [status(without_clients, key) for key in ("boss", "other", "")] == [200, others, others]
+    assert [status(without_clients, key, path) for key in ("boss", "other", "")] == [200, others, others]
     without_operators = Gate(answer, keys=Keys(["client"]), origins=Origins())
-    assert status(without_operators, "client") == 200
+    assert status(without_operators, "client", path) == 200
+
+
+@pytest.mark.parametrize("keys", [Keys([]), Keys(["client"])])
+def test_without_an_operator_key_a_change_for_all_needs_a_client_of_this_machine(keys: Keys) -> None:
+    gate = Gate(answer, keys=keys, origins=Origins())
+    here, elsewhere = ("127.0.0.1", "::1", "::ffff:127.0.0.1", None), ("192.0.2.7", "2001:db8::7", "::ffff:192.0.2.7")
+    for method, path in (("POST", "/sleep"), ("POST", "/v1/load_lora_adapter"), ("DELETE", "/api/delete")):
+        assert {status(gate, "client", path, method, client) for client in here} == {200}
+        assert {status(gate, "client", path, method, client) for client in elsewhere} == {403}
+    assert {status(gate, "client", "/metrics", "GET", client) for client in elsewhere} == {200}, (
+        "reading changes nothing"
+    )
+    assert {status(gate, "client", "/v1/chat/completions", "POST", client) for client in elsewhere} == {200}
+    with_operator = Gate(answer, keys=Keys(["client"], ["boss"]), origins=Origins())
+    assert {status(with_operator, "boss", "/sleep", "POST", client) for client in elsewhere} == {200}
+
+
+def test_an_open_address_without_a_key_is_warned_of() -> None:
+    def shown(**settings: Any) -> str:
+        lines: list[str] = []
+        print_places(lambda text="", style="": lines.append(text), "http://x", "", ServerConfig(**settings))
+        return "\n".join(lines)
+
+    for host in ("0.0.0.0", "::", "", "192.0.2.7"):
+        assert "any client that reaches" in shown(host=host)
+        assert "--api-key-file" in shown(host=host)
+    for host in ("127.0.0.1", "localhost", "::1"):
+        assert "any client" not in shown(host=host)
 
 
 def test_health_needs_no_key(server: RunningServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -9,6 +10,7 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +18,9 @@ import openai
 import pytest
 
 from tests.server.running import RunningServer, eventually, running_server
+from weft.server.batches.files import FileStore
+from weft.server.batches.routes import BatchRecord, BatchRunner
+from weft.server.objects import Bounds
 
 LINES_MAX = 60
 
@@ -202,3 +207,41 @@ def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_dir
         unanswered = rows(client, batch.error_file_id)
         assert len(unanswered) == 40
         assert {row["error"]["code"] for row in unanswered.values()} == {"batch_expired"}
+
+
+class Held(BatchRunner):
+    """Its batches end when they are told to."""
+
+    begun: list[str]
+    go: dict[str, asyncio.Event]
+
+    async def _run(self, record: BatchRecord) -> None:
+        self.begun.append(record.batch.id)
+        await self.go[record.owner].wait()
+        record.batch.status = "completed"
+
+
+async def test_each_key_has_one_batch_at_once_and_none_waits_for_another_key(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, Bounds(count=100, bytes=1000, age_s=60.0))
+    service: Any = SimpleNamespace(death=None)
+    runner = Held(service, files, lines_max=10, age_s=60.0, keys=True, tenant_of=lambda owner: None)
+    runner.begun, runner.go = [], {key: asyncio.Event() for key in ("a", "b")}
+
+    def create(owner: str) -> str:
+        file = files.add(owner, "in", "batch", io.BytesIO(b"x"))
+        return runner.create(owner, endpoint="/v1/completions", input_file_id=file.id, metadata=None).id
+
+    first, second = create("a"), create("a")
+    runner.start()
+    await asyncio.sleep(0.01)
+    other = create("b")
+    await asyncio.sleep(0.01)
+    assert runner.begun == [first, other]
+    runner.go["b"].set()
+    await asyncio.sleep(0.01)
+    assert runner.get(other, "b").status == "completed"
+    runner.go["a"].set()
+    await asyncio.sleep(0.01)
+    assert runner.begun == [first, other, second]
+    await runner.stop()
+    files.close()

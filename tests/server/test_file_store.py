@@ -14,26 +14,28 @@ from weft.server.batches.files import FileStore, FileStoreFullError, UnknownFile
 from weft.server.objects import Bounds
 
 LIMITS = Bounds(count=3, bytes=100, age_s=60.0)
+EVERYONE = ""
+"""The owner where there are no API keys."""
 
 
 def test_a_file_goes_after_its_days_and_so_do_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
     store = FileStore(tmp_path, LIMITS)
-    old = store.add("me", "old.jsonl", "batch", io.BytesIO(b"x" * 60))
+    old = store.add(EVERYONE, "old.jsonl", "batch", io.BytesIO(b"x" * 60))
     assert old.expires_at == old.created_at + 60
     monkeypatch.setattr(time, "time", lambda: now_s + 30)
-    new = store.add("me", "new.jsonl", "batch", io.BytesIO(b"y" * 40))
-    assert [one.id for one in store.listed("me")] == [new.id, old.id]
+    new = store.add(EVERYONE, "new.jsonl", "batch", io.BytesIO(b"y" * 40))
+    assert [one.id for one in store.listed(EVERYONE)] == [new.id, old.id]
     monkeypatch.setattr(time, "time", lambda: now_s + 61)
     with pytest.raises(UnknownFileError):
-        store.get(old.id, "me")
-    assert [one.id for one in store.listed("me")] == [new.id]
+        store.get(old.id, EVERYONE)
+    assert [one.id for one in store.listed(EVERYONE)] == [new.id]
     assert [path.stem for path in tmp_path.glob("file-*")] == [new.id]
-    store.add("me", "more.jsonl", "batch", io.BytesIO(b"z" * 60))  # the room of the old one
+    store.add(EVERYONE, "more.jsonl", "batch", io.BytesIO(b"z" * 60))  # the room of the old one
     store.close()
     monkeypatch.setattr(time, "time", lambda: now_s + 1000)
     again = FileStore(tmp_path, LIMITS)
-    assert again.listed("me") == []
+    assert again.listed(EVERYONE) == []
     assert list(tmp_path.glob("file-*")) == []
     again.close()
 
@@ -41,19 +43,32 @@ def test_a_file_goes_after_its_days_and_so_do_its_bytes(tmp_path: Path, monkeypa
 def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Path) -> None:
     store = FileStore(tmp_path, LIMITS)
     for _ in range(2):
-        store.add("me", "a", "batch", io.BytesIO(b"x" * 10))
+        store.add(EVERYONE, "a", "batch", io.BytesIO(b"x" * 10))
     with pytest.raises(FileStoreFullError, match=r"20 bytes of files and this one has 81; .* 100") as full:
-        store.add("me", "b", "batch", io.BytesIO(b"x" * 81))
+        store.add(EVERYONE, "b", "batch", io.BytesIO(b"x" * 81))
     assert full.value.param == "limits.file_store_size"
-    third = store.add("you", "c", "batch", io.BytesIO(b"x" * 80))
+    third = store.add(EVERYONE, "c", "batch", io.BytesIO(b"x" * 80))
     with pytest.raises(FileStoreFullError, match="keeps 3 files; the limit is 3") as full:
-        store.add("me", "d", "batch", io.BytesIO(b""))
+        store.add(EVERYONE, "d", "batch", io.BytesIO(b""))
     assert full.value.param == "limits.max_stored_files"
     assert len(list(tmp_path.glob("file-*"))) == 3
     with pytest.raises(UnknownFileError):
         store.delete(third.id, "me")
     with pytest.raises(ConfigError, match=r"server\.file_store"):
         FileStore(tmp_path, LIMITS)
+    store.close()
+
+
+def test_an_api_key_fills_half_of_the_store_at_most(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, Bounds(count=6, bytes=1000, age_s=60.0))
+    for _ in range(3):
+        store.add("attacker", "a", "batch", io.BytesIO(b"x"))
+    with pytest.raises(FileStoreFullError, match="your API key has 3 files; the limit is 3, half of") as full:
+        store.add("attacker", "a", "batch", io.BytesIO(b"x"))
+    assert full.value.param == "limits.max_stored_files"
+    store.add("bystander", "b", "batch", io.BytesIO(b"x" * 500))
+    with pytest.raises(FileStoreFullError, match="500 bytes of files and this one has 1; the limit is 500, half of"):
+        store.add("bystander", "b", "batch", io.BytesIO(b"x"))
     store.close()
 
 

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ import psutil
 import pytest
 
 from tests.server.running import RunningServer, eventually, running_server
+from tests.server.scripted_engine import write_model_directory
+from tests.support.child_path import child_path
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.server.config import DEFAULT_PORT, ServerConfig
@@ -270,4 +274,38 @@ def _alive(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_server_whose_output_nobody_reads_any_more_serves_and_stops(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = {
+        "factory": "tests.server.scripted_engine:build",
+        "engine": {"model": str(write_model_directory(tmp_path))},
+        "server": {"port": port, "response_store": "off", "file_store": "off", "name_store": "off"},
+    }
+    command = [sys.executable, "-m", "tests.server.run_server", json.dumps(arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": child_path()}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does, before the model is ready
+        try:
+            assert eventually(lambda: is_ready(port)), "it never became ready"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                code = process.wait(30)
+            finally:
+                process.kill()  # a server without its event loop heeds no signal
+        assert code == 0, process.stderr.read().decode()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.TransportError:
         return False

@@ -144,6 +144,26 @@ def test_the_conversation_that_rested_longest_goes_from_its_end(tmp_path: Path) 
     assert database.totals()[0] == 5
 
 
+def test_what_one_key_stores_takes_no_place_of_another(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite", count=6)
+    for name in "abc":
+        assert database.put(stored(name), "bystander")
+    for number in range(20):
+        assert database.put(stored(f"attack{number}"), "attacker")
+    assert [name for name in "abc" if database.get(name, "bystander")] == ["a", "b", "c"]
+    assert database.get("attack19", "attacker") is not None
+    assert database.totals()[0] == 6
+
+
+def test_bytes_of_one_key_take_no_place_of_another(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite", bytes=6000)
+    assert database.put(stored("own", text=b"x" * 400), "bystander")
+    for number in range(9):
+        assert database.put(stored(f"attack{number}", text=b"x" * 1500), "attacker")
+    assert database.get("own", "bystander") is not None
+    assert database.totals()[1] <= 6000
+
+
 def test_bytes_are_bounded_and_what_has_no_place_is_said(tmp_path: Path) -> None:
     database = opened(tmp_path / "r.sqlite", bytes=4000)
     for number in range(30):

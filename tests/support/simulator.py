@@ -310,7 +310,9 @@ class Simulation:
     def _submit(self) -> None:
         request = self._arrivals.pop().request
         waiting = len(self.core.scheduler.waiting)
-        full = waiting + request.sampling.n > self.scenario.sizes.queue_max
+        queue_max, own = self.scenario.sizes.queue_max, self.core.scheduler.waiting.count(request.key)
+        full = waiting + request.sampling.n > queue_max
+        full = full or (request.key != "" and own > 0 and own + request.sampling.n > queue_max // 2)
         try:
             self.core.submit(request)
         except QueueFullError:

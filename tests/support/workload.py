@@ -211,6 +211,7 @@ def _random_request(random: Random, number: int, max_model_len: int, priorities:
         request_id=f"r{number}",
         sampling=sampling,
         priority=random.choice(priorities),
+        key=("", "a", "a", "a", "b")[number % 5] if max_model_len // 16 % 2 else "",
         prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)],
         pooling=pooling,
     )

@@ -72,10 +72,8 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
     Ctrl-C drains them: requests finish or resume elsewhere. A lost connection is opened again, and requests
     go on at other replicas meanwhile.
     """
-    from rich.console import Console
-
     from weft.fleet.join import join
-    from weft.fleet.start_progress import StartProgress
+    from weft.fleet.start_progress import ServiceConsole, StartProgress
     from weft.rpc.link import LinkKeys, read_token, tcp_address
 
     address, secret = tcp_address(server, flag="HOST:PORT"), read_token(token)
@@ -89,7 +87,13 @@ def command(server: str, token: str, replicas: int, role: Role, peer_address: st
             param="--peer-address",
         )
     return join(
-        address, LinkKeys.of(secret), given, replicas, StartProgress(Console(soft_wrap=True)), role=role, peers=peers
+        address,
+        LinkKeys.of(secret),
+        given,
+        replicas,
+        StartProgress(ServiceConsole(soft_wrap=True)),
+        role=role,
+        peers=peers,
     )
 
 

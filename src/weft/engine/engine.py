@@ -162,6 +162,7 @@ class EngineCore:
         self._loop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
 
     def _measure(self, plan: StepPlan, seconds: float) -> None:
+        self.scheduler.charge(plan, seconds)
         if plan.verify_count or not plan.run_count:
             return  # steps that verify drafts are other work
         self.meter.stepped(plan.step, work_of(plan), seconds)
@@ -190,7 +191,8 @@ class EngineCore:
                 f"request_id {request.request_id!r} is in use by a request that has not ended", param="request_id"
             )
         try:
-            self._submission.check_queue(len(self.scheduler.waiting), request)
+            waiting = self.scheduler.waiting
+            self._submission.check_queue(len(waiting), waiting.count(request.key), request)
         except QueueFullError:
             self.counters.requests_refused += 1
             raise

@@ -135,12 +135,20 @@ class Submission:
         check_pictures(request.pictures, prompt, self._picture_tokens)
         return prompt
 
-    def check_queue(self, waiting: int, request: Request) -> None:
-        """Raises QueueFullError where the sequences of ``request`` do not fit behind those that wait (law
-        L11). A request that resumes always fits: an engine has accepted it already, within that bound."""
+    def check_queue(self, waiting: int, own: int, request: Request) -> None:
+        """Raises QueueFullError where the sequences of ``request`` do not fit behind the ``waiting`` ones, ``own`` of
+        them of its key, which may fill half of the queue (law L11). A request that resumes always fits: an engine has
+        accepted it already, within that bound."""
         if request.resumption is not None:
             return
-        new = request.sampling.n
+        new, half = request.sampling.n, self._sizes.queue_max // 2
+        if request.key and own and own + new > half and waiting + new <= self._sizes.queue_max:
+            raise QueueFullError(
+                f"{own} sequences of this API key are waiting and this request brings {new}; the limit is {half}, half "
+                "of limits.max_queued_requests. Try again later",
+                param="limits.max_queued_requests",
+                code="queue_full",
+            )
         if waiting + new > self._sizes.queue_max:
             raise QueueFullError(
                 f"{waiting} sequences are waiting and this request brings {new}; the limit is "
@@ -170,6 +178,7 @@ class Submission:
                 stop_ids=ends,
                 rank=(request.priority, number, index),
                 salt=request.salt,
+                key=request.key,
                 boundaries=tuple(request.boundaries),
                 marks=tuple(request.marks),
                 grammar=grammar,

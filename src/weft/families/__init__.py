@@ -83,6 +83,7 @@ from weft.families import (
 )
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
+from weft.families.known_keys import is_harmless
 from weft.families.reading import Family
 from weft.spec import DTypeName, ModelSpec
 
@@ -112,19 +113,13 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
     return family.read(family.name, keys)
 
 
-_NEUTRAL = re.compile(
-    "_name_or_path|architectures|attention_dropout|auto_map|chunk_size_feed_forward|(torch_)?dtype|id2label|"
-    "initializer_range|is_encoder_decoder|label2id|model_type|output_.*|(bos|eos|pad)_token_id|problem_type|"
-    "quantization_config|return_dict|router_aux_loss_coef|tie_word_embeddings|transformers_version|use_cache"
-)
-"""Keys that change nothing of what a model computes, or that every family has."""
 _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
 
 
 def _nearest(config: Mapping[str, Any]) -> str:
     """Of the families, which one leaves the fewest keys of ``config`` unread; "" where it has too few."""
     stated = text_config(config)
-    own = {key for key, value in stated.items() if value not in (None, False) and not _NEUTRAL.fullmatch(key)}
+    own = {key for key, value in stated.items() if value not in (None, False) and not is_harmless("", key)}
     if len(own) < _KEYS_LEAST:
         return ""
 
@@ -203,6 +198,12 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         if method not in QUANTIZATIONS:
             fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
+    # Layers of any family read it in transformers, whether its configuration class knows it or not.
+    for place in (keys, keys.outer):
+        place.only(is_causal=True)
+    for name in keys.outer.get("architectures") or ():
+        if "Bidirectional" in str(name):
+            fail("architectures", name, "text is read from left to right here")
     activation = keys.get("hidden_act", served)
     if activation != served and (served, activation) != ("silu", "swish"):
         fail("hidden_act", activation, f"only {served} is served")

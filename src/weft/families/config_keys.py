@@ -167,6 +167,8 @@ def read_rope(
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
     partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
+    if not 0.0 < partial <= 1.0:  # before it becomes an integer, which has no infinity
+        fail("partial_rotary_factor", partial, "it must be above 0 and at most 1")
     if kind == "proportional":
         theta = inner.number("rope_theta", keys.number("rope_theta", theta))
         return Rope(

@@ -139,6 +139,7 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
         wide_gates=True,
         decay_floor=floor,
     )
+    keys.only(linear_num_heads=delta.heads, linear_conv_kernel_dim=delta.conv_kernel)
     every = keys.integer("layer_group_size", 6)
     kinds = layer_kinds(keys, lambda count: ["recurrent" if (i + 1) % every else "attention" for i in range(count)])
     latent = read_latent_attention(keys)
@@ -254,6 +255,11 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
     groups = keys.integer("num_expert_group", keys.integer("n_group", default.groups))
     if count % groups:
         fail("num_expert_group", groups, f"it must divide the {count} experts")
+    if groups > 1 and count // groups < 2:
+        fail("num_expert_group", groups, f"the two best of a group are its worth; there are {count} experts")
+    chosen = keys.integer("topk_group", default.groups_chosen)
+    if chosen > groups:
+        fail("topk_group", chosen, f"num_expert_group is {groups}")
     return Experts(
         count=count,
         per_token=per_token,
@@ -265,7 +271,7 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
         scale=keys.number("routed_scaling_factor", default.scale),
         normalizer_eps=1e-20,
         groups=groups,
-        groups_chosen=keys.integer("topk_group", default.groups_chosen),
+        groups_chosen=chosen,
     )
 
 

@@ -336,6 +336,7 @@ def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
         hidden_size=3712, num_hidden_layers=76, num_attention_heads=16, vocab_size=32_000, n_mamba_heads=2
     )
     hidden, count = keys.integer("hidden_size"), keys.integer("num_hidden_layers")
+    keys.only(hidden_mamba_act="silu")
     attention = _zamba_attention(keys, hidden)
     for key, served in (("attention_hidden_size", 2 * hidden), ("attention_head_dim", attention.head_dim)):
         if keys.get(key) is not None and keys.integer(key) != served:
@@ -380,6 +381,8 @@ def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
     hidden = keys.integer("hidden_size")
     rotary = keys.boolean("use_mem_rope", False)
     mamba, attention = _zamba2_mamba(keys, hidden), _zamba_attention(keys, hidden, rotary=rotary)
+    # Sizes that follow from others.
+    keys.only(attention_hidden_size=2 * hidden, attention_head_dim=attention.head_dim, mamba_headdim=mamba.head_dim)
     dense = Dense(keys.integer("intermediate_size", 4 * hidden), "gelu", bias=keys.boolean("add_bias_linear", False))
     blocks, rank = keys.integer("num_mem_blocks", 1), keys.integer("adapter_rank", 128)
     adapted = keys.boolean("use_shared_attention_adapter", False)

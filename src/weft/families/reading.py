@@ -48,7 +48,7 @@ def layer_kinds(keys: ConfigKeys, fallback: Callable[[int], Sequence[str]]) -> l
     if listed is None:
         return list(fallback(count))
     if not isinstance(listed, list) or len(listed) != count:
-        fail(name, listed, f"it must list the kind of each of the {count} layers")
+        fail(name, listed, f"it must list the kind of each layer; num_hidden_layers is {count}")
     for kind in listed:
         if kind not in KINDS:
             fail(name, kind, f"the layer kinds served are {', '.join(sorted(KINDS))}")
@@ -75,7 +75,10 @@ def read_attention(
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         fail("num_key_value_heads", kv_heads, f"it must divide num_attention_heads {heads}")
-    head_dim = keys.integer("head_dim", head_dim or keys.integer("hidden_size") // heads)
+    hidden = keys.integer("hidden_size")
+    if hidden < heads and not (head_dim or keys.get("head_dim")):
+        fail("hidden_size", hidden, f"each of num_attention_heads {heads} needs a part of it")
+    head_dim = keys.integer("head_dim", head_dim or hidden // heads)
     rope = read_rope(keys, head_dim, theta=theta, partial=partial) if rotary else None
     return shapes.Attention(
         heads,
@@ -207,7 +210,7 @@ def kinds_with_windows(keys: ConfigKeys, known: tuple[str, ...], fallback: list[
     if listed is None:
         return fallback
     if not isinstance(listed, list) or len(listed) != len(fallback):
-        fail("layer_types", listed, f"it must list the kind of each of the {len(fallback)} layers")
+        fail("layer_types", listed, f"it must list the kind of each layer; num_hidden_layers is {len(fallback)}")
     for kind in listed:
         if kind not in known:
             fail("layer_types", kind, f"the layer kinds served here are {', '.join(known)}")

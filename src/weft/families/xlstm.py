@@ -22,6 +22,9 @@ CAP_MAX = 40.0
 def read_xlstm(family: str, keys: ConfigKeys) -> Architecture:
     width = keys.integer("embedding_dim", keys.integer("hidden_size", 4096))
     count = keys.integer("num_blocks", keys.integer("num_hidden_layers", 32))
+    for name, value in (("hidden_size", width), ("num_hidden_layers", count)):
+        if keys.integer(name, value) != value:
+            fail(name, keys.get(name), f"it must be {value}, as embedding_dim and num_blocks have it")
     keys = keys.over({"hidden_size": width, "num_hidden_layers": count}).with_defaults(vocab_size=50_304)
     keys.only(use_bias=False, add_out_norm=True)
     if keys.get("weight_mode", "single") != "single":

@@ -11,10 +11,8 @@ import os
 import sys
 import tempfile
 
-from rich.console import Console
-
 from weft.fleet.join import join
-from weft.fleet.start_progress import StartProgress
+from weft.fleet.start_progress import ServiceConsole, StartProgress
 from weft.rpc.child import die_with_parent
 from weft.rpc.link import LinkKeys, tcp_address
 
@@ -29,7 +27,7 @@ def main() -> int:
         LinkKeys.of(order["token"]),
         order["own"],
         1,
-        StartProgress(Console(soft_wrap=True)),
+        StartProgress(ServiceConsole(soft_wrap=True)),
         started_by=STARTED_BY,
     )
 

@@ -16,6 +16,7 @@ replica has *left* once its agent was dismissed; its number is free.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 30.0
 SHORT_LIFE_S = 5.0
 FORGIVEN_AFTER_S = 600.0
+FILES_RETRY_S = 1.0
 _log = logging.getLogger("weft.server")
 
 
@@ -77,6 +79,8 @@ class Replica:
         self._new_engine = new_engine
         self._restarts = restarts
         self._restarts_used = 0
+        self._lacks_files = False
+        """The last start failed as this process has no free descriptor: no fault of the engine."""
         self._short_lives = 0
         self._ever_ready = False
         self._starts = 0
@@ -156,6 +160,15 @@ class Replica:
             if self.engine.link.machine_lost:
                 _log.warning("engine %d on %s is away: %s", self.number, self.host, self.reason)
                 continue
+            if self._lacks_files:
+                _log.warning(
+                    "engine %d cannot start: %s; no attempt is used up, and the next one is in %g s",
+                    self.number,
+                    self.reason,
+                    FILES_RETRY_S,
+                )
+                await asyncio.sleep(FILES_RETRY_S)
+                continue
             if served_s >= FORGIVEN_AFTER_S:
                 self._restarts_used = 0
             self._short_lives = self._short_lives + 1 if served_s < SHORT_LIFE_S else 0
@@ -186,6 +199,7 @@ class Replica:
     async def _one_life(self) -> float:
         """Seconds that the process served."""
         engine, ready_s = self.engine, time.monotonic()
+        self._lacks_files = False
         try:
             await engine.start()
             await engine.ready()
@@ -194,6 +208,7 @@ class Replica:
             kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
             said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {kind}{error}")
             self.reason, self.ending = said.message, "died"
+            self._lacks_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
             if not self._ever_ready and not engine.link.machine_lost:
                 self._end(said)
             else:

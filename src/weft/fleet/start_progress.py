@@ -13,6 +13,8 @@ A long part has a line now and then. A bar at 5 % that never moves again would l
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 from rich.console import Console
@@ -20,6 +22,19 @@ from rich.markup import escape
 
 _LINES_APART_S = 10.0
 _BAR = str.maketrans("", "", "█·")
+
+
+class ServiceConsole(Console):
+    """The standard output of a process that serves: the reader of the pipe may leave, and the process goes on.
+
+    rich ends the program when the pipe is closed (``weft serve | head -1``). In a task of an event loop that end is an
+    exception which stops half of the server: the port stays taken, and signals do nothing.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else the flush at the exit fails too
 
 
 class StartProgress:

@@ -31,7 +31,7 @@ from weft.models.blocks.chosen import IndexBlock, LearnedIndex, MeanIndex
 from weft.models.blocks.combined import ParallelBlock
 from weft.models.blocks.dynamic_delta import DynamicDeltaBlock, by_place
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
-from weft.models.blocks.linear import Linear, Norm, Projection
+from weft.models.blocks.linear import HeadLinear, Linear, Norm, Projection
 from weft.models.blocks.matrix_lstm import MatrixLstmBlock
 from weft.models.blocks.per_layer import BehindLayer, PerLayerInputs
 from weft.models.blocks.recurrent import RecurrentBlock
@@ -270,6 +270,9 @@ class BlockReader:
         """One projection, with the gate's rows moved behind the query's (``gate``: they are stored by
         themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end."""
         source = self.source
+        if shape.kv_of is not None:  # releases of Gemma 4 have keys and values of such layers; nothing uses them
+            for part in ("k_proj", "v_proj", "k_norm", "v_norm"):
+                source.leave_all(f"{name}.{part}.")
         gates = "gate_proj" if source.has(f"{name}.gate_proj.weight") else "g_proj"
         read = self.table(tensors.attention(shape, self.hidden, out=out, norms=norms, gates=gates, gate=gate), name)
         bias = read.get("qkv.bias")
@@ -496,7 +499,7 @@ class BlockReader:
             read.linear("project"),
             conv=read.conv(),
             conv_bias=read.get("conv.bias"),
-            gates_HBJ=torch.cat([read.tensor(gate) for gate in gates], dim=-1),
+            gates=HeadLinear.of(torch.cat([read.tensor(gate) for gate in gates], dim=-1)),
             gate_biases_HJ=torch.cat([read.tensor(f"{gate}.bias") for gate in gates], dim=-1),
             rates=read.tensor("rg_lru.recurrent_param"),
             out=read.linear("out"),

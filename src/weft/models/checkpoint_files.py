@@ -50,7 +50,7 @@ SKIPPED_PREFIXES: tuple[str, ...] = tuple(
 )
 """Eyes and ears of a multimodal checkpoint, by the places of their tensors. They are left on disk."""
 _UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
-_UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq", "lm_head.weight")
+_UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq",)
 _NAMES_SHOWN = 5
 
 
@@ -103,8 +103,15 @@ class CheckpointFiles:
         return sorted(
             name
             for name in self.tensors
-            if name not in used and not name.startswith(_UNUSED_KNOWN) and not name.endswith(known_ends)
+            if name not in {*used, *HEADS}  # a head that nothing reads was compared with the embedding
+            and not name.startswith(_UNUSED_KNOWN)
+            and not name.endswith(known_ends)
         )
+
+    def of_model(self, name: str) -> bool:
+        """Whether a tensor is one of the language model, by its place."""
+        stems = tuple(head.removesuffix("weight") for head in HEADS)
+        return quant_method(self.config) == METHOD or name.startswith((self.prefix or "layers.", *stems))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from weft.models.block_readers import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.combined import Adapted, SharedUse
 from weft.models.blocks.feed_forward import DenseBlock, ExpertsApart, ExpertsBlock, SwiGlu
-from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.linear import HeadLinear, Linear, Norm
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.blocks.rwkv import ChannelMixBlock, Shifted, TimeMixBlock
 from weft.models.blocks.zaya import ConvolvedAttentionBlock, ScaledResidual
@@ -395,7 +395,7 @@ def _convolved_attention(read: BlockReader, shape: shapes.ConvolvedAttention, na
         table.linear("project"),
         table.tensor("first").squeeze(1),
         table.tensor("first.bias"),
-        second.permute(0, 3, 2, 1).flatten(1, 2).contiguous(),
+        HeadLinear.of(second.permute(0, 3, 2, 1).flatten(1, 2).contiguous()),
         table.tensor("second.bias"),
         table.tensor("factors"),
         values,

@@ -14,11 +14,37 @@ from typing import Any
 from weft.families import text_config
 from weft.files import read_json
 
+_NEUTRAL: dict[str, object] = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "dola_layers": None,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "suppress_tokens": None,
+    "top_h": 1.0,
+    "typical_p": 1.0,
+    "watermarking_config": None,
+}
+"""Keys that ``generate`` of transformers applies and weft does not, with the values that change nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """``eos_ids``: tokens that end an answer. The others are None where the checkpoint is silent; their
-    names are those of ``SamplingParams``."""
+    """``eos_ids``: tokens that end an answer. ``left_out``: keys that change answers in transformers and that
+    weft does not apply. The others are None where the checkpoint is silent; their names are those of
+    ``SamplingParams``."""
 
     eos_ids: tuple[int, ...] = ()
     temperature: float | None = None
@@ -26,6 +52,13 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    left_out: tuple[str, ...] = ()
+
+    def note(self) -> str | None:
+        """Return a line about what is left out; None where nothing is."""
+        if not self.left_out:
+            return None
+        return f"Not applied of generation_config.json: {', '.join(self.left_out)}."
 
     def ending(self, token: int | None) -> GenerationDefaults:
         """Return these with one more end: of the tokenizer, since fine-tunes change its ``eos_token`` and leave
@@ -58,6 +91,7 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
         top_k=top_k if isinstance(top_k, int) and not isinstance(top_k, bool) else None,
         min_p=_number(stated, "min_p"),
         repetition_penalty=_number(stated, "repetition_penalty"),
+        left_out=tuple(key for key, neutral in _NEUTRAL.items() if stated.get(key) not in (None, neutral, [])),
     )
 
 

@@ -33,7 +33,7 @@ from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.score_head import SCORE_HEAD, architecture_in, is_headless, read_score_head
 from weft.models.sharded_model import RankGroup, RankShare
-from weft.models.stored_values import check_copies
+from weft.models.stored_values import check_copies, check_unused
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
@@ -100,7 +100,7 @@ def load_model(
         architecture = dataclasses.replace(architecture, vision=None)
     share = None if ranks is None else ranks.share(architecture)
     _check_device(architecture, place)
-    whole_spec = architecture.spec()
+    whole, whole_spec = architecture, architecture.spec()
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     runtime = RuntimeForm(
@@ -124,6 +124,10 @@ def load_model(
         check.raise_problems()
         check_copies(checkpoint, check.copies)
         kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
+        drafts = DraftWeights.of(checkpoint, DTYPES[chosen], architecture.layer_count)
+        used = check.used if share is None else _used_by_all_ranks(checkpoint, whole)
+        unused = checkpoint.unused(used | scale_names | {SCORE_HEAD} | (drafts.names if drafts else frozenset()))
+        check_unused(checkpoint, unused)
         score_LD = read_score_head(checkpoint, whole_spec.hidden_size, device)
         if share is not None:
             kv_scales = share.head_scales(kv_scales)
@@ -139,18 +143,16 @@ def load_model(
             model = build(architecture, reader)
     model.score_LD = score_LD
     model.vision = None if vision is None else vision.encoder
-    drafts = DraftWeights.of(checkpoint, DTYPES[chosen], architecture.layer_count)
     head_bytes, head_line = _add_mtp(model, drafts, runtime, device, share) if mtp and drafts else (0, None)
     read_s = time.perf_counter() - started_s
     lines = (
         runtime.note(),
         reader.form.note(),
+        defaults.note(),
         skipped_line(checkpoint.tensors, sees=vision is not None),
         _nonfinite_warning(reader.nonfinite),
         head_line,
-        unused_warning(
-            checkpoint.unused(check.used | scale_names | {SCORE_HEAD} | (drafts.names if drafts else frozenset()))
-        ),
+        unused_warning(unused),
     )
     return LoadedModel(
         model=model,
@@ -164,6 +166,13 @@ def load_model(
         headless=is_headless(checkpoint),
         warnings=tuple(line for line in lines if line),
     )
+
+
+def _used_by_all_ranks(checkpoint: CheckpointFiles, architecture: Architecture) -> set[str]:
+    """Return the names that a model without ranks reads: a rank may ask for its own experts alone."""
+    check = TensorCheck(checkpoint, DTYPES[architecture.dtype])
+    build(architecture, check)
+    return check.used
 
 
 def check_model(directory: Path, dtype: DTypeChoice = "auto") -> None:

@@ -114,6 +114,25 @@ def same_values(first: StoredTensor | None, second: StoredTensor) -> bool:
         return all(np.array_equal(one[b : b + _COMPARED_BYTES], other[b : b + _COMPARED_BYTES]) for b in begins)
 
 
+def check_unused(checkpoint: CheckpointFiles, names: Sequence[str]) -> None:
+    """Raises CheckpointError for tensors of the model that nothing reads: an adapter that was not merged, layers
+    that config.json does not count. Quantisation tools write biases of zeros, which change nothing."""
+    with closing(MappedFiles()) as files:
+        left = [
+            name
+            for name in names
+            if checkpoint.of_model(name)
+            and not (name.endswith(".bias") and not files.view(checkpoint.tensors[name]).any())
+        ]
+    if left:
+        more = f" and {len(left) - _NAMES_SHOWN} more" if len(left) > _NAMES_SHOWN else ""
+        raise CheckpointError(
+            f"{checkpoint.source}: by config.json the model has no {', '.join(left[:_NAMES_SHOWN])}{more}; "
+            "without them its answers are wrong",
+            param="model",
+        )
+
+
 def check_copies(checkpoint: CheckpointFiles, copies: Sequence[tuple[str, str]]) -> None:
     """Raises CheckpointError naming the pairs (original, copy) whose bytes differ."""
     differ = [

@@ -139,6 +139,11 @@ class TensorSource(ABC):
         self.used.add(self.checkpoint.prefix + name)
         self.left.add(self.checkpoint.prefix + name)
 
+    def leave_all(self, beginning: str) -> None:
+        """Tensors whose names begin so change nothing of the model, and are not read."""
+        beginning = self.checkpoint.prefix + beginning
+        self.used.update(name for name in self.checkpoint.tensors if name.startswith(beginning))
+
     def leave_copy(self, name: str, original: str) -> None:
         """Tensors under ``name`` are not read: each must be a copy of the tensor under ``original``."""
         prefix = self.checkpoint.prefix

@@ -33,13 +33,14 @@ from itertools import islice
 from weft.config import Sizes
 from weft.memory.values import Match
 from weft.schedule.budget import Budget
+from weft.schedule.fair_queue import FairQueue
 from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.prefix_sharing import PrefixProducers
 from weft.schedule.restores import AHEAD_MAX, FetchState, StoreLook
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
 from weft.schedule.rows import RowTable
-from weft.schedule.sequence import RankedQueue, Sequence
+from weft.schedule.sequence import Sequence
 from weft.schedule.store_tier import StoreTier
 from weft.units import PAGE_TOKENS, RowId, SeqId, pages_for
 
@@ -82,8 +83,8 @@ class AdmissionPlanner:
         sizes: Sizes,
         rows: RowTable,
         reuse: Reuse,
-        waiting: RankedQueue,
-        running: RankedQueue,
+        waiting: FairQueue,
+        running: FairQueue,
         store: StoreTier | None = None,
     ) -> None:
         self._sizes = sizes
@@ -93,8 +94,11 @@ class AdmissionPlanner:
         self._running = running
         self._store = store
 
-    def plan(self, step: PlanBuilder, budget: Budget, closing: Iterable[Sequence]) -> dict[SeqId, Match]:
-        """Admits what fits. Returns the cache match of each admitted sequence."""
+    def plan(
+        self, step: PlanBuilder, budget: Budget, closing: Iterable[Sequence], needy: frozenset[str] = frozenset()
+    ) -> dict[SeqId, Match]:
+        """Admits what fits. Returns the cache match of each admitted sequence. ``needy``: keys that have fewer rows
+        than their share; where there are some, they alone get rows."""
         matches: dict[SeqId, Match] = {}
         if not len(self._waiting):
             return matches
@@ -108,7 +112,7 @@ class AdmissionPlanner:
             last = seq
             if len(matches) == len(rows) or waits == PREFIX_WAITS_MAX:
                 break
-            if seq.pictures_due:
+            if seq.pictures_due or (needy and seq.key not in needy):
                 continue
             known = seq.keys()
             if self._waits_for_read(seq, known, producers):
@@ -129,13 +133,13 @@ class AdmissionPlanner:
                         break
                     continue
             match = producers.with_not_ready(seq, known, match)
-            end = budget.chunk_end(match.cached_tokens, known.size)
+            end = budget.chunk_end(match.cached_tokens, known.size, seq.key)
             if end == match.cached_tokens:
                 break
             if not self._admit(step, seq, rows[len(matches)], match, end):
                 self._make_room(step, seq, match, len(rows) - len(matches))
                 break
-            budget.spend(match.cached_tokens, end)
+            budget.spend(match.cached_tokens, end, seq.key)
             matches[seq.id] = match
             producers.admitted(seq, known, match.cached_tokens)
         self._look_ahead(step, last)

@@ -66,26 +66,40 @@ def step_tokens_bound(step_tokens_max: int, rows_max: int) -> int:
 
 class Budget:
     """Tokens and seconds left for prefill in this step, after ``decode_count`` decodes that read ``context``
-    tokens."""
+    tokens. ``keys``: API keys that have prompts, where they are several."""
 
-    __slots__ = ("_granted", "_left_s", "_limit", "left")
+    __slots__ = ("_granted", "_left_s", "_limit", "_unserved", "left")
 
-    def __init__(self, step_tokens_max: int, decode_count: int, limit: StepLimit = NO_LIMIT, context: int = 0) -> None:
+    def __init__(
+        self,
+        step_tokens_max: int,
+        decode_count: int,
+        limit: StepLimit = NO_LIMIT,
+        context: int = 0,
+        keys: frozenset[str] = frozenset(),
+    ) -> None:
         self.left = max(step_tokens_max - decode_count, CHUNK_TOKENS)
         self._limit = limit
         self._left_s = limit.prefill_s(decode_count, context)
         self._granted = CHUNK_TOKENS
         """Tokens of the one chunk that needs no time."""
+        self._unserved = set(keys)
 
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where a prefill at ``start`` with known tokens up to ``end`` stops in this step. Equal to
-        ``start`` when what is left does not reach the next grid point."""
+    def chunk_end(self, start: int, end: int, key: str = "") -> int:
+        """Where a prefill of ``key`` at ``start`` with known tokens up to ``end`` stops in this step. Equal to
+        ``start`` when what is left does not reach the next grid point. Keys without a prefill in this step keep an
+        even part of what is left, in chunks: the key that has used least comes first."""
         in_time = max(self._limit.tokens_within(start, self._left_s), self._granted)
-        reach = start + min(self.left, in_time)
+        most = min(self.left, in_time)
+        if self._unserved:
+            chunks = math.ceil(most / len(self._unserved | {key}) / CHUNK_TOKENS)
+            most = min(most, chunks * CHUNK_TOKENS)
+        reach = start + most
         return end if reach >= end else max(start, reach - reach % CHUNK_TOKENS)
 
-    def spend(self, start: int, end: int) -> None:
+    def spend(self, start: int, end: int, key: str = "") -> None:
         """The positions [start, end) are computed in this step."""
+        self._unserved.discard(key)
         tokens = end - start
         assert 0 < tokens <= self.left, f"{tokens} tokens of {self.left}"
         self.left -= tokens

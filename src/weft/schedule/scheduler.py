@@ -34,7 +34,7 @@ it); L11 (the engine bounds the waiting queue when it accepts requests).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
@@ -42,16 +42,20 @@ from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner, victim_count
 from weft.schedule.budget import NO_LIMIT, Budget, StepLimit, step_tokens_bound
+from weft.schedule.fair_queue import FairQueue
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import DecodeBatch, RowTable
-from weft.schedule.sequence import RankedQueue, SeqState, Sequence
+from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.snapshots import AUTO, SnapshotPolicy
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.verify_runs import VerifyPlanner
+from weft.shares import KeyShares
 from weft.speculation.drafter import Drafter
 from weft.units import PAD, RowId, SeqId, SlotId
+
+_STARVED_STEPS = 2
 
 
 class Scheduler:
@@ -69,8 +73,9 @@ class Scheduler:
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
         self.reuse = Reuse(memory, policy, self.rows, sizes.grid_tokens)
-        self.waiting = RankedQueue()
-        self.running = RankedQueue()
+        self.shares = KeyShares()
+        self.waiting = FairQueue(self.shares)
+        self.running = FairQueue()
         self.preemption_count = 0
         self.recomputed_tokens = 0
         """Tokens that were computed before a preemption and again after it."""
@@ -89,6 +94,8 @@ class Scheduler:
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
+        self._starved_steps = 0
+        """Steps in a row in which some key had sequences and ran none."""
 
     # ------------------------------------------------------------------ queues
 
@@ -120,7 +127,29 @@ class Scheduler:
 
     def submit(self, seq: Sequence) -> None:
         assert seq.state is SeqState.WAITING
+        if not self.waiting.count(seq.key) and not self.running.count(seq.key):
+            self.shares.arrive(seq.key, self.waiting.keys | self.running.keys)
         self.waiting.add(seq)
+
+    def charge(self, plan: StepPlan, seconds: float) -> None:
+        """``plan`` took ``seconds``: each key pays for its tokens, where there are several."""
+        if not self._keys:
+            return
+        tokens: dict[str, int] = {}
+        for row, seq_id, length in zip(plan.rows.tolist(), plan.seqs, plan.lengths.tolist(), strict=True):
+            seq = self.rows.seqs[row]
+            if seq is not None and seq.id == seq_id:
+                tokens[seq.key] = tokens.get(seq.key, 0) + length
+        total = sum(tokens.values())
+        self.shares.charge({key: seconds * count / total for key, count in tokens.items()})
+        self.waiting.reorder()
+
+    @property
+    def _keys(self) -> frozenset[str]:
+        """API keys with sequences; empty where there is one."""
+        waiting, running = self.waiting.keys, self.running.keys
+        keys = waiting if waiting == running else waiting | running
+        return keys if len(keys) > 1 else frozenset()
 
     def finish(self, seq: Sequence) -> None:
         """``seq`` ends now, by itself or because it was cancelled. The next plan frees what it holds. Until
@@ -131,6 +160,7 @@ class Scheduler:
         else:
             assert seq.state is SeqState.RUNNING, f"{seq} has ended before"
             self.running.remove(seq)
+            self.shares.ended(parted=bool(self._keys))
             self._closing.append(seq)
             self._decode_batch = None
         seq.state = SeqState.FINISHED
@@ -159,10 +189,11 @@ class Scheduler:
         if self.retracts:
             self._plan_retraction(step)
         else:
+            needy = self._plan_row_shares(step)
             self._plan_decodes(step)
-            budget = _budget_beside(step, self.rows, self.sizes, self.step_limit)
+            budget = _budget_beside(step, self.rows, self.sizes, self.step_limit, self._prefilling_keys(step))
             self._plan_prefills(step, budget)
-            matches = self._admission.plan(step, budget, self._closing) if not step.short else {}
+            matches = self._admission.plan(step, budget, self._closing, needy) if not step.short else {}
             self.reuse.publish(step)
             self.reuse.plan_taps(step, matches)
         if self.store is not None and not self.retracts:
@@ -213,6 +244,10 @@ class Scheduler:
                 rows, positions = rows[~ending], positions[~ending]
             else:
                 step.decode_batch.ends.start(self.rows.limit[rows] - positions)
+        if step.preempted:  # before any of them gets a page
+            out = {self.rows.row_of(seq) for seq in step.preempted}
+            stays = [row not in out for row in rows.tolist()]
+            rows, positions = rows[stays], positions[stays]
         step.decode_rows = rows
         [crossing] = (positions >= self.rows.capacity[rows]).nonzero()
         if not crossing.size:
@@ -232,7 +267,7 @@ class Scheduler:
             # the cache gives way before a sequence does
             step.decode_rows = step.decode_rows[[row not in short for row in step.decode_rows.tolist()]]
             return
-        order = list(self.running)
+        order = [seq for seq in self.running if seq not in step.preempted]
         order_rows = [self.rows.row_of(seq) for seq in order]
         victims = victim_count(
             [int(self.rows.pages_held[row]) for row in order_rows],
@@ -240,26 +275,80 @@ class Scheduler:
             step.pages_freed,
         )
         if victims:
-            step.preempted = order[-victims:]
-            for seq in step.preempted:
+            step.preempted = [*step.preempted, *order[-victims:]]
+            for seq in order[-victims:]:
                 self._take_out(step, seq, preempted=True)
         out = short.union(order_rows[len(order) - victims :])
         step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
+    def _plan_row_shares(self, step: PlanBuilder) -> frozenset[str]:
+        """Keys whose sequences wait and that have fewer rows than an even share, where no rows are free for others.
+        Keys with more rows than theirs give some: their last sequences are preempted. A key that runs nothing for
+        some steps lacks memory: then keys with several rows give one a step, and nothing else is admitted."""
+        keys = self._keys
+        if not keys or not len(self.waiting):
+            return frozenset()
+        share = max(1, self.sizes.rows_max // len(keys))
+        wanted = {
+            key: min(share - self.running.count(key), sum(not seq.pictures_due for seq in self.waiting.of(key)))
+            for key in self.waiting.keys
+        }
+        needy = frozenset(key for key, count in wanted.items() if count > 0)
+        missing = sum(wanted[key] for key in needy) - len(self.rows.free_rows()) - len(step.rows_cleared)
+        if self._starved_steps >= _STARVED_STEPS and (starved := self._starved_keys()):
+            needy, missing, share = starved, max(missing, 1), 1
+        counts = {key: self.running.count(key) for key in self.running.keys}
+        victims: list[Sequence] = []
+        for seq in reversed(list(self.running)):
+            if len(victims) >= missing:
+                break
+            if counts[seq.key] > share:
+                counts[seq.key] -= 1
+                victims.append(seq)
+        for seq in victims:
+            self._take_out(step, seq, preempted=True)
+        step.preempted = victims
+        return needy if missing >= 0 else frozenset()
+
+    def _starved_keys(self) -> frozenset[str]:
+        """Keys that run nothing, and whose sequences wait for neither pictures nor the store."""
+        fetch_of = None if self.store is None else self.store.restores.fetch_of
+        return frozenset(
+            key
+            for key in self.waiting.keys
+            if not self.running.count(key)
+            and any(
+                not seq.pictures_due and (fetch_of is None or fetch_of(seq.id) is None) for seq in self.waiting.of(key)
+            )
+        )
+
+    def _prefilling_keys(self, step: PlanBuilder) -> frozenset[str]:
+        """Keys that have prompts to compute in this step, where they are several."""
+        if not self._keys:
+            return frozenset()
+        known = self.rows.known
+        keys = {seq.key for seq in self.running if known[self.rows.row_of(seq)] is not None}
+        if not step.short and (step.rows_cleared or self.rows.free_rows()):
+            keys.update(seq.key for seq in self.waiting if not seq.pictures_due)
+        return frozenset(keys) if len(keys) > 1 else frozenset()
+
     def _plan_prefills(self, step: PlanBuilder, budget: Budget) -> None:
         if step.decode_batch.rows.size == len(self.running):
             return
-        for seq in self.running:
+        order: Iterable[Sequence] = self.running
+        if self._keys:  # a budget of one chunk is for the key that has used least
+            order = sorted(self.running, key=lambda seq: self.shares.used_s.get(seq.key, 0.0))
+        for seq in order:
             row = self.rows.row_of(seq)
             known = self.rows.known[row]
             if known is None or seq in step.preempted:
                 continue
             start = int(self.rows.computed[row])
-            end = budget.chunk_end(start, known.size)
+            end = budget.chunk_end(start, known.size, seq.key)
             if end == start:
                 break
-            budget.spend(start, end)
+            budget.spend(start, end, seq.key)
             step.add_prefill(seq, row, start, end, int(self.rows.slots[row]), known)
 
     # ------------------------------------------------------------------ commit and after
@@ -289,10 +378,13 @@ class Scheduler:
             for seq in self.waiting if served else ():
                 if seq.id in served:
                     self.reuse.awaits(seq)
+        starved = bool(self._keys) and any(not self.running.count(key) for key in self.waiting.keys)
+        self._starved_steps = self._starved_steps + 1 if starved else 0
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
-        for seq in list(self.running)[-len(preempted) :]:
-            assert seq.id in preempted
+        victims = [seq for seq in self.running if seq.id in preempted]
+        assert len(victims) == len(preempted)
+        for seq in victims:
             self.preemption_count += 1
             seq.preemption_count += 1
             self.running.remove(seq)
@@ -307,9 +399,10 @@ class Scheduler:
         # Admissions are the last runs, in queue order; a sequence that waits for a prefix is not among them.
         first_run = plan.run_count - len(plan.admissions)
         admitted = {admission.seq for admission in plan.admissions}
-        for at, seq in enumerate([seq for seq in self.waiting if seq.id in admitted]):
-            admission, run = plan.admissions[at], first_run + at
-            assert admission.seq == seq.id == plan.seqs[run]
+        by_id = {seq.id: seq for seq in self.waiting if seq.id in admitted}
+        for run, admission in enumerate(plan.admissions, first_run):
+            seq = by_id[admission.seq]
+            assert seq.id == plan.seqs[run]
             self.waiting.remove(seq)
             if self.store is not None:
                 self.store.prices.admitted(len(self.running) + len(self.waiting))
@@ -379,8 +472,8 @@ class Scheduler:
         assert PAD not in self.rows.seq_ids[self._decodes().rows]
 
 
-def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit) -> Budget:
+def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit, keys: frozenset[str]) -> Budget:
     """Return the budget that the decodes of ``step`` leave to prefills."""
     decodes = int(step.decode_rows.size)
     context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes
-    return Budget(sizes.step_tokens_max, decodes, limit, context)
+    return Budget(sizes.step_tokens_max, decodes, limit, context, keys)

@@ -49,6 +49,7 @@ class Sequence:
         "generated",
         "grammar",
         "id",
+        "key",
         "marks",
         "pictures",
         "pictures_due",
@@ -77,6 +78,7 @@ class Sequence:
         stop_ids: tuple[int, ...],
         rank: Rank,
         salt: str = "",
+        key: str = "",
         boundaries: tuple[int, ...] = (),
         marks: tuple[int, ...] = (),
         grammar: CompiledGrammar | None = None,
@@ -94,6 +96,8 @@ class Sequence:
         self.stop_ids = stop_ids
         self.rank = rank
         self.salt = salt
+        self.key = key
+        """The API key whose share it counts in; empty where there are no keys."""
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
@@ -27,13 +28,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from weft.adapters import Adapter, check_name, read_adapter
-from weft.errors import ConfigError, RequestError
+from weft.errors import ConfigError, RequestError, UserError
 from weft.fleet.all_engines import AllEngines
 from weft.server.protocol import read_body
 from weft.server.sse import read_raw
 
 if TYPE_CHECKING:
     from weft.server.service import Service
+
+_log = logging.getLogger("weft.server")
 
 
 class LoadAdapterBody(msgspec.Struct, frozen=True):
@@ -127,7 +130,18 @@ class AdapterHandlers:
             use.end()
 
     def _read(self, name: str, path: str) -> Adapter:
-        """In a thread: it reads both files."""
+        """Read both files, in a thread. Raises RequestError, and CheckpointError where operators alone may ask: to any
+        client the reason would tell which files there are."""
         from weft.models.hub import resolve_adapter
 
-        return read_adapter(name, resolve_adapter(path))
+        try:
+            return read_adapter(name, resolve_adapter(path))
+        except UserError as error:
+            if self._service.config.operator_key:
+                raise
+            _log.warning("lora_path %s: %s", path[:1000], error.message)
+            raise RequestError(
+                f"lora_path {path[:200]!r} is no adapter that this server can read; its log has the reason, and with "
+                "--operator-key the answer",
+                param="lora_path",
+            ) from None

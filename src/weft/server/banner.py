@@ -15,6 +15,7 @@ from rich.console import Console
 
 from weft.default_sampling import sampling_sentence
 from weft.server.config import ServerConfig
+from weft.server.edge import is_loopback
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
@@ -38,8 +39,15 @@ def _lines_to(console: Console) -> Callable[..., None]:
     return line
 
 
-def _print_places(line: Callable[..., None], url: str, key_words: str) -> None:
-    """``key_words``: what requests need; empty without a key."""
+def print_places(line: Callable[..., None], url: str, key_words: str, config: ServerConfig) -> None:
+    """``key_words``: the key that requests need; empty without one."""
+    if not key_words and not is_loopback(config.host):
+        line()
+        line(
+            f"WARNING: any client that reaches {config.host or '0.0.0.0'} may use this server: it has no key. Name one "
+            "with --api-key-file FILE, or listen on this machine only with --host 127.0.0.1",
+            "bold yellow",
+        )
     line()
     line(f"API      {url}/v1")
     line(f"page     {url}/")
@@ -73,7 +81,7 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
         line(sampling_sentence(info.generation_defaults, info.default_sampling))
     for note in info.notes:
         line(f"note: {note}", "yellow")
-    _print_places(line, url, "the snippets read it from $WEFT_API_KEY" if with_key else "")
+    print_places(line, url, "the snippets read it from $WEFT_API_KEY" if with_key else "", config)
     line("Try it in a shell:", "bold")
     line(curl_snippet(model, url, with_key=with_key))
     line()
@@ -103,7 +111,7 @@ def print_models(console: Console, several: SeveralModels, url: str, config: Ser
     for name, info in ((model.name, model.info) for model in models if model.info.generates):
         line(f"{name:{width}}  {sampling_sentence(info.generation_defaults, info.default_sampling)}")
     words = "the header is 'Authorization: Bearer $WEFT_API_KEY'" if config.client_keys() else ""
-    _print_places(line, url, words)
+    print_places(line, url, words, config)
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 

@@ -17,7 +17,15 @@ from msgspec import UNSET, UnsetType
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import Generation, Usage, check_context, check_count, check_truncation, truncated
+from weft.server.generation import (
+    Generation,
+    Usage,
+    check_context,
+    check_count,
+    check_truncation,
+    tokens_after_cut,
+    truncated,
+)
 from weft.server.logprobs import CompletionLogprobs, PromptLogprobs, completion_logprobs, namer, prompt_logprobs
 from weft.server.protocol import (
     COMPLETION_TOKENS_DEFAULT,
@@ -212,8 +220,14 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
             add_special_tokens = body.add_special_tokens is not False
             if body.truncate_prompt_tokens is None:
                 await model.check_text(given, param="prompt")
-            tokens = await model.encode(given, add_special_tokens=add_special_tokens)
-            prompts.append(Prompt(tokens, given, marks=marks))
+                text, places = given, marks
+            else:
+                at_start = body.truncation_side == "right"
+                limit = tokens_after_cut(model, body.truncate_prompt_tokens)
+                text = await model.part_for_cut(given, limit, at_start=at_start)
+                places = marks if text is given or at_start else []
+            tokens = await model.encode(text, add_special_tokens=add_special_tokens)
+            prompts.append(Prompt(tokens, given, marks=places))
         else:
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))

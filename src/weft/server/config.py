@@ -120,6 +120,9 @@ class ServerConfig:
     max_tokenize_chars: int = limit(
         32_000_000, "Characters of long texts that may be tokenized at once (413, 503).", least=4096
     )
+    tokenize_memory: str = limit(
+        "1GiB", "Memory that long texts may take while they are tokenized (413, 503).", size=True
+    )
     max_answer_logprobs: int = limit(
         1_000_000,
         "Logprobs that an answer may have in one piece: n x tokens x "

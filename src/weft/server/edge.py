@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import ipaddress
 import mmap
@@ -256,6 +257,10 @@ class HttpEdge:
         """Counts bytes of bodies, or gives them back (negative)."""
         self._buffered.add(size_bytes)
 
+    def cap_connections(self, most: int) -> None:
+        """The system has descriptors for ``most`` connections."""
+        self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
+
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
         """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""
         self._connections[connection] = address
@@ -454,6 +459,16 @@ def _host_name(host: str) -> str | None:
     """Without port and brackets, in lower case; None for what is no host."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", host.strip())
     return (match[1] or match[2]).lower().rstrip(".") if match else None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether ``host``, a name or an address, means this machine only."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _is_address(name: str) -> bool:

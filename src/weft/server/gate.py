@@ -22,11 +22,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError, is_panic
-from weft.server.edge import EdgeError, Origins
+from weft.server.edge import EdgeError, Origins, is_loopback
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
-from weft.server.protocol import HEADER, begin_request
+from weft.server.protocol import HEADER, begin_request, name_key
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
@@ -52,9 +52,17 @@ _OPERATOR_PATHS = (
     "/api/delete",
     "/api/pull",
 )
+_READING = ("GET", "HEAD")
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def _may_operate(scope: Scope) -> bool:
+    """Return whether a request to an operator's path may pass without an operator key: it reads, or its client is on
+    this machine (a Unix socket has no client address)."""
+    client = scope.get("client")
+    return scope["method"] in _READING or client is None or is_loopback(client[0])
 
 
 class Gate:
@@ -155,10 +163,18 @@ class Gate:
         """None for a right key, with its tenant in the state of the request."""
         path = scope["path"]
         for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
+        if not self._keys.has_operators and path.startswith(_OPERATOR_PATHS) and not _may_operate(scope):
+            return EdgeError(
+                403,
+                f"{scope['method']} {path} changes the server for all: without an --operator-key it answers clients "
+                "on this machine only",
+                code="operator_only",
+            )
         scheme, _, key = authorization.partition(" ")
         tenant, is_operator = self._keys.match(key.strip()) if scheme.lower() == "bearer" else (None, False)
         if tenant is not None and (is_operator or not for_operators):
             scope["state"]["tenant"] = tenant
+            name_key(tenant.owner)
             return None
         if not self._keys.has_clients and not for_operators:
             return None

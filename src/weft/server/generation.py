@@ -30,7 +30,7 @@ from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
-from weft.server.protocol import SamplingFields, grammar_of, note_ignored, sampling_params
+from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
 from weft.server.service import KeepAlive, ModelUse, ServedModel, Service
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
@@ -120,6 +120,7 @@ class Generation:
                 sampling=sampling,
                 priority=priority,
                 cache_salt=cache_salt,
+                key=key_of_request(),
                 boundaries=prompt.boundaries,
                 marks=prompt.marks,
                 prediction=prompt.prediction,
@@ -418,6 +419,12 @@ def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
         )
 
 
+def tokens_after_cut(model: ServedModel, limit: int) -> int:
+    """Return the most tokens that ``truncate_prompt_tokens`` ``limit`` leaves."""
+    longest = model.info.sizes.max_model_len
+    return longest if limit == TO_THE_CONTEXT else min(limit, longest)
+
+
 def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
     """``prompt``, cut if the request asks for it: on the left, or for completions also on the right. Cache
     positions move with the cut. It has no text then: ``echo`` decodes its tokens. ``answer_tokens``: what -1
@@ -578,9 +585,12 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     check_truncation(fields, is_chat=True)
     model = await service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
-    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    elif not prompt.pictures:
+        limit = tokens_after_cut(model, fields.truncate_prompt_tokens)
+        prompt = prompt.last(await model.part_for_cut(prompt.text, limit, at_start=False))
     encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
     check_spans(request, encoded, model.info.sizes.max_model_len)
     if fields.cache_boundaries:

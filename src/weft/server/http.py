@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import resource
 import socket
 from collections.abc import AsyncGenerator, Generator
@@ -24,7 +25,8 @@ from weft.server.sse import Handler
 _LAST_ANSWERS_S = 1.0
 """How long responses that are already decided (errors, last chunks) may take to leave."""
 _OTHER_FILES = 256
-"""File descriptors that the server needs besides its connections."""
+"""Descriptors that are kept back from connections: of logs, stores, workers and engines that start."""
+_log = logging.getLogger("weft.server")
 
 
 class _HttpServer(uvicorn.Server):
@@ -59,7 +61,7 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
 async def serving(service: Service, listener: socket.socket, forward: Handler | None = None) -> AsyncGenerator[None]:
     """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
     ``service`` is closed."""
-    raise_file_limit(service.config.max_connections)
+    service.edge.cap_connections(raise_file_limit(service.config.max_connections))
     sweeping = asyncio.create_task(service.edge.sweep_forever())
     http = http_server(service, forward)
     answering = asyncio.create_task(http.serve(sockets=[listener]))
@@ -75,11 +77,24 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
         await service.close()
 
 
-def raise_file_limit(connections: int) -> None:
-    """A connection is a file descriptor, and the usual limit is 1,024 of them."""
+def raise_file_limit(connections: int) -> int:
+    """Raise the limit of open files for ``connections``: each is a file descriptor, and the usual limit is 1,024.
+    Return how many connections leave room for files and children of the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Twice: a refused connection lingers.
     wanted = 2 * connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        enough = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+    if soft == resource.RLIM_INFINITY:
+        return connections
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    room = max(1, (soft - min(_OTHER_FILES, soft // 2)) // 2)
+    if room < connections:
+        _log.warning(
+            "the system allows %d open files (ulimit -n), which is room for %d connections; limits.max_connections "
+            "asks for %d",
+            soft,
+            room,
+            connections,
+        )
+    return min(room, connections)

@@ -37,7 +37,7 @@ from weft.costs.step import given_cost
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.places import visible_gpus
-from weft.fleet.start_progress import StartProgress
+from weft.fleet.start_progress import ServiceConsole, StartProgress
 from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.models.hub import local_checkpoint, resolve_model
@@ -71,7 +71,7 @@ def serve(
     ``factory`` ("module:function") builds the engine in its process; tests put scripted ones here.
     """
     set_up_logging(server_config)
-    console = Console(stderr=False, soft_wrap=True)
+    console = ServiceConsole(soft_wrap=True)
     try:
         server_config.check()
         engine_config.check()

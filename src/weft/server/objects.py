@@ -5,7 +5,8 @@
 
 An object may continue a *parent*: a conversation is a tree with a *root*, and a turn is a path from it. Every
 query of a client names the owner (law L10). Count, bytes and age of each kind are bounded (law L11): what
-goes first is the conversation that was continued the longest ago, and in it the last object. An object that
+goes first is of the owner that has most: the conversation that was continued the longest ago, and in it the last
+object. An object that
 is not finished names its *runner*, a file that a process locks as long as it lives. The file and its
 directory are for their owner only, and ``secure_delete`` overwrites what is deleted.
 """
@@ -34,6 +35,7 @@ CREATE TABLE objects (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEX
                       owner TEXT NOT NULL, parent TEXT, root TEXT NOT NULL, size INTEGER NOT NULL,
                       created_s REAL NOT NULL, runner TEXT, body BLOB NOT NULL);
 CREATE INDEX objects_by_root ON objects (root, seq);
+CREATE INDEX objects_by_owner ON objects (kind, owner, size);
 CREATE TABLE kinds (kind TEXT PRIMARY KEY, count INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER object_added AFTER INSERT ON objects BEGIN
     UPDATE kinds SET count = count + 1, bytes = bytes + new.size WHERE kind = new.kind;
@@ -50,8 +52,12 @@ _INSERT = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RESTED = """
-SELECT seq, id, created_s FROM objects AS one WHERE kind = ? AND NOT EXISTS
+SELECT seq, id, created_s FROM objects AS one WHERE kind = :kind AND (:owner IS NULL OR owner = :owner) AND NOT EXISTS
     (SELECT 1 FROM objects WHERE root = one.root AND seq > one.seq) ORDER BY seq LIMIT 1
+"""
+_LARGEST_OWNER = """
+SELECT owner FROM objects WHERE kind = :kind GROUP BY owner
+    ORDER BY max(count(*) / :count, sum(size) / :bytes) DESC LIMIT 1
 """
 _GET = """
 SELECT body FROM objects AS one WHERE id = ? AND owner = ? AND kind = ? AND
@@ -219,7 +225,11 @@ class ObjectDatabase:
             is_over = count > bounds.count or size > bounds.bytes
             if not (is_over or looks_at_age):
                 return gone
-            rested = self.db.execute(_RESTED, (kind,)).fetchone()
+            owner = None
+            if is_over:
+                share = {"kind": kind, "count": float(bounds.count), "bytes": float(bounds.bytes)}
+                [owner] = self.db.execute(_LARGEST_OWNER, share).fetchone() or [None]
+            rested = self.db.execute(_RESTED, {"kind": kind, "owner": owner}).fetchone()
             if rested is None or not (is_over or rested[2] < now_s - bounds.age_s):
                 return gone
             self.db.execute("DELETE FROM objects WHERE seq = ?", rested[:1])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weft.errors import EngineUnavailableError, RequestError
+from weft.errors import RequestError
 from weft.images.picture import Picture
 from weft.images.video import Sampling
 from weft.images.worker import FILE, URL, VIDEO, PictureStart, Source, VideoJob, decoded
@@ -26,7 +26,8 @@ from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
 if TYPE_CHECKING:
-    from weft.server.media import MediaFetcher
+    from weft.server.protocol import key_of_request
+from weft.server.media import MediaFetcher
 
 LINE_MAX = 64
 _START_WITHIN_S = 10.0
@@ -53,7 +54,10 @@ class PictureReader:
         self._pictures_max = pictures_max
         function = JobFunction("weft.images.worker:prepare", memory_bytes)
         body = msgspec.msgpack.encode(start)
-        self._lanes = {kind: WorkerLane(lambda: _started(function, body), seconds[kind]) for kind in PICTURE_KINDS}
+        self._lanes = {
+            kind: WorkerLane(lambda: _started(function, body), seconds[kind], workers=2, line_max=LINE_MAX)
+            for kind in PICTURE_KINDS
+        }
 
     async def read(self, parts: Sequence[PicturePart]) -> list[Picture]:
         """Raises RequestError that names the part, EngineUnavailableError where too many wait."""
@@ -113,11 +117,9 @@ class PictureReader:
 
     async def _decoded(self, kind: PictureKind, job: bytes) -> Picture:
         lane = self._lanes[kind]
-        if lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(
-                f"{lane.waiting} pictures wait to be read; the limit is {LINE_MAX}. Try again later"
-            )
-        return await asyncio.to_thread(decoded, await lane.ask(job))
+        key = key_of_request()
+        lane.check_line(key, "pictures wait to be read")
+        return await asyncio.to_thread(decoded, await lane.ask(job, key))
 
 
 def _started(function: JobFunction, start: bytes) -> BoundedWorker:

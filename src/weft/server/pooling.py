@@ -345,15 +345,16 @@ async def embedding_prompts(
         if isinstance(given, str):
             if truncate_to is None:
                 await model.check_text(given, param=name)
+            else:
+                given = await model.part_for_cut(given, truncate_to, at_start=True)
         else:
             model.check_ids(given, param=name)
-        chars = len(given) if isinstance(given, str) else 0
         prompts.append(
             await model.pooled(
                 functools.partial(
                     model.pooler.embedding, given, limit=limit, truncate_to=truncate_to, param=name, **before
                 ),
-                chars,
+                given if isinstance(given, str) else "",
             )
         )
     return prompts
@@ -414,10 +415,12 @@ async def _scored(
         name = f"{fields[1]}[{at}]"
         if cut is None:
             await model.check_text(text, param=name)
+        else:
+            text = await model.part_for_cut(text, cut, at_start=True)
         make = functools.partial(
             model.pooler.scoring, query, text, limit=limit, instruction=instruction, truncate_to=cut, param=name
         )
-        prompts.append(await model.pooled(make, len(query) + len(text)))
+        prompts.append(await model.pooled(make, query, text))
     return prompts
 
 

@@ -36,7 +36,7 @@ from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge, SharedCounts, Tally
 from weft.server.metrics import EngineReport, FleetReport, Metrics, ModelMetrics
 from weft.server.presets import Preset, Presets
-from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, note_ignored
+from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, key_of_request, note_ignored
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
@@ -55,6 +55,7 @@ from weft.text.chat_request import (
 from weft.text.dialect import Dialect
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
+from weft.text.text_parts import next_cut
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
 from weft.text.worker_main import JobFunction
@@ -70,6 +71,7 @@ ANY_NAME = "default"
 _NAMES_SHOWN = 20
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
+_CUT_TOKENS_MIN = 1024
 _DRAIN_LOOK_S = 0.05
 Encoded = TypeVar("Encoded")
 KeepAlive: TypeAlias = float | msgspec.UnsetType | None
@@ -96,7 +98,7 @@ class BodyChecker:
         if len(raw) <= LARGE_BODY_BYTES:
             return
         try:
-            answer = msgspec.msgpack.decode(await self._lane.ask(raw), type=BodyVerdict)
+            answer = msgspec.msgpack.decode(await self._lane.ask(raw, key_of_request()), type=BodyVerdict)
         except OSError:
             raise EngineUnavailableError("the body took too long to look through; try again later") from None
         if answer.is_too_large:
@@ -222,8 +224,19 @@ class ServedModel:
         if len(text) < LONG_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await self._encode_long(
-            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text)
+            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), text
         )
+
+    async def part_for_cut(self, text: str, tokens: int, *, at_start: bool) -> str:
+        """Return the part of ``text`` that a cut to ``tokens`` tokens needs: all of a text that is not far longer, or
+        else its start or end with twice as many. All tokens of the largest body take a minute and gigabytes."""
+        chars = _HEAD_CHARS_PER_TOKEN * max(tokens, _CUT_TOKENS_MIN)
+        while chars < len(text):
+            part = text[:chars] if at_start else text[_cut_before(text, len(text) - chars) :]
+            if len(await self.encode(part, add_special_tokens=False)) >= 2 * tokens:
+                return part
+            chars *= 4
+        return text
 
     async def encode_chat(
         self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None
@@ -232,15 +245,21 @@ class ServedModel:
         encode = functools.partial(
             encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known
         )
-        return encode() if len(prompt.text) < LONG_TEXT_CHARS else await self._encode_long(encode, len(prompt.text))
+        if len(prompt.text) < LONG_TEXT_CHARS:
+            return encode()
+        return await self._encode_long(encode, prompt.text, whole=bool(prompt.ends or prompt.marks or prompt.pictures))
 
-    async def pooled(self, make: Callable[[], PooledPrompt], char_count: int) -> PooledPrompt:
-        """``make``: of ``pooler``, for a text of so many characters."""
-        return make() if char_count < LONG_TEXT_CHARS else await self._encode_long(make, char_count)
+    async def pooled(self, make: Callable[[], PooledPrompt], *texts: str) -> PooledPrompt:
+        """``make``: of ``pooler``, for ``texts``."""
+        if sum(map(len, texts)) < LONG_TEXT_CHARS:
+            return make()
+        return await self._encode_long(make, "".join(texts), whole=True)
 
-    async def _encode_long(self, encode: Callable[[], Encoded], char_count: int) -> Encoded:
-        """In a thread, within the budget. Raises TextTooLongError, QueueFullError."""
-        with self.budget.spending(char_count):
+    async def _encode_long(self, encode: Callable[[], Encoded], text: str, *, whole: bool = False) -> Encoded:
+        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: as of ``Tokenizer.memory_of``. Raises
+        TextTooLongError, QueueFullError."""
+        memory_bytes = await asyncio.to_thread(self.tokenizer.memory_of, text, whole=whole)
+        with self.budget.spending(len(text), memory_bytes):
             return await asyncio.to_thread(encode)
 
     async def write_chat(
@@ -265,10 +284,22 @@ class ServedModel:
         for name in request.left_out:
             note_ignored(name)
         chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
-        prompt = await self.template.write(request.messages, chars_cut=chars_cut, **request.rendering)
+        prompt = await self.template.write(
+            request.messages, key=key_of_request(), chars_cut=chars_cut, **request.rendering
+        )
         if self.pictures is not None and request.pictures:
             prompt = show_pictures(prompt, await self.pictures.read(request.pictures), self.pictures.tokens)
         return request, prompt
+
+
+def _cut_before(text: str, place: int) -> int:
+    """Return where the end of ``text`` from ``place`` on begins: at a cut between two words, so that its tokens are
+    those of the whole, or at ``place`` where none is near."""
+    cut = next_cut(text[: place + _CUT_WITHIN_CHARS], place)
+    return place if cut is None else cut
+
+
+_CUT_WITHIN_CHARS = 4096
 
 
 def load_served_model(
@@ -288,7 +319,7 @@ def load_served_model(
         template,
         _dialect(template, tokenizer, config),
         int(time.time()),
-        TokenizeBudget(config.max_tokenize_chars),
+        TokenizeBudget(config.max_tokenize_chars, parse_bytes(config.tokenize_memory, flag="limits.tokenize_memory")),
         _picture_reader(info, config, tokenizer),
         Pooler(directory, tokenizer, name=info.name, score_labels=info.score_labels),
         _vocabulary(directory),
@@ -659,7 +690,8 @@ class Service:
 
     def weight_version(self) -> str:
         """The name that the last update gave the weights; empty for those of the start."""
-        return "" if self._engine is None else self._engine.engines.weights.version
+        engines = getattr(self._engine, "engines", None)  # an HTTP process of several has none: updates go elsewhere
+        return "" if engines is None else str(engines.weights.version)
 
     def _weights_details(self) -> dict[str, str]:
         version = self.weight_version()

@@ -1,52 +1,76 @@
-"""How many characters are tokenized at once.
+"""How much is tokenized at once.
 
 a long text --spending--> a thread --> tokens
-                                      |
-                  too many alone: 413; too many beside others: 503
+                                  |
+     too much alone: 413; too much beside others, or beyond the share of its key: 503
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
 from weft.errors import QueueFullError, RequestError
+from weft.server.protocol import NO_KEY, key_of_request
+
+_KEY_SHARE = 0.5
+"""Part of the budget that the requests of one API key may have together."""
 
 
 class TextTooLongError(RequestError):
-    """The text is over limits.max_tokenize_chars."""
+    """The text is over limits.max_tokenize_chars, or takes more than limits.tokenize_memory."""
 
     status = 413
 
 
 class TokenizeBudget:
-    """How many characters are tokenized at once, over all requests (law L11): it takes a second of a core for
-    each megabyte, and the engine needs the cores. Short texts are not counted."""
+    """How many characters, and bytes of memory for them, are tokenized at once, over all requests (law L11): it takes
+    a second of a core for each megabyte, and the engine needs the cores. Short texts are not counted. The requests of
+    one API key have half of it, so that another key always finds room."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._spent = 0
+    def __init__(self, chars: int, memory_bytes: int) -> None:
+        self._limits = {
+            "limits.max_tokenize_chars": (chars, "characters"),
+            "limits.tokenize_memory": (memory_bytes, "bytes of memory to tokenize"),
+        }
+        self._spent: Counter[tuple[str, str]] = Counter()
+        """By limit and key."""
 
     @contextlib.contextmanager
-    def spending(self, count: int) -> Iterator[None]:
+    def spending(self, chars: int, memory_bytes: int) -> Iterator[None]:
         """Raises TextTooLongError, QueueFullError."""
-        if count > self._limit:
-            raise TextTooLongError(
-                f"the text has {count} characters; the limit is {self._limit} (limits.max_tokenize_chars)",
-                param="prompt",
-                code="text_too_long",
-            )
-        if self._spent + count > self._limit:
-            raise QueueFullError(
-                f"{self._spent} characters of other requests are being tokenized, and this "
-                f"text has {count}; the limit is {self._limit} "
-                "(limits.max_tokenize_chars). Try "
-                "again later",
-                param="limits.max_tokenize_chars",
-                code="queue_full",
-            )
-        self._spent += count
+        key = key_of_request()
+        needs = dict(zip(self._limits, (chars, memory_bytes), strict=True))
+        for flag, need in needs.items():
+            self._check(flag, need, key)
+        for flag, need in needs.items():
+            self._spent[flag, key] += need
         try:
             yield
         finally:
-            self._spent -= count
+            for flag, need in needs.items():
+                self._spent[flag, key] -= need
+                if not self._spent[flag, key]:
+                    del self._spent[flag, key]
+
+    def _check(self, flag: str, need: int, key: str) -> None:
+        limit, unit = self._limits[flag]
+        own_limit = limit if key == NO_KEY else int(limit * _KEY_SHARE)
+        if need > own_limit:
+            whose = "" if own_limit == limit else f" an API key, half of {limit}"
+            raise TextTooLongError(
+                f"the text has {need} {unit}; the limit is {own_limit}{whose} ({flag})",
+                param="prompt",
+                code="text_too_long",
+            )
+        own = self._spent[flag, key]
+        spent = sum(count for (of, _), count in self._spent.items() if of == flag)
+        if spent + need > limit or own + need > own_limit:
+            held, limit = (spent, limit) if spent + need > limit else (own, own_limit)
+            raise QueueFullError(
+                f"texts with {held} {unit} are being tokenized, and this one has {need}; the limit is {limit} "
+                f"({flag}). Try again later",
+                param=flag,
+                code="queue_full",
+            )

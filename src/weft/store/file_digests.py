@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import time
@@ -31,9 +32,8 @@ from typing import Any
 
 from weft.errors import CheckpointError
 
-blake3: Any
 try:
-    from blake3 import blake3
+    blake3: Any = importlib.import_module("blake3").blake3
 except ImportError:  # no wheel for this platform, and no compiler for its source
     blake3 = None
 

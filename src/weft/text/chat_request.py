@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weft.errors import CheckpointError, ContextLengthError, EngineUnavailableError, RequestError, maximum_context
+from weft.errors import CheckpointError, ContextLengthError, RequestError, maximum_context
 from weft.request import Grammar, PictureKind, PlacedPicture, Pooling
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
@@ -198,12 +198,14 @@ class TemplateSandbox:
         self._memory_bytes = memory_bytes
         self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max))
         worker, facts = self._begun(worker or template_worker(memory_bytes))
-        self._lanes = (WorkerLane(self._worker, seconds, worker), WorkerLane(self._worker, seconds))
+        self._lanes = tuple(
+            WorkerLane(self._worker, seconds, first, workers=2, line_max=LINE_MAX) for first in (worker, None)
+        )
         self.variables = frozenset(facts.variables)
         self.reads_tools = facts.reads_tools
 
-    async def write(self, messages: list[ChatMessage], **job: Any) -> ChatPrompt:
-        """``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
+    async def write(self, messages: list[ChatMessage], *, key: str = "", **job: Any) -> ChatPrompt:
+        """``key``: the API key that asks; ``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
 
         Raises RequestError for what the template refuses and for what exceeds the limits, and
         EngineUnavailableError where too many conversations wait."""
@@ -212,12 +214,9 @@ class TemplateSandbox:
         except (RecursionError, ValueError):
             raise RequestError("messages: nested too deeply", param="messages") from None
         lane = self._lanes[len(body) >= LARGE_BYTES]
-        if lane.waiting >= LINE_MAX:
-            raise EngineUnavailableError(
-                f"{lane.waiting} conversations wait to be rendered; the limit is {LINE_MAX}. Try again later"
-            )
+        lane.check_line(key, "conversations wait to be rendered")
         try:
-            raw = await lane.ask(body)
+            raw = await lane.ask(body, key)
         except TimeoutError:
             raise RequestError(
                 f"the chat template takes more than {self._seconds:g} s for these messages (limits.template_seconds)",
@@ -291,6 +290,8 @@ def encode_prompt(
         if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
             positions = [len(known.tokens) + at for at in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
+    if not places:
+        return Prompt(tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens), prompt.text)
     tokens, positions = tokenizer.encode_with_boundaries(prompt.text, places, add_special_tokens=add_special_tokens)
     return _encoded(tokens, positions, prompt)
 

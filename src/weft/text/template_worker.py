@@ -163,6 +163,12 @@ class ChatPrompt(msgspec.Struct, tag=True):
     marks: list[int]
     pictures: list[ShownPicture] = []
 
+    def last(self, text: str) -> ChatPrompt:
+        """Return the prompt of ``text``, which is its end, with the places in there. It has no pictures."""
+        before = len(self.text) - len(text)
+        ends, marks = ([at - before for at in places if at > before] for places in (self.ends, self.marks))
+        return ChatPrompt(text, ends, marks)
+
 
 class Refused(msgspec.Struct, tag=True):
     message: str

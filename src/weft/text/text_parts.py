@@ -26,8 +26,9 @@ from typing import Any
 import tokenizers
 
 PART_CHARS = 1 << 15
-_TOGETHER = 4 * (os.cpu_count() or 1)
+PARTS_TOGETHER = 4 * (os.cpu_count() or 1)
 """Parts that the library gets at once."""
+_SEARCHED_CHARS = 1 << 20
 _CUT = re.compile(r"[A-Za-z] (?=[A-Za-z])")
 _ENDINGS = "'s|'t|'re|'ve|'m|'ll|'d"
 _FIRST = r"[^\r\n\p{L}\p{N}]"
@@ -43,6 +44,23 @@ _ALTERNATIVES = frozenset({
 _ANY_SPACE = r"\s+"
 
 
+def cuts(text: str) -> list[int]:
+    """Return where the parts of ``text`` begin: each has PART_CHARS characters or more."""
+    places = [0]
+    while (cut := next_cut(text, places[-1] + PART_CHARS)) is not None:
+        places.append(cut)
+    return places
+
+
+def next_cut(text: str, start: int) -> int | None:
+    """Return the first place from ``start`` on where ``text`` may be cut. Python's other threads run meanwhile: a
+    search in a text without a cut takes a third of a second, and holds the interpreter's lock."""
+    for at in range(start, len(text), _SEARCHED_CHARS):
+        if cut := _CUT.search(text, at, at + _SEARCHED_CHARS + 2):
+            return cut.start() + 1
+    return None
+
+
 class TextParts:
     """``before`` and ``behind``: the special tokens that the tokenizer adds to every text."""
 
@@ -52,13 +70,10 @@ class TextParts:
         self._behind = behind
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        cuts = [0]
-        while cut := _CUT.search(text, cuts[-1] + PART_CHARS):
-            cuts.append(cut.start() + 1)
-        spans = list(itertools.pairwise([*cuts, len(text)]))
+        spans = list(itertools.pairwise([*cuts(text), len(text)]))
         ids = list(self._before) if add_special_tokens else []
-        for first in range(0, len(spans), _TOGETHER):
-            parts = [text[at:end] for at, end in spans[first : first + _TOGETHER]]
+        for first in range(0, len(spans), PARTS_TOGETHER):
+            parts = [text[at:end] for at, end in spans[first : first + PARTS_TOGETHER]]
             for encoding in self._backend.encode_batch_fast(parts, add_special_tokens=False):
                 ids += encoding.ids
         return ids + self._behind if add_special_tokens else ids

@@ -30,7 +30,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,17 @@ import tokenizers
 from weft.added_tokens import read_next_to
 from weft.errors import CheckpointError, RequestError, is_panic
 from weft.files import parse_json
-from weft.text.text_parts import PART_CHARS, TextParts, text_parts
+from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER, TextParts, cuts, text_parts
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
 """From here on tokenizing takes milliseconds: a server does it in a thread."""
 _SHOWN_CHARS = 24
+_CHAR_BYTES = 44
+"""Memory of a list of ids, one for each character."""
+_UNCUT_CHAR_BYTES = 160
+"""Memory of the library for a character of a part, of the parts that it has together."""
 
 
 @contextmanager
@@ -123,6 +127,14 @@ class Tokenizer:
     def _parts(self) -> TextParts | None:
         """At the first very long text: it reads the whole tokenizer again."""
         return text_parts(self._backend)
+
+    def memory_of(self, text: str, *, whole: bool) -> int:
+        """Return the bytes that tokenizing a long ``text`` takes, at most. ``whole``: with the offsets of its tokens,
+        which no text in parts has."""
+        longest = len(text)
+        if not whole and self._parts is not None:
+            longest = max(end - at for at, end in pairwise([*cuts(text), len(text)]))
+        return _CHAR_BYTES * len(text) + _UNCUT_CHAR_BYTES * min(len(text), PARTS_TOGETHER * longest)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""

@@ -13,7 +13,7 @@ a job is late. A fork has limits of CPU time, memory and stack of its own, and l
 
 The child imports little, and has no terminal signals and no secret of the environment. It ends when its stdin
 ends, so it never outlives its parent. When it ends, every open job fails with BrokenPipeError. A ``WorkerLane``
-is one worker of an event loop, replaced after a job that was late or deadly.
+is one or two workers of an event loop, replaced after a job that was late or deadly.
 
 The lane waits for a millisecond before it yields. Most conversations are rendered in a tenth of that. A
 future, a task and a thread for each cost more than the rendering did.
@@ -29,12 +29,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Container
+from dataclasses import dataclass
 
 import msgspec
 
 from weft.environment import worker_variables
+from weft.errors import EngineUnavailableError
+from weft.shares import KeyShares
 from weft.text.worker_main import HEAD, JobFunction
 
 _PART_BYTES = 64 << 10
@@ -150,77 +153,189 @@ class BoundedWorker:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """``number``: of a job that the worker has, 0 if it was not sent."""
+
+    key: str
+    body: bytes
+    number: int
+    result: asyncio.Future[bytes]
+
+
+class JobLine:
+    """Jobs that wait, first come first served for each API key. ``next``: that of the key which used fewest seconds."""
+
+    def __init__(self) -> None:
+        self._shares = KeyShares()
+        self._by_key: dict[str, deque[_Job]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_key.values()))
+
+    def count(self, key: str) -> int:
+        return len(self._by_key.get(key, ()))
+
+    def add(self, job: _Job) -> None:
+        if job.key not in self._by_key:
+            self._shares.arrive(job.key, self._by_key)
+            self._by_key[job.key] = deque()
+        self._by_key[job.key].append(job)
+
+    def next(self, barred: Container[str]) -> _Job | None:
+        """Take the next job of a key that is not ``barred``."""
+        keys = [key for key in self._by_key if key not in barred]
+        if not keys:
+            return None
+        key = min(keys, key=lambda key: self._shares.used_s.get(key, 0.0))
+        job = self._by_key[key].popleft()
+        self._end(key)
+        return job
+
+    def drop(self, job: _Job) -> bool:
+        """Whether ``job`` waited; it does not any more."""
+        if job not in self._by_key.get(job.key, ()):
+            return False
+        self._by_key[job.key].remove(job)
+        self._end(job.key)
+        return True
+
+    def charge(self, key: str, seconds: float) -> None:
+        self._shares.charge({key: seconds})
+
+    def _end(self, key: str) -> None:
+        if not self._by_key[key]:
+            del self._by_key[key]
+
+
 class WorkerLane:
-    """A worker of the event loop that takes one job at a time, each within ``seconds``. ``waiting``: jobs
-    that wait or run.
+    """Workers of the event loop, each of which takes one job at a time, within ``seconds``. ``waiting``: jobs that wait
+    or run, ``line_max`` at most. ``workers``: so many at most, each started when it is needed. One of several is left
+    to other API keys.
 
     A turn of a busy loop takes as long as tens of jobs. With one job a turn, the line grows while the worker
-    has nothing to do. So those that wait are answered in one turn, up to _LINE_S."""
+    has nothing to do. So those that wait are answered in one turn, up to _LINE_S. Keys take turns, and a job whose
+    client has left does not begin."""
 
-    def __init__(self, start: Callable[[], BoundedWorker], seconds: float, worker: BoundedWorker | None = None) -> None:
+    def __init__(
+        self,
+        start: Callable[[], BoundedWorker],
+        seconds: float,
+        worker: BoundedWorker | None = None,
+        *,
+        workers: int = 1,
+        line_max: int = 0,
+    ) -> None:
         self.waiting = 0
         self._start = start
         self._seconds = seconds
-        self._worker = worker
-        self._line: deque[tuple[bytes, int, asyncio.Future[bytes]]] = deque()
-        self._serving: asyncio.Task[None] | None = None
+        self._line_max = line_max
+        self._workers: list[BoundedWorker | None] = [worker, *[None] * (workers - 1)]
+        self._idle = list(range(workers))
+        """Places in ``_workers``."""
+        self._line = JobLine()
+        self._running: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def ask(self, body: bytes) -> bytes:
-        """Raises TimeoutError for a job that takes too long, OSError for one that ends its process, and what
-        ``start`` raises."""
-        number = 0
-        if self._worker is not None and not self.waiting and len(body) < _PIPE_BYTES:
+    def check_line(self, key: str, what: str) -> None:
+        """Raises EngineUnavailableError where ``line_max`` jobs wait, or half as many of one API key. ``what``: how the
+        sentence calls them."""
+        own, half = self._line.count(key) + self._running[key], self._line_max // 2
+        for count, limit in ((self.waiting, self._line_max), *(((own, half),) if key else ())):
+            if count >= limit:
+                whose = " of your API key" if limit == half else ""
+                raise EngineUnavailableError(f"{count} {what}{whose}; the limit is {limit}. Try again later")
+
+    async def ask(self, body: bytes, key: str = "") -> bytes:
+        """``key``: the API key that asks. Raises TimeoutError for a job that takes too long, OSError for one that ends
+        its process, and what ``start`` raises."""
+        number, worker = 0, self._workers[0]
+        if worker is not None and 0 in self._idle and not len(self._line) and len(body) < _PIPE_BYTES:
             with contextlib.suppress(OSError):  # a child that has died since is replaced below
-                number = self._worker.send(body)
+                number = worker.send(body)
             try:
-                if number and (answer := self._worker.receive(number, _PATIENCE_S)) is not None:
+                if number and (answer := worker.receive(number, _PATIENCE_S)) is not None:
                     return answer
             except OSError:
-                self.end()
+                self._end(0)
                 raise
         self.waiting += 1
-        result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._line.append((body, number, result))
-        if self._serving is None:
-            self._serving = asyncio.ensure_future(self._serve())
-        # A client that goes away must not leave half a question in the pipe: the job goes on without it.
-        return await asyncio.shield(result)
+        job = _Job(key, body, number, asyncio.get_running_loop().create_future())
+        if number:
+            self._idle.remove(0)
+            self._serve_at(0, job)
+        else:
+            self._line.add(job)
+            self._serve_waiting()
+        try:
+            # A client that goes away must not leave half a question in the pipe: a job that began goes on without it.
+            return await asyncio.shield(job.result)
+        except asyncio.CancelledError:
+            self.waiting -= self._line.drop(job)
+            raise
 
     def end(self) -> None:
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None
+        for place in range(len(self._workers)):
+            self._end(place)
 
-    async def _serve(self) -> None:
-        """Answers those in the line, and returns."""
-        try:
-            began_s = time.monotonic()
-            while self._line:
-                body, number, result = self._line.popleft()
-                try:
-                    result.set_result(await self._answer(body, number))
-                except Exception as error:
-                    result.set_exception(error)
-                self.waiting -= 1
-                if time.monotonic() - began_s > _LINE_S:
-                    await asyncio.sleep(0)
-                    began_s = time.monotonic()
-        finally:
-            self._serving = None
+    def _end(self, place: int) -> None:
+        worker, self._workers[place] = self._workers[place], None
+        if worker is not None:
+            worker.end()
 
-    async def _answer(self, body: bytes, number: int) -> bytes:
-        """``number``: of the job, 0 if it was not sent."""
-        if self._worker is None or self._worker.gone:
-            self._worker = await asyncio.to_thread(self._start)
+    def _next(self) -> _Job | None:
+        most = max(1, len(self._workers) - 1)
+        return self._line.next({key for key, count in self._running.items() if key and count >= most})
+
+    def _serve_waiting(self) -> None:
+        while self._idle and (job := self._next()) is not None:
+            self._serve_at(self._idle.pop(0), job)
+
+    def _serve_at(self, place: int, job: _Job) -> None:
+        self._running[job.key] += 1
+        task = asyncio.ensure_future(self._serve(place, job))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, place: int, job: _Job | None) -> None:
+        """Answers ``job`` and those in the line, and returns."""
+        began_s = time.monotonic()
+        while job is not None:
+            job_began_s = time.monotonic()
+            try:
+                job.result.set_result(await self._answer(place, job))
+            except Exception as error:
+                job.result.set_exception(error)
+            now_s = time.monotonic()
+            self._line.charge(job.key, now_s - job_began_s)
+            self._running[job.key] -= 1
+            if not self._running[job.key]:
+                del self._running[job.key]
+            self.waiting -= 1
+            if now_s - began_s > _LINE_S:
+                await asyncio.sleep(0)
+                began_s = time.monotonic()
+            job = self._next()
+            if job is not None:
+                self._running[job.key] += 1
+        self._idle.append(place)
+        self._idle.sort()
+        self._serve_waiting()
+
+    async def _answer(self, place: int, job: _Job) -> bytes:
+        worker, number = self._workers[place], job.number
+        if worker is None or worker.gone:
+            worker = await asyncio.to_thread(self._start)
+            self._workers[place] = worker
             number = 0
         try:
             async with asyncio.timeout(self._seconds):
-                if not number and len(body) < _PIPE_BYTES:
-                    number = self._worker.send(body)
-                    if (answer := self._worker.receive(number, _PATIENCE_S)) is not None:
+                if not number and len(job.body) < _PIPE_BYTES:
+                    number = worker.send(job.body)
+                    if (answer := worker.receive(number, _PATIENCE_S)) is not None:
                         return answer
-                number = number or await asyncio.to_thread(self._worker.send, body)
-                return await self._worker.receive_later(number)
+                number = number or await asyncio.to_thread(worker.send, job.body)
+                return await worker.receive_later(number)
         except OSError:  # TimeoutError is one
-            self.end()
+            self._end(place)
             raise

@@ -175,6 +175,19 @@ def test_a_checkpoint_that_does_not_sample_is_greedy(
     assert read_generation_defaults(directory, {}).temperature == temperature
 
 
+def test_generation_settings_that_are_not_applied_are_named(directory: Path) -> None:
+    stated = {
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [7],
+        "num_beams": 1,
+        "typical_p": 1.0,
+        "bad_words_ids": None,
+    }
+    (directory / "generation_config.json").write_text(json.dumps(stated))
+    [warning] = load_model(directory).warnings
+    assert warning == "Not applied of generation_config.json: no_repeat_ngram_size, suppress_tokens."
+
+
 def test_an_unknown_architecture_is_told_from_a_broken_checkpoint(directory: Path) -> None:
     with pytest.raises(UnknownArchitectureError, match="gpt2"):
         load_model(copy_checkpoint(directory, directory.parent / "other", model_type="gpt2"))
@@ -193,7 +206,7 @@ def test_tensors_of_other_parts_are_ignored_and_strangers_are_reported(directory
     )
     [skipped] = load_model(directory).warnings
     assert skipped == "Skipped the vision tower (1 tensor, 8 B): weft serves the text part of this model."
-    rewrite(directory, lambda tensors: tensors.update({f"model.layers.0.extra.{i}": torch.zeros(2) for i in range(7)}))
+    rewrite(directory, lambda tensors: tensors.update({f"value_head.{i}": torch.zeros(2) for i in range(7)}))
     rewrite(
         directory,
         lambda tensors: tensors.update(
@@ -207,8 +220,35 @@ def test_tensors_of_other_parts_are_ignored_and_strangers_are_reported(directory
     skipped, warning = load_model(directory).warnings
     assert "vision tower (7 tensors, 7.0 KiB) and the audio tower (3 tensors, 3.5 KiB)" in skipped
     assert "7 tensors are not used" in warning
-    assert "model.layers.0.extra.0" in warning
+    assert "value_head.0" in warning
     assert "2 more" in warning
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.up_proj.lora_A.weight",
+        "model.layers.0.mlp.up_proj.bias",
+        "model.layers.4.input_layernorm.weight",
+        "model.adapter.weight",
+        "lm_head.bias",
+    ],
+)
+def test_a_tensor_of_the_model_that_nothing_reads_is_refused_by_its_name(directory: Path, name: str) -> None:
+    """An adapter that was not merged, a bias, a layer that config.json does not count: the model was trained with
+    it. A bias of zeros, as quantisation tools write them, is none."""
+    rewrite(directory, lambda tensors: tensors.update({name: torch.ones(64)}))
+    assert "\n" not in failure(directory, str(directory / "model.safetensors"), "the model has no", name)
+    if name.endswith("up_proj.bias"):
+        rewrite(directory, lambda tensors: tensors.update({name: torch.zeros(96)}))
+        assert "up_proj.bias" in str(load_model(directory).warnings)
+
+
+def test_fewer_layers_than_the_files_have_are_refused(directory: Path) -> None:
+    fewer = copy_checkpoint(
+        directory, directory.parent / "fewer", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    failure(fewer, "the model has no", "model.layers.2.")
 
 
 def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
@@ -282,3 +322,16 @@ def test_a_copy_of_a_shared_block_that_differs_is_refused_by_both_names(tmp_path
     failure(directory, original, copy, "copies differ")
     rewrite(directory, lambda tensors: tensors.update({copy: tensors[original][:1].clone()}))
     failure(directory, original, copy, "copies differ")
+
+
+def test_keys_of_layers_that_share_those_of_others_may_be_stored(tmp_path: Path) -> None:
+    """Releases of Gemma 4 have them, and their own configuration says that nothing uses them."""
+    whole = copy_checkpoint(checkpoint("gemma4"), tmp_path / "whole")
+    first, last = "model.layers.0.self_attn", "model.layers.5.self_attn"
+    parts = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+    rewrite(
+        whole, lambda tensors: tensors.update({f"{last}.{part}": tensors[f"{first}.{part}"].clone() for part in parts})
+    )
+    assert load_model(whole).warnings == ()
+    rewrite(whole, lambda tensors: tensors.update({f"{last}.o_proj.bias": torch.ones(64)}))
+    failure(whole, "the model has no", f"{last}.o_proj.bias")

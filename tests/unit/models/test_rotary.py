@@ -55,6 +55,13 @@ def test_cos_and_sin_equal_transformers(kind: str) -> None:
         assert not torch.allclose(cos, plain, atol=1e-2)
 
 
+def test_the_theta_of_rope_parameters_counts_where_an_older_key_says_another() -> None:
+    """vllm #42624: a save by older code left the class's default at top level."""
+    config = changed(QWEN3_8B, rope_theta=10_000.0, rope_parameters={"rope_type": "default", "rope_theta": 5e6})
+    rope = read_architecture(config).mixers[0].rope  # type: ignore[union-attr]
+    assert rope.theta == Qwen3Config(**config).rope_parameters["rope_theta"] == 5e6
+
+
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("spelled", ["type", "rope_type"])
 def test_yarn_as_model_cards_write_it_gives_the_context_that_they_promise(name: str, spelled: str) -> None:

@@ -170,12 +170,16 @@ import sys
 from pathlib import Path
 from weft.store import file_digests
 file_digests.SETTLED_NS = -1
-real = file_digests.content_digest
+look, real = file_digests._cached, file_digests.content_digest
+def looked(facts):
+    known = look(facts)
+    print("looked", flush=True)
+    return known
 def slow(file):
-    print("read", flush=True)
     sys.stdin.readline()
+    print("read", flush=True)
     return real(file)
-file_digests.content_digest = slow
+file_digests._cached, file_digests.content_digest = looked, slow
 print(file_digests.file_digest(Path(sys.argv[1])), flush=True)
 """
 
@@ -188,6 +192,9 @@ def test_of_starts_at_the_same_time_one_reads_the_file(tmp_path: Path) -> None:
         )
         for _ in range(3)
     ]
+    for racer in racers:  # all have seen that the cache has nothing, and then one may read
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "looked\n"
     for racer in racers:
         assert racer.stdin is not None
         racer.stdin.write("\n")

@@ -68,6 +68,8 @@ ONLY_THERE: dict[str, dict[str, dict[str, Any]]] = {
         "tokenizer_config": {"additional_special_tokens": ["<think>"]},
         "added_tokens": {"<tool_call>": 259, "<think>": 260, "<a>": 258},
     },
+    # llama.cpp #3635, #3583: the file names tokens of the vocabulary again, next to a new one.
+    "tokens_named_again": {"added_tokens": {"</s>": 257, "he": 256, "<think>": 259}},
 }
 
 
@@ -118,6 +120,11 @@ def test_a_stated_id_that_the_vocabulary_cannot_give_is_refused(
     assert str(directory / where) in caught.value.message
     assert "'<think>' is token 300; with tokenizer.json it is token 259" in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_markers_that_would_be_cut_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="split_special_tokens is true"):
+        Tokenizer.load(written(tmp_path, tokenizer_config={"split_special_tokens": True}))
 
 
 @pytest.mark.parametrize("content", ["[]", '{"model": 3}', '{"model": {"vocab": {"a": 0}}, "added_tokens": [3]}'])

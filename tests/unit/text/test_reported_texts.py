@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.text.test_spoiled_calls import read_every_way
+from tests.unit.text.test_published_formats import Words, tokenizer_with
+from tests.unit.text.test_spoiled_calls import TOOLS, read_every_way
 from weft.text.channels import FORMATS, MessageReader, Thought
+from weft.text.dialect import Dialect
+from weft.text.tools.definitions import ToolChoice
 from weft.text.tools.json_calls import HELD_CHARS
 
 Calls = list[tuple[str, Any]]
@@ -93,6 +96,57 @@ REPORTED: list[tuple[str, str, str, Calls | None]] = [
         [("Apply tags", {"tags": ["a"]})],
     ),
     (
+        "mlx-lm 899: a regex and a path whose backslashes escape nothing",
+        "hermes",
+        r'<tool_call>{"name": "write", "arguments": '
+        r'{"path": "C:\\new\users", "content": "\d+ \u00e9 \" \/"}}</tool_call>',
+        [("write", {"path": "C:\\new\\users", "content": '\\d+ é " /'})],
+    ),
+    (
+        "mlx-lm 899, the arguments first",
+        "hermes",
+        r'<tool_call>{"arguments": {"path": "\d+"}, "name": "write"}</tool_call>',
+        [("write", {"path": "\\d+"})],
+    ),
+    (
+        "a backslash before a raw line end",
+        "hermes",
+        '<tool_call>{"name": "write", "arguments": {"content": "a \\\nb"}}</tool_call>',
+        [("write", {"content": "a \\\nb"})],
+    ),
+    (
+        "vllm 5649: Mistral writes Python",
+        "mistral",
+        "[TOOL_CALLS] [{'name': 'write', 'arguments': {'path': 'a', 'flag': True, 'mode': None}}]",
+        [("write", {"path": "a", "flag": True, "mode": None})],
+    ),
+    (
+        "vllm 38441: a line end after Kimi's name",
+        "kimi",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.class:0\n<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        [("class", {})],
+    ),
+    (
+        "vllm 45167: a literal end marker in a text",
+        "hermes",
+        '<tool_call>{"name": "write", "arguments": {"content": "echo </tool_call> so"}}</tool_call>',
+        [("write", {"content": "echo </tool_call> so"})],
+    ),
+    (
+        "mlx-lm 1796: a single-quoted text with commas",
+        "lfm2",
+        "<|tool_call_start|>[write(path='/tmp/a.py', content='# Hello, world!\nx = [1, 2]')]<|tool_call_end|>",
+        [("write", {"path": "/tmp/a.py", "content": "# Hello, world!\nx = [1, 2]"})],
+    ),
+    (
+        "vllm-mlx 63, mlx-lm 912: Python in parameters of tags",
+        "qwen3_xml",
+        "<tool_call><function=write><parameter=tags>['a', 'b']</parameter><parameter=opts>{'a': True}</parameter>"
+        "</function></tool_call>",
+        [("write", {"tags": ["a", "b"], "opts": {"a": True}})],
+    ),
+    (
         "lmstudio 1979: LFM2.5 in its own markers",
         "lfm2",
         '<|tool_call_start|>[write(path="desktop")]<|tool_call_end|>',
@@ -164,3 +218,33 @@ def test_a_long_call_of_messages_has_valid_arguments_with_a_bracket_too_many() -
     assert len(given) > 5
     arguments = "".join(part.arguments for part in given if not isinstance(part, (str, Thought)))
     assert json.loads(arguments) == {"input": long}
+
+
+def test_text_after_a_call_of_mistral_is_content() -> None:  # mlx-lm 1448
+    content, [(name, arguments)] = read_every_way("mistral", '[TOOL_CALLS]write[ARGS]{"path": "a"}\n\nI look.')
+    assert (content, name, json.loads(arguments)) == ("\n\nI look.", "write", {"path": "a"})
+
+
+@pytest.mark.parametrize("thought", ["The format is <tool_call><function=x>, so I use it.", "Perhaps `<tool_call>`?"])
+def test_markers_that_a_reasoning_mentions_call_nothing(thought: str) -> None:  # lmstudio 1592
+    plan = Dialect(Words("{{ tools }} <think> <tool_call><function=f><parameter=x>"), tokenizer_with(())).plan(
+        "<think>\n", tools=TOOLS, choice=ToolChoice("auto")
+    )
+    reader = plan.reader(eager=True)
+    for character in f"{thought}\n</think>\n\nNo call.":
+        reader.read(character, [1], None)
+    reader.read("", [], "stop")
+    assert [(block.kind, block.text) for block in reader.blocks] == [("reasoning", thought), ("text", "No call.")]
+
+
+def test_a_call_in_a_reasoning_that_ends_after_it_is_a_call() -> None:  # mlx-openai-server 284
+    plan = Dialect(Words("{{ tools }} <think> <tool_call><function=f><parameter=x>"), tokenizer_with(())).plan(
+        "", tools=TOOLS, choice=ToolChoice("auto")
+    )
+    reader = plan.reader(eager=True)
+    call = "<tool_call>\n<function=write>\n<parameter=path>\n/tmp/a\n</parameter>\n</function>\n</tool_call>"
+    reader.read(f"<think>\nI read it.\n{call}\n</think>\n", [1], "stop")
+    assert [(block.kind, block.name, block.text) for block in reader.blocks] == [
+        ("reasoning", "", "I read it."),
+        ("call", "write", '{"path": "/tmp/a"}'),
+    ]

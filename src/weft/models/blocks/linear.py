@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from weft.models.blocks.adapted import AdaptedProduct
+from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, JoinedWeight, PlainWeight, rows_of
 from weft.tensor.ops.linear import ordered_linear, quantized_linear, tiled_linear
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.weights.ordered import OrderedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
-from weft.tensor.weights.tiles import InTiles
+from weft.tensor.weights.tiles import InTiles, small_tiles
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
@@ -59,6 +60,28 @@ class Linear:
         else:
             y = _product(x, self.weight, self.bias)
         return y if self.adapted.active is None else self.adapted.added(x, y)
+
+
+@dataclass(slots=True)
+class HeadLinear:
+    """x [T, heads, in] -> [T, heads, out]: a matrix [in, out] of each head, ``weight_HIO``. It is in ``tiles``
+    where the kernels serve them: bits of a row do not depend on the number of rows there."""
+
+    weight_HIO: torch.Tensor | None
+    tiles: tuple[InTiles, ...] = ()
+
+    @classmethod
+    def of(cls, weight_HIO: torch.Tensor) -> HeadLinear:
+        """Return the product with ``weight_HIO``, in the form that serves here."""
+        matrices = weight_HIO.unbind() if native.in_use() else ()
+        head_tiles = [small_tiles(matrix_IO.T.contiguous()) for matrix_IO in matrices]
+        tiles = tuple(tile for tile in head_tiles if tile is not None)
+        return cls(None, tiles) if tiles else cls(weight_HIO)
+
+    def __call__(self, x_THI: torch.Tensor) -> torch.Tensor:
+        if self.weight_HIO is None:
+            return torch.stack([tiled_linear(x_THI[:, head], tile) for head, tile in enumerate(self.tiles)], dim=1)
+        return torch.bmm(x_THI.transpose(0, 1), self.weight_HIO).transpose(0, 1)
 
 
 def dense_rows(weight: Weight, first: int, last: int) -> torch.Tensor:

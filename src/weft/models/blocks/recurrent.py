@@ -51,7 +51,7 @@ import torch.nn.functional as F
 
 from weft.families.architecture import GatedDelta, KimiDelta, Lightning, Mamba1, RgLru, ShortConv
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, Norm, Projection, by_head, fused_block_of
+from weft.models.blocks.linear import HeadLinear, Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv, short_conv, staged
@@ -224,7 +224,7 @@ class Mamba1Block:
 
 @dataclass(slots=True)
 class RgLruBlock:
-    """``project``: rows y, x; ``conv``: [C, kernel]; ``gates_HBJ`` [heads, B, 2 B] and ``gate_biases_HJ``:
+    """``project``: rows y, x; ``conv``: [C, kernel]; ``gates`` [heads, B, 2 B] and ``gate_biases_HJ``:
     of the read and the forget gate; ``rates``: float32 [C].
 
     The recurrence is that of Mamba-1 with a state of one number, A = -1 and B = C = 1: so its kernels are
@@ -234,7 +234,7 @@ class RgLruBlock:
     project: Projection
     conv: torch.Tensor
     conv_bias: torch.Tensor | None
-    gates_HBJ: torch.Tensor
+    gates: HeadLinear
     gate_biases_HJ: torch.Tensor
     rates: torch.Tensor
     out: Linear
@@ -244,7 +244,7 @@ class RgLruBlock:
     ) -> torch.Tensor:
         y_TC, x_TC = self.project(x_TD).chunk(2, dim=-1)
         x_TC = causal_conv(x_TC, self.conv, self.conv_bias, None, cache.state["conv"], inputs.runs)
-        gates_THJ = torch.bmm(by_head(x_TC, self.shape.heads).transpose(0, 1), self.gates_HBJ).transpose(0, 1)
+        gates_THJ = self.gates(by_head(x_TC, self.shape.heads))
         read_THB, forget_THB = each(torch.sigmoid, (gates_THJ + self.gate_biases_HJ).float()).chunk(2, dim=-1)
         step_TC = 8.0 * forget_THB.flatten(1) * F.softplus(self.rates)
         step_TC = step_TC.clamp_min(1e-30)

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from weft.families.architecture import ConvolvedAttention
 from weft.families.sharding import ShardSpan
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, Norm, by_head
+from weft.models.blocks.linear import HeadLinear, Linear, Norm, by_head
 from weft.models.blocks.streams import Carried
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, attention_layer
@@ -36,7 +36,7 @@ from weft.units import PAD
 
 @dataclass(slots=True)
 class ConvolvedAttentionBlock:
-    """``project``: rows q, k, v1, v2; ``first`` [C, kernel] and its bias [C]; ``second_HJD``: by head, [taps
+    """``project``: rows q, k, v1, v2; ``first`` [C, kernel] and its bias [C]; ``second``: by head, [taps
     x D, D] with the oldest tap first, and its bias [C]; ``factors`` [kv_heads]; ``values``: this rank's of
     all values."""
 
@@ -44,7 +44,7 @@ class ConvolvedAttentionBlock:
     project: Linear
     first: torch.Tensor
     first_bias: torch.Tensor
-    second_HJD: torch.Tensor
+    second: HeadLinear
     second_bias: torch.Tensor
     factors: torch.Tensor
     values: ShardSpan
@@ -70,7 +70,7 @@ class ConvolvedAttentionBlock:
         rows_THJ = torch.cat(
             [by_head(self._first(seen[later:]), heads) for later in reversed(range(self.shape.second_kernel))], -1
         )
-        convolved = torch.bmm(rows_THJ.transpose(0, 1), self.second_HJD).transpose(0, 1)
+        convolved = self.second(rows_THJ)
         convolved = convolved + by_head(self.second_bias[None], heads)
         q_THD, k_THD = torch.split(by_head(qk_TC, heads), [of.heads, of.kv_heads], 1)
         means = (q_THD + k_THD.repeat_interleave(group, 1)) * 0.5

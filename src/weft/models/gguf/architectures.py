@@ -47,7 +47,10 @@ def read_layout(header: Header) -> FileLayout:
             f"{header.path}: general.architecture is {name!r}; of GGUF files weft serves {', '.join(ARCHITECTURES)}",
             param="model",
         )
-    return ARCHITECTURES[name](GgufKeys(header, name))
+    keys = GgufKeys(header, name)
+    layout = ARCHITECTURES[name](keys)
+    keys.refuse_unread()
+    return layout
 
 
 def _lfm2(keys: GgufKeys) -> FileLayout:
@@ -221,8 +224,10 @@ _MIXERS: Names = {"token_embd": "model.embeddings", "output_norm": "model.norm_f
 
 
 def _falcon_h1(keys: GgufKeys) -> FileLayout:
-    """The multipliers are in the weights. ``norm_before_gate`` is what all releases have."""
+    """The multipliers are in the weights, also where a key names one. ``norm_before_gate`` is what all releases
+    have."""
     mamba = _granite_mamba(keys)
+    keys.seen.add("embedding_scale")
     config = parts.base(
         keys,
         "falcon_h1",

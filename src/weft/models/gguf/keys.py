@@ -17,6 +17,34 @@ from weft.families.config_keys import INTEGER_MAX
 from weft.models.gguf.header import FileTensor, Header
 
 _SHOWN_CHARS = 120
+_CHANGES_ANSWERS: dict[str, object] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.output_scale": 1.0,
+    "attention.relative_buckets_count": 0,
+    "attention.scale": 0.0,
+    "attention.shared_kv_layers": 0,
+    "attention.sliding_window": 0,
+    "attention.temperature_length": 0,
+    "attention.temperature_scale": 0.0,
+    "activation_sparsity_scale": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "final_logit_softcapping": 0.0,
+    "logit_scale": 1.0,
+    "n_deepstack_layers": 0,
+    "residual_scale": 1.0,
+    "rope.scaling.alpha": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.type": "none",
+    "router_logit_softcapping": 0.0,
+    "swiglu_clamp_exp": 0.0,
+    "swiglu_clamp_shexp": 0.0,
+    "use_parallel_residual": False,
+}
+"""Keys of some architecture that change its answers, and the values at which they change nothing. A file of an
+architecture that does not read one may have it at this value alone. Source: the keys of the package ``gguf``."""
 
 
 class GgufKeys:
@@ -24,8 +52,11 @@ class GgufKeys:
 
     def __init__(self, header: Header, architecture: str) -> None:
         self.header, self.architecture = header, architecture
+        self.seen: set[str] = set()
+        """Names of keys that were asked for."""
 
     def get(self, name: str, default: Any = None) -> Any:
+        self.seen.add(name)
         return self.header.keys.get(f"{self.architecture}.{name}", default)
 
     def integer(self, name: str, default: int | None = None, *, least: int = 0) -> int:
@@ -83,6 +114,13 @@ class GgufKeys:
         """Without the heads that predict further tokens, which are blocks behind the last layer."""
         blocks = self.integer("block_count", least=1)
         return blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)
+
+    def refuse_unread(self) -> None:
+        """Raise CheckpointError for a key that changes answers and that the architecture did not ask for."""
+        for name, neutral in _CHANGES_ANSWERS.items():
+            value = self.header.keys.get(f"{self.architecture}.{name}", neutral)
+            if name not in self.seen and np.any(np.asarray(value) != neutral):
+                self.fail(name, value, f"of this architecture only {neutral} is served")
 
     def fail(self, name: str, value: object, reason: str) -> NoReturn:
         shown = repr(value)

@@ -88,7 +88,7 @@ class FileStore:
         size = source.seek(0, os.SEEK_END)
         source.seek(0)
         if bounded:
-            self._check_room(size)
+            self._check_room(size, owner)
         record = FileObject(
             id=f"file-{uuid.uuid4().hex}",
             filename=filename[:_NAME_CHARS_MAX],
@@ -202,20 +202,25 @@ class FileStore:
             for file_id in self._objects.drop_old("file"):
                 self._data(file_id).unlink(missing_ok=True)
 
-    def _check_room(self, size: int) -> None:
-        limits, records = self._limits, self._records()
-        if len(records) >= limits.count:
+    def _check_room(self, size: int, owner: str) -> None:
+        """Raises FileStoreFullError where there is no room in all, or in the half that an API key may fill."""
+        self._check_bounds(self._records(), size, 1, "the server keeps", "")
+        if owner:
+            self._check_bounds(self._records(owner), size, 2, "your API key has", ", half of")
+
+    def _check_bounds(self, records: list[FileObject], size: int, parts: int, who: str, of: str) -> None:
+        count, limit_bytes = self._limits.count // parts, self._limits.bytes // parts
+        if len(records) >= count:
             raise FileStoreFullError(
-                f"the server keeps {len(records)} files; the limit is "
-                f"{limits.count} (limits.max_stored_files). Delete some",
+                f"{who} {len(records)} files; the limit is {count}{of} (limits.max_stored_files). Delete some",
                 param="limits.max_stored_files",
                 code="file_store_full",
             )
         held = sum(record.bytes for record in records)
-        if held + size > limits.bytes:
+        if held + size > limit_bytes:
             raise FileStoreFullError(
-                f"the server keeps {held} bytes of files and this one has {size}; the "
-                f"limit is {limits.bytes} (limits.file_store_size). Delete some",
+                f"{who} {held} bytes of files and this one has {size}; the limit is {limit_bytes}{of} "
+                "(limits.file_store_size). Delete some",
                 param="limits.file_store_size",
                 code="file_store_full",
             )

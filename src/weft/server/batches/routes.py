@@ -31,7 +31,7 @@ from weft.server.batches.answering import URLS, run_lines, window_of
 from weft.server.batches.files import FileObject, FileStore
 from weft.server.batches.lines import BadInputError, IndexedLine, OutputFile, OutputLine, read_index, unanswered_line
 from weft.server.errors import WrongMediaTypeError
-from weft.server.protocol import read_body
+from weft.server.protocol import name_key, read_body
 from weft.server.service import Service
 from weft.server.sse import ClientGoneError, json_response, owner_of, page_of, read_raw, tenant_of
 from weft.server.tenants import Tenant
@@ -147,7 +147,8 @@ class BatchRunner:
             self._records[record.batch.id] = record
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._current: tuple[str, asyncio.Task[None]] | None = None
+        self._current: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        """By owner: the batch that is computed, and its task. Each API key has one at once."""
 
     def start(self) -> None:
         """The model is ready: unfinished batches go on."""
@@ -196,40 +197,44 @@ class BatchRunner:
             raise RequestError(f"{batch_id!r} has ended: it is {batch.status}", param="batch_id", code="batch_ended")
         if batch.status != "cancelling":
             self._set(batch, "cancelling")
-        if self._current is not None and self._current[0] == batch_id:
-            self._current[1].cancel()
+        current = self._current.get(owner)
+        if current is not None and current[0] == batch_id:
+            current[1].cancel()
         self._news.set()
         return batch
 
     # ------------------------------------------------------------------ the work
 
     async def _run_all(self) -> None:
-        while True:
-            self._news.clear()
-            waiting = [record for record in self._records.values() if record.batch.status in _UNFINISHED]
-            if not waiting:
+        try:
+            while self._service.death is None:  # a server with an engine goes on
+                self._news.clear()
+                for record in self._records.values():
+                    if record.batch.status in _UNFINISHED and record.owner not in self._current:
+                        self._begin(record)
                 await self._news.wait()
-                continue
-            record = waiting[0]
-            work = asyncio.create_task(self._run(record))
-            self._current = record.batch.id, work
-            try:
-                await asyncio.wait((work,))
-            finally:
-                self._current = None
-                if not work.done():  # the server stops
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
-            if work.cancelled():
-                continue
-            if (error := work.exception()) is not None:
-                if self._service.death is not None:
-                    return  # a server with an engine goes on
-                _log.error("%s failed", record.batch.id, exc_info=error)
-                self._fail(record.batch, [(0, "internal_error", "the server failed on this batch")])
+        finally:  # the server stops
+            works = [work for _, work in self._current.values()]
+            for work in works:
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+
+    def _begin(self, record: BatchRecord) -> None:
+        def end(work: asyncio.Task[None]) -> None:
+            del self._current[record.owner]
+            self._news.set()
+            if work.cancelled() or (error := work.exception()) is None or self._service.death is not None:
+                return
+            _log.error("%s failed", record.batch.id, exc_info=error)
+            self._fail(record.batch, [(0, "internal_error", "the server failed on this batch")])
+
+        work = asyncio.create_task(self._run(record))
+        self._current[record.owner] = record.batch.id, work
+        work.add_done_callback(end)
 
     async def _run(self, record: BatchRecord) -> None:
         batch = record.batch
+        name_key(record.owner)
         try:
             source = self._files.path(batch.input_file_id, record.owner)
             index = await asyncio.to_thread(

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.text.choices import may_become
-from weft.text.tools.values import is_object, parse_json, to_json
+from weft.text.tools.values import is_object, parse_json, parse_literal, to_json
 
 
 @dataclass(slots=True)
@@ -118,10 +118,14 @@ _ARGUMENTS = ("arguments", "parameters", "args")
 _EXTRA_ENDS = re.compile(r"[\s}\]]*[}\]][\s}\]]*")
 
 
+_HEX_DIGITS = 4
+_HEX = re.compile("[0-9a-fA-F]{4}")
+
+
 class ObjectScanner:
     """Follows the JSON object that begins at ``start`` of a growing text to its end: brackets and strings,
-    nothing else. ``escaped`` is what was scanned from ``copy_from`` on, with control characters in strings
-    escaped."""
+    nothing else. ``escaped`` is the text from ``copy_from`` on, with control characters and lone backslashes in
+    strings escaped."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -140,15 +144,24 @@ class ObjectScanner:
         until = len(text) if until is None else until
         while self.at < until and self.end is None:
             character = text[self.at]
+            if self._after_backslash and character == "u" and self.at + _HEX_DIGITS >= len(text):
+                return
             if self.copy_from is not None and self.copy_end is None:
-                raw = self._in_string and character < " "
-                self.escaped.append(json.dumps(character)[1:-1] if raw else character)
+                self.escaped.append(self._escaped(character, text[self.at + 1 : self.at + 1 + _HEX_DIGITS]))
             self._step(character)
             self.at += 1
             if self._depth == 0:
                 self.end = self.at
             if self.copy_from is not None and self._depth == self._copy_depth and self.copy_end is None:
                 self.copy_end = self.at
+
+    def _escaped(self, character: str, following: str) -> str:
+        """Return the character as strict JSON has it: models forget to escape line ends and backslashes."""
+        raw = json.dumps(character)[1:-1] if self._in_string and character < " " else character
+        if not self._after_backslash:
+            return raw
+        is_escape = character in '"\\/bfnrt' or (character == "u" and _HEX.fullmatch(following) is not None)
+        return raw if is_escape else f"\\{raw}"
 
     def copy(self, start: int) -> None:
         """From here on what is scanned is kept: the value that begins at ``start``, where the scan stands."""
@@ -286,11 +299,8 @@ class JsonCalls(BodyReader):
 
 
 def read_call(text: str) -> tuple[str, str] | None:
-    """(name, arguments as JSON text) of a JSON object that is a call, else None."""
-    try:
-        return call_of(parse_json(text))
-    except ValueError:
-        return None
+    """Return (name, arguments as JSON text) of an object of JSON or Python that is a call, else None."""
+    return call_of(parse_literal(text))
 
 
 def call_of(value: Any) -> tuple[str, str] | None:

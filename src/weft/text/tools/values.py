@@ -14,10 +14,12 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _HOPS_MAX = 8
+_BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _PYTHON_NAMES = {"True": True, "False": False, "None": None}
 _NUMBERS = ("integer", "number")
 _JSON_TYPES = {name: name for name in ("string", "integer", "number", "boolean", "object", "array", "null")}
@@ -48,8 +50,18 @@ def _finite(text: str) -> float:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of ``text``, whose strings may have raw line ends. Raises ValueError, for NaN and numbers
-    beyond a double too."""
+    """Return the value of ``text``, whose strings may have raw line ends and backslashes that escape nothing (a
+    regex, a path). Raises ValueError, for NaN and numbers beyond a double too."""
+    try:
+        return _parsed(text)
+    except ValueError:
+        mended = _BACKSLASH.sub(lambda match: match[0] if match[1] else "\\\\", text)
+        if mended == text:
+            raise
+        return _parsed(mended)
+
+
+def _parsed(text: str) -> Any:
     try:
         return json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
@@ -79,13 +91,13 @@ def read_value(text: str, types: set[str]) -> Any:
     if not types or types == {"string"}:
         return text
     bare = text.strip()
-    value = _literal(bare)
+    value = parse_literal(bare)
     if isinstance(value, str) and "string" not in types:  # JSON inside a string
-        value = _literal(value.strip())
+        value = parse_literal(value.strip())
     return text if isinstance(value, str) or not _is_allowed(value, types) else value
 
 
-def _literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """Return the value that ``text`` writes in JSON or Python, or ``text``."""
     if text in _PYTHON_NAMES:
         return _PYTHON_NAMES[text]
