@@ -390,7 +390,9 @@ def check(folder: Path, name: str, scratch: Path) -> Result:
         assert re.search(AGENTS[name].overflow, output), f"it says {output[-300:]!r}"
 
     attempt("call", 1, CONTEXT, calls)
-    needed = max((usage_of(one["answer"])[0] for one in _recorded(scratch, name)), default=0)
+    needed = max(
+        (usage_of(one["answer"])[0] or len(json.dumps(one["body"])) for one in _recorded(scratch, name)), default=0
+    )
     if has_tools:
         attempt("20 calls", 20, CONTEXT, many)
         attempt("cut", 10_000, CONTEXT, cut)

@@ -1,6 +1,7 @@
 """Requests in the shapes that released agents send, in words of our own: every field, block and tool type of them.
 
-    Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10, pi 0.74.2, Cline 3.0.65, Continue 1.5.47
+    Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10, pi 0.74.2, Cline 3.0.65, Continue 1.5.47,
+    Aider 0.86.2
 
 ``tests/clients/agents.py`` records what newer releases send, and names what is in no body here.
 """
@@ -147,11 +148,19 @@ QWEN_CODE: dict[str, Any] = {
 PI: dict[str, Any] = {**OPENCODE, "store": False, "max_completion_tokens": 32_000, "tools": [_CHAT_TOOL_STRICT]}
 del PI["max_tokens"]
 
+AIDER: dict[str, Any] = {
+    "model": "scripted",
+    "stream": True,
+    "temperature": 0,
+    "messages": [{"role": "system", "content": "You edit files."}, {"role": "user", "content": _ASKED}],
+}
+
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "claude": (MESSAGES, CLAUDE_CODE),
     "codex": (RESPONSES, CODEX),
     "opencode": (CHAT, OPENCODE),
     "qwen": (CHAT, QWEN_CODE),
     "pi": (CHAT, PI),
+    "aider": (CHAT, AIDER),
 }
 KNOWN = frozenset(f"{path} {name}" for path, body in BODIES.values() for name in fields(body))

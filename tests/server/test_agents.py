@@ -290,6 +290,40 @@ def test_items_of_other_servers_and_of_a_local_shell_are_taken_back(server: Runn
     assert ignored(answer) == ["input.web_search_call"]
 
 
+def test_tools_that_come_among_the_items_are_tools(server: RunningServer) -> None:
+    """As Codex sends them, first and behind a search for tools."""
+    space = {"type": "namespace", "name": "one", "description": "d", "tools": [{"type": "function", **F}]}
+    search = {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"type": "object"}}
+    for items in (
+        [{"type": "additional_tools", "role": "developer", "id": "at_1", "tools": [space, space]}],
+        [
+            {"role": "user", "content": "a"},
+            {"type": "tool_search_call", "call_id": "1", "execution": "client", "arguments": {"query": "f"}},
+            {"type": "tool_search_output", "call_id": "1", "status": "completed", "tools": [space]},
+        ],
+    ):
+        asked = {"role": "user", "content": f"say:{CALL}"}
+        answer = post(server, RESPONSES, body_of(RESPONSES, *items, asked, tools=[search, {"type": "function", **G}]))
+        [call] = answer.json()["output"]
+        assert (call["namespace"], call["name"]) == ("one", "f")
+        assert ignored(answer) == ["tools.tool_search"]
+
+
+def test_tools_that_a_turn_adds_and_empty_texts_are_taken_in_messages(server: RunningServer) -> None:
+    added = {"type": "tool_addition", "tool": {"type": "tool_reference", "tool_name": "f"}}
+    empty = {"type": "text", "text": "", "cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "user", "content": [empty]},
+        {"role": "assistant", "content": [{"type": "text", "text": " "}]},
+        {"role": "system", "content": [added]},
+        {"role": "user", "content": "say:alive"},
+    ]
+    tools = [{"name": "f", "input_schema": F["parameters"], "defer_loading": True}]
+    answer = post(server, MESSAGES, body_of(MESSAGES, *messages, tools=tools))
+    assert text_of(answer.json()) == "alive"
+    assert ignored(answer) == ["messages.tool_addition"]
+
+
 def test_codex_wishes_of_length_and_effort_are_left_out_and_named(server: RunningServer) -> None:
     body = body_of(
         RESPONSES,

@@ -209,7 +209,15 @@ def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
     return _user(blocks)
 
 
-_HOSTED_BLOCKS = ("server_tool_use", "mcp_tool_use", "container_upload", "compaction", "fallback")
+_HOSTED_BLOCKS = (
+    "server_tool_use",
+    "mcp_tool_use",
+    "container_upload",
+    "compaction",
+    "fallback",
+    "tool_addition",  # every tool of the request is offered from the beginning
+    "tool_removal",
+)
 
 
 def _is_hosted(block: Block) -> bool:

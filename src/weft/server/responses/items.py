@@ -12,7 +12,8 @@
 An item that cannot follow in the order of an answer (reasoning, content, calls) begins another message. Parts that
 are no text are refused by place and type. Items of tools that ran on another server (``web_search_call``,
 ``mcp_call``, ``compaction``) are left out and named as ignored; a call that the client ran itself, and its output
-(``local_shell_call``), are those of a function. So a conversation that began on another server goes on here.
+(``local_shell_call``), are those of a function. So a conversation that began on another server goes on here. Tools
+that come among the items (``additional_tools``, ``tool_search_output``) are tools of the request.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ def read_items(given: str | list[Item], response_id: str) -> list[Item]:
     return items
 
 
+def _own_fields(item: Item) -> Item:
+    return {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
+
+
 def _own_item(item: Item) -> Item | None:
     """``item`` as one of the types of this server; None for one of a tool that another server ran."""
     kind = item.get("type", "message")
@@ -68,18 +73,18 @@ def _own_item(item: Item) -> Item | None:
         return item
     call_id = item.get("call_id")
     if kind.endswith("_output") and isinstance(call_id, str):
-        output = item.get("output")
+        output = item.get("output", _own_fields(item))
         said = output if isinstance(output, str) else msgspec.json.encode(output).decode()
         return {"type": "function_call_output", "call_id": call_id, "output": said}
     if kind.endswith("_call") and isinstance(call_id, str):
-        given = {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
-        arguments = given.get("action", given)
+        given = _own_fields(item)
+        arguments = given.get("arguments", given.get("action", given))
         name = kind.removesuffix("_call")
         return {
             "type": "function_call",
             "call_id": call_id,
             "name": name,
-            "arguments": msgspec.json.encode(arguments).decode(),
+            "arguments": arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode(),
         }
     return None
 
@@ -425,8 +430,25 @@ UNSERVED_IN_RESPONSES: Unserved = {
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
 
+_TOOL_ITEMS = ("additional_tools", "tool_search_output")
+
+
+def _lift_tools(body: ResponsesBody) -> None:
+    """Make tools of the items tools of the request. A definition that comes twice counts once."""
+    if isinstance(body.input, str):
+        return
+    lists = [item.get("tools") for item in body.input if item.get("type") in _TOOL_ITEMS]
+    more = [tool for tools in lists if isinstance(tools, list) for tool in tools]
+    if more:
+        known = list(body.tools or ())
+        body.tools = known + [tool for at, tool in enumerate(more) if tool not in known and tool not in more[:at]]
+        body.input = [item for item in body.input if item.get("type") != "additional_tools"]
+
+
 def check_fields(body: ResponsesBody) -> None:
-    """What a type alone does not say. Raises RequestError that names the field."""
+    """What a type alone does not say, and tools of the items (``_lift_tools``). Raises RequestError that names the
+    field."""
+    _lift_tools(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise RequestError(
             f"max_output_tokens is {body.max_output_tokens}; it must be at least 1", param="max_output_tokens"

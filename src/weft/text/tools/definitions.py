@@ -85,16 +85,14 @@ def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
     return tools
 
 
-_DEFINITIONS = ("function", "custom", "parameters", "input_schema")
-
-
 def hosted_type(tool: Any) -> str | None:
     """The type of a tool that another server runs; None for every other tool. One with a definition is a function
     whose type is wrong."""
     kind = tool.get("type") if isinstance(tool, dict) else None
-    if not isinstance(kind, str) or kind in _KINDS or any(name in tool for name in _DEFINITIONS):
+    if not isinstance(kind, str) or kind in _KINDS:
         return None
-    return kind
+    is_defined = any(name in tool for name in _KINDS) or ("name" in tool and "parameters" in tool)
+    return None if is_defined or "input_schema" in tool else kind
 
 
 def hosted_types(tools: Sequence[Any] | None) -> list[str]:
