@@ -46,7 +46,7 @@ def test_a_grammar_can_be_part_of_the_parameters(engine: Engine) -> None:
 def test_a_grammar_that_outgrows_its_limits_is_the_requests_error(engine: Engine) -> None:
     """Not the engine's: it would come again, and the engine is well."""
     wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(600)}}
-    with pytest.raises(RequestError, match="max is 2000") as caught:
+    with pytest.raises(RequestError, match=r"max is \d+") as caught:
         engine.generate("x", guided_json=wide, max_tokens=60)
     assert (caught.value.param, caught.value.code) == ("guided_json", "invalid_grammar")
     assert engine.generate("x", guided_choice=["yes"])[0].text == "yes"

@@ -126,7 +126,7 @@ def test_requests_that_fail_are_counted_and_told(
     server: RunningServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     data = tmp_path / "data.jsonl"
-    lines = [json.dumps({"prompt": "say:abc", "output_tokens": tokens}) for tokens in (3, 100_000)]
+    lines = [json.dumps({"prompt": prompt, "output_tokens": 3}) for prompt in ("say:abc", "say:" + "abc " * 50_000)]
     data.write_text("\n".join(lines))
     codes = {
         run(

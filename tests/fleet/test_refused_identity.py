@@ -15,6 +15,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.oracle.test_store_other_models import other_weights
 from weft.assemble import assemble
 from weft.config import EngineConfig
+from weft.engine.stats import WeightsState
 from weft.errors import ConfigError
 from weft.fleet.joined import check_identity
 from weft.tensor import native
@@ -40,7 +41,7 @@ def identity(model: Path, **changes: Any) -> dict[str, str]:
 
 
 def refusal(there: dict[str, str], here: dict[str, str]) -> str:
-    engine: Any = SimpleNamespace(info=SimpleNamespace(identity=there))
+    engine: Any = SimpleNamespace(info=SimpleNamespace(identity=there), weights=WeightsState())
     with pytest.raises(ConfigError) as caught:
         check_identity(engine, here, "far")
     return caught.value.message.removeprefix("the replica of far would give other answers: ")
@@ -56,7 +57,7 @@ def test_an_engine_like_the_others_is_let_in(served: dict[str, str]) -> None:
     """The control."""
     there = identity(checkpoint("lfm2"))
     assert there == served
-    check_identity(SimpleNamespace(info=SimpleNamespace(identity=there)), served, "far")  # type: ignore[arg-type]
+    check_identity(SimpleNamespace(info=SimpleNamespace(identity=there), weights=WeightsState()), served, "far")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

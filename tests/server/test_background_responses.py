@@ -116,7 +116,7 @@ def test_a_response_is_deleted_while_it_is_computed(server: RunningServer) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "param"), [({"store": False}, "background"), ({"max_output_tokens": 10**6}, "max_output_tokens")]
+    ("change", "param"), [({"store": False}, "background"), ({"max_output_tokens": 0}, "max_output_tokens")]
 )
 def test_what_cannot_be_is_refused(server: RunningServer, change: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:

@@ -42,6 +42,8 @@ TEST_VARIABLES = frozenset(
         "WEFT_FUZZ_SECONDS",
         "WEFT_FUZZ_ROUNDS",
         "WEFT_FUZZ_SEED",
+        "WEFT_CONFIG_FUZZ",
+        "WEFT_TEST_COST_SCALE",
         "WEFT_TEST_STOPPED_S",
     }
 )

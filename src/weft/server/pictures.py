@@ -21,13 +21,13 @@ from weft.images.picture import Picture
 from weft.images.video import Sampling
 from weft.images.worker import FILE, URL, VIDEO, PictureStart, Source, VideoJob, decoded
 from weft.request import PICTURE_KINDS, PictureKind
+from weft.server.protocol import key_of_request
 from weft.text.pictures import PicturePart
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
 if TYPE_CHECKING:
-    from weft.server.protocol import key_of_request
-from weft.server.media import MediaFetcher
+    from weft.server.media import MediaFetcher
 
 LINE_MAX = 64
 _START_WITHIN_S = 10.0

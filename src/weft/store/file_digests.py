@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib
 import json
 import os
 import time
@@ -32,10 +31,11 @@ from typing import Any
 
 from weft.errors import CheckpointError
 
-try:
-    blake3: Any = importlib.import_module("blake3").blake3
-except ImportError:  # no wheel for this platform, and no compiler for its source
-    blake3 = None
+blake3: Any = None
+with suppress(ImportError):  # no wheel for this platform, and no compiler for its source
+    import blake3 as _package
+
+    blake3 = _package.blake3
 
 ALGORITHM = "blake2b" if blake3 is None else "blake3"
 """Names the function: digests of two functions never match."""
