@@ -200,7 +200,7 @@ def _wrong(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {
         "prompt": "a",
         **rng.choice(
-            ({"max_tokens": -1}, {"temperature": "hot"}, {"guided_regex": "("}, {"max_tokens": 10**6}, {"n": 0})
+            ({"max_tokens": -1}, {"temperature": "hot"}, {"guided_regex": "("}, {"max_tokens": "many"}, {"n": 0})
         ),
     }
 

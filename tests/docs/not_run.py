@@ -27,7 +27,14 @@ SAMPLE = "a minute; tests/docs/test_simulated_figures.py compares the whole tabl
 
 PROCESS = "needs a process of the reader's and a tool that is not weft's"
 
+AGENTS = "needs the agent; tests/clients/run.sh agents runs each"
+
 NOT_RUN: dict[tuple[str, str], str] = {
+    ("docs/agents.md", "aider"): AGENTS,
+    ("docs/agents.md", "claude"): AGENTS,
+    ("docs/agents.md", "cline"): AGENTS,
+    ("docs/agents.md", "export"): AGENTS,
+    ("docs/agents.md", "qwen"): AGENTS,
     ("docs/debugging.md", "py-spy"): PROCESS,
     ("docs/debugging.md", "ulimit"): PROCESS,
     ("docs/debugging.md", "weft serve"): PROCESS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PRELUDES = {
+    "docs/refit.md": "from weft import Engine\n",
     "docs/python.md": "from weft import Engine, SamplingParams\n",
     "docs/quantization.md": "import weft\n",
     "docs/store.md": "import weft\n",

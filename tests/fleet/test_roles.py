@@ -200,9 +200,13 @@ def test_split_requests_whose_http_processes_are_killed_leave_nothing_in_either_
 
     assert eventually(serves, 60)
     assert tokens(real, LENGTHS[3], cache_salt="after") == undisturbed["tokens"][3]
-    for replica in real.get("/v1/cache").json()["replicas"]:
-        held = replica["memory_bytes"]
-        assert held["running_kv"] == held["running_states"] == 0, replica["replica"]
+
+    def held() -> list[int]:
+        memory = [replica["memory_bytes"] for replica in real.get("/v1/cache").json()["replicas"]]
+        return [one[kind] for one in memory for kind in ("running_kv", "running_states")]
+
+    # A sequence's memory is free from the plan after its end: an engine may report in between.
+    assert eventually(lambda: not any(held())), held()
 
 
 def test_without_a_partner_requests_are_served_whole(real: RunningServer, undisturbed: dict[str, Any]) -> None:

@@ -47,7 +47,8 @@ def test_endless_loops_of_short_operations_disturb_no_completion(tmp_path: Path)
     directory = write_model_directory(
         tmp_path, template="{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + PLAIN
     )
-    attack = {"messages": [{"role": "user", "content": "loop"}] * 200}
+    roles = ("user", "assistant") * 100  # messages of one role in a row would be one message
+    attack = {"messages": [{"role": role, "content": "loop"} for role in roles] + [{"role": "user", "content": "go"}]}
     with running_server("build", engine={"model": str(directory)}, server=SERVER) as running:
         with bystander(running) as other:
             for _ in range(2):

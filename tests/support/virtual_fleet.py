@@ -34,7 +34,7 @@ from unittest import mock
 
 from weft.config import EngineConfig
 from weft.costs.step import StepCost
-from weft.engine.stats import AWAKE
+from weft.engine.stats import AWAKE, WeightsState
 from weft.errors import BusyError, DeadlyRequestError, EngineUnavailableError, QueueFullError, WeftError
 from weft.fleet import fleet as fleet_module
 from weft.fleet import replica as replica_module
@@ -117,6 +117,7 @@ class SimulatedEngine:
         self.death: WeftError | None = None
         self.stats: Any = None
         self.sleep_state = AWAKE
+        self.weights = WeightsState()
         world.lives += 1
         self.peer = f"{number}.{world.lives}" if world.roles else ""
         """Where records reach this process, and no later one."""
@@ -144,7 +145,8 @@ class SimulatedEngine:
         if self.is_gone:
             raise EngineUnavailableError("it ended at its start")
         self.state = "ready"
-        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0, link=LINK if self._world.roles else None)
+        link = LINK if self._world.roles else None
+        self.stats = SimpleNamespace(costs=COST, running=0, waiting=0, link=link, weights=self.weights)
         self._world.peers[self.peer] = self
         return self.info
 

@@ -185,7 +185,7 @@ def test_the_answer_is_the_same_whether_the_loop_waits_for_it_or_yields(
     monkeypatch.setattr("weft.text.workers._PATIENCE_S", patience_s)
 
     async def beside(template: TemplateSandbox) -> tuple[list[str], bool]:
-        worker = template._lanes[0]._worker
+        worker = template._lanes[0]._workers[0]
         assert worker is not None
         others: list[None] = []
         if patience_s == 0.0:  # else an answer may be there at once; another task of the loop lets it come
