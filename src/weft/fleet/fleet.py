@@ -137,6 +137,11 @@ class Fleet:
         return sum(one.running for one in stats), waiting
 
     @property
+    def weight_version(self) -> str:
+        """The name that the last update gave the weights; empty for those of the start."""
+        return self.engines.weights.version
+
+    @property
     def has_several(self) -> bool:
         """Whether it is for more engines than one, however many serve at the moment."""
         return self._own_count > 1 or self.joined is not None

@@ -690,8 +690,7 @@ class Service:
 
     def weight_version(self) -> str:
         """The name that the last update gave the weights; empty for those of the start."""
-        engines = getattr(self._engine, "engines", None)  # an HTTP process of several has none: updates go elsewhere
-        return "" if engines is None else str(engines.weights.version)
+        return "" if self._engine is None else self._engine.weight_version
 
     def _weights_details(self) -> dict[str, str]:
         version = self.weight_version()
