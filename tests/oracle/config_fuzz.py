@@ -7,7 +7,7 @@ Each number, switch and name, also inside of rope_parameters and lists, gets ano
 A name becomes each other one that some family has for the key, and one that none has; a null becomes the values that
 other families have. transformers reads the same directory.
 
-A row of the table that is printed: changes that both serve with equal logits, changes that weft refuses in one line that
+A row of the printed table: changes that both serve with equal logits, changes that weft refuses in one line that
 names the key, changes of keys that no comparison can judge (``NOT_COMPARED``), and faults, which follow line by line.
 """
 
