@@ -34,6 +34,8 @@ STORE_BYTES_MIN = 16 << 20
 """A store of less would hold no prefix worth a read."""
 STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
 """Defaults of ``max_num_batched_tokens``. A GPU needs thousands of rows to be busy with products."""
+STEP_TOKENS_WHOLE = 8192
+"""The same of a model that computes prompts whole, so that texts up to it are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class EngineConfig:
     max_num_seqs: int = flag(256, "Most sequences that run at once.", least=1)
     max_num_batched_tokens: int | None = flag(
         None,
-        "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a GPU.",
+        "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a GPU, and "
+        "8192 for an embedder whose tokens see later ones, which computes prompts whole.",
         least=1,
     )
     max_step_ms: int | None = flag(
@@ -302,7 +305,8 @@ class EngineConfig:
 class Sizes:
     """EngineConfig after it met a model and a machine. ``notes`` are the sentences to show the user
     about what was shrunk to fit, empty when nothing was. ``grid_tokens``: states are kept at multiples of it,
-    the tokens that the recurrent kernels compute at once."""
+    the tokens that the recurrent kernels compute at once. ``whole_prompts``: a step computes a prompt whole or not at
+    all, as the model is not causal."""
 
     max_model_len: int
     rows_max: int
@@ -311,3 +315,4 @@ class Sizes:
     memory_bytes: int
     notes: tuple[str, ...] = ()
     grid_tokens: int = CHUNK_TOKENS
+    whole_prompts: bool = False

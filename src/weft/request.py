@@ -241,10 +241,10 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a prompt in place of an answer: a value of its hidden rows after the final norm.
-    ``kind``: the last row, or the mean of all rows from position ``skip`` on. ``score``: the last row goes
-    through the checkpoint's score head. ``tokens``: the last row's logits of these tokens."""
+    ``kind``: the first row, the last one, or the mean of all rows from position ``skip`` on. ``score``: the last row
+    goes through the checkpoint's score head. ``tokens``: the last row's logits of these tokens."""
 
-    kind: Literal["last", "mean"] = "last"
+    kind: Literal["first", "last", "mean"] = "last"
     skip: int = 0
     score: bool = False
     tokens: tuple[int, ...] = ()
@@ -255,9 +255,9 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(
                 "a request that pools its prompt has no answer and no logprobs: max_tokens 0, n 1", param="pooling"
             )
-        if self.kind == "mean" and (self.score or self.tokens or not 0 <= self.skip < prompt_tokens):
+        if self.kind != "last" and (self.score or self.tokens or not 0 <= self.skip < prompt_tokens):
             raise RequestError(
-                f"the mean leaves out the first {self.skip} of {prompt_tokens} tokens; one "
+                f"the {self.kind} row or rows leave out {self.skip} of {prompt_tokens} tokens; one "
                 "must be left, and scores are of the last one",
                 param="pooling",
             )

@@ -107,7 +107,8 @@ class LayerSpec:
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Geometry of one model on one rank. ``layers`` is in depth order; indices into it name a layer
-    everywhere (views, weights, error messages)."""
+    everywhere (views, weights, error messages). ``causal`` False: tokens see later ones, so a prompt is computed
+    whole, in one step, and no prefix of it is worth keeping."""
 
     family: str
     vocab_size: int
@@ -115,6 +116,7 @@ class ModelSpec:
     max_positions: int
     dtype: DTypeName
     layers: tuple[LayerSpec, ...]
+    causal: bool = True
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ from weft.assemble.room import (
 )
 from weft.assemble.speculation import make_drafter
 from weft.assemble.weights import WeightsSource, read_in_words
-from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
+from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, STEP_TOKENS_WHOLE, EngineConfig, Sizes
 from weft.costs.step import given_cost
 from weft.default_sampling import read_default_sampling
 from weft.engine.adapters import AdapterPool
@@ -57,6 +57,8 @@ from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.engine.stats import WeightsState
 from weft.errors import ConfigError
+from weft.families import read_spec
+from weft.files import read_json
 from weft.host import usable_cores
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import ArenaPlan, fit_sizes
@@ -121,6 +123,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     source = WeightsSource(config, name, directory)
     adapters = registered_adapters(config)
     threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
+    config = without_prefixes(config, directory)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
     choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
@@ -199,7 +202,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         adapters=adapters,
         picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size,
-        generates=not (loaded.headless or is_embedder(directory)),
+        generates=loaded.spec.causal and not (loaded.headless or is_embedder(directory)),
         score_labels=0 if loaded.model.score_LD is None else len(loaded.model.score_LD),
     )
     return Assembled(core, info)
@@ -390,6 +393,27 @@ def with_step_tokens(config: EngineConfig, device: torch.device) -> EngineConfig
         return config
     tokens = STEP_TOKENS_CPU if device.type == "cpu" else STEP_TOKENS_GPU
     return replace(config, max_num_batched_tokens=tokens)
+
+
+def without_prefixes(config: EngineConfig, directory: Path) -> EngineConfig:
+    """``config`` itself for a causal model. Without prefix cache, drafts and recorded steps for others, and with steps
+    that hold a long prompt. Raises ConfigError for a flag that needs kept prefixes."""
+    if read_spec(read_json(directory / "config.json")).causal:
+        return config
+    for flag, wanted in (("--store", config.store is not None), ("--roles", config.handoffs)):
+        if wanted:
+            raise ConfigError(
+                f"{flag} needs a causal model: tokens of this one see later ones (is_causal false), so no prefix can "
+                "be kept",
+                param=flag,
+            )
+    return replace(
+        config,
+        prefix_cache=False,
+        speculate="off",
+        cuda_graphs="off",
+        max_num_batched_tokens=config.max_num_batched_tokens or STEP_TOKENS_WHOLE,
+    )
 
 
 def max_step_s(config: EngineConfig, device: torch.device) -> float | None:

@@ -58,7 +58,8 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
         errors = write_quantized(directory, out, next(one for one in FORMATS if one == form))
     elif embedding.refusal:
         raise CheckpointError(
-            f"{directory}: a GGUF file says pooling alone, of the last token or the mean; {embedding.refusal}",
+            f"{directory}: a GGUF file says pooling alone, of the first token, the last one or the mean; "
+            f"{embedding.refusal}",
             param="SOURCE",
         )
     else:

@@ -13,6 +13,7 @@
     lfm2              lfm2             short convolution + attention  dense
     lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
     lfm2_vl           lfm2             as lfm2, with a vision tower (more of them: ``towers``)
+    lfm2_bidirectional lfm2            as lfm2, both reading later tokens (``causality``)
     lfm3              lfm3             short conv. + attention, windows dense
     lfm3_vl           lfm3             as lfm3, with a vision tower
     olmo3             olmo3            attention, some with a window  dense
@@ -82,6 +83,7 @@ from weft.families import (
     zaya,
 )
 from weft.families.architecture import Architecture
+from weft.families.causality import as_causality_says
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.known_keys import is_harmless
 from weft.families.reading import Family
@@ -110,7 +112,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
         )
     keys = ConfigKeys(text_config(config), fallback=config)
     _refuse_what_is_not_served(keys, family.activation)
-    return family.read(family.name, keys)
+    return as_causality_says(family.read(family.name, keys), keys)
 
 
 _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
@@ -198,12 +200,6 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         if method not in QUANTIZATIONS:
             fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
-    # Layers of any family read it in transformers, whether its configuration class knows it or not.
-    for place in (keys, keys.outer):
-        place.only(is_causal=True)
-    for name in keys.outer.get("architectures") or ():
-        if "Bidirectional" in str(name):
-            fail("architectures", name, "text is read from left to right here")
     activation = keys.get("hidden_act", served)
     if activation != served and (served, activation) != ("silu", "swish"):
         fail("hidden_act", activation, f"only {served} is served")

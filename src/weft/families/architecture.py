@@ -231,14 +231,16 @@ class RelativeAttention:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """Double-gated short convolution of LFM2."""
+    """Double-gated short convolution of LFM2. ``centred``: a token's output reads as many tokens after it as
+    before it, and the layer keeps nothing (LFM2.5-Embedding)."""
 
     channels: int
     conv_kernel: int
     bias: bool
+    centred: bool = False
 
     def layer_spec(self) -> LayerSpec:
-        return spec.short_conv(self.channels, self.conv_kernel)
+        return spec.stateless() if self.centred else spec.short_conv(self.channels, self.conv_kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,6 +512,11 @@ class Architecture:
         return "attends over chosen blocks" if self.indexed else ""
 
     @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one. Others embed text and generate none; their prompts are computed whole."""
+        return all(getattr(mixer, "causal", True) for mixer in self.mixers)
+
+    @property
     def layer_count(self) -> int:
         return len(self.mixers)
 
@@ -531,6 +538,7 @@ class Architecture:
             layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless() for mixer in self.mixers)
             + self._index_specs()
             + heads,
+            causal=self.causal,
         )
 
     def _index_specs(self) -> tuple[LayerSpec, ...]:

@@ -103,7 +103,9 @@ class Attention:
     ``values_normed``: values pass an RMS norm without a weight; ``values_are_keys``: they are the keys before
     their norm. ``kv_of``: the layer whose pages this one reads, having no keys of its own; ``shared``: later
     layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
-    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA)."""
+    projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
+    ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most so many
+    places away on either side."""
 
     heads: int
     kv_heads: int
@@ -124,6 +126,7 @@ class Attention:
     shared: bool = False
     out_bias: bool | None = None
     index: Index | KeyIndex | None = None
+    causal: bool = True
 
     @property
     def index_width(self) -> int:
@@ -136,7 +139,8 @@ class Attention:
     def ring(self) -> bool:
         """Whether keys and values live in a ring of ``window`` tokens in the state slot, not in pages."""
         # A ring is overwritten as it is read: a second reader would find the step's first tokens gone.
-        return self.window is not None and self.window <= RING_TOKENS_MAX and not self.shared and self.kv_of is None
+        short = self.window is not None and self.window <= RING_TOKENS_MAX
+        return short and not self.shared and self.kv_of is None and self.causal
 
     @property
     def own_kv_heads(self) -> int:
@@ -145,8 +149,9 @@ class Attention:
 
     @property
     def usual(self) -> bool:
-        """Whether it has keys and values of its own, as products give them: what the fused kernels know."""
-        return self.kv_of is None and not self.values_normed and not self.values_are_keys
+        """Whether it is causal, with keys and values of its own, as products give them: what the fused kernels
+        know."""
+        return self.kv_of is None and not self.values_normed and not self.values_are_keys and self.causal
 
     def layer_spec(self) -> LayerSpec:
         if self.kv_of is not None:

@@ -43,12 +43,14 @@ _DEFAULTS: dict[str, Any] = {
 def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
     keys = keys.with_defaults(**_DEFAULTS, num_hidden_layers=26, vocab_size=262_208, sliding_window=4096)
     keys.only(hidden_activation="gelu_pytorch_tanh")
-    if keys.get("use_bidirectional_attention"):
-        fail("use_bidirectional_attention", True, "text is read from left to right here")
+    both_ways = keys.boolean("use_bidirectional_attention", False)
+    if both_ways:  # EmbeddingGemma: half of the window on either side
+        keys = keys.over({"sliding_window": keys.integer("sliding_window", least=2) // 2})
     if keys.get("attn_logit_softcapping"):
         fail("attn_logit_softcapping", keys.get("attn_logit_softcapping"), "capped scores are not served")
     kinds = _kinds(keys, keys.integer("sliding_window_pattern", 6))
     plain = read_attention(keys, rotary=False, qk_norm=True, scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5)
+    plain = replace(plain, causal=not both_ways)
     local = Rope(keys.number("rope_local_base_freq", 10_000.0), plain.head_dim)
     if WINDOW_KIND in (keys.get("rope_parameters") or {}):
         local = read_rope(keys, plain.head_dim, theta=10_000.0, partial=1.0, layer_kind=WINDOW_KIND)

@@ -32,6 +32,8 @@ _MAMBA_CODE = ("use_associative_scan", "use_mamba_kernels", "use_mambapy", "use_
 _SCANNED = ("chunk_size", "mamba_chunk_size")
 """Tokens that are computed at once."""
 OF_FAMILY: dict[str, tuple[str, ...]] = {
+    # Of batches with padding, which there is none of here.
+    "lfm2": ("conv_zero_padding",),
     "granite_hybrid": _SCANNED,
     "mamba2": (*_SCANNED, *_STEP_SIZES, "rescale_prenorm_residual", "time_step_rank"),
     "bamba": (*_SCANNED, "num_logits_to_keep", "z_loss_coefficient"),

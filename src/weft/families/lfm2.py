@@ -150,7 +150,7 @@ LFM3_ROPE = {
 }
 
 FAMILIES = (
-    Family("lfm2", ("lfm2",), read_lfm2),
+    Family("lfm2", ("lfm2", "lfm2_bidirectional"), read_lfm2),
     Family("lfm2", ("lfm2_moe",), read_lfm2_moe),
     Family("lfm2", ("lfm2_vl",), read_lfm2_vl),
     Family("lfm3", ("lfm3",), read_lfm3),

@@ -36,6 +36,7 @@ class ModelNeed:
     dtype: str = ""
     vocab_size: int = 0
     max_positions: int = 0
+    causal: bool = True
 
 
 def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: bool = False) -> PlanOptions:
@@ -69,6 +70,7 @@ def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNe
         plan.spec.dtype,
         plan.spec.vocab_size,
         plan.spec.max_positions,
+        plan.spec.causal,
     )
 
 

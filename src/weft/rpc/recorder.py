@@ -175,10 +175,10 @@ class _Ended:
             priority=request.priority,
             boundaries=list(request.boundaries),
             marks=list(request.marks),
-            # A mean takes no hit either.
+            # Neither a mean nor the first row takes a hit.
             prompt_logprobs=(
                 request.sampling.prompt_logprobs is not None
-                or (request.pooling is not None and request.pooling.kind == "mean")
+                or (request.pooling is not None and request.pooling.kind != "last")
             ),
             cancelled_at_s=None if one.tokens else one.cancelled_at_s,
             tokens=token_text(tokens) if self.has_tokens else "",

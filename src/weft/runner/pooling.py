@@ -1,5 +1,6 @@
 """Pooled prompts: what comes back of the hidden rows of a prompt that asks for no answer.
 
+    first  [ x . . . . . . ]           the row of the first token (CLS)
     last   [ . . . . . . x ]           the row of the last token: as it is, through the score head, or its
                                        logits of some tokens
     mean   [ skip | 1 1 1 | 2 2 2 ]    sums of rows between multiples of CHUNK_TOKENS, float64
@@ -28,13 +29,14 @@ class Heads(Protocol):
 def pool(model: Heads, spans: Iterable[PooledSpan], hidden_TD: torch.Tensor) -> list[torch.Tensor]:
     """For each span float64 [parts, width]. ``hidden_TD``: of the whole step."""
     return [
-        _sums(span, hidden_TD) if span.pooling.kind == "mean" else _last(model, span, hidden_TD).double()
+        _sums(span, hidden_TD) if span.pooling.kind == "mean" else _row(model, span, hidden_TD).double()
         for span in spans
     ]
 
 
-def _last(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
-    row_1D = hidden_TD[span.stop - 1 : span.stop]
+def _row(model: Heads, span: PooledSpan, hidden_TD: torch.Tensor) -> torch.Tensor:
+    at = span.first if span.pooling.kind == "first" else span.stop - 1
+    row_1D = hidden_TD[at : at + 1]
     if span.pooling.score:
         score_LD = getattr(model, "score_LD", None)
         assert score_LD is not None, "a model without a score head was asked for a score"

@@ -5,7 +5,8 @@
 
 Decodes come first, and always all of them. A prefill that does not reach the end of its known tokens stops on
 the absolute grid of CHUNK_TOKENS. So a prompt goes through the same chunks of the recurrent kernels however
-it is cut (promise 1).
+it is cut (promise 1). Where prompts are whole (a model that is not causal), a prompt that does not fit waits for
+the next step.
 
 **Time** (``--max-step-ms``). A sequence that decodes waits for the whole step, so a long prefill is a gap in
 its answer. Tokens do not bound the gap: one costs a hundred times more on one machine than on another.
@@ -66,9 +67,9 @@ def step_tokens_bound(step_tokens_max: int, rows_max: int) -> int:
 
 class Budget:
     """Tokens and seconds left for prefill in this step, after ``decode_count`` decodes that read ``context``
-    tokens. ``keys``: API keys that have prompts, where they are several."""
+    tokens. ``keys``: API keys that have prompts, where they are several. ``whole``: no prompt is cut."""
 
-    __slots__ = ("_granted", "_left_s", "_limit", "_unserved", "left")
+    __slots__ = ("_granted", "_left_s", "_limit", "_unserved", "_whole", "left")
 
     def __init__(
         self,
@@ -77,7 +78,10 @@ class Budget:
         limit: StepLimit = NO_LIMIT,
         context: int = 0,
         keys: frozenset[str] = frozenset(),
+        *,
+        whole: bool = False,
     ) -> None:
+        self._whole = whole
         self.left = max(step_tokens_max - decode_count, CHUNK_TOKENS)
         self._limit = limit
         self._left_s = limit.prefill_s(decode_count, context)
@@ -89,6 +93,8 @@ class Budget:
         """Where a prefill of ``key`` at ``start`` with known tokens up to ``end`` stops in this step. Equal to
         ``start`` when what is left does not reach the next grid point. Keys without a prefill in this step keep an
         even part of what is left, in chunks: the key that has used least comes first."""
+        if self._whole:
+            return end if end - start <= self.left else start
         in_time = max(self._limit.tokens_within(start, self._left_s), self._granted)
         most = min(self.left, in_time)
         if self._unserved:

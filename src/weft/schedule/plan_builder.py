@@ -200,8 +200,8 @@ class PlanBuilder:
             ),
             pooled_runs=tuple(
                 first_prefill + at
-                for at, (seq, end) in enumerate(zip(self.prefill_seqs, self.prefill_ends, strict=True))
-                if seq.pools(end)
+                for at, seq in enumerate(self.prefill_seqs)
+                if seq.pools(self.prefill_starts[at], self.prefill_ends[at])
             ),
             reservation=reservation,
             preempted=tuple(seq.id for seq in self.preempted),

@@ -476,4 +476,4 @@ def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepL
     """Return the budget that the decodes of ``step`` leave to prefills."""
     decodes = int(step.decode_rows.size)
     context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes
-    return Budget(sizes.step_tokens_max, decodes, limit, context, keys)
+    return Budget(sizes.step_tokens_max, decodes, limit, context, keys, whole=sizes.whole_prompts)

@@ -141,14 +141,16 @@ class Sequence:
         their hidden rows, which no cache has (decision 0069)."""
         if self.prompt_logprobs_due:
             return known[:0]
-        if self.pooling is not None and self.pooling.kind == "mean":
+        if self.pooling is not None and self.pooling.kind != "last":
             return known[: self.pooling.skip]
         return known
 
-    def pools(self, end: int) -> bool:
-        """Whether a run up to ``end`` has hidden rows that are asked for."""
+    def pools(self, start: int, end: int) -> bool:
+        """Whether a run over [``start``, ``end``) has hidden rows that are asked for."""
         if self.pooling is None:
             return False
+        if self.pooling.kind == "first":
+            return start == 0
         return end == self.known_count or (self.pooling.kind == "mean" and end > self.pooling.skip)
 
     def resume(self, tokens: list[int]) -> None:

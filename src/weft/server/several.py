@@ -110,7 +110,7 @@ class HostedModel:
                 **read_default_sampling(self.source.engine.default_sampling),
                 **self.source.generation_defaults,
             },
-            generates=not is_embedder(directory),
+            generates=need.causal and not is_embedder(directory),
         )
 
     async def preview(self) -> ServedModel:

@@ -32,8 +32,9 @@ from weft.files import parse_json, read_json, read_text
 from weft.request import Pooling
 from weft.text.tokenizer import Tokenizer
 
+Kind = Literal["first", "last", "mean"]
 _BYTES_MAX = 1 << 20
-_SERVED_MODES = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
+_SERVED_MODES: dict[str, Kind] = {"cls": "first", "lasttoken": "last", "mean": "mean", "mean_tokens": "mean"}
 _MODE_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -57,7 +58,7 @@ class EmbeddingSettings:
     by name; ``default_prompt``: the name of one. ``tokens_max``: that the model was trained for, 0 for any.
     ``refusal``: why it embeds nothing here."""
 
-    kind: Literal["last", "mean"] = "last"
+    kind: Kind = "last"
     normalize: bool = True
     includes_prompt: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +95,8 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if others:
         refusal = f"its modules.json has {others[0]}, which weft does not compute"
-    kind, includes_prompt = "last", True
+    kind: Kind = "last"
+    includes_prompt = True
     for one, name in zip(modules, kinds, strict=True):
         if name == "Pooling":
             inside = directory / str(one.get("path", "")) / "config.json"
@@ -107,14 +109,15 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
                 kind = _SERVED_MODES[modes[0]]
             else:
                 refusal = refusal or (
-                    f"its pooling is {' and '.join(modes) or 'not named'}; weft pools the last token, or the mean"
+                    f"its pooling is {' and '.join(modes) or 'not named'}; weft pools the first token, the last "
+                    "one, or the mean"
                 )
     if "Pooling" not in kinds:
         refusal = refusal or "its modules.json has no Pooling"
     prompts, default = _prompts(directory)
     limit = _optional(directory / "sentence_bert_config.json").get("max_seq_length")
     return EmbeddingSettings(
-        kind="mean" if kind == "mean" else "last",
+        kind=kind,
         normalize="Normalize" in kinds,
         includes_prompt=includes_prompt,
         prompts=prompts,

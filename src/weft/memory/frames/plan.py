@@ -375,6 +375,12 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
     notes: list[str] = []
     max_model_len = _fit_length(config, spec, arena, notes)
     rows_max, step_tokens_max = _fit_rows(config, arena, notes)
+    if not spec.causal and max_model_len > step_tokens_max:
+        notes.append(
+            f"--max-model-len {max_model_len} shrunk to {step_tokens_max}: the model is not causal, so a step computes "
+            f"a prompt whole, and --max-num-batched-tokens is {step_tokens_max}."
+        )
+        max_model_len = step_tokens_max
     return Sizes(
         max_model_len=max_model_len,
         rows_max=rows_max,
@@ -382,6 +388,7 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
         queue_max=config.max_queued_requests,
         memory_bytes=arena.arena_bytes,
         notes=tuple(notes),
+        whole_prompts=not spec.causal,
     )
 
 

@@ -54,7 +54,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import HeadLinear, Linear, Norm, Projection, by_head, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.conv import causal_conv, short_conv, staged
+from weft.tensor.ops.conv import causal_conv, centred_short_conv, short_conv, staged
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
 from weft.tensor.ops.elementwise import activate, each, rotary
 from weft.tensor.ops.mamba1 import mamba1
@@ -333,11 +333,15 @@ class ShortConvBlock:
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:
-        y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
+        projected_TJ = self.project(x_TD)
+        if self.shape.centred:
+            y_TC = centred_short_conv(projected_TJ, self.conv, self.conv_bias, inputs.runs)
+        else:
+            y_TC = short_conv(projected_TJ, self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
         return self.out(inputs.asked_of(y_TC))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.fused is None:
+        if self.fused is None or self.shape.centred:
             return None
         return staged(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"])

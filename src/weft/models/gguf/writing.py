@@ -112,7 +112,7 @@ def write_gguf(
     out: Path,
     on_matrix: Callable[[MatrixError], None] = lambda one: None,
     *,
-    pooling: Literal["last", "mean"] | None = None,
+    pooling: Literal["first", "last", "mean"] | None = None,
 ) -> list[MatrixError]:
     """Writes ``source`` to the new file ``out``. Returns the tensors that were rounded. ``pooling``: of an
     embedder; of a checkpoint without a head it is "last" where nothing is said.
@@ -132,7 +132,7 @@ def write_gguf(
     pieces = _pieces(checkpoint, config)
     keys = _keys(arch, config, pieces)
     if pooling is not None or is_headless(checkpoint):
-        keys.add_pooling_type(PoolingType[(pooling or "last").upper()])
+        keys.add_pooling_type(PoolingType[{"first": "CLS", "mean": "MEAN"}.get(pooling or "last", "LAST")])
     entries = _entries(checkpoint, config, keys, pieces)
     unfinished, done = partial_dir / "model.gguf", partial_dir / "done.json"
     if not done.exists():

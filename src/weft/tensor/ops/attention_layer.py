@@ -22,6 +22,7 @@ from weft.tensor.ops.elementwise import rotary
 from weft.tensor.ops.norm import rms_norm
 from weft.tensor.ops.paged_attention import DIM_MAX, paged_attention
 from weft.tensor.ops.relative_bias import apart
+from weft.tensor.ops.whole_attention import whole_attention
 from weft.tensor.ops.window_attention import window_attention
 from weft.tensor.ops.write_kv import write_kv
 
@@ -137,8 +138,11 @@ def attend(
     cache: LayerCache,
     seen: Seen | Choose | None,
 ) -> torch.Tensor:
-    """Write, then read. With ``core.bank`` queries have states behind them."""
+    """Write, then read. With ``core.bank`` queries have states behind them. What is not causal reads the step's own
+    keys and writes none: its prompts are whole."""
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
+    if not shape.causal:
+        return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, core.sinks)
     if scales is not None:
         if shape.kv_of is None:
             k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]

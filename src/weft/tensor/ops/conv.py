@@ -234,6 +234,28 @@ def short_conv(
     return c * causal_conv(b * x, weight_CK, bias_C, None, window_SCW, runs)
 
 
+def centred_short_conv(
+    projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None, runs: Runs
+) -> torch.Tensor:
+    """``short_conv`` of runs that are whole texts: the convolution of a token reads ``K // 2`` tokens before it, and
+    those after it that are left of K. There are zeros before a run and after it.
+
+    Source: transformers ``Lfm2BidirectionalShortConv``.
+    """
+    b, c, x = projected_TJ.chunk(3, dim=-1)
+    mixed_TC, out_TC = b * x, torch.zeros_like(c)
+    channels, kernel = weight_CK.shape
+    for run in range(runs.run_count):
+        rows = slice(runs.offsets[run], runs.offsets[run] + runs.lengths[run])
+        if runs.starts[run] == PAD or not runs.lengths[run]:
+            continue
+        padded_1CL = F.pad(mixed_TC[rows].T[None].float(), (kernel // 2, kernel - 1 - kernel // 2))
+        bias = None if bias_C is None else bias_C.float()
+        convolved_1CL = F.conv1d(padded_1CL, weight_CK.float()[:, None], bias, groups=channels)
+        out_TC[rows] = convolved_1CL[0].T.to(out_TC.dtype)
+    return c * out_TC
+
+
 @short_conv.in_cpp
 def _short_conv(
     projected_TJ: torch.Tensor,
