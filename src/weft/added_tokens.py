@@ -12,6 +12,9 @@ reads it: encoding, grammars and digests have one vocabulary.
 A token gets the id that its text has in the vocabulary, or the next free one. An id that a file states and
 that is neither cannot be served: transformers silently takes the free one.
 
+tokenizer_config.json may also say that the expression which cuts text is an old, wrong one
+(``fix_mistral_regex``). Then the right one takes its place.
+
 Source: ``TokenizersBackend`` and ``from_pretrained`` of transformers 5.24.
 """
 
@@ -28,6 +31,15 @@ from weft.files import read_json
 _FIRST_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN = rf"{'|'.join(CASED)}|\p{{N}}|{MARKS_OR_SLASHES}|{SPACES}"
+"""How Mistral's vocabularies cut text, from Tekken on."""
+_MISTRALS = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
+_MISTRAL_VOCAB, _MISTRAL_VERSION = 100_000, 5
+"""transformers mends the expression of larger vocabularies, saved with older versions."""
 Entry = dict[str, Any]
 """One of tokenizer.json's ``added_tokens``, without its id."""
 
@@ -41,6 +53,8 @@ class NextTo:
     stated: dict[int, Entry] = field(default_factory=dict)
     special: tuple[Entry, ...] = ()
     source: str = ""
+    is_mistral: bool = False
+    """Whether the expression of tokenizer.json gives way to ``TEKKEN``."""
 
 
 def read_next_to(directory: Path) -> NextTo:
@@ -66,15 +80,17 @@ def read_next_to(directory: Path) -> NextTo:
         config = config | of_map
         source = "added_tokens.json"
     # A dict has names for its tokens: {"image_token": "<image>"}.
-    named = dict.fromkeys(_FIRST_NAMES) | config | (dict(extra) if isinstance(extra, Mapping) else {})
+    own = config.get("model_specific_special_tokens")
+    for names in (own, extra):
+        config = config | (dict(names) if isinstance(names, Mapping) else {})
+    named = dict.fromkeys(_FIRST_NAMES) | config
     tokens = {key: entry for key, value in named.items() if _is_name(key) and (entry := _entry(value, special=True))}
     special = [*tokens.values(), *_entries(extra if isinstance(extra, list) else [])]
     if not isinstance(listed, Mapping):
         marked = {entry["content"] for entry in special}
         stated = {
-            index: _with_flags(text, special=text in marked)
+            _id_in(directory / source, text, index): _with_flags(text, special=text in marked)
             for text, index in _optional(directory / source).items()
-            if isinstance(index, int)
         }
     by_text = {entry["content"]: entry for entry in stated.values()}
     return NextTo(
@@ -82,7 +98,20 @@ def read_next_to(directory: Path) -> NextTo:
         stated,
         tuple(by_text.get(entry["content"], entry) | {"special": True} for entry in special),
         source,
+        config.get("fix_mistral_regex") is True and _has_old_mistral(directory),
     )
+
+
+def _has_old_mistral(directory: Path) -> bool:
+    config = _optional(directory / "config.json")
+    major = str(config.get("transformers_version")).partition(".")[0]
+    return not (major.isdecimal() and int(major) >= _MISTRAL_VERSION) and config.get("model_type") in (*_MISTRALS, None)
+
+
+def _id_in(path: Path, text: str, index: Any) -> int:
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise CheckpointError(f"{path}: {text!r} is {index!r:.40}; it must be the token's number", param="model")
+    return index
 
 
 def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None:
@@ -100,7 +129,9 @@ def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None
         }
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
-    before = dict(entries)
+    before, cuts = dict(entries), content.get("pre_tokenizer")
+    if beside.is_mistral and len(own) + len(ids) > _MISTRAL_VOCAB:
+        cuts = _cut_by_tekken(cuts)
     for index, entry in sorted(beside.stated.items()):
         text = entry["content"]
         if text not in ids and own.get(text, free := _next_id(ids, len(own))) != index:
@@ -116,10 +147,22 @@ def completed(content: Any, beside: NextTo, path: Path) -> dict[str, Any] | None
         text = entry["content"]
         ids.setdefault(text, own[text] if text in own else _next_id(ids, len(own)))
         entries[text] = entry
-    if entries == before:
+    if entries == before and cuts == content.get("pre_tokenizer"):
         return None
     whole = [{"id": ids[text], **entry} for text, entry in entries.items()]
-    return {**content, "added_tokens": sorted(whole, key=lambda entry: entry["id"])}
+    return {**content, "pre_tokenizer": cuts, "added_tokens": sorted(whole, key=lambda entry: entry["id"])}
+
+
+def _cut_by_tekken(cuts: Any) -> Any:
+    """Return the pre-tokenizer with ``TEKKEN`` in front, in place of the first part of a sequence."""
+    split = {"type": "Split", "pattern": {"Regex": TEKKEN}, "behavior": "Isolated", "invert": False}
+    if not isinstance(cuts, Mapping):
+        return cuts
+    if cuts.get("type") == "Sequence":
+        return {**cuts, "pretokenizers": [split, *cuts["pretokenizers"][1:]]}
+    if cuts.get("type") == "Metaspace":
+        cuts = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [split, cuts]}
 
 
 def _next_id(ids: Mapping[str, int], vocab_size: int) -> int:

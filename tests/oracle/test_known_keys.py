@@ -1,16 +1,27 @@
-"""Each key that transformers' configuration class knows is read here, or is listed with the reason why not."""
+"""Each key that a class of transformers knows is read here, or is listed with the reason why not: of config.json, and
+of the files next to it."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
+import pytest
 import transformers
+from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessorKwargs
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessorKwargs
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessorInitKwargs
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from tests.fixtures.checkpoints import CHECKPOINTS
-from weft.families import FAMILIES, _refuse_what_is_not_served, text_config
+from weft.families import FAMILIES, _refuse_what_is_not_served, known_keys, text_config
 from weft.families.config_keys import ConfigKeys
-from weft.families.known_keys import OF_FAMILY, is_harmless
+from weft.families.known_keys import OF_FAMILY, OF_FILE, is_harmless, is_known
+from weft.models import generation
 
 FAMILY_OF = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
@@ -54,3 +65,53 @@ def test_no_list_has_a_key_that_is_read_or_that_nothing_knows() -> None:
         if key in read[family] or (key not in stated[family] and key not in shared)
     }
     assert not stale
+
+
+ASKED = re.compile(r"""kwargs\.(?:pop|get|setdefault)\(\s*"(\w+)\"""")
+OF_CALLS = {
+    "gguf_file", "merges", "post_processor", "tokenizer", "tokenizer_object", "tokenizer_padding",
+    "tokenizer_truncation", "vocab", "_json_padding", "_json_truncation", "_spm_precompiled_charsmap",
+}  # fmt: skip
+"""Arguments that a tokenizer's classes hand to each other and no file has."""
+
+
+def asked_by(*functions: Any) -> set[str]:
+    """Names that the source of ``functions`` takes out of its keywords."""
+    return {name for function in functions for name in ASKED.findall(inspect.getsource(function))}
+
+
+KNOWN_TO_TRANSFORMERS: dict[str, set[str]] = {
+    known_keys.TOKENIZER_CONFIG: asked_by(PreTrainedTokenizerBase.__init__, TokenizersBackend.__init__) - OF_CALLS,
+    known_keys.GENERATION_CONFIG: {*vars(transformers.GenerationConfig()), *asked_by(transformers.GenerationConfig)}
+    - {"return_unused_kwargs", "commit_message", "repo_id", "token", "proxies", "subfolder", "_from_pipeline",
+       "_from_auto", "force_bos_token_to_be_generated", "generation_kwargs"} - generation._NEUTRAL.keys(),
+    known_keys.PREPROCESSOR_CONFIG: {
+        *Lfm2VlImageProcessorKwargs.__annotations__, *Qwen2VLImageProcessorKwargs.__annotations__},
+    known_keys.VIDEO_PREPROCESSOR_CONFIG: {*Qwen3VLVideoProcessorInitKwargs.__annotations__},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", KNOWN_TO_TRANSFORMERS)
+def test_no_key_of_a_side_file_is_unknown(file: str) -> None:
+    assert len(KNOWN_TO_TRANSFORMERS[file]) > 10, "the law is read out of transformers"
+    assert not {key for key in KNOWN_TO_TRANSFORMERS[file] if not is_known(file, key)}
+
+
+READERS = {
+    known_keys.TOKENIZER_CONFIG: ("added_tokens.py", "text/chat.py"),
+    known_keys.SPECIAL_TOKENS: ("added_tokens.py",),
+    known_keys.GENERATION_CONFIG: ("models/generation.py",),
+    known_keys.PREPROCESSOR_CONFIG: ("images/settings.py",),
+    known_keys.VIDEO_PREPROCESSOR_CONFIG: ("images/settings.py",),
+}
+
+
+@pytest.mark.parametrize("file", OF_FILE)
+def test_what_is_listed_as_read_is_read_and_nothing_is_listed_twice(file: str) -> None:
+    root = Path(known_keys.__file__).parents[1]
+    source = "".join((root / name).read_text() for name in READERS[file])
+    assert not [key for key in OF_FILE[file][known_keys.READ] if f'"{key}"' not in source]
+    listed = [key for keys in OF_FILE[file].values() for key in keys]
+    assert len(listed) == len(set(listed))
+    if file == known_keys.GENERATION_CONFIG:
+        assert not set(listed) & generation._NEUTRAL.keys(), "not applied and harmless at once"

@@ -75,6 +75,7 @@ from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_limits import parser_limits
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.pooling import is_embedder
+from weft.text.side_files import unknown_keys
 from weft.text.tokenizer import Tokenizer
 from weft.units import CHUNK_TOKENS, format_bytes, pages_for, parse_bytes
 
@@ -135,7 +136,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         raise
     kernels = kernels_in_use(device)  # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
-    notes += placed.notes
+    notes += [*placed.notes, *unknown_keys(directory)]
     defaults, cost = loaded.generation_defaults.ending(end), _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)

@@ -1,14 +1,19 @@
-"""Keys of config.json that no family reads, each with the reason why it changes no token. The lists are closed.
+"""Keys of a checkpoint's JSON files that nothing reads, each with the reason why it changes no token. The lists are
+closed.
 
-    a key that the family reads                             served, or refused by its name
+    a key that is read                                       served, or refused by its name
     a key that transformers' class knows, and weft does not  here, or a test fails
-    a key that transformers' class does not know             changes nothing there either
+    a key that transformers' class does not know             changes nothing there either; of the files next to
+                                                             config.json it is named at the start
 
-Keys that layers of any class read without the class knowing them (``is_causal``) are refused by name in
-``weft.families``. Source: the configuration classes and models of transformers 5.24. Pure.
+``COMMON`` and ``OF_FAMILY`` are of config.json, whose readers note each key that they ask for. ``OF_FILE`` is of the
+files next to it, whose readers do not: it has the keys that are read as well. GGUF files have lists of the same kind
+(``models.gguf.known_keys``). Source: the classes of transformers 5.24. Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 COMMON: dict[str, tuple[str, ...]] = {
     "names, and how the file was saved": (
@@ -32,8 +37,6 @@ _MAMBA_CODE = ("use_associative_scan", "use_mamba_kernels", "use_mambapy", "use_
 _SCANNED = ("chunk_size", "mamba_chunk_size")
 """Tokens that are computed at once."""
 OF_FAMILY: dict[str, tuple[str, ...]] = {
-    # Of batches with padding, which there is none of here.
-    "lfm2": ("conv_zero_padding",),
     "granite_hybrid": _SCANNED,
     "mamba2": (*_SCANNED, *_STEP_SIZES, "rescale_prenorm_residual", "time_step_rank"),
     "bamba": (*_SCANNED, "num_logits_to_keep", "z_loss_coefficient"),
@@ -68,9 +71,119 @@ OF_FAMILY: dict[str, tuple[str, ...]] = {
                 "number_of_conv_states", "rms_norm_eps_moe_gate"),
     "ling": ("mtp_loss_scaling_factor", "qk_head_dim"),
 }  # fmt: skip
+TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
+GENERATION_CONFIG = "generation_config.json"
+PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG = "preprocessor_config.json", "video_preprocessor_config.json"
+READ = "read"
+"""The entry of ``OF_FILE`` that has what readers ask for."""
+_PIXELS: dict[str, tuple[str, ...]] = {
+    READ: (
+        "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "merge_size", "min_pixels", "max_pixels",
+        "patch_size", "rescale_factor", "resample", "size", "temporal_patch_size",
+    ),
+    "names, and where code runs": (
+        "auto_map", "backend", "device", "disable_grouping", "feature_extractor_type", "image_processor_type",
+        "processor_class", "return_tensors", "transformers_version", "video_processor_type", "_processor_class",
+    ),
+    "forms of pictures that are decoded to RGB, whole, in one order": (
+        "data_format", "default_to_square", "do_convert_rgb", "input_data_format", "model_input_names",
+    ),
+    "of crops, which are refused": ("crop_size",),
+    "padding of batches, and what a call returns": (
+        "do_pad", "image_seq_length", "pad_size", "return_metadata", "return_row_col_info",
+    ),
+}  # fmt: skip
+OF_FILE: dict[str, dict[str, tuple[str, ...]]] = {
+    TOKENIZER_CONFIG: {
+        READ: (
+            "added_tokens_decoder", "additional_special_tokens", "chat_template", "extra_special_tokens",
+            "fix_mistral_regex", "model_specific_special_tokens", "split_special_tokens",
+        ),
+        "names, and how the file was saved": (
+            "auto_map", "backend", "files_loaded", "init_inputs", "is_local", "local_files_only", "name_or_path",
+            "processor_class", "special_tokens_map_file", "tokenizer_class", "tokenizer_file", "transformers_version",
+            "verbose", "_commit_hash",
+        ),
+        # TokenizersBackend drops or overrides them where there is a tokenizer.json.
+        "said by tokenizer.json": (
+            "add_bos_token", "add_dummy_prefix", "add_eos_token", "add_prefix_space", "byte_fallback", "do_lower_case",
+            "legacy", "merges_file", "sp_model_kwargs", "trim_offsets", "unk_id", "vocab_file",
+        ),
+        "lengths of batches, which are neither padded nor cut": (
+            "max_len", "max_length", "model_input_names", "model_max_length", "pad_to_multiple_of",
+            "pad_token_type_id", "padding", "padding_side", "stride", "truncation", "truncation_side",
+            "truncation_strategy",
+        ),
+        "spaces that byte-level and byte-fallback decoders leave as they are": (
+            "clean_up_tokenization_spaces",
+            "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "errors",
+            "spaces_between_special_tokens",
+        ),
+        # Calls and reasoning are read by ``text.tools.formats``; control tokens of messages are the template's.
+        "parsers of answers, templates of former versions": (
+            "chat_control_tokens", "response_schema", "response_template", "use_default_system_prompt",
+        ),
+    },
+    SPECIAL_TOKENS: {READ: ("additional_special_tokens", "extra_special_tokens")},
+    GENERATION_CONFIG: {
+        READ: ("do_sample", "eos_token_id", "min_p", "repetition_penalty", "temperature", "top_k", "top_p"),
+        "names, ids that nothing asks for": (
+            "_commit_hash", "_from_model_config", "bos_token_id", "decoder_start_token_id", "pad_token_id",
+            "transformers_version",
+        ),
+        "what a call returns": (
+            "output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate",
+        ),
+        "of searches with beams, which are named": (
+            "diversity_penalty", "early_stopping", "length_penalty", "num_beam_groups",
+        ),
+        "of encoders": ("encoder_no_repeat_ngram_size", "is_encoder_decoder"),
+        "how the same tokens are computed": (
+            "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
+            "assistant_lookbehind", "cache_config", "cache_implementation", "compile_config",
+            "continuous_batching_config", "disable_compile", "is_assistant", "low_memory", "max_cache_len",
+            "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "prefill_chunk_size",
+            "prompt_lookup_num_tokens", "remove_invalid_values", "renormalize_logits", "speculation_type",
+            "target_lookbehind", "use_cache", "use_mtp",
+        ),
+    },
+    PREPROCESSOR_CONFIG: _PIXELS | {
+        READ: (
+            *_PIXELS[READ], "do_center_crop", "do_image_splitting", "downsample_factor",
+            "encoder_patch_size", "max_image_tokens", "max_pixels_tolerance", "max_tiles", "min_image_tokens",
+            "min_tiles", "tile_size", "use_thumbnail",
+        ),
+    },
+    VIDEO_PREPROCESSOR_CONFIG: _PIXELS | {
+        READ: (
+            *_PIXELS[READ], "cap_pixels_per_frame", "do_center_crop", "do_sample_frames", "fps",
+            "max_frames", "max_video_tokens", "min_frames",
+        ),
+        "of a call, where the file's frames are sampled by fps": ("num_frames", "video_metadata"),
+    },
+}  # fmt: skip
+_NAMED_TOKENS = "_token"
+"""The end of names of tokens in ``TOKENIZER_CONFIG`` and ``SPECIAL_TOKENS``: all of them are read."""
+_SHOWN_KEYS = 8
 _COMMON = frozenset(key for keys in COMMON.values() for key in keys)
 
 
 def is_harmless(family: str, key: str) -> bool:
     """Whether ``key`` changes no token of a model of ``family``."""
     return key in _COMMON or key in OF_FAMILY.get(family, ())
+
+
+def is_known(file: str, key: str) -> bool:
+    """Whether ``key`` of the side file ``file`` is read, or changes no token."""
+    named = file in (TOKENIZER_CONFIG, SPECIAL_TOKENS) and key.endswith(_NAMED_TOKENS)
+    return named or any(key in keys for keys in OF_FILE[file].values())
+
+
+def unknown_line(file: str, stated: Mapping[str, object], more: Mapping[str, object] | None = None) -> str | None:
+    """Return a line that names the keys of ``stated`` that weft does not know; None where it knows them all.
+    ``more``: keys that the reader of the file names itself."""
+    unknown = [key for key in stated if not is_known(file, key) and key not in (more or ())]
+    if not unknown:
+        return None
+    left = f" and {len(unknown) - _SHOWN_KEYS} more" if len(unknown) > _SHOWN_KEYS else ""
+    return f"Not known in {file}, and left out: {', '.join(unknown[:_SHOWN_KEYS])}{left}."

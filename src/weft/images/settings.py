@@ -235,6 +235,8 @@ def _check_qwen(settings: ImageSettings | VideoSettings, frames: int, tower: Vis
 
 def _of_pixels(keys: _Keys, resample: int) -> dict[str, Any]:
     """What every processor says of values."""
+    if keys.boolean("do_center_crop", False):
+        keys.fail("do_center_crop", True, "pictures are resized whole")
     identity, default = not keys.boolean("do_normalize", True), ImageSettings()
     return {
         "resample": keys.integer("resample", resample, 3, least=2),

@@ -12,32 +12,41 @@ from pathlib import Path
 from typing import Any
 
 from weft.families import text_config
+from weft.families.known_keys import GENERATION_CONFIG, unknown_line
 from weft.files import read_json
 
 _NEUTRAL: dict[str, object] = {
     "bad_words_ids": None,
+    "constraints": None,
     "begin_suppress_tokens": None,
     "dola_layers": None,
     "encoder_repetition_penalty": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
     "guidance_scale": 1.0,
+    "max_length": 20,
+    "max_new_tokens": None,
+    "max_time": None,
     "min_length": 0,
     "min_new_tokens": 0,
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
+    "num_return_sequences": 1,
     "penalty_alpha": 0.0,
     "sequence_bias": None,
     "stop_strings": None,
     "suppress_tokens": None,
+    "token_healing": False,
     "top_h": 1.0,
     "typical_p": 1.0,
     "watermarking_config": None,
 }
 """Keys that ``generate`` of transformers applies and weft does not, with the values that change nothing."""
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +62,13 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     left_out: tuple[str, ...] = ()
+    unknown: str | None = None
+    """A line about keys that nothing here knows."""
 
     def note(self) -> str | None:
         """Return a line about what is left out; None where nothing is."""
-        if not self.left_out:
-            return None
-        return f"Not applied of generation_config.json: {', '.join(self.left_out)}."
+        named = f"Not applied of {GENERATION_CONFIG}: {', '.join(self.left_out)}." if self.left_out else None
+        return " ".join(line for line in (named, self.unknown) if line) or None
 
     def ending(self, token: int | None) -> GenerationDefaults:
         """Return these with one more end: of the tokenizer, since fine-tunes change its ``eos_token`` and leave
@@ -67,8 +77,7 @@ class GenerationDefaults:
 
     def sampling(self) -> dict[str, float | int]:
         """Only what the checkpoint states, as keywords of ``SamplingParams``."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
 
 
 def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> GenerationDefaults:
@@ -76,7 +85,7 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
 
     Raises CheckpointError when generation_config.json is there but not JSON.
     """
-    path = directory / "generation_config.json"
+    path = directory / GENERATION_CONFIG
     stated = read_json(path) if path.is_file() else {}
     eos = next(
         (ids for source in (stated, config, text_config(config)) if (ids := _ids(source.get("eos_token_id")))), ()
@@ -91,7 +100,11 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
         top_k=top_k if isinstance(top_k, int) and not isinstance(top_k, bool) else None,
         min_p=_number(stated, "min_p"),
         repetition_penalty=_number(stated, "repetition_penalty"),
-        left_out=tuple(key for key, neutral in _NEUTRAL.items() if stated.get(key) not in (None, neutral, [])),
+        unknown=unknown_line(GENERATION_CONFIG, stated, _NEUTRAL),
+        left_out=(
+            *(key for key, neutral in _NEUTRAL.items() if stated.get(key) not in (None, neutral, [])),
+            *(key for key in _SAMPLING if stated.get(key) is not None and _number(stated, key) is None),
+        ),
     )
 
 

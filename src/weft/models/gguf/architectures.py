@@ -49,7 +49,7 @@ def read_layout(header: Header) -> FileLayout:
         )
     keys = GgufKeys(header, name)
     layout = ARCHITECTURES[name](keys)
-    keys.refuse_unread()
+    keys.refuse_unknown()
     return layout
 
 
@@ -88,6 +88,10 @@ def _lfm2(keys: GgufKeys) -> FileLayout:
             "use_expert_bias": any(keys.layers_with("exp_probs_b.bias")),
         }
         names |= parts.sparse("feed_forward", spelled) | {"exp_probs_b.bias": "feed_forward.expert_bias"}
+        if (choice := keys.integer("expert_gating_func", parts.SIGMOID)) != parts.SIGMOID:
+            keys.fail("expert_gating_func", choice, f"experts chosen by sigmoid ({parts.SIGMOID}) are served")
+    if "is_causal" in config:  # LFM2.5-Embedding, the one such model: its convolutions are centred as well
+        config["architectures"] = ["Lfm2BidirectionalModel"]
     whole: Names = {
         "token_embd": "model.embed_tokens",
         "token_embd_norm": "model.embedding_norm",

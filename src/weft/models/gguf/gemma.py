@@ -141,7 +141,9 @@ def _kinds(keys: GgufKeys, window: int) -> list[str]:
 
 
 def _window_rope(keys: GgufKeys) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10_000.0)}
+    """The second name is Ollama's."""
+    theta = keys.number("rope.freq_base_swa", keys.number("rope.local.freq_base", 10_000.0))
+    return {"rope_type": "default", "rope_theta": theta}
 
 
 def _partial_rope(keys: GgufKeys, width: int) -> dict[str, Any]:

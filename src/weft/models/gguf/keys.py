@@ -15,36 +15,10 @@ import numpy as np
 from weft.errors import CheckpointError
 from weft.families.config_keys import INTEGER_MAX
 from weft.models.gguf.header import FileTensor, Header
+from weft.models.gguf.known_keys import NEUTRAL, NEUTRAL_OF_TOKENIZER, is_harmless, is_known_of_tokenizer
 
 _SHOWN_CHARS = 120
-_CHANGES_ANSWERS: dict[str, object] = {
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.output_scale": 1.0,
-    "attention.relative_buckets_count": 0,
-    "attention.scale": 0.0,
-    "attention.shared_kv_layers": 0,
-    "attention.sliding_window": 0,
-    "attention.temperature_length": 0,
-    "attention.temperature_scale": 0.0,
-    "activation_sparsity_scale": 0.0,
-    "attn_logit_softcapping": 0.0,
-    "embedding_scale": 1.0,
-    "final_logit_softcapping": 0.0,
-    "logit_scale": 1.0,
-    "n_deepstack_layers": 0,
-    "residual_scale": 1.0,
-    "rope.scaling.alpha": 0.0,
-    "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.type": "none",
-    "router_logit_softcapping": 0.0,
-    "swiglu_clamp_exp": 0.0,
-    "swiglu_clamp_shexp": 0.0,
-    "use_parallel_residual": False,
-}
-"""Keys of some architecture that change its answers, and the values at which they change nothing. A file of an
-architecture that does not read one may have it at this value alone. Source: the keys of the package ``gguf``."""
+_NONE = object()
 
 
 class GgufKeys:
@@ -115,19 +89,35 @@ class GgufKeys:
         blocks = self.integer("block_count", least=1)
         return blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)
 
-    def refuse_unread(self) -> None:
-        """Raise CheckpointError for a key that changes answers and that the architecture did not ask for."""
-        for name, neutral in _CHANGES_ANSWERS.items():
-            value = self.header.keys.get(f"{self.architecture}.{name}", neutral)
-            if name not in self.seen and np.any(np.asarray(value) != neutral):
-                self.fail(name, value, f"of this architecture only {neutral} is served")
+    def refuse_unknown(self) -> None:
+        """Raise CheckpointError for a key that may change answers and that the architecture did not ask for."""
+        begin, of_tokenizer = f"{self.architecture}.", "tokenizer."
+        for key, value in self.header.keys.items():
+            name = key.removeprefix(begin)
+            if key.startswith(begin) and name not in self.seen:
+                self._refuse(key, value, NEUTRAL.get(name, _NONE), known=is_harmless(name))
+            elif key.startswith(of_tokenizer):
+                name = key.removeprefix(of_tokenizer)
+                self._refuse(key, value, NEUTRAL_OF_TOKENIZER.get(name, _NONE), known=is_known_of_tokenizer(name))
+        if (kind := self.header.keys.get("general.type", "model")) != "model":
+            raise CheckpointError(f"{self.header.path}: general.type is {kind!r}; models are served", param="model")
+
+    def _refuse(self, key: str, value: object, neutral: object, *, known: bool) -> None:
+        if known:
+            return
+        if neutral is _NONE:
+            self._fail(key, value, "weft does not know this key, which may change answers")
+        if np.any(np.asarray(value) != neutral):
+            self._fail(key, value, f"of this architecture only {neutral} is served")
 
     def fail(self, name: str, value: object, reason: str) -> NoReturn:
+        self._fail(f"{self.architecture}.{name}", value, reason)
+
+    def _fail(self, key: str, value: object, reason: str) -> NoReturn:
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
-        place = f"{self.architecture}.{name}"
         raise CheckpointError(
-            f"{self.header.path}: {place} is {'missing' if value is None else shown}: {reason}", param="model"
+            f"{self.header.path}: {key} is {'missing' if value is None else shown}: {reason}", param="model"
         )
 
 

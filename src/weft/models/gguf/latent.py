@@ -27,7 +27,6 @@ from weft.models.gguf import parts
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.parts import LOG, MINUS_ONE, FileLayout, Names
 
-_SIGMOID = 2
 _NAMES: Names = (
     parts.ATTENTION | parts.NORMS | parts.dense("mlp") | parts.sparse("mlp")
     | parts.shared("mlp.shared_experts") | parts.NEXT_TOKENS | {
@@ -225,8 +224,8 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
 
 
 def _experts(keys: GgufKeys) -> dict[str, Any]:
-    if (choice := keys.integer("expert_gating_func", _SIGMOID)) != _SIGMOID:
-        keys.fail("expert_gating_func", choice, f"experts chosen by sigmoid ({_SIGMOID}) are served")
+    if (choice := keys.integer("expert_gating_func", parts.SIGMOID)) != parts.SIGMOID:
+        keys.fail("expert_gating_func", choice, f"experts chosen by sigmoid ({parts.SIGMOID}) are served")
     width = keys.integer("expert_feed_forward_length", least=1)
     shared = keys.tensor(parts.first(keys, "ffn_gate_shexp.weight"))
     return {

@@ -21,6 +21,10 @@ Index = npt.NDArray[np.int64]
 Names = dict[str, str | tuple[str, ...]]
 
 
+SOFTMAX, SIGMOID = 1, 2
+"""``expert_gating_func`` (llama.cpp's ``llama_expert_gating_func_type``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Undo:
     """``rows`` and ``columns``: where ours lie in the stored tensor; None for all, in order. ``values``:
@@ -62,6 +66,7 @@ def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
         "num_hidden_layers": keys.layers,
         "max_position_embeddings": keys.integer("context_length", least=1),
         "tie_word_embeddings": keys.tensor("output.weight") is None,
+        **({} if keys.boolean("attention.causal", True) else {"is_causal": False}),
         "dtype": {"F32": "float32", "F16": "float16"}.get(table.type, "bfloat16"),
     } | more
 
@@ -73,11 +78,13 @@ def attention(keys: GgufKeys) -> dict[str, Any]:
     parameters: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
     if rotary != head_dim:
         parameters["partial_rotary_factor"] = rotary / head_dim
-    kind = keys.get("rope.scaling.type", "none")
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    # llama.cpp takes a factor without a type for a linear one.
+    kind = keys.get("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
     if kind in ("linear", "yarn"):
         parameters |= {
             "rope_type": kind,
-            "factor": keys.number("rope.scaling.factor"),
+            "factor": factor,
             "original_max_position_embeddings": keys.integer(
                 "rope.scaling.original_context_length", keys.integer("context_length")
             ),
@@ -86,6 +93,8 @@ def attention(keys: GgufKeys) -> dict[str, Any]:
             ("attention_factor", "attn_factor"),
             ("beta_fast", "yarn_beta_fast"),
             ("beta_slow", "yarn_beta_slow"),
+            ("beta_fast", "beta_fast"),  # Ollama's names
+            ("beta_slow", "beta_slow"),
         ):
             if keys.get(f"rope.scaling.{theirs}") is not None:
                 parameters[ours] = keys.number(f"rope.scaling.{theirs}")

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from weft.added_tokens import CASED, MARKS_OR_SLASHES, SPACES, TEKKEN
 from weft.errors import CheckpointError
 from weft.models.gguf.header import Header
 
@@ -48,17 +49,22 @@ _NAMED = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+_SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+_SAMPLING_KEYS = "general.sampling."
+_ONLY_WITH_OTHERS = ("mirostat_eta", "mirostat_tau", "penalty_last_n", "sequence", "xtc_threshold")
+"""Settings of samplers that other keys turn on."""
 
 _CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
-_MARKS_OR_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _NO_HAN = r"\p{M}&&[^\p{Han}]]"
-_KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in _CASED)
+_KIMI_CASED = tuple(cased.replace(r"\p{M}]", _NO_HAN) for cased in CASED)
 _DIGITS = "digits"
 """In place of an expression: each digit by itself, then GPT-2's own."""
 
@@ -74,11 +80,11 @@ class _Pre:
     bos: bool = False
 
 
-_LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}", whole=True, bos=True)
-_ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in _CASED)
+_LLAMA3 = _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}{{1,3}}|{_MARKS}|{SPACES}", whole=True, bos=True)
+_ANY_CASE = "|".join(f"{cased}{_CONTRACTED}?" for cased in CASED)
 _QWEN35 = (
     rf"{_CONTRACTED}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}"
 )
 _BAILING = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
@@ -88,17 +94,17 @@ PRE_TOKENIZERS: dict[str, _Pre] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _Pre(_LLAMA3.expression)),
     **dict.fromkeys(("glm4", "glm5"), _Pre(_LLAMA3.expression, whole=True)),
-    "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{_SPACES}", nfc=True),
+    "qwen2": _Pre(rf"{_CONTRACTED}|{_LETTERS}|\p{{N}}|{_MARKS}|{SPACES}", nfc=True),
     "qwen35": _Pre(_QWEN35, nfc=True),
     "kimi-k2": _Pre(
         "|".join(
-            [r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED), rf"\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}"]
+            [r"[\p{Han}]+", *(f"{cased}{_CONTRACTED}?" for cased in _KIMI_CASED), rf"\p{{N}}{{1,3}}|{_MARKS}|{SPACES}"]
         ),
         whole=True,
     ),
     **dict.fromkeys(("bailingmoe", "bailingmoe2"), _Pre(_BAILING)),
-    "tekken": _Pre(rf"{'|'.join(_CASED)}|\p{{N}}|{_MARKS_OR_SLASHES}|{_SPACES}", whole=True, bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_MARKS_OR_SLASHES}|{_SPACES}")),
+    "tekken": _Pre(TEKKEN, whole=True, bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Pre(rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{MARKS_OR_SLASHES}|{SPACES}")),
     **dict.fromkeys(("refact", "starcoder", "smollm", "codeshell", "command-r"), _Pre(_DIGITS)),
     **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None)),
 }
@@ -139,9 +145,17 @@ def generation_config(header: Header) -> dict[str, Any]:
     sampling = {
         ours: value
         for ours, theirs in _SAMPLING.items()
-        if isinstance(value := header.keys.get(f"general.sampling.{theirs}"), (int, float))
+        if isinstance(value := header.keys.get(f"{_SAMPLING_KEYS}{theirs}"), (int, float))
     }
-    return {"eos_token_id": Vocabulary(header).ends()} | sampling
+    # The reader of the file names the others.
+    others = {
+        key: value
+        for key, value in header.keys.items()
+        if key.startswith(_SAMPLING_KEYS)
+        and value
+        and key.removeprefix(_SAMPLING_KEYS) not in (*_SAMPLING.values(), *_ONLY_WITH_OTHERS)
+    }
+    return {"eos_token_id": Vocabulary(header).ends()} | sampling | others
 
 
 class Vocabulary:
@@ -192,7 +206,7 @@ class Vocabulary:
 
     def ends(self) -> list[int]:
         """Tokens that end an answer, the file's own one first."""
-        stated = [self._token(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        stated = [*self._several("eos_token_ids"), *(self._token(f"{name}_token_id") for name in ("eos", "eot", "eom"))]
         known = [
             index for index, text in enumerate(self.tokens) if self.types[index] == _CONTROL and text in _ENDS_OF_TURN
         ]
@@ -342,6 +356,14 @@ class Vocabulary:
         if token is not None and (not isinstance(token, int) or not 0 <= token < len(self.tokens)):
             self._fail(name, f"is {token!r}, and there are {len(self.tokens)} tokens")
         return token
+
+    def _several(self, name: str) -> list[int]:
+        """Ids in a list, as Ollama's converter writes them; none without it."""
+        stated = self._get(name)
+        ids = stated.tolist() if isinstance(stated, np.ndarray) and stated.dtype.kind in "iu" else stated or []
+        if not isinstance(ids, list) or not all(isinstance(one, int) and 0 <= one < len(self.tokens) for one in ids):
+            self._fail(name, f"is {stated!r:.100}, and there are {len(self.tokens)} tokens")
+        return ids
 
     def _numbers(self, name: str, kinds: str, default: list[Any] | None) -> list[Any]:
         value = self._get(name, default)
