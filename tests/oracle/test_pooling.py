@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from tests.fixtures.checkpoints import checkpoint, reference
-from tests.fixtures.pooled_checkpoints import INSTRUCTION, cross_encoder, embedder, reranker
+from tests.fixtures.pooled_checkpoints import INSTRUCTION, add_dense, cross_encoder, embedder, reranker
 from weft import Engine
-from weft.errors import ContextLengthError, RequestError
+from weft.errors import CheckpointError, ContextLengthError, RequestError
 from weft.schedule.sequence import Sequence
 
 TOLERANCE = 1e-4
@@ -142,10 +142,44 @@ def test_a_generative_reranker_weighs_yes_against_no(tmp_path: Path) -> None:
             assert score == pytest.approx(float(expected), abs=TOLERANCE)
 
 
+def test_dense_modules_project_what_is_pooled(tmp_path: Path) -> None:
+    """vllm 39579, llama.cpp 16367: EmbeddingGemma has two, stella one; engines that ignore them give other vectors.
+    vllm 45995: the spelling of sentence-transformers 5.4."""
+    directory = embedder(
+        tmp_path / "dense",
+        modules=("Transformer", "Pooling", "Dense", "Dense", "Normalize"),
+        pooling={"pooling_mode": "mean"},
+        spelling="sentence_transformers.sentence_transformer.modules.{module}.{name}",
+    )
+    first = add_dense(directory / "2_Dense", 64, 96)
+    second = add_dense(directory / "3_Dense", 96, 32, activation="activation.Tanh", bias=True)
+    with Engine(str(directory), **SIZES) as engine:
+        [vector] = engine.embed(TEXTS[2])
+        mean = hidden_of("qwen3", engine.tokenizer.encode(TEXTS[2])).mean(axis=0)
+        np.testing.assert_allclose(vector, normed(second(first(mean))), atol=TOLERANCE)
+        assert np.abs(vector - normed(first(mean))[:32]).max() > 100 * TOLERANCE
+        with pytest.raises(RequestError, match="dimensions is 33; this model's embeddings have 32"):
+            engine.embed("a", dimensions=33)
+
+
+def test_a_dense_module_that_is_not_served_is_one_line(tmp_path: Path) -> None:
+    directory = embedder(tmp_path / "dense", modules=("Transformer", "Pooling", "Dense"))
+    add_dense(directory / "2_Dense", 64, 96, activation="activation.GELU")
+    with pytest.raises(
+        CheckpointError, match=r"2_Dense/config\.json: activation_function is .*GELU.*; Identity and Tanh"
+    ):
+        Engine(str(directory), **SIZES)
+    add = json.loads((directory / "2_Dense" / "config.json").read_text())
+    add |= {"out_features": 95, "activation_function": "torch.nn.modules.linear.Identity"}
+    (directory / "2_Dense" / "config.json").write_text(json.dumps(add))
+    with pytest.raises(CheckpointError, match=r"config\.json says linear\.weight \[95, 64\]"):
+        Engine(str(directory), **SIZES)
+
+
 def test_what_a_checkpoint_cannot_do_is_said_with_the_reason(tmp_path: Path) -> None:
-    dense = embedder(tmp_path / "dense", modules=("Transformer", "Pooling", "Dense"), tokens_max=16)
+    dense = embedder(tmp_path / "dense", modules=("Transformer", "Pooling", "LayerNorm"), tokens_max=16)
     with Engine(str(dense), **SIZES) as engine:
-        with pytest.raises(RequestError, match=r"modules\.json has Dense"):
+        with pytest.raises(RequestError, match=r"modules\.json has LayerNorm"):
             engine.embed("abc")
         with pytest.raises(RequestError, match="no score head"):
             engine.score([("a", "b")])

@@ -802,10 +802,11 @@ def write_gguf(
     forget: Collection[str] = (),
     widened: bool = False,
     change: Callable[[gguf.GGUFWriter], None] | None = None,
+    renamed: Callable[[str], str] = str,
 ) -> Path:
     """The checkpoint in ``directory`` as one file. ``types``: by the beginnings of names, for matrices whose
     rows are whole blocks; forms that gguf does not quantise to have random blocks. ``widened``: the values of
-    those blocks, in float32. ``change``: more keys."""
+    those blocks, in float32. ``change``: more keys. ``renamed``: another converter's names of tensors."""
     config = text_config(json.loads((directory / "config.json").read_text())) | {"of": str(directory)}
     architecture, tensors = converted(directory, forget)
     writer = gguf.GGUFWriter(path, architecture)
@@ -813,7 +814,8 @@ def write_gguf(
     write_vocabulary(directory, writer, config["vocab_size"])
     if change is not None:
         change(writer)
-    for name, x in tensors.items():
+    for plain_name, x in tensors.items():
+        name = renamed(plain_name)
         kind = next((kind for begin, kind in (types or {}).items() if name.startswith(begin)), None)
         numbers = np.ascontiguousarray(x.float().numpy())
         plain = x.ndim < 2 or "conv1d" in name or ".conv.weight" in name

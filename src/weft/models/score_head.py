@@ -25,13 +25,13 @@ LABELS_MAX = 4096
 
 
 def is_headless(checkpoint: CheckpointFiles) -> bool:
-    """Whether config.json names an architecture without a head for next tokens, and the files have none."""
+    """Whether the files have no head for next tokens, and config.json names an architecture without one or the
+    checkpoint was saved to embed: embedders of generators keep the generator's name and leave the head out."""
+    if any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
+        return False
     names = [str(name) for name in checkpoint.config.get("architectures") or ()]
-    return (
-        bool(names)
-        and not any(name.endswith(_HEADED) for name in names)
-        and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors)
-    )
+    without = bool(names) and not any(name.endswith(_HEADED) for name in names)
+    return without or (checkpoint.directory / "modules.json").is_file()
 
 
 def architecture_in(checkpoint: CheckpointFiles) -> Architecture:

@@ -426,10 +426,10 @@ async def _scored(
 
 def check_dimensions(model: ServedModel, dimensions: int) -> None:
     """Before anything is computed. Raises RequestError."""
-    if not 1 <= dimensions <= model.info.hidden_size:
+    width = model.pooler.width(model.info.hidden_size)
+    if not 1 <= dimensions <= width:
         raise RequestError(
-            f"dimensions is {dimensions}; it must be at least 1 and at most "
-            f"{model.info.hidden_size}, the width of {model.name}",
+            f"dimensions is {dimensions}; it must be at least 1 and at most {width}, the width of {model.name}",
             param="dimensions",
         )
 

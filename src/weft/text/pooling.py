@@ -25,12 +25,15 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from weft.errors import CheckpointError, ContextLengthError, RequestError
 from weft.files import parse_json, read_json, read_text
 from weft.request import Pooling
 from weft.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from weft.text.dense import Dense
 
 Kind = Literal["first", "last", "mean"]
 _BYTES_MAX = 1 << 20
@@ -65,6 +68,8 @@ class EmbeddingSettings:
     default_prompt: str | None = None
     tokens_max: int = 0
     refusal: str = _NO_REFUSAL
+    dense: tuple[Path, ...] = ()
+    """Directories of what projects the pooled vector, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +97,20 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
         raise CheckpointError(f"{path}: expected a list of modules", param="model")
     kinds = [str(one.get("type", "")).rpartition(".")[2] for one in modules]
     refusal = ""
-    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
+    dense: list[Path] = []
     if others:
         refusal = f"its modules.json has {others[0]}, which weft does not compute"
     kind: Kind = "last"
     includes_prompt = True
     for one, name in zip(modules, kinds, strict=True):
+        inside = directory / str(one.get("path", ""))
+        if ".." in inside.parts or not inside.resolve().is_relative_to(directory.resolve()):
+            raise CheckpointError(f"{path}: the path of its {name} leads elsewhere", param="model")
+        if name == "Dense":
+            dense.append(inside)
         if name == "Pooling":
-            inside = directory / str(one.get("path", "")) / "config.json"
-            if ".." in inside.parts or not inside.resolve().is_relative_to(directory.resolve()):
-                raise CheckpointError(f"{path}: the path of its Pooling leads elsewhere", param="model")
-            settings = read_json(inside)
+            settings = read_json(inside / "config.json")
             includes_prompt = settings.get("include_prompt") is not False
             modes = _modes(settings)
             if len(modes) == 1 and modes[0] in _SERVED_MODES:
@@ -114,6 +122,8 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
                 )
     if "Pooling" not in kinds:
         refusal = refusal or "its modules.json has no Pooling"
+    if kinds[1:2] != ["Pooling"] or "Normalize" in kinds[:-1]:
+        refusal = refusal or f"its modules.json has {', '.join(kinds)} in this order, which weft does not compute"
     prompts, default = _prompts(directory)
     limit = _optional(directory / "sentence_bert_config.json").get("max_seq_length")
     return EmbeddingSettings(
@@ -124,6 +134,7 @@ def read_embedding_settings(directory: Path) -> EmbeddingSettings:
         default_prompt=default,
         tokens_max=limit if isinstance(limit, int) and limit > 0 else 0,
         refusal=refusal,
+        dense=tuple(dense),
     )
 
 
@@ -144,6 +155,14 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     return prompts, default if isinstance(default, str) and default in prompts else None
 
 
+def _read_all_dense(settings: EmbeddingSettings) -> list[Dense]:
+    if settings.refusal or not settings.dense:
+        return []
+    from weft.text.dense import read_dense  # a server without such a model starts without numpy
+
+    return [read_dense(directory) for directory in settings.dense]
+
+
 def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
@@ -153,6 +172,7 @@ class Pooler:
 
     def __init__(self, directory: Path, tokenizer: Tokenizer, *, name: str, score_labels: int) -> None:
         self.settings = read_embedding_settings(directory)
+        self._dense = _read_all_dense(self.settings)
         self._tokenizer = tokenizer
         self._name = name
         self._labels = score_labels
@@ -243,9 +263,15 @@ class Pooler:
             count += 1
         return count
 
+    def width(self, hidden_size: int) -> int:
+        """Return how many numbers an embedding has."""
+        return self._dense[-1].width if self._dense else hidden_size
+
     def vector(self, pooled: bytes, dimensions: int | None = None) -> array[float]:
         """float32. ``dimensions``: the first of them (Matryoshka), normalised again. Raises RequestError."""
         values = array("f", pooled)
+        for project in self._dense:
+            values = project(values)
         if dimensions is not None:
             if not 1 <= dimensions <= len(values):
                 raise RequestError(

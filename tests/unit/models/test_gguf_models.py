@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +21,8 @@ from tests.support.gguf_files import write_gguf
 from weft.errors import CheckpointError
 from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.embedding import CodedTable, Embedding
+from weft.models.gguf import parts
+from weft.models.gguf.known_keys import NEUTRAL, is_harmless
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
@@ -119,8 +123,12 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
         ("gigachat3_5", "swiglu_clamp_exp", [1.5, 7.0], "swiglu_clamp_exp is"),
         ("kimi_linear", "expert_gating_func", 1, "expert_gating_func is 1"),
         ("kimi_linear", "attention.key_length_mla", 8, "it must be above rope.dimension_count 8"),
-        ("qwen3", "attention.causal", False, "attention.causal is False: of this architecture only True"),
-        ("lfm2", "attention.causal", False, "attention.causal is False"),
+        ("lfm2_moe", "expert_gating_func", 1, "expert_gating_func is 1: experts chosen by sigmoid"),
+        ("qwen3_moe", "expert_weights_norm", False, "expert_weights_norm is False: of this architecture only True"),
+        ("qwen3_moe", "norm_top_k_prob", False, "norm_top_k_prob is False"),
+        ("qwen3_5", "ssm.v_head_reordered", False, "ssm.v_head_reordered is False"),
+        ("falcon_h1", "mlp_gate_multiplier", "0.17", "mlp_gate_multiplier is '0.17': weft does not know this key"),
+        ("mamba", "attention.causal", False, "attention.causal is False"),
         ("qwen3", "attention.sliding_window", 64, "attention.sliding_window is 64: of this architecture only 0"),
         ("gemma3", "attention.sliding_window_pattern", [True], "the file has 4 layers"),
         ("gemma4", "feed_forward_length", [96], "the file has 6 layers"),
@@ -204,3 +212,120 @@ def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
     assert isinstance(before, NgramsBlock)
     assert isinstance(before.table, Embedding)
     assert isinstance(before.table.table, CodedTable)
+
+
+def set_keys(writer: gguf.GGUFWriter, **values: Any) -> None:
+    """In place of what the writer has; names begin behind the architecture, or with tokenizer."""
+    for name, value in values.items():
+        key = name if name.startswith(("tokenizer.", "general.")) else f"{writer.arch}.{name}"
+        writer.kv_data[0].pop(key, None)
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+        if value is not None:
+            add.get(type(value), writer.add_string)(key, value)
+
+
+OLLAMA: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "qwen3_5": (
+        {"rope.dimension_sections": [11, 11, 10], "mrope_sections": [11, 11, 10], "rope.mrope_section": [11, 11, 10],
+         "rope.mrope_interleaved": True, "ssm.v_head_reordered": True, "vision.block_count": 2, "image_token_id": 7,
+         "attention.head_count_kv": 2},
+        {"ssm_dt.bias": "ssm_dt"}),
+    "qwen3_moe": ({"expert_feed_forward_length": None, "norm_top_k_prob": True}, {}),
+    "nemotron_h_latent": ({}, {"ffn_latent_down": "ffn_latent_in", "ffn_latent_up": "ffn_latent_out"}),
+    "lfm2": ({"attention.key_length": 16, "attention.value_length": 16}, {"token_embd_norm": "output_norm"}),
+    "llama": ({"attention.head_dim": 16, "attention.layer_norm_epsilon": 1e-5}, {}),
+    "gemma3": ({"rope.freq_base_swa": None, "rope.local.freq_base": 10_000.0, "mm.tokens_per_image": 256}, {}),
+}  # fmt: skip
+"""Keys and names of tensors as Ollama's converter writes them, where it differs from llama.cpp's."""
+
+
+@pytest.mark.parametrize("name", OLLAMA)
+def test_a_file_of_ollama_is_the_same_model(name: str, tmp_path: Path) -> None:
+    """llama.cpp 25334 and 22954: files of Qwen3.5 with towers inside, which llama.cpp refuses."""
+    keys, names = OLLAMA[name]
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        ends = {"tokenizer.ggml.eos_token_ids": [1, 2], "tokenizer.ggml.add_padding_token": False}
+        set_keys(writer, **keys, **ends)
+        writer.add_tensor("v.patch_embed.weight", np.zeros((4, 4), np.float32))
+
+    def renamed(tensor: str) -> str:
+        return functools.reduce(lambda one, pair: one.replace(*pair), names.items(), tensor)
+
+    file = write_gguf(original(name), tmp_path / "model.gguf", change=change, renamed=renamed)
+    loaded = load_model(resolve_model(file), "float32")
+    assert (logits(loaded) - expected(name)).abs().max().item() < TOLERANCE
+    assert {1, 2} <= set(loaded.generation_defaults.eos_ids)
+    assert loaded.warnings == ("Skipped the vision tower (1 tensor, 64 B): weft serves the text part of this model.",)
+
+
+def test_the_base_of_window_layers_is_read_by_the_name_of_ollama(tmp_path: Path) -> None:
+    other = {"rope.freq_base_swa": None, "rope.local.freq_base": 500.0}
+    file = write_gguf(original("gemma3"), tmp_path / "model.gguf", change=lambda writer: set_keys(writer, **other))
+    assert (logits(load_model(resolve_model(file), "float32")) - expected("gemma3")).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({"rope.scaling.factor": 4.0}, ("linear", 4.0)),
+        ({"rope.scale_linear": 2.0}, ("linear", 2.0)),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, ("default", None)),
+        ({"rope.scaling.factor": 1.0}, ("default", None)),
+        ({}, ("default", None)),
+    ],
+)
+def test_a_factor_without_a_type_is_linear_as_in_llama_cpp(
+    keys: dict[str, Any], scaling: tuple[str, float | None], tmp_path: Path
+) -> None:
+    file = write_gguf(original("qwen3"), tmp_path / "model.gguf", change=lambda writer: set_keys(writer, **keys))
+    rope = json.loads((resolve_model(file) / "config.json").read_text())["rope_parameters"]
+    assert (rope["rope_type"], rope.get("factor")) == scaling
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"tokenizer.ggml.remove_extra_whitespaces": True}, "remove_extra_whitespaces is True"),
+        ({"tokenizer.ggml.normalizer.lowercase": True}, "normalizer.lowercase is True: weft does not know this key"),
+        ({"general.type": "adapter"}, "general.type is 'adapter'; models are served"),
+        ({"tokenizer.ggml.eos_token_ids": [1, 1 << 20]}, "eos_token_ids is"),
+    ],
+)
+def test_a_key_of_the_tokenizer_that_is_not_served_is_one_line(
+    keys: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    file = write_gguf(original("qwen3"), tmp_path / "model.gguf", change=lambda writer: set_keys(writer, **keys))
+    with pytest.raises(CheckpointError, match=reason):
+        resolve_model(file)
+
+
+@pytest.mark.parametrize(("name", "centred"), [("qwen3", False), ("lfm2", True)])
+def test_a_file_that_is_not_causal_is_an_embedder(name: str, centred: bool, tmp_path: Path) -> None:
+    """LFM2.5-Embedding's GGUF says no more than this."""
+    keys = {"attention.causal": False}
+    file = write_gguf(original(name), tmp_path / "model.gguf", change=lambda writer: set_keys(writer, **keys))
+    model = load_model(resolve_model(file), "float32").model
+    assert not model.spec.causal
+    assert any(getattr(mixer, "centred", False) for mixer in model.architecture.mixers) is centred
+
+
+ASKED = re.compile(r"""keys\.(?:get|integer|number|boolean|integers|by_layer)\(\s*"([a-z0-9_.]+)\"""")
+
+
+def test_no_key_of_gguf_is_unknown_to_some_list() -> None:
+    """Keys of the package that no served architecture has are refused where one does; the others are named."""
+    of_others = {"altup.active_idx", "altup.num_inputs", "classifier.output_labels", "decoder_block_count",
+                 "decoder_start_token_id", "expert_chunk_feed_forward_length", "experts_per_group",
+                 "interleave_moe_layer_step", "time_decay_extra_dim", "time_mix_extra_dim", "{dense}_feat_in",
+                 "{dense}_feat_out"}  # fmt: skip
+    asked = {key for keys in (Path(parts.__file__).parent).glob("*.py") for key in ASKED.findall(keys.read_text())}
+    names = {
+        value.removeprefix("{arch}.")
+        for kind in (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.SSM, gguf.Keys.KDA, gguf.Keys.WKV)
+        for name, value in vars(kind).items()
+        if isinstance(value, str) and value.startswith("{arch}.")
+    }
+    assert len(names) > 80
+    assert not {name for name in names if not is_harmless(name)} - NEUTRAL.keys() - asked - of_others
+

@@ -219,6 +219,8 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
             "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
             "ffn_latent_down": "mixer.fc1_latent_proj",
             "ffn_latent_up": "mixer.fc2_latent_proj",
+            "ffn_latent_in": "mixer.fc1_latent_proj",  # Ollama's names
+            "ffn_latent_out": "mixer.fc2_latent_proj",
         }
     )
     return FileLayout(config, _MIXERS, names, {"mixer.A_log": LOG})

@@ -62,6 +62,7 @@ def qwen_hybrid(keys: GgufKeys) -> FileLayout:
             "ssm_alpha": "linear_attn.in_proj_a",
             "ssm_beta": "linear_attn.in_proj_b",
             "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+            "ssm_dt": "linear_attn.dt_bias",  # without its end in Ollama's files
             "ssm_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),
             "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
         }

@@ -57,7 +57,8 @@ architecture that does not read one may have it at this value alone."""
 OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
     "sizes that tensors have": (
         "attention.decay_lora_rank", "attention.gate_lora_rank", "attention.iclr_lora_rank",
-        "attention.key_length", "attention.value_length", "attention.value_residual_mix_lora_rank",
+        "attention.head_dim", "attention.key_length", "attention.value_length",
+        "attention.value_length_swa", "attention.value_residual_mix_lora_rank",
         "classifier.output_labels", "embedding_length_out", "expert_feed_forward_length",
         "expert_shared_feed_forward_length", "feed_forward_length", "features_length", "vocab_size",
     ),

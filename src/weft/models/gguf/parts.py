@@ -155,9 +155,15 @@ def experts(keys: GgufKeys) -> dict[str, Any]:
     return {
         "num_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length", _expert_width(keys)),
         "norm_topk_prob": True,
     }
+
+
+def _expert_width(keys: GgufKeys) -> int | None:
+    """The rows of an expert's matrix: Ollama's converter leaves the key out."""
+    tensor = keys.tensor(first(keys, "ffn_up_exps.weight"))
+    return None if tensor is None or len(tensor.shape) != 3 else tensor.shape[1]
 
 
 WHOLE: Names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

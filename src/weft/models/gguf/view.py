@@ -35,7 +35,7 @@ from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
-_FORM = 6
+_FORM = 7
 """The version of the files of a view. It grows when they are made in another way."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
@@ -43,6 +43,8 @@ _VIEWS_MAX = 32
 _POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 """``pooling_type`` as sentence-transformers names it (llama.cpp's ``llama_pooling_type``)."""
 _NO_POOLING, _RANK = 0, 4
+_TOWERS = {"v.": "visual.", "mm.": "visual.", "a.": "audio_tower."}
+"""Beginnings of names of towers in the file of the text part, as Ollama stores both, and their places here."""
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
@@ -174,6 +176,9 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
         place = f"model.layers.{number}."
         if number.isdecimal() and int(number) >= blocks:
             place = f"mtp.layers.{int(number) - blocks}."
+    for begin, tower in _TOWERS.items():
+        if not place and tensor.name.startswith(begin):
+            return [_as(tensor, tower + tensor.name, NOTHING)]
     stem, _, end = rest.rpartition(".")
     key, end = (rest, "") if rest in names else (stem, f".{end}")
     wanted = names.get(key)
