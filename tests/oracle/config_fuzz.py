@@ -54,8 +54,8 @@ NOT_COMPARED = (
 changes weights that were read (``rescale_prenorm_residual``), or its plain code does what its kernels do not
 (``time_step_min``), or they choose code
 (xLSTM, ``block_size`` of MiniMax, the cache that ``number_of_conv_states`` sizes)."""
-LEFT_OUT = ("id2label", "label2id", "vision_config")
-"""Names of labels, and towers that are not read with these checkpoints."""
+LEFT_OUT = ("id2label", "label2id", "model_type", "vision_config")
+"""Names of labels and of families, and towers that are not read with these checkpoints."""
 Path_ = tuple[str | int, ...]
 Outcome = Literal["followed", "refused", "not compared", "wrong"]
 

@@ -3,6 +3,7 @@ of the files next to it."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections import defaultdict
@@ -11,9 +12,7 @@ from typing import Any
 
 import pytest
 import transformers
-from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessorKwargs
-from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessorKwargs
-from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessorInitKwargs
+from transformers.processing_utils import ImagesKwargs, VideosKwargs
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
@@ -80,14 +79,25 @@ def asked_by(*functions: Any) -> set[str]:
     return {name for function in functions for name in ASKED.findall(inspect.getsource(function))}
 
 
+def annotated(*modules: str) -> set[str]:
+    """Keywords of the processors in files of ``transformers.models``, which need torchvision to be imported."""
+    root = Path(transformers.__file__).parent / "models"
+    trees = [ast.parse((root / f"{module}.py").read_text()) for module in modules]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef) and "Kwargs" in node.name]
+    lines = [line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)]
+    return {line.target.id for line in lines if isinstance(line.target, ast.Name)}
+
+
 KNOWN_TO_TRANSFORMERS: dict[str, set[str]] = {
     known_keys.TOKENIZER_CONFIG: asked_by(PreTrainedTokenizerBase.__init__, TokenizersBackend.__init__) - OF_CALLS,
     known_keys.GENERATION_CONFIG: {*vars(transformers.GenerationConfig()), *asked_by(transformers.GenerationConfig)}
     - {"return_unused_kwargs", "commit_message", "repo_id", "token", "proxies", "subfolder", "_from_pipeline",
        "_from_auto", "force_bos_token_to_be_generated", "generation_kwargs"} - generation._NEUTRAL.keys(),
     known_keys.PREPROCESSOR_CONFIG: {
-        *Lfm2VlImageProcessorKwargs.__annotations__, *Qwen2VLImageProcessorKwargs.__annotations__},
-    known_keys.VIDEO_PREPROCESSOR_CONFIG: {*Qwen3VLVideoProcessorInitKwargs.__annotations__},
+        *ImagesKwargs.__annotations__,
+        *annotated("lfm2_vl/image_processing_lfm2_vl", "qwen2_vl/image_processing_qwen2_vl")},
+    known_keys.VIDEO_PREPROCESSOR_CONFIG: {
+        *VideosKwargs.__annotations__, *annotated("qwen3_vl/video_processing_qwen3_vl")},
 }  # fmt: skip
 
 

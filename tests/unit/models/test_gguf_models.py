@@ -328,4 +328,3 @@ def test_no_key_of_gguf_is_unknown_to_some_list() -> None:
     }
     assert len(names) > 80
     assert not {name for name in names if not is_harmless(name)} - NEUTRAL.keys() - asked - of_others
-

@@ -160,7 +160,8 @@ def texts_of(row: ToolFormat) -> Iterator[tuple[str, Text]]:
     if row.name in OF_MESSAGES:
         return
     if row.opens:  # a call without an opening begins the answer
-        yield "text before", Text(f"I look.\n{written(row, call)}", [call], "I look.")
+        opening = "" if row.opens[0] in written(row, call) else row.opens[0]  # Llama's JSON opens an answer without one
+        yield "text before", Text(f"I look.\n{opening}{written(row, call)}", [call], "I look.")
         mention = f"The marker {row.opens[0]} opens a call."
         yield "the opening in prose", Text(mention, [], mention)
     if row.name in ENDS_BY_ITSELF:

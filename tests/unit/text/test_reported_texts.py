@@ -152,6 +152,30 @@ REPORTED: list[tuple[str, str, str, Calls | None]] = [
         '<|tool_call_start|>[write(path="desktop")]<|tool_call_end|>',
         [("write", {"path": "desktop"})],
     ),
+    (
+        "llama.cpp 26658: LFM2.5 writes code with escaped quotes, which a cut divides",
+        "lfm2",
+        r"<|tool_call_start|>[write(content='plt.plot(x, y, \'red\', label=\'c\')\nplt.show()')]<|tool_call_end|>",
+        [("write", {"content": "plt.plot(x, y, 'red', label='c')\nplt.show()"})],
+    ),
+    (
+        "llama.cpp 24667: an escaped line end is not escaped twice",
+        "lfm2",
+        r"""<|tool_call_start|>[write(content="print('hello')\nprint('world')")]<|tool_call_end|>""",
+        [("write", {"content": "print('hello')\nprint('world')"})],
+    ),
+    (
+        "tabbyAPI 464: keywords for names, whole numbers with zeros in front",
+        "lfm2",
+        "<|tool_call_start|>[write(import='x', max-n.x=007)]<|tool_call_end|>",
+        [("write", {"import": "x", "max-n.x": 7})],
+    ),
+    (
+        "llama.cpp 21242: dotted names, and lists and objects inside each other",
+        "lfm2",
+        "<|tool_call_start|>[mcp.fs-write_v2(opts={'to': [{'name': 'A, B'}], 'cc': []}, tags=['x'])]<|tool_call_end|>",
+        [(FS, {"opts": {"to": [{"name": "A, B"}], "cc": []}, "tags": ["x"]})],
+    ),
 ]
 
 
@@ -247,4 +271,20 @@ def test_a_call_in_a_reasoning_that_ends_after_it_is_a_call() -> None:  # mlx-op
     assert [(block.kind, block.name, block.text) for block in reader.blocks] == [
         ("reasoning", "", "I read it."),
         ("call", "write", '{"path": "/tmp/a"}'),
+    ]
+
+
+def test_a_call_after_a_reasoning_that_never_ends_is_a_call() -> None:  # ollama 13764, Nemotron 3
+    plan = Dialect(Words("{{ tools }} <think> <tool_call><function=f><parameter=x>"), tokenizer_with(())).plan(
+        "<think>\n", tools=TOOLS, choice=ToolChoice("auto")
+    )
+    reader = plan.reader(eager=True)
+    for (
+        character
+    ) in "I look.\n<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>":
+        reader.read(character, [1], None)
+    reader.read("", [], "stop")
+    assert [(block.kind, block.text.strip()) for block in reader.blocks] == [
+        ("reasoning", "I look."),
+        ("call", '{"path": "a"}'),
     ]

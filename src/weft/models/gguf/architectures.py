@@ -88,8 +88,7 @@ def _lfm2(keys: GgufKeys) -> FileLayout:
             "use_expert_bias": any(keys.layers_with("exp_probs_b.bias")),
         }
         names |= parts.sparse("feed_forward", spelled) | {"exp_probs_b.bias": "feed_forward.expert_bias"}
-        if (choice := keys.integer("expert_gating_func", parts.SIGMOID)) != parts.SIGMOID:
-            keys.fail("expert_gating_func", choice, f"experts chosen by sigmoid ({parts.SIGMOID}) are served")
+        parts.check_gating(keys, parts.SIGMOID)
     if "is_causal" in config:  # LFM2.5-Embedding, the one such model: its convolutions are centred as well
         config["architectures"] = ["Lfm2BidirectionalModel"]
     whole: Names = {
@@ -194,6 +193,7 @@ def _nemotron_h(keys: GgufKeys) -> FileLayout:
     )
     del config["num_hidden_layers"]
     if "moe" in kinds:
+        parts.check_gating(keys, parts.SIGMOID)
         config |= {
             "n_routed_experts": keys.integer("expert_count"),
             "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -344,6 +344,7 @@ def _gpt_oss(keys: GgufKeys) -> FileLayout:
     attended = parts.attention(keys)
     attended["rope_parameters"]["truncate"] = False
     experts = parts.experts(keys)
+    parts.check_gating(keys, parts.CHOSEN_SOFTMAX)
     config = parts.base(
         keys,
         "gpt_oss",

@@ -26,6 +26,7 @@ NEUTRAL: dict[str, object] = {
     "attention.temperature_scale": 0.0,
     "attn_logit_softcapping": 0.0,
     "embedding_scale": 1.0,
+    "expert_gating_func": 1,
     "expert_group_scale": 1.0,
     "expert_weights_norm": True,
     "expert_weights_scale": 1.0,
@@ -72,7 +73,8 @@ OF_ARCHITECTURE: dict[str, tuple[str, ...]] = {
         "expert_group_used_count", "expert_shared_count", "expert_used_count", "nextn_predict_layers",
         "rope.dimension_count", "rope.dimension_count_swa", "rope.freq_base", "rope.freq_base_swa",
         "rope.scaling.finetuned", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
-        "rope.scaling.yarn_beta_slow", "ssm.group_count", "ssm.dt_b_c_rms",
+        "rope.scaling.yarn_beta_slow", "ssm.conv_kernel", "ssm.dt_b_c_rms", "ssm.group_count", "ssm.inner_size",
+        "ssm.state_size", "ssm.time_step_rank",
     ),
     "turns by the places of pictures, which are not read out of GGUF files": (
         "mrope_sections", "rope.dimension_sections", "rope.mrope_interleaved", "rope.mrope_section",

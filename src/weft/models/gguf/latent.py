@@ -224,8 +224,7 @@ def _config(keys: GgufKeys, model_type: str) -> dict[str, Any]:
 
 
 def _experts(keys: GgufKeys) -> dict[str, Any]:
-    if (choice := keys.integer("expert_gating_func", parts.SIGMOID)) != parts.SIGMOID:
-        keys.fail("expert_gating_func", choice, f"experts chosen by sigmoid ({parts.SIGMOID}) are served")
+    parts.check_gating(keys, parts.SIGMOID)
     width = keys.integer("expert_feed_forward_length", least=1)
     shared = keys.tensor(parts.first(keys, "ffn_gate_shexp.weight"))
     return {

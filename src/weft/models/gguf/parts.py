@@ -21,8 +21,8 @@ Index = npt.NDArray[np.int64]
 Names = dict[str, str | tuple[str, ...]]
 
 
-SOFTMAX, SIGMOID = 1, 2
-"""``expert_gating_func`` (llama.cpp's ``llama_expert_gating_func_type``)."""
+SIGMOID, CHOSEN_SOFTMAX = 2, 3
+"""``expert_gating_func`` (llama.cpp's ``llama_expert_gating_func_type``), besides softmax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
 def attention(keys: GgufKeys) -> dict[str, Any]:
     heads = keys.integer("attention.head_count", least=1)
     head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads, least=1)
+    if (value_dim := keys.integer("attention.value_length", head_dim)) != head_dim:
+        keys.fail("attention.value_length", value_dim, f"keys have {head_dim} numbers, and values must have as many")
     rotary = keys.integer("rope.dimension_count", head_dim)
     parameters: dict[str, Any] = {"rope_theta": keys.number("rope.freq_base", 10000.0), "rope_type": "default"}
     if rotary != head_dim:
@@ -158,6 +160,13 @@ def experts(keys: GgufKeys) -> dict[str, Any]:
         "moe_intermediate_size": keys.integer("expert_feed_forward_length", _expert_width(keys)),
         "norm_topk_prob": True,
     }
+
+
+def check_gating(keys: GgufKeys, served: int) -> None:
+    """Raises CheckpointError where the file names another function by which experts are chosen."""
+    if (choice := keys.integer("expert_gating_func", served)) != served:
+        words = {SIGMOID: "sigmoid", CHOSEN_SOFTMAX: "softmax of the chosen"}[served]
+        keys.fail("expert_gating_func", choice, f"experts chosen by {words} ({served}) are served")
 
 
 def _expert_width(keys: GgufKeys) -> int | None:
