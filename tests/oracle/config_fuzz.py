@@ -8,7 +8,8 @@ A name becomes each other one that some family has for the key, and one that non
 other families have. transformers reads the same directory.
 
 A row of the printed table: changes that both serve with equal logits, changes that weft refuses in one line that
-names the key, changes of keys that no comparison can judge (``NOT_COMPARED``), and faults, which follow line by line.
+names the key, changes that transformers refuses and that change nothing here (settings of positions that a model
+does not have), changes of keys that no comparison can judge (``NOT_COMPARED``), and faults, which follow line by line.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ changes weights that were read (``rescale_prenorm_residual``), or its plain code
 LEFT_OUT = ("id2label", "label2id", "model_type", "vision_config")
 """Names of labels and of families, and towers that are not read with these checkpoints."""
 Path_ = tuple[str | int, ...]
-Outcome = Literal["followed", "refused", "not compared", "wrong"]
+Outcome = Literal["followed", "refused", "without effect", "not compared", "wrong"]
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -142,6 +143,13 @@ def ours(directory: Path) -> torch.Tensor | str:
     return ModelDriver(model, sequences=1, length=96).step((0, TOKENS))[0]
 
 
+@functools.cache
+def unchanged(name: str) -> torch.Tensor:
+    logits = ours(checkpoint(name))
+    assert isinstance(logits, torch.Tensor), logits
+    return logits
+
+
 def verdict(name: str, path: Path_, value: Any, directory: Path) -> tuple[Outcome, str]:
     """Return what came out, and the change in words."""
     source = checkpoint(name)
@@ -161,6 +169,8 @@ def verdict(name: str, path: Path_, value: Any, directory: Path) -> tuple[Outcom
     if name_of(path) in NOT_COMPARED:
         return "not compared", said
     other = theirs(directory)
+    if other is None and torch.equal(mine, unchanged(name)):
+        return "without effect", said
     if other is None:
         return "wrong", f"{said}: served, and transformers refuses"
     if mine.shape != other.shape or ((mine - other).abs().amax(-1) > TOLERANCE).sum() > TIES:
@@ -168,7 +178,9 @@ def verdict(name: str, path: Path_, value: Any, directory: Path) -> tuple[Outcom
     return "followed", said
 
 
-HEAD = "| family | changes | followed | refused | not compared | wrong |\n|---|---|---|---|---|---|"
+HEAD = (
+    "| family | changes | followed | refused | without effect | not compared | wrong |\n|---|---|---|---|---|---|---|"
+)
 
 
 def main(names: Sequence[str]) -> int:
@@ -184,7 +196,7 @@ def main(names: Sequence[str]) -> int:
                     outcome, said = "wrong", f"{name}: {path} = {value!r}: {type(error).__name__}: {error}"
                 counts[outcome] += 1
                 lines += [said] if outcome == "wrong" else []
-            columns = [counts[one] for one in ("followed", "refused", "not compared", "wrong")]
+            columns = [counts[one] for one in ("followed", "refused", "without effect", "not compared", "wrong")]
             print(f"| `{name}` | {counts.total()} | {' | '.join(map(str, columns))} |", *lines, sep="\n", flush=True)
             faults += len(lines)
     return int(faults > 0)

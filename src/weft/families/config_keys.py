@@ -185,7 +185,8 @@ def read_rope(
     original = keys.integer(
         "original_max_position_embeddings", inner.integer("original_max_position_embeddings", max_positions)
     )
-    if inner.get("factor") is None and kind != "yarn":
+    longer = kind == "yarn" and original < max_positions  # then their ratio is the factor
+    if inner.get("factor") is None and not longer:
         fail("rope_parameters", dict(stated), f"rotary kind {kind} needs a factor")
     factor = inner.number("factor", max_positions / original)
     return Rope(

@@ -33,7 +33,14 @@ from weft.families.delta import (
     read_kimi_feed_forwards,
     read_latent_attention,
 )
-from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
+from weft.families.reading import (
+    INDEXED_KINDS,
+    Family,
+    build_architecture,
+    every_nth_attention,
+    layer_kinds,
+    read_attention,
+)
 
 
 def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
@@ -49,7 +56,7 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
         num_experts_per_tok=10,
         num_experts=512,
     )
-    kinds = layer_kinds(keys, every_nth_attention(keys))
+    kinds = layer_kinds(keys, every_nth_attention(keys), INDEXED_KINDS)
     streams = Streams("gated", keys.integer("hc_count", 4), rank=keys.integer("hc_lowrank", 320))
     attention = replace(read_attention(keys, qk_norm=True, gated=True, head_dim=256), index=_index(keys))
     gate = keys.get("output_gate_type") or "silu"
@@ -162,7 +169,7 @@ def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
         rms_norm_eps=1e-5,
         num_experts=keys.integer("n_routed_experts", _GLM.experts),
     )
-    kinds = layer_kinds(keys, every_nth_attention(keys))
+    kinds = layer_kinds(keys, every_nth_attention(keys), INDEXED_KINDS)
     inner = keys.inner("linear_attn_config") or ConfigKeys({}, fallback={})
     floor = inner.get("gate_lower_bound", keys.get("linear_lower_bound"))
     # Null is no floor, silence the default.

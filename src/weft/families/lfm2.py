@@ -8,6 +8,7 @@ import dataclasses
 from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.reading import (
+    CONVOLVED_KINDS,
     WINDOW_KIND,
     Family,
     build_architecture,
@@ -24,7 +25,9 @@ from weft.families.vision import VisionTower
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
     chosen = keys.get("full_attn_idxs")
     kinds = layer_kinds(
-        keys, lambda count: ["attention" if chosen is None or i in chosen else "recurrent" for i in range(count)]
+        keys,
+        lambda count: ["attention" if chosen is None or i in chosen else "recurrent" for i in range(count)],
+        CONVOLVED_KINDS,
     )
     hidden = keys.integer("hidden_size")
     attention = read_attention(keys, qk_norm=True, theta=1e6)
@@ -56,7 +59,9 @@ def _lfm2_width(keys: ConfigKeys) -> int:
 
 def read_lfm2_moe(family: str, keys: ConfigKeys) -> Architecture:
     """The defaults are those of LFM2-8B-A1B. ``layer_types`` has no default."""
-    kinds = layer_kinds(keys, lambda count: fail("layer_types", None, "it must say what each layer is"))
+    kinds = layer_kinds(
+        keys, lambda count: fail("layer_types", None, "it must say what each layer is"), CONVOLVED_KINDS
+    )
     hidden = keys.integer("hidden_size", 2048)
     attention = read_attention(keys, qk_norm=True, theta=1e6)
     conv = ShortConv(hidden, keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False))

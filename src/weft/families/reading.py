@@ -7,7 +7,7 @@ Layer kinds come by many names; they are "attention" or "recurrent" from here on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -30,18 +30,25 @@ class Family:
 KINDS = {
     "full_attention": "attention",
     "attention": "attention",
-    "indexed_attention": "attention",
-    "qwen_sparse_attention": "attention",
     "linear_attention": "recurrent",
     "mamba": "recurrent",
     "mamba2": "recurrent",
+}
+"""Words for the kind of a layer, in most families."""
+INDEXED_KINDS = KINDS | {"indexed_attention": "attention", "qwen_sparse_attention": "attention"}
+CONVOLVED_KINDS = {
+    "full_attention": "attention",
+    "attention": "attention",
     "conv": "recurrent",
     "short_conv": "recurrent",
 }
 
 
-def layer_kinds(keys: ConfigKeys, fallback: Callable[[int], Sequence[str]]) -> list[str]:
-    """ "attention" or "recurrent" for each layer, from the names the checkpoint uses, else ``fallback``."""
+def layer_kinds(
+    keys: ConfigKeys, fallback: Callable[[int], Sequence[str]], words: Mapping[str, str] = KINDS
+) -> list[str]:
+    """ "attention" or "recurrent" for each layer, from the names the checkpoint uses, each one of ``words``, else
+    ``fallback``."""
     count = keys.integer("num_hidden_layers")
     name = "layer_types" if keys.get("layer_types") is not None else "layers_block_type"
     listed = keys.get(name)
@@ -50,9 +57,9 @@ def layer_kinds(keys: ConfigKeys, fallback: Callable[[int], Sequence[str]]) -> l
     if not isinstance(listed, list) or len(listed) != count:
         fail(name, listed, f"it must list the kind of each layer; num_hidden_layers is {count}")
     for kind in listed:
-        if kind not in KINDS:
-            fail(name, kind, f"the layer kinds served are {', '.join(sorted(KINDS))}")
-    return [KINDS[kind] for kind in listed]
+        if kind not in words:
+            fail(name, kind, f"the layer kinds served are {', '.join(sorted(words))}")
+    return [words[kind] for kind in listed]
 
 
 def every_nth_attention(keys: ConfigKeys) -> Callable[[int], Sequence[str]]:
