@@ -75,7 +75,7 @@ TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.
 GENERATION_CONFIG = "generation_config.json"
 PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG = "preprocessor_config.json", "video_preprocessor_config.json"
 READ = "read"
-"""The entry of ``OF_FILE`` that has what readers ask for."""
+"""Name of the entry of ``OF_FILE`` with the keys that readers ask for."""
 _PIXELS: dict[str, tuple[str, ...]] = {
     READ: (
         "do_normalize", "do_rescale", "do_resize", "image_mean", "image_std", "merge_size", "min_pixels", "max_pixels",

@@ -1,7 +1,7 @@
-"""What the files next to config.json say that nothing here knows, for the start to name.
+"""Keys of the files next to config.json that nothing here knows, for the start to name.
 
-Keys that are not served are errors of the readers: ``added_tokens``, ``images.settings``. What ``generate`` of
-transformers applies and weft does not is named by ``models.generation``.
+Keys that are not served are errors of the readers: ``added_tokens``, ``images.settings``. Settings that ``generate`` of
+transformers applies and weft does not are named by ``models.generation``.
 """
 
 from __future__ import annotations

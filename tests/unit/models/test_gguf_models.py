@@ -215,7 +215,7 @@ def test_tables_of_ngrams_stay_in_their_blocks(tmp_path: Path) -> None:
 
 
 def set_keys(writer: gguf.GGUFWriter, **values: Any) -> None:
-    """In place of what the writer has; names begin behind the architecture, or with tokenizer."""
+    """In place of what the writer has; names follow that of the architecture, or begin with tokenizer."""
     for name, value in values.items():
         key = name if name.startswith(("tokenizer.", "general.")) else f"{writer.arch}.{name}"
         writer.kv_data[0].pop(key, None)

@@ -65,7 +65,7 @@ def braces(value: Any, quote: str) -> str:
 
 
 def one(row: ToolFormat, number: int, name: str, arguments: dict[str, Any]) -> str:
-    """A call, without what stands around all calls."""
+    """A call, without the text around all calls."""
     writes, text = row.writes, json.dumps(arguments, ensure_ascii=False)
     match writes.style:
         case "json":

@@ -138,8 +138,8 @@ def attend(
     cache: LayerCache,
     seen: Seen | Choose | None,
 ) -> torch.Tensor:
-    """Write, then read. With ``core.bank`` queries have states behind them. What is not causal reads the step's own
-    keys and writes none: its prompts are whole."""
+    """Write, then read. With ``core.bank`` queries have states behind them. A layer that is not causal reads the
+    step's own keys and writes none: its prompts are whole."""
     shape, scales, asked_THD = core.shape, cache.head_scales, q_THD
     if not shape.causal:
         return whole_attention(q_THD, k_THD, v_THD, inputs.runs, shape.scale, shape.window, core.sinks)
