@@ -143,7 +143,8 @@ def _elements(header: Header) -> dict[str, dict[str, int]]:
     counts_of: dict[str, Counter[str]] = {"layers": Counter(), "tables": Counter()}
     for tensor in header.tensors.values():
         # Neither convolutions nor routers: a plan counts them by themselves.
-        if len(tensor.shape) > 1 and min(tensor.shape) >= 32 and "gate_inp" not in tensor.name:
+        counted = "gate_inp" not in tensor.name and not tensor.name.startswith(tuple(_TOWERS))
+        if counted and len(tensor.shape) > 1 and min(tensor.shape) >= 32:
             of = "layers" if tensor.name.startswith("blk.") else "tables"
             counts_of[of][tensor.type] += math.prod(tensor.shape)
     return {of: dict(counts) for of, counts in counts_of.items()}
