@@ -310,7 +310,7 @@ def test_a_file_that_is_not_causal_is_an_embedder(name: str, centred: bool, tmp_
     assert any(getattr(mixer, "centred", False) for mixer in model.architecture.mixers) is centred
 
 
-ASKED = re.compile(r"""keys\.(?:get|integer|number|boolean|integers|by_layer)\(\s*"([a-z0-9_.]+)\"""")
+ASKED = re.compile(r"""(?:keys|self)\.(?:get|integer|number|boolean|integers|by_layer)\(\s*"([a-z0-9_.]+)\"""")
 
 
 def test_no_key_of_gguf_is_unknown_to_some_list() -> None:
