@@ -56,10 +56,10 @@ def command(source: str, out: Path, form: str, revision: str | None) -> int:
     embedding = read_embedding_settings(directory)
     if form != "q4_k":
         errors = write_quantized(directory, out, next(one for one in FORMATS if one == form))
-    elif embedding.refusal:
+    elif embedding.refusal or embedding.dense:
         raise CheckpointError(
             f"{directory}: a GGUF file says pooling alone, of the first token, the last one or the mean; "
-            f"{embedding.refusal}",
+            f"{embedding.refusal or 'its modules.json has Dense'}",
             param="SOURCE",
         )
     else:

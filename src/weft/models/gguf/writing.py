@@ -126,6 +126,10 @@ def write_gguf(
     checkpoint = opened(source, out)
     config = text_config(checkpoint.config)
     arch = architecture_of(config)
+    if not read_architecture(checkpoint.config).causal:
+        raise CheckpointError(
+            f"{source}: GGUF files are written of causal models, and this one is none", param="SOURCE"
+        )
     partial_dir = out.with_name(f"{out.name}.partial")
     partial_dir.mkdir(parents=True, exist_ok=True)
     begin_partial(partial_dir, checkpoint, "q4_k")
