@@ -127,7 +127,7 @@ def _count_calls(tree: ast.Module, number: int) -> None:
 
 
 def with_switches(source: str, mutants: dict[int, str], own: int) -> ast.Module:
-    """Return the syntax tree of ``source`` with the changed sources of ``mutants`` in it; ``own``: of its calls."""
+    """Return the syntax tree of ``source`` with the changed sources of ``mutants`` in it; ``own`` counts its calls."""
     tree = ast.parse(source)
     wraps = []
     for number, changed in mutants.items():

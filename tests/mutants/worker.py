@@ -36,9 +36,9 @@ from tests.mutants.switches import NONE, Switches
 STAGES = (("tests/unit", "tests/property", "tests/rpc"), ("tests/server", "tests/fleet", "tests/api"), ("tests/sim",))
 TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 60, 15, 15.0
 """Tests that one stage runs for a mutant: in all, of one file, and their usual seconds together."""
-LIMIT_S, LIMIT_FACTOR = 25.0, 6.0
+LIMIT_S, LIMIT_FACTOR = 30.0, 6.0
 """A mutant's time limit: seconds, plus the usual seconds of its tests times the factor."""
-MAP_LIMIT_S = 400.0
+MAP_LIMIT_S = 600.0
 PR_SET_CHILD_SUBREAPER = 36  # sys/prctl.h
 TIME_LIMIT, KILLED, SURVIVED, NO_TEST = "time limit", "killed", "survived", "no test"
 
@@ -53,6 +53,7 @@ class Files:
         self.build = build
         self.tree = build / "tree"
         self.switches = build / "switches"
+        self.options = ["-q", "-p", "no:cacheprovider", f"--basetemp={build / 'tmp'}"]
 
     def read(self, name: str) -> dict[str, Any]:
         file = self.build / f"{name}.json"
@@ -77,14 +78,17 @@ def _descendants(pid: int) -> Iterator[int]:
 
 def kill_children(spared: set[int]) -> None:
     """Kill what a child has left, but for the processes ``spared``."""
-    for pid in [pid for pid in _descendants(os.getpid()) if pid not in spared]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
+    for _ in range(100):
+        left = [pid for pid in _descendants(os.getpid()) if pid not in spared]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not left:
+            break
+        time.sleep(0.01)
 
 
 def _wait(pid: int, limit_s: float) -> int | None:
@@ -153,6 +157,9 @@ class Worker:
                 os._exit(code)
         code_or_none = _wait(pid, limit_s)
         kill_children(self.spared)
+        if self.spared and (code_or_none is None or not self.spared & set(_descendants(os.getpid()))):
+            kill_children(set())  # it may hold an answer for the child that is gone
+            self.start_fork_server()
         return code_or_none
 
     def last_seen(self) -> Seen:
@@ -183,13 +190,12 @@ class Worker:
         return True
 
     def start_fork_server(self) -> None:
-        """Start the process that servers of tests are forked from, before the children that use it."""
+        """Start the process that servers of tests are forked from, for all children that will use it."""
         from tests.server import running
 
-        with contextlib.suppress(Exception):
-            running.running_server("no such factory", engine={}).__enter__()
-        kill_children({pid for pid in _descendants(os.getpid()) if "fork_server" in _command(pid)})
-        self.spared = set(_descendants(os.getpid()))
+        running.fork_server.cache_clear()
+        forks = running.fork_server(frozenset(running.server_environment().items()))
+        self.spared = {forks.process.pid}
 
     def map(self, folders: tuple[str, ...]) -> None:
         known = self.files.read("map")
@@ -283,7 +289,9 @@ class Worker:
 
     def outcome_of(self, number: int, tests: list[str], factor: float = 1.0) -> tuple[str, str]:
         """Return killed, time limit, survived or no test, and the test that killed."""
+        outcome = NO_TEST
         while tests:
+            outcome = SURVIVED
             limit_s = factor * (LIMIT_S + LIMIT_FACTOR * sum(self.usual_s[test] for test in tests))
             self.switches.switch(number)
             if number in self.imported:
@@ -297,15 +305,13 @@ class Worker:
                 return TIME_LIMIT, ""
             if code == 0:
                 return SURVIVED, ""
-            failed = [test for test, (_, passes, _) in seen.items() if not passes]
-            if not failed:
-                return KILLED, "the process ended"
-            control = self.items_of(failed)
+            failed = [test for test, (_, passes, _) in seen.items() if not passes] or tests
+            control = self.items_of(tests[: tests.index(failed[0]) + 1])
             if self.child(lambda chosen=control: self.run_items(chosen, True), limit_s) == 0:  # type: ignore[misc]
                 return KILLED, failed[0]
             tests = [test for test in tests if test not in failed]
             print(f"control: {failed} fails without {self.mutants[number].key}", flush=True)
-        return NO_TEST, ""
+        return outcome, ""
 
     def items_of(self, tests: list[str]) -> list[pytest.Item]:
         by_name = {item.nodeid: item for name in {test.split("::")[0] for test in tests} for item in self.items[name]}
@@ -313,22 +319,17 @@ class Worker:
 
     def run_alone(self, tests: list[str], limit_s: float) -> tuple[int | None, Seen]:
         """Run tests in a pytest of its own, which imports the mutant."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-rfE", *tests]
-        with (self.files.build / "child.log").open("w") as log:
+        command = [sys.executable, "-m", "pytest", "-x", "-rfE", *self.files.options, *tests]
+        output = self.files.build / "child.log"
+        with output.open("w") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         code = _wait(process.pid, limit_s)
         kill_children(self.spared)
-        lines = (self.files.build / "child.log").read_text(errors="replace").split("\n")
+        lines = output.read_text(errors="replace").split("\n")
         named = [line.split(" ")[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
         return code, {test: (0.0, False, []) for test in tests if any(test.startswith(name) for name in named)}
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return ""
 
 
 def hash_of(text: str) -> str:
@@ -342,8 +343,7 @@ def main() -> None:
     pause = Path(given["pause"]) if given["pause"] else None
     worker = Worker(files, given["seconds"], set(given["stages"]), set(given["again"]), pause)
     folders = [folder for number, stage in enumerate(STAGES) if number in given["stages"] for folder in stage]
-    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--basetemp={files.build / 'tmp'}"]
-    sys.exit(pytest.main([*options, *folders], plugins=[worker]))
+    sys.exit(pytest.main(["-s", "--continue-on-collection-errors", *files.options, *folders], plugins=[worker]))
 
 
 if __name__ == "__main__":
