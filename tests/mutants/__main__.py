@@ -15,9 +15,8 @@ import sys
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from tests.mutants.equivalent import EQUIVALENT
+from tests.mutants.equivalent import EQUIVALENT, is_equivalent
 from tests.mutants.sample import FOLDERS, Mutant, changed_source, sample
 from tests.mutants.switches import CODE, MODULE, Switches, with_switches, write_compiled
 from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TIME_LIMIT, Files
@@ -65,13 +64,10 @@ def begin(files: Files, count: int, seed: int) -> None:
 
 def outcomes(files: Files, which: str) -> list[tuple[Mutant, str]]:
     """Return the mutants that ran, with the outcome of the first run or of the last."""
-    equivalent = {(path, before, after) for path, before, after, _ in EQUIVALENT}
     results = files.read("results")
     found = []
     for mutant in files.mutants():
-        outcome = results.get(mutant.key, {}).get(which)
-        if outcome in (SURVIVED, NO_TEST) and (mutant.path, mutant.before, mutant.after) in equivalent:
-            outcome = "equivalent"
+        outcome = "equivalent" if is_equivalent(mutant) else results.get(mutant.key, {}).get(which)
         if outcome is not None:
             found.append((mutant, outcome))
     return found
@@ -107,7 +103,9 @@ def main() -> None:
     parser.add_argument(
         "--stages", type=int, nargs="*", default=list(range(len(STAGES))), help="0: unit, 1: servers, 2: sim"
     )
-    parser.add_argument("--again", nargs="*", default=[], metavar="FILE", help="files of tests to try on what survived")
+    parser.add_argument("--first", type=int, default=1_000_000, help="this many of the sample alone")
+    parser.add_argument("--files", nargs="*", default=[], metavar="FILE", help="these files of tests alone")
+    parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")
     parser.add_argument("--pause", default="", metavar="FILE", help="wait while this file exists")
     parser.add_argument("--report", action="store_true", help="only print the tables")
     arguments = parser.parse_args()
@@ -116,8 +114,7 @@ def main() -> None:
         begin(files, arguments.count, arguments.seed)
     if not arguments.report:
         copy_tree(files, "tests/")
-        given: dict[str, Any] = {"build": str(files.build), "seconds": arguments.seconds, "pause": arguments.pause}
-        given |= {"stages": arguments.stages, "again": arguments.again}
+        given = vars(arguments) | {"build": str(files.build)}
         path = os.pathsep.join([str(files.tree / "src"), str(files.tree)])
         command = [sys.executable, "-m", "tests.mutants.worker", json.dumps(given)]
         subprocess.run(command, cwd=files.tree, env=os.environ | {"PYTHONPATH": path}, check=False)

@@ -125,10 +125,10 @@ def sample(root: Path, count: int, seed: int) -> list[Mutant]:
         number = chance.randrange(len(own))
         choice = chance.choice(own[number])
         source = file.read_text()
-        changed = changed_source(source, choice.operator, choice.occurrence)
         try:
+            changed = changed_source(source, choice.operator, choice.occurrence)
             same = difference(ast.parse(source), ast.parse(changed)) is None
-        except SyntaxError:
+        except (AssertionError, AttributeError, IndexError, SyntaxError):  # or Cosmic Ray cannot make it
             continue
         if same or (file, number) in taken:
             continue

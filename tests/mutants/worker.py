@@ -2,7 +2,7 @@
 
     map      each file of tests in a child, all mutants off: what each test reaches, its time, whether it passes
     run      each mutant in a child: the nearest tests that reach it, until the first failure
-    control  the test that failed, in another child with the mutant off: else it proves nothing, and the run goes on
+    control  a test that failed and waits for others, in another child with the mutant off: else it proves nothing
 
 Places that are reached while modules are imported cannot be switched later: such a mutant gets a pytest of its own. A
 server of a test is forked from a process that has imported the server's modules, and that lives as long as this one;
@@ -30,11 +30,15 @@ from typing import Any
 
 import pytest
 
+from tests.mutants.equivalent import is_equivalent
 from tests.mutants.sample import Mutant
 from tests.mutants.switches import NONE, Switches
 
+UNIT_FOLDERS = ("memory", "schedule", "engine", "store", "text", "costs", "router", "speculation")
 STAGES = (("tests/unit", "tests/property", "tests/rpc"), ("tests/server", "tests/fleet", "tests/api"), ("tests/sim",))
-TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 60, 15, 15.0
+ALONE = (*(f"tests/unit/{name}" for name in UNIT_FOLDERS), "tests/property", "tests/sim")
+"""Folders whose tests wait for no process and no thread: a failure needs no control, since they passed before."""
+TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 40, 12, 8.0
 """Tests that one stage runs for a mutant: in all, of one file, and their usual seconds together."""
 LIMIT_S, LIMIT_FACTOR = 30.0, 6.0
 """A mutant's time limit: seconds, plus the usual seconds of its tests times the factor."""
@@ -106,16 +110,20 @@ def _wait(pid: int, limit_s: float) -> int | None:
 class Worker:
     """Plugin of pytest that runs mutants in place of the tests."""
 
-    def __init__(self, files: Files, seconds: float, stages: set[int], again: set[str], pause: Path | None) -> None:
-        """``again``: files of tests that are run for mutants which survived. ``pause``: wait while this file exists."""
+    def __init__(self, files: Files, given: dict[str, Any]) -> None:
+        """``given``: the arguments of ``tests.mutants.__main__``."""
         self.files = files
         self.mutants = files.mutants()
         self.numbers = {path: len(self.mutants) + at for at, path in enumerate(files.read("sample")["files"])}
         self.switches = Switches(files.switches, len(self.mutants) + len(self.numbers))
-        self.end_s = time.monotonic() + seconds
-        self.again = again
-        self.pause = pause
-        self.stages = stages
+        self.switches.clear()
+        self.end_s = time.monotonic() + given["seconds"]
+        first = list(enumerate(self.mutants))[: given["first"]]
+        self.due = [(number, mutant) for number, mutant in first if not is_equivalent(mutant)]
+        self.only = set(given["files"])
+        self.again = bool(given["again"])
+        self.pause = Path(given["pause"]) if given["pause"] else None
+        self.stages = set(given["stages"])
         self.seen: Seen = {}
         self.spared: set[int] = set()
 
@@ -200,7 +208,7 @@ class Worker:
     def map(self, folders: tuple[str, ...]) -> None:
         known = self.files.read("map")
         for name, items in self.items.items():
-            if not name.startswith(folders):
+            if not self.is_used(name, folders):
                 continue
             text = Path(name).read_text()
             if known.get(name, {}).get("text") == hash_of(text) or self.is_over():
@@ -245,9 +253,9 @@ class Worker:
     def run_stage(self, stage: int, folders: tuple[str, ...]) -> None:
         mapped = self.mapped(folders)
         results = self.files.read("results")
-        for number, mutant in enumerate(self.mutants):
+        for number, mutant in self.due:
             own = results.get(mutant.key, {"stage": -1, "outcome": NO_TEST, "seconds": 0.0})
-            is_due = bool(self.again) or own["stage"] < stage
+            is_due = self.again or own["stage"] < stage
             if self.is_over() or own["outcome"] in (KILLED, TIME_LIMIT) or not is_due:
                 continue
             begin_s = time.monotonic()
@@ -266,7 +274,7 @@ class Worker:
     def repeat_limits(self, stage: int, mapped: dict[str, Any]) -> None:
         """Run again each mutant of a stage that met its time limit, with twice the limit."""
         results = self.files.read("results")
-        for number, mutant in enumerate(self.mutants):
+        for number, mutant in self.due:
             own = results.get(mutant.key, {})
             if own.get("outcome") != TIME_LIMIT or own["stage"] != stage or own.get("repeated") or self.is_over():
                 continue
@@ -277,12 +285,15 @@ class Worker:
             self.files.write("results", results)
             print(f"{stage} repeated: {own['outcome']} {mutant.key} {own['killer']}", flush=True)
 
+    def is_used(self, name: str, folders: tuple[str, ...]) -> bool:
+        return name.startswith(folders) and (not self.only or name in self.only)
+
     def mapped(self, folders: tuple[str, ...]) -> dict[str, Any]:
         """Return what the files of tests in ``folders`` reach."""
         mapped = {
             name: file
             for name, file in self.files.read("map").items()
-            if name.startswith(folders) and name in self.items and (not self.again or name in self.again)
+            if name in self.items and self.is_used(name, folders)
         }
         self.usual_s = {test: one[0] for file in mapped.values() for test, one in file["tests"].items()}
         return mapped
@@ -306,6 +317,8 @@ class Worker:
             if code == 0:
                 return SURVIVED, ""
             failed = [test for test, (_, passes, _) in seen.items() if not passes] or tests
+            if failed[0].startswith(ALONE):
+                return KILLED, failed[0]
             control = self.items_of(tests[: tests.index(failed[0]) + 1])
             if self.child(lambda chosen=control: self.run_items(chosen, True), limit_s) == 0:  # type: ignore[misc]
                 return KILLED, failed[0]
@@ -340,10 +353,10 @@ def main() -> None:
     """Run the mutants; arguments come as JSON from ``tests.mutants.__main__``."""
     given = json.loads(sys.argv[1])
     files = Files(Path(given["build"]))
-    pause = Path(given["pause"]) if given["pause"] else None
-    worker = Worker(files, given["seconds"], set(given["stages"]), set(given["again"]), pause)
+    worker = Worker(files, given)
     folders = [folder for number, stage in enumerate(STAGES) if number in given["stages"] for folder in stage]
-    sys.exit(pytest.main(["-s", "--continue-on-collection-errors", *files.options, *folders], plugins=[worker]))
+    options = ["-s", "--continue-on-collection-errors", *files.options]
+    sys.exit(pytest.main([*options, *(given["files"] or folders)], plugins=[worker]))
 
 
 if __name__ == "__main__":
