@@ -23,7 +23,19 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "@dataclass(frozen=False, slots=True)",
         FROZEN,
     ),
+    (
+        "src/weft/schedule/store_tier.py",
+        "stored_share: Callable[[], float] = lambda: 1.0,",
+        "stored_share: Callable[[], float] = lambda: 0.0,",
+        "a default that nobody reads: who gives a pace gives the share too",
+    ),
     ("src/weft/engine/grammars.py", "CACHE_BYTES_MAX = 512 << 20", "CACHE_BYTES_MAX = 513 << 20", BOUND),
+    (
+        "src/weft/schedule/budget.py",
+        "self._granted = max(0, self._granted - tokens)",
+        "self._granted = max( -1, self._granted - tokens)",
+        "less than no chunk is granted: the tokens within a time are never below 0, and the larger counts",
+    ),
     ("src/weft/server/service.py", "_CUT_WITHIN_CHARS = 4096", "_CUT_WITHIN_CHARS = 4095", BOUND),
     (
         "src/weft/store/uploads.py",
