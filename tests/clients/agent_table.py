@@ -145,6 +145,7 @@ AGENTS: dict[str, Agent] = {
         write=lambda file, text: ("file_editor", {"command": "create", "path": str(file), "file_text": text}),
         read=lambda file: ("terminal", {"command": f"cat {file}"}),
         overflow="(?i)context",
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"},
     ),
     "aider": Agent(
         title="Aider",
@@ -158,7 +159,7 @@ AGENTS: dict[str, Agent] = {
         write=None,
         read=None,
         overflow="(?i)context",
-        environment={"AIDER_ANALYTICS": "false"},
+        environment={"AIDER_ANALYTICS": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
 }
 

@@ -29,7 +29,7 @@ import numpy as np
 
 END = "<|im_end|>"
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", END)
-_MARKS = ("<tool_call>", "</tool_call>")
+_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _PIECE_CHARS = 6
 _MERGES_MAX = 2000
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -37,6 +37,19 @@ _FIRST_START = 0x2800
 """Braille patterns: their last bytes differ, and no text of ours has them."""
 _LAST, _SUMMARY = chr(_FIRST_START), chr(_FIRST_START + 1)
 _CALLS = [chr(_FIRST_START + at) for at in range(2, 64)]
+SUM_UP = (
+    "a detailed summary of",  # Claude Code
+    "handoff summary",  # Codex
+    "anchored summary",  # opencode
+    "state_snapshot",  # Qwen Code
+    "conversation to summarize",  # pi
+    "the kept suffix",  # pi, within a turn
+    "summarize this session",  # Cline
+    "concise summary of our conversation",  # Continue
+    "summarize this partial conversation",  # Aider
+    "summarize the events",  # OpenHands
+)
+"""Words by which agents ask for a summary."""
 _TEMPLATE = """
 {%- macro text(content) -%}
 {%- if content is string -%}{{ content }}{%- else -%}
@@ -56,7 +69,9 @@ Calls: <tool_call>{{ '\\n' }}<function=name>{{ '\\n' }}<parameter=name>{{ '\\n' 
 {%- elif message.role == 'tool' -%}
 <|im_start|>user{{ '\\n' }}<tool_response>{{ text(message.content) }}</tool_response><|im_end|>{{ '\\n' }}
 {%- else -%}
-<|im_start|>{{ message.role }}{{ '\\n' }}{{ text(message.content) }}
+<|im_start|>{{ message.role }}{{ '\\n' }}
+{%- if message.reasoning_content -%}<think>{{ '\\n' + message.reasoning_content + '\\n' }}</think>{{ '\\n\\n' }}
+{%- endif -%}{{ text(message.content) }}
 {%- for call in message.tool_calls or [] -%}
 {{ '\\n\\n' }}<tool_call>{{ '\\n' }}<function={{ call.function.name }}>{{ '\\n' }}
 {%- for name, value in call.function.arguments | items -%}
@@ -66,10 +81,14 @@ Calls: <tool_call>{{ '\\n' }}<function=name>{{ '\\n' }}<parameter=name>{{ '\\n' 
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant{{ '\\n' }}
-{%- set asked = text(messages[-1].content) if tools else seen.all -%}
+{%- set asked = namespace(all='') -%}
+{%- for message in messages[-2:] -%}{%- set asked.all = asked.all + text(message.content) | lower -%}{%- endfor -%}
+{%- set told = asked.all if tools else seen.all | lower -%}
+{%- set found = namespace(any=false) -%}
+{%- for words in SUM_UP -%}{%- if words in told -%}{%- set found.any = true -%}{%- endif -%}{%- endfor -%}
 {%- set results = messages | selectattr('role', 'equalto', 'tool') | list | length -%}
 {%- if MARK in seen.all -%}{{ LAST }}
-{%- elif messages[-1].role == 'user' and ('summar' in asked | lower or 'snapshot' in asked | lower) -%}{{ SUMMARY }}
+{%- elif messages[-1].role == 'user' and found.any -%}{{ SUMMARY }}
 {%- elif tools and results < CALLS | length -%}{{ CALLS[results] }}
 {%- else -%}{{ LAST }}{%- endif -%}{%- endif -%}
 """
@@ -115,8 +134,14 @@ def make(path: Path, script: Script, *, positions: int = 262_144) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     _save_model(path, len(ids), ids[END], chains, positions)
     _save_tokenizer(path, ids, vocabulary, merges)
-    values = {"MARK": script.mark, "LAST": _LAST, "SUMMARY": _SUMMARY, "CALLS": _CALLS[: len(script.calls)]}
-    template = re.sub(r"\b(MARK|LAST|SUMMARY|CALLS)\b", lambda found: json.dumps(values[found[0]]), _TEMPLATE)
+    values: dict[str, Any] = {
+        "MARK": script.mark,
+        "LAST": _LAST,
+        "SUMMARY": _SUMMARY,
+        "CALLS": _CALLS[: len(script.calls)],
+    }
+    values["SUM_UP"] = SUM_UP
+    template = re.sub(r"\b(MARK|LAST|SUMMARY|CALLS|SUM_UP)\b", lambda found: json.dumps(values[found[0]]), _TEMPLATE)
     (path / "chat_template.jinja").write_text(template)
     return path
 

@@ -145,8 +145,49 @@ QWEN_CODE: dict[str, Any] = {
     "tools": [_CHAT_TOOL],
 }
 
-PI: dict[str, Any] = {**OPENCODE, "store": False, "max_completion_tokens": 32_000, "tools": [_CHAT_TOOL_STRICT]}
-del PI["max_tokens"]
+PI: dict[str, Any] = {
+    "model": "scripted",
+    "max_completion_tokens": 32_000,
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": [_text(_ASKED)]},
+        _PAST_CALL,
+        _RESULT,
+    ],
+    "tools": [_CHAT_TOOL_STRICT],
+}
+
+CLINE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 32_000,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": "auto",
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": _ASKED},
+        _PAST_CALL,
+        {**_RESULT, "content": '{"query": "edit:a.txt", "result": "written", "success": true}'},
+    ],
+    "tools": [_CHAT_TOOL],
+}
+
+CONTINUE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 4096,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": _ASKED},
+        _PAST_CALL,
+        _RESULT,
+    ],
+    "tools": [_CHAT_TOOL],
+}
 
 AIDER: dict[str, Any] = {
     "model": "scripted",
@@ -161,6 +202,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opencode": (CHAT, OPENCODE),
     "qwen": (CHAT, QWEN_CODE),
     "pi": (CHAT, PI),
+    "cline": (CHAT, CLINE),
+    "continue": (CHAT, CONTINUE),
     "aider": (CHAT, AIDER),
 }
 KNOWN = frozenset(f"{path} {name}" for path, body in BODIES.values() for name in fields(body))
