@@ -32,6 +32,8 @@ class Agent:
     read: Callable[[Path], Tool] | None
     overflow: str
     """What it prints when a first prompt is too long."""
+    gives_up: str = ""
+    """What it prints instead of summing up where it was told of a longer context than the server has."""
     script: tuple[str, ...] = ()
     python: tuple[int, int] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +96,7 @@ AGENTS: dict[str, Agent] = {
         write=lambda file, text: ("exec_command", {"cmd": f"printf '{text}' > {file}"}),
         read=lambda file: ("exec_command", {"cmd": f"cat {file}"}),
         overflow="(?i)context window",
+        gives_up="(?i)ran out of room in the model's context window",
     ),
     "opencode": Agent(
         title="opencode",
@@ -159,6 +162,7 @@ AGENTS: dict[str, Agent] = {
         write=None,
         read=None,
         overflow="(?i)context",
+        gives_up="(?i)context",
         environment={"AIDER_ANALYTICS": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
 }

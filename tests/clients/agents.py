@@ -12,7 +12,7 @@ Each is set up by its block of docs/agents.md. What it is to do:
     small       a context that leaves less than the agent's constant ``max_tokens``
     overflow    a first prompt beyond the context: the agent says so
     compacts    files that exceed the context together: the agent sums up, and prints the last words
-    recovers    the same, where the agent was told of a longer context: the error makes it sum up
+    recovers    the same, where the agent was told of a longer context: the error makes it sum up, or it says so
 
 Aider calls no tools. It edits by a text; a test command whose output goes back stands for the result, and 20
 messages for 20 calls.
@@ -181,10 +181,12 @@ class Trial:
     def run(self, text: str, context: int, *more: str, stdin: str | None = None) -> str:
         process = self.start(text, context, *more, stdin=stdin)
         try:
-            return process.communicate(stdin, timeout=LIMIT_S)[0]
+            output = process.communicate(stdin, timeout=LIMIT_S)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return process.communicate()[0] + "\n[it did not end]"
+            output = process.communicate()[0] + "\n[it did not end]"
+        (self.home.parent / "output").write_text(output)
+        return output
 
 
 def end_daemons(home: Path) -> None:
@@ -327,20 +329,25 @@ class Trials:
     def compacts(self, what: str) -> Iterator[Trial]:
         trial, told = self._long(what)
         yield trial
-        self._check_summed_up(trial, told)
+        self._check_summed_up(trial, self._read_all(trial, told))
 
     def recovers(self, what: str) -> Iterator[Trial]:
         trial, _ = self._long(what)
         yield trial
-        self._check_summed_up(trial, CONTEXT)
+        output = self._read_all(trial, CONTEXT)
         assert any(map(is_overflow, trial.server.generations())), "no prompt was too long"
-
-    def _check_summed_up(self, trial: Trial, told: int) -> None:
-        if self.agent.read:
-            output = trial.run("Read the parts.", told)
+        if self.agent.gives_up:
+            assert re.search(self.agent.gives_up, output), f"it says {output[-500:]!r}"
         else:
-            lines = "".join(f"Tell part {at}.\n" for at in range(12))
-            output = trial.run("", told, stdin=f"{lines}/exit\n")
+            self._check_summed_up(trial, output)
+
+    def _read_all(self, trial: Trial, told: int) -> str:
+        if self.agent.read:
+            return trial.run("Read the parts.", told)
+        lines = "".join(f"Tell part {at}.\n" for at in range(20))
+        return trial.run("", told, stdin=f"{lines}/exit\n")
+
+    def _check_summed_up(self, trial: Trial, output: str) -> None:
         bodies = [json.dumps(one["body"]) for one in trial.server.generations()]
         assert any(MARK in body for body in bodies), f"no conversation has a summary; it says {output[-500:]!r}"
         assert LAST_WORDS.partition(":")[0] in output, f"the last words are missing: {output[-500:]!r}"
@@ -351,7 +358,7 @@ class Trials:
         work = self.scratch / what / "work"
         if self.agent.read is None:
             last = f"{LAST_WORDS} " + " ".join(f"Line {at} of it." for at in range(60))
-            return self.trial(what, tape.Script(last=last, summary=SUMMARY, mark=MARK)), 16_384
+            return self.trial(what, tape.Script(last=last, summary=SUMMARY, mark=MARK), self.needed + 4000), 16_384
         files = [work / f"part-{at}.txt" for at in range(24)]
         said = [f"Part {at + 1}.{tape.call(*self.agent.read(file))}" for at, file in enumerate(files)]
         served = self.needed + 40_000

@@ -83,6 +83,13 @@ CODEX: dict[str, Any] = {
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASKED}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "AAAA"},
         {
+            "type": "reasoning",
+            "id": "rs_2",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "a file"}],
+            "encrypted_content": None,
+        },
+        {
             "type": "message",
             "role": "assistant",
             "content": [{"type": "output_text", "text": "I write it.", "annotations": [], "logprobs": []}],
@@ -111,6 +118,7 @@ _PAST_CALL = {
     "content": "I write it.",
     "tool_calls": [{"id": "call_1", "type": "function", "function": _CALL}],
 }
+_PAST_THOUGHT = {**_PAST_CALL, "reasoning_content": "a file"}
 _RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "written"}
 
 OPENCODE: dict[str, Any] = {
@@ -123,7 +131,7 @@ OPENCODE: dict[str, Any] = {
         {"role": "system", "content": "You write code."},
         {"role": "user", "content": _ASKED},
         {"role": "user", "content": "Now."},
-        _PAST_CALL,
+        _PAST_THOUGHT,
         _RESULT,
     ],
     "tools": [_CHAT_TOOL],
@@ -154,7 +162,7 @@ PI: dict[str, Any] = {
     "messages": [
         {"role": "system", "content": "You write code."},
         {"role": "user", "content": [_text(_ASKED)]},
-        _PAST_CALL,
+        _PAST_THOUGHT,
         _RESULT,
     ],
     "tools": [_CHAT_TOOL_STRICT],
