@@ -32,6 +32,7 @@ class Agent:
     read: Callable[[Path], Tool] | None
     overflow: str
     """What it prints when a first prompt is too long."""
+    streams: bool = True
     gives_up: str = ""
     """What it prints instead of summing up where it was told of a longer context than the server has."""
     script: tuple[str, ...] = ()
@@ -139,14 +140,19 @@ AGENTS: dict[str, Agent] = {
         write=lambda file, text: ("Write", {"filepath": str(file), "content": text}),
         read=lambda file: ("Read", {"filepath": str(file)}),
         overflow="(?i)context",
+        gives_up="(?i)context length exceeded",
     ),
     "openhands": Agent(
         title="OpenHands",
         packages=("openhands",),
         python=(3, 12),
         unattended=_then("--headless", "--yolo", "-t"),
-        write=lambda file, text: ("file_editor", {"command": "create", "path": str(file), "file_text": text}),
-        read=lambda file: ("terminal", {"command": f"cat {file}"}),
+        write=lambda file, text: (
+            "file_editor",
+            {"command": "create", "path": str(file), "file_text": text, "security_risk": "LOW"},
+        ),
+        read=lambda file: ("terminal", {"command": f"cat {file}", "security_risk": "LOW"}),
+        streams=False,
         overflow="(?i)context",
         environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"},
     ),
@@ -161,8 +167,8 @@ AGENTS: dict[str, Agent] = {
         ],
         write=None,
         read=None,
-        overflow="(?i)context",
-        gives_up="(?i)context",
+        overflow="(?i)token limit",
+        gives_up="(?i)token limit",
         environment={"AIDER_ANALYTICS": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
 }

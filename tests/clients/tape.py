@@ -42,8 +42,7 @@ SUM_UP = (
     "handoff summary",  # Codex
     "anchored summary",  # opencode
     "state_snapshot",  # Qwen Code
-    "conversation to summarize",  # pi
-    "the kept suffix",  # pi, within a turn
+    "context summarization assistant",  # pi
     "summarize this session",  # Cline
     "concise summary of our conversation",  # Continue
     "summarize this partial conversation",  # Aider
@@ -129,7 +128,7 @@ def make(path: Path, script: Script, *, positions: int = 262_144) -> Path:
         for piece in pieces:
             ids.setdefault(_as_bytes(piece) if len(piece) == 1 else piece, len(ids))
         chain = [ids[_as_bytes(piece) if len(piece) == 1 else piece] for piece in pieces]
-        ends = chain[0] if script.endless and start == _CALLS[0] else ids[END]
+        ends = chain[0] if script.endless and start == (_CALLS[0] if script.calls else _LAST) else ids[END]
         chains.append([ids[_as_bytes(start)[-1]], *chain, ends])
     path.mkdir(parents=True, exist_ok=True)
     _save_model(path, len(ids), ids[END], chains, positions)

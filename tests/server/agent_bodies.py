@@ -1,7 +1,7 @@
 """Requests in the shapes that released agents send, in words of our own: every field, block and tool type of them.
 
     Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10, pi 0.74.2, Cline 3.0.65, Continue 1.5.47,
-    Aider 0.86.2
+    OpenHands 1.16.0, Aider 0.86.2
 
 ``tests/clients/agents.py`` records what newer releases send, and names what is in no body here.
 """
@@ -37,7 +37,11 @@ CLAUDE_CODE: dict[str, Any] = {
     "thinking": {"type": "adaptive"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "output_config": {"effort": "high"},
-    "system": [_text("You work in a terminal."), _text("You write files.", marked=True)],
+    "system": [
+        _text("x-anthropic-billing-header: cc_version=1;"),
+        _text("You work in a terminal."),
+        _text("You write files.", marked=True),
+    ],
     "messages": [
         {"role": "user", "content": [_text("The folder is empty."), _text(_ASKED, marked=True)]},
         {"role": "system", "content": "The date is known."},
@@ -46,7 +50,13 @@ CLAUDE_CODE: dict[str, Any] = {
             "content": [
                 {"type": "thinking", "thinking": "a file", "signature": ""},
                 _text("I write it."),
-                {"type": "tool_use", "id": "call_1", "name": "write", "input": {"path": "a.txt", "content": "hello"}},
+                {
+                    "type": "tool_use",
+                    "id": "call_1",
+                    "name": "write",
+                    "input": {"path": "a.txt", "content": "hello"},
+                    "cache_control": _MARK,
+                },
             ],
         },
         {
@@ -197,6 +207,19 @@ CONTINUE: dict[str, Any] = {
     "tools": [_CHAT_TOOL],
 }
 
+OPENHANDS: dict[str, Any] = {
+    "model": "scripted",
+    "reasoning_effort": "high",
+    "prompt_cache_key": "a-key",
+    "messages": [
+        {"role": "system", "content": [_text("You write code.")]},
+        {"role": "user", "content": [_text(_ASKED)]},
+        {**_PAST_CALL, "content": [_text("I write it.")]},
+        {**_RESULT, "content": [_text("written")], "name": "write"},
+    ],
+    "tools": [_CHAT_TOOL],
+}
+
 AIDER: dict[str, Any] = {
     "model": "scripted",
     "stream": True,
@@ -212,6 +235,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pi": (CHAT, PI),
     "cline": (CHAT, CLINE),
     "continue": (CHAT, CONTINUE),
+    "openhands": (CHAT, OPENHANDS),
     "aider": (CHAT, AIDER),
 }
 KNOWN = frozenset(f"{path} {name}" for path, body in BODIES.values() for name in fields(body))
