@@ -7,6 +7,7 @@ Each is set up by its block of docs/agents.md. What it is to do:
 
     call        reason, write a file with a tool, whose call is streamed and whose result goes back, and print the last
                 words
+    again       another task: most of its prompts is in the cache
     20 calls    a file with each: a prompt computes no more than what is new and a page
     cut         Ctrl-C in an answer: the answer ends on the server, which goes on
     small       a context that leaves less than the agent's constant ``max_tokens``
@@ -50,7 +51,8 @@ MARK = "nothing new was in them"
 SUMMARY = f"<summary>\nThe files were read one by one, and {MARK}.\n</summary>"
 PAGE_TOKENS = 64
 CONTEXT = 131_072
-LIMIT_S = 150.0
+LIMIT_S = 300.0
+COMPUTED = "weft:request_prefill_kv_computed_tokens_sum"
 GENERATIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
@@ -227,11 +229,21 @@ def check_cache(server: Server, count: int, *, of_tools: bool) -> None:
     assert len(asked) >= count, f"{len(asked)} requests of the conversation"
     prompts = [server.tokens_of(one["body"]) for one in asked if one["path"] == "/v1/chat/completions"]
     usages = [usage_of(one["answer"]) for one in asked]
-    for at, ((before, _), (prompt, cached)) in enumerate(itertools.pairwise(usages), 1):
-        new = max(prompt - before, 0)
-        if prompts:
-            new = len(prompts[at]) - max(_common(prompts[at], earlier) for earlier in prompts[:at])
-        assert prompt - cached <= new + PAGE_TOKENS, f"of {prompt} tokens {new} are new and {cached} were cached"
+    if prompts:
+        new = [
+            len(ids) - max((_common(ids, earlier) for earlier in prompts[:at]), default=0)
+            for at, ids in enumerate(prompts)
+        ]
+    else:
+        new = [max(prompt - before, 0) for (before, _), (prompt, _) in itertools.pairwise([(0, 0), *usages])]
+    if not any(prompt for prompt, _ in usages):  # Aider asks for no usage
+        computed, allowed = server.metric(COMPUTED), sum(new) + len(new) * PAGE_TOKENS
+        assert 0 < computed <= allowed, f"{computed} tokens were computed, and {sum(new)} are new"
+        return
+    for added, (prompt, cached) in zip(new, usages, strict=True):
+        assert 0 < prompt - cached <= added + PAGE_TOKENS, (
+            f"of {prompt} tokens {added} are new and {cached} were cached"
+        )
 
 
 def limits_of(body: dict[str, Any]) -> set[str]:
@@ -276,6 +288,17 @@ class Trials:
         self.needed = max(usage_of(one["answer"])[0] for one in asked)
         if not self.needed:  # Aider asks for no usage
             self.needed = max(len(trial.server.tokens_of(one["body"])) for one in asked)
+
+    def again(self, what: str) -> Iterator[Trial]:
+        trial = self.trial(what, self.script(what))
+        yield trial
+        trial.run(TASK, CONTEXT)
+        first = len(trial.server.generations())
+        computed = trial.server.metric(COMPUTED)
+        trial.run("Another greeting is wanted in hello.txt, please.", CONTEXT)
+        prompts = [usage_of(one["answer"])[0] for one in trial.server.generations()[first:]]
+        share = (trial.server.metric(COMPUTED) - computed) / (sum(prompts) or self.needed)
+        assert 0 < share < 0.5, f"it computed {share:.0%} of the prompts of a second conversation"
 
     def many_calls(self, what: str) -> Iterator[Trial]:
         trial = self.trial(what, self.script(what, 20))
@@ -374,6 +397,7 @@ class Trials:
     def all(self) -> dict[str, Callable[[str], Iterator[Trial]]]:
         return {
             "call": self.call,
+            "again": self.again,
             "20 calls": self.many_calls,
             "cut": self.cut,
             "small": self.small,
