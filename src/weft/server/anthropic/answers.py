@@ -197,10 +197,10 @@ def _system(system: str | list[Block] | None) -> list[ChatMessage]:
     if isinstance(system, str):
         return [ChatMessage(role="system", content=system)]
     blocks = [_text(f"system.{at}", block) for at, block in enumerate(system)]
-    kept = [block for block in blocks if not block["text"].startswith(_BILLING)]
-    if len(kept) < len(blocks):
+    remaining = [block for block in blocks if not block["text"].startswith(_BILLING)]
+    if len(remaining) < len(blocks):
         note_ignored("system.billing_header")
-    return [ChatMessage(role="system", content=kept)] if kept else []
+    return [ChatMessage(role="system", content=remaining)] if remaining else []
 
 
 def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
