@@ -51,8 +51,8 @@ gc.disable()  # what imports make stays: looking through it costs each worker 1.
 
 @pytest.fixture(autouse=True)
 def logging_of_one_test() -> Iterator[None]:
-    """Take back what a test's ``weft serve`` sets up in this process. Its handler writes to the stderr of that test, which
-    is closed afterwards: each later warning would print a traceback, thousands of calls for tests that count calls."""
+    """Take back what a test's ``weft serve`` sets up in this process. Its handler writes to the stderr of that test,
+    which is closed afterwards: each later warning would print a traceback, thousands of calls for tests that count."""
     level = logging.getLogger("weft").level
     yield
     root = logging.getLogger()

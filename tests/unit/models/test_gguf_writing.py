@@ -20,11 +20,11 @@ from tests.support.gguf_files import write_gguf as converted
 from tests.unit.models.test_gguf_models import logits, original
 from weft.cli.main import main
 from weft.errors import CheckpointError
-from weft.models.forms.gguf_pack import q4_k
-from weft.models.gguf.writing import write_gguf
 from weft.models.hub import resolve_model
 from weft.models.loading import load_model
 from weft.tensor.weights.quantized import rounded
+from weft_tools.quantize.gguf_pack import q4_k
+from weft_tools.quantize.gguf_writing import write_gguf
 
 FAMILIES = [
     "lfm2_moe",
@@ -110,8 +110,8 @@ def test_the_packer_means_what_gguf_reads_and_errs_less_than_int4() -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from weft.models.gguf.writing import write_gguf
-from weft.models.gguf import writing
+from weft_tools.quantize.gguf_writing import write_gguf
+from weft_tools.quantize import gguf_writing as writing
 writing._SYNCED_BYTES = 1 << 16
 seen = []
 def on_matrix(one):
