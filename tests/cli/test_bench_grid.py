@@ -13,8 +13,8 @@ from tests.server.scripted_engine import write_model_directory
 from weft.cli.main import main
 from weft_tools.bench.grid import SECOND_TURN_TOKENS
 
-SMALL = ["--streams=1,3", "--prompts=16,40", "--input-len=12", "--output-len=4", "--turn-len=48", "--repetitions=1"]
-CELLS = ["1 stream", "3 streams", "second turn, 48 tokens", "prompt, 16 tokens", "prompt, 40 tokens"]
+SMALL = ["--streams=1,3", "--prompts=16,40", "--input-len=12", "--output-len=4", "--turn-len=300", "--repetitions=1"]
+CELLS = ["1 stream", "3 streams", "second turn, 300 tokens", "prompt, 16 tokens", "prompt, 40 tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def test_each_cell_has_its_figures(measured: Path) -> None:
 
 
 def test_a_second_turn_repeats_the_answer_of_the_first(measured: Path) -> None:
-    """What a server caches of it is its opening and its answer, in whole pages of 16 tokens: 48 of 52."""
-    turn = json.loads(measured.read_text())["results"]["second turn, 48 tokens"]
+    """What a server caches of it is its opening and its answer, in whole pages of 16 tokens."""
+    turn = json.loads(measured.read_text())["results"]["second turn, 300 tokens"]
     assert turn["answer_known"] is True
-    assert turn["prompt_tokens"] == 48 + 4 + SECOND_TURN_TOKENS
-    assert turn["cached_tokens"] >= 48
+    assert turn["prompt_tokens"] == 300 + 4 + SECOND_TURN_TOKENS
+    assert turn["cached_tokens"] >= 300 - 16
 
 
 def test_a_run_goes_on_where_it_ended(
@@ -67,7 +67,7 @@ def test_a_run_goes_on_where_it_ended(
     assert after["results"][CELLS[0]]["output_tokens_s"] > 0
     assert after["results"][CELLS[1]]["output_tokens_s"] > 0
     capsys.readouterr()
-    assert main([*asked, "--turn-len", "49"]) == 2
+    assert main([*asked, "--turn-len", "301"]) == 2
     assert f"--output-json {path} has a run with cells" in capsys.readouterr().err
 
 
@@ -94,6 +94,10 @@ def test_files_are_shown_side_by_side(measured: Path, tmp_path: Path, capsys: py
     assert rows[0] == ["cell", "figure", "weft", "other", "ratio"]
     assert {row[-1] for row in rows if "output" in row} == {"2.00"}
     assert {row[-1] for row in rows if "first" in row and "ms" in row} == {"0.50"}
+    same = tmp_path / "weft.json"
+    same.write_text(measured.read_text())
+    assert main(["bench", "grid", str(measured), str(same)]) == 0
+    assert f"2. {same}" in capsys.readouterr().out
     nonsense = tmp_path / "nonsense.json"
     nonsense.write_text("{}")
     assert main(["bench", "grid", str(measured), str(nonsense)]) == 2

@@ -105,7 +105,9 @@ def grid(files: tuple[Path, ...], **values: Any) -> int:
     Exit code 1 when a cell failed.
     """
     if files:
-        show_together({path.stem: read_grid(path) for path in files})
+        names = [path.stem for path in files]
+        titles = names if len(set(names)) == len(names) else [f"{at}. {path}" for at, path in enumerate(files, 1)]
+        show_together({title: read_grid(path) for title, path in zip(titles, files, strict=True)})
         return 0
     cells = cells_of(
         numbers(values["streams"], "--streams"),
@@ -125,7 +127,7 @@ def grid(files: tuple[Path, ...], **values: Any) -> int:
 
 async def _measure(values: Mapping[str, Any], cells: Sequence[Any]) -> dict[str, Any]:
     """Return the contents of the file, which is written after each cell."""
-    server = Server(values["base_url"], api_key=values["api_key"], request_timeout_s=values["limit_s"])
+    server = Server(values["base_url"], api_key=values["api_key"])
     path: Path = values["output_json"]
     async with server.http:
         served = await server.served(values["model"])
