@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -135,7 +136,10 @@ def test_kill_9_in_the_middle_leaves_no_file_and_the_next_run_goes_on(wide: Path
     again = write_gguf(wide, tmp_path / "again.gguf")
     named = gguf.GGUFReader(out).fields["general.name"].contents()
     assert out.read_bytes() == (tmp_path / "again.gguf").read_bytes()
-    assert (errors, named) == (again, "wide_qwen3_5")
+    assert named == "wide_qwen3_5"
+    assert [replace(one, error=0.0) for one in errors] == [replace(one, error=0.0) for one in again]
+    # Written by two processes: torch adds up a norm in another order where it has another number of threads.
+    assert [one.error for one in errors] == pytest.approx([one.error for one in again], rel=1e-5)
     assert not (tmp_path / "out.gguf.partial").exists()
 
 
