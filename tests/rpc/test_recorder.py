@@ -24,7 +24,7 @@ from weft.rpc.engine_process import start_recording
 from weft.rpc.messages import Cancel, Launch, RecordingTarget
 from weft.rpc.recorder import Recorder
 from weft.server.config import ServerConfig
-from weft.sim.recording import Recording, read_recording, read_trace
+from weft_tools.sim.recording import Recording, read_recording, read_trace
 
 PROMPT = "The quick brown fox said:so what, and left. " * 3
 
