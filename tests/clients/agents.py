@@ -449,7 +449,8 @@ def check(folder: Path, name: str, scratch: Path) -> Result:
         except AssertionError as error:
             result.fails.append(f"{what}: {' '.join(str(error).split())[:400]}")
         finally:
-            print(f"{name} {what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            outcome = "works" if what in result.works else "fails"
+            print(f"{name} {what}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             result.unknown = sorted({*result.unknown, *unknown_fields(trial.server.generations())})
             with (scratch / f"{name}.jsonl").open("a") as out:
                 out.writelines(json.dumps({"trial": what, **one}) + "\n" for one in trial.server.recorder.exchanges)
