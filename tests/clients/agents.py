@@ -384,7 +384,8 @@ class Trials:
         exceeds the part of it that the agent keeps for a history."""
         work = self.scratch / what / "work"
         if self.agent.read is None:
-            last = f"{LAST_WORDS} " + " ".join(f"Line {at} of it." for at in range(60))
+            lines = " ".join(f"Line {at} of it." for at in range(60))
+            last = f"{LAST_WORDS} {lines}\n\nhello.txt\n```\n{TEXT}\n```\n"
             return self.trial(what, tape.Script(last=last, summary=SUMMARY, mark=MARK), self.needed + 4000), 16_384
         files = [work / f"part-{at}.txt" for at in range(24)]
         said = [f"Part {at + 1}.{tape.call(*self.agent.read(file))}" for at, file in enumerate(files)]
@@ -449,7 +450,8 @@ def check(folder: Path, name: str, scratch: Path) -> Result:
         except AssertionError as error:
             result.fails.append(f"{what}: {' '.join(str(error).split())[:400]}")
         finally:
-            print(f"{name} {what}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            outcome = "works" if what in result.works else "fails"
+            print(f"{name} {what}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             result.unknown = sorted({*result.unknown, *unknown_fields(trial.server.generations())})
             with (scratch / f"{name}.jsonl").open("a") as out:
                 out.writelines(json.dumps({"trial": what, **one}) + "\n" for one in trial.server.recorder.exchanges)

@@ -37,11 +37,7 @@ def _add_to(body: dict[str, Any], *places: str | int, **more: Any) -> None:
 
 NEW: dict[str, tuple[str, Callable[[dict[str, Any]], None], str]] = {
     "a field": ("claude", lambda body: _add_to(body, speed="fast"), "speed"),
-    "a field of a block": (
-        "claude",
-        lambda body: _add_to(body, "thinking", display="full"),
-        "thinking[adaptive].display",
-    ),
+    "a field of a block": ("claude", lambda body: _add_to(body, "thinking", mood="calm"), "thinking[adaptive].mood"),
     "a block": (
         "claude",
         lambda body: body["messages"][0]["content"].append({"type": "sketch", "lines": []}),

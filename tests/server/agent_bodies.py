@@ -1,7 +1,7 @@
 """Requests in the shapes that released agents send, in words of our own: every field, block and tool type of them.
 
-    Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10, pi 0.74.2, Cline 3.0.65, Continue 1.5.47,
-    OpenHands 1.16.0, Aider 0.86.2
+    Claude Code 2.1.197 and 2.1.332, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10 and 0.24.4, pi 0.74.2 and
+    1.6.0, Cline 3.0.65, Continue 1.5.47, OpenHands 1.16.0, Aider 0.86.2
 
 ``tests/clients/agents.py`` records what newer releases send, and names what is in no body here.
 """
@@ -34,7 +34,7 @@ CLAUDE_CODE: dict[str, Any] = {
     "max_tokens": 32_000,
     "stream": True,
     "metadata": {"user_id": "someone"},
-    "thinking": {"type": "adaptive"},
+    "thinking": {"type": "adaptive", "display": "omitted"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "output_config": {"effort": "high"},
     "system": [
@@ -67,7 +67,10 @@ CLAUDE_CODE: dict[str, Any] = {
             ],
         },
     ],
-    "tools": [{"name": "write", "description": "Write a file.", "input_schema": _SCHEMA}],
+    "tools": [
+        {"name": "write", "description": "Write a file.", "input_schema": _SCHEMA},
+        {"name": "found_later", "description": "d", "input_schema": {"type": "object"}, "defer_loading": True},
+    ],
 }
 
 CODEX: dict[str, Any] = {

@@ -173,7 +173,7 @@ def test_what_claude_code_asks_of_its_server_is_left_out_and_named(server: Runni
         mcp_servers=[{"type": "url", "url": "https://tools.example", "name": "x"}],
         output_config={"effort": "high"},
         metadata={"user_id": "u"},
-        thinking={"type": "adaptive"},
+        thinking={"type": "adaptive", "display": "omitted"},
         tools=[
             {"name": "f", "description": "d", "input_schema": F["parameters"], "eager_input_streaming": True},
             {"type": "custom", "name": "g", "input_schema": {"type": "object"}, "defer_loading": True},
@@ -181,7 +181,8 @@ def test_what_claude_code_asks_of_its_server_is_left_out_and_named(server: Runni
         ],
     )
     named = ignored(post(server, MESSAGES, body))
-    assert {"context_management", "mcp_servers", "tools.web_search_20250305", "output_config.effort"} <= set(named)
+    left_out = {"context_management", "mcp_servers", "tools.web_search_20250305", "output_config.effort"}
+    assert left_out | {"thinking.display"} <= set(named)
     choice = {"type": "tool", "name": "web_search"}
     assert "web_search" in post(server, MESSAGES, {**body, "tool_choice": choice}, 400).json()["error"]["message"]
 

@@ -383,6 +383,10 @@ def thinks(thinking: Block | None) -> bool:
         raise RequestError(
             f"thinking.type is {thinking.get('type')!r}; it is enabled, adaptive or disabled", param="thinking.type"
         )
+    if (
+        thinking.get("display") == "omitted"
+    ):  # sent all the same: an answer sent back without it finds less in the cache
+        note_ignored("thinking.display")
     return bool(thinking["type"] != "disabled")
 
 
