@@ -25,7 +25,6 @@ import torch
 
 from weft import Engine, SamplingParams
 from weft.engine.engine import EngineCore
-from weft.eval.recall import make_episodes
 from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
 from weft.memory.values import NodeId
@@ -34,6 +33,7 @@ from weft.runner.compressed import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 from weft.units import PAGE_TOKENS, PageId, SeqId, ceil_div
+from weft_tools.eval.recall import make_episodes
 
 CASES = [
     ("auto", "float32"),

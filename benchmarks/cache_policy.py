@@ -38,14 +38,14 @@ from weft.memory.memory import Memory
 from weft.memory.prefix.value.policy import ValuePolicy
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import PlanOptions, make_plan
-from weft.sim.arms import Arm, find_arm
-from weft.sim.oracle import Hindsight
-from weft.sim.recording import SAMPLE, read_trace
-from weft.sim.report import Report
-from weft.sim.roofline import model_load, roofline
-from weft.sim.study import run_study
-from weft.sim.traffic import Traffic
+from weft.planning.roofline import model_load, roofline
 from weft.units import PAGE_TOKENS, parse_bytes
+from weft_tools.sim.arms import Arm, find_arm
+from weft_tools.sim.oracle import Hindsight
+from weft_tools.sim.recording import SAMPLE, read_trace
+from weft_tools.sim.report import Report
+from weft_tools.sim.study import run_study
+from weft_tools.sim.traffic import Traffic
 
 MODEL, TP, DEVICE = "Qwen3.5-397B-A17B", 8, "H200"
 POLICIES = "value,lru,marconi,every:2048,prompt"

@@ -88,7 +88,7 @@ def machine(args: argparse.Namespace) -> Iterator[Found]:
 def check(args: argparse.Namespace) -> Iterator[Found]:
     import torch
 
-    from weft.bench.kernels import Bench
+    from weft_tools.bench.kernels import Bench
 
     device = chosen(args)
     bench = Bench(device, torch.bfloat16, (1, 5), (200,), 300)
@@ -117,8 +117,8 @@ def kernels(args: argparse.Namespace) -> Iterator[Found]:
     import torch
 
     from benchmarks.kernels import rivals_of
-    from weft.bench.kernels import Bench, measure, sides_of
-    from weft.bench.machine import measure_ceiling
+    from weft_tools.bench.kernels import Bench, measure, sides_of
+    from weft_tools.bench.machine import measure_ceiling
 
     device = chosen(args)
     on_gpu = device.type == "cuda"
@@ -151,9 +151,9 @@ def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
     """(number, geometry, case), the first ``after`` left out. Cases that cannot even be made (memory) are one
     that says so, and the next group has its turn."""
     from benchmarks.kernels import GROUPS, cases_of
-    from weft.bench.kernels import Case
     from weft.families import read_architecture
     from weft.planning.geometries import find_geometry
+    from weft_tools.bench.kernels import Case
 
     def refused(error: Exception) -> Callable[[], object]:
         said = f"{type(error).__name__}: {error}"

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_parts import tensors_of
-from weft.bench.kernels import Bench, Case, cases_of
 from weft.families import read_architecture
 from weft.planning.geometries import find_geometry
 from weft.tensor import gpu
 from weft.tensor.gpu.launch import Blocks
+from weft_tools.bench.kernels import Bench, Case, cases_of
 
 CONTEXT = 2048
 LONG = (1024, 8192)

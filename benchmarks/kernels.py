@@ -22,9 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.bench import kernels
-from weft.bench.kernels import Bench, Call, Case, pages_of, parts_of, size_of
-from weft.cli.bench_kernels import kernels_command
 from weft.families.architecture import Architecture, Attention, GatedDelta
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
@@ -35,6 +32,9 @@ from weft.tensor.ops.norm import add_norm, rms_norm
 from weft.tensor.ops.write_kv import write_kv
 from weft.tensor.weights.quantized import PART, Codes, in_tiles, rounded
 from weft.units import PAGE_TOKENS, pages_for
+from weft_tools.bench import kernels
+from weft_tools.bench.kernels import Bench, Call, Case, pages_of, parts_of, size_of
+from weft_tools.commands.bench_kernels import kernels_command
 
 GROUPS = (*kernels.GROUPS, "small", "products", "memory")
 ARENA_BYTES = 512 << 20

@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean
 
 from weft.api import Engine
-from weft.eval.recall import make_episodes
 from weft.request import TokenLogprobs
+from weft_tools.eval.recall import make_episodes
 
 FORMS: tuple[tuple[str, dict[str, object]], ...] = (
     ("as stored", {}),

@@ -20,8 +20,8 @@ import argparse
 import numpy as np
 import numpy.typing as npt
 
-from weft.sim.recording import SAMPLE, read_trace
 from weft.units import parse_bytes
+from weft_tools.sim.recording import SAMPLE, read_trace
 
 KV_TOKEN_BYTES, STATE_BYTES = 15_360, 24.01e6
 PREFILL_TOKEN_S, DECODE_TOKEN_S = 7e-6, 0.014

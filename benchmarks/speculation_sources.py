@@ -19,9 +19,9 @@ from typing import Any
 
 from weft.costs.rows import RowCosts
 from weft.memory.prefix.tree import PrefixTree
-from weft.sim.speculation import KnownText, ReplayedSpeculation, replay
 from weft.speculation.drafter import SOURCES, SourceName
 from weft.speculation.speculator import Speculator
+from weft_tools.sim.speculation import KnownText, ReplayedSpeculation, replay
 
 STEP_MS = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
 VOCABULARY = 50_000

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.schedule.snapshots import AUTO, insurance_tokens, on_grid, wanted_positions
-from weft.sim.oracle import Forest, computed_tokens
-from weft.sim.recording import SAMPLE, read_trace
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, parse_bytes
+from weft_tools.sim.oracle import Forest, computed_tokens
+from weft_tools.sim.recording import SAMPLE, read_trace
 
 KV_TOKEN_BYTES, STATE_BYTES = 30_720, 192e6
 TOKEN_S, PAIR_S = 5.16e-6, 7.76e-11

@@ -33,11 +33,11 @@ from weft.cli.main import main as weft
 from weft.memory.values import NodeId
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_writes import StoreWrites
-from weft.sim import store_tier
-from weft.sim.recording import SAMPLE
-from weft.sim.replay import Player
-from weft.sim.store_tier import VirtualStore
 from weft.store import eviction
+from weft_tools.sim import store_tier
+from weft_tools.sim.recording import SAMPLE
+from weft_tools.sim.replay import Player
+from weft_tools.sim.store_tier import VirtualStore
 
 Tokens = npt.NDArray[np.int32]
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,6 +47,17 @@ def keep_freed_memory() -> None:
 
 keep_freed_memory()
 gc.disable()  # what imports make stays: looking through it costs each worker 1.7 CPU seconds
+
+
+@pytest.fixture(autouse=True)
+def logging_of_one_test() -> Iterator[None]:
+    """Take back what a test's ``weft serve`` sets up in this process. Its handler writes to the stderr of that test,
+    which is closed afterwards: each later warning would print a traceback, thousands of calls for tests that count."""
+    level = logging.getLogger("weft").level
+    yield
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+    logging.getLogger("weft").setLevel(level)
 
 
 def pytest_collection_finish() -> None:

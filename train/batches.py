@@ -21,9 +21,9 @@ from train.chat import SYSTEM, in_second_words, small_talk, story_turn, talk_bes
 from train.codes import make_codes_episode
 from train.invented import invented_turn
 from train.tokenizer import END_OF_TEXT, TURN_END, TURN_START
-from weft.eval.facts import make_facts_episode
-from weft.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn, make_episode
-from weft.eval.tool_calls import make_tools_episode, system_text
+from weft_tools.eval.facts import make_facts_episode
+from weft_tools.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn, make_episode
+from weft_tools.eval.tool_calls import make_tools_episode, system_text
 
 PROMPT_WEIGHT, STORY_WEIGHT, FREE_WEIGHT, END_WEIGHT = 0.1, 0.3, 0.2, 0.99
 STORY_CHARACTERS_MIN = 200

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from weft.eval.recall import Episode, EpisodeTurn
-from weft.eval.tool_calls import REAL_NAMES
-from weft.eval.words import ADJECTIVES, ANIMALS, FEELINGS, FOODS, PEOPLE, PLACES, THINGS, WEATHERS
+from weft_tools.eval.recall import Episode, EpisodeTurn
+from weft_tools.eval.tool_calls import REAL_NAMES
+from weft_tools.eval.words import ADJECTIVES, ANIMALS, FEELINGS, FOODS, PEOPLE, PLACES, THINGS, WEATHERS
 
 WHO = "I am the small model that ships with weft. I can remember a list of names and numbers for you."
 HELP = "Give me a list of names and numbers and ask me about it, or ask me for a story."

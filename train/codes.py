@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import random
 
-from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
-from weft.eval.words import Split, filler_sentence, split_of
+from weft_tools.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
+from weft_tools.eval.words import Split, filler_sentence, split_of
 
 COLOURS = ["Red", "Blue", "Green", "Black", "White", "Yellow", "Purple", "Orange", "Brown", "Pink"]
 COLOURS += ["Grey", "Silver"]

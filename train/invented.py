@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from weft.eval.facts import COLOURS, COLUMNS, JOBS, WHOLE_NUMBERS, Record, write_json
-from weft.eval.recall import EpisodeTurn
-from weft.eval.tool_calls import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
-from weft.eval.words import ADJECTIVES, ANIMALS, FOODS, THINGS, filler_sentence, make_name, make_word
+from weft_tools.eval.facts import COLOURS, COLUMNS, JOBS, WHOLE_NUMBERS, Record, write_json
+from weft_tools.eval.recall import EpisodeTurn
+from weft_tools.eval.tool_calls import NUMBER_KEYS, OTHER_KEYS, REAL_NAMES, SUBJECT_KEYS, TEXT_KEYS
+from weft_tools.eval.words import ADJECTIVES, ANIMALS, FOODS, THINGS, filler_sentence, make_name, make_word
 
 INVENT = (
     "Invent somebody.", "Invent a person.", "Invent something.", "Make up a person.", "Give me an example.",

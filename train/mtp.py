@@ -38,9 +38,9 @@ from train.model import CHUNK, FULL, Corruption, Layer, Model, Norm, Projection,
 from train.muon import Float32Muon
 from train.native import keep_freed_memory, round_in_kernels
 from train.run import EMBEDDED
-from weft.eval.facts import make_facts_episodes
-from weft.eval.recall import make_episodes
-from weft.eval.tool_calls import make_tools_episodes
+from weft_tools.eval.facts import make_facts_episodes
+from weft_tools.eval.recall import make_episodes
+from weft_tools.eval.tool_calls import make_tools_episodes
 
 STEPS, WARM_UP, RATE, DECAY_SHARE = 300, 20, 3e-3, 0.5
 LENGTHS = ((256, 0.3), (512, 0.3), (1024, 0.25), (2048, 0.15))

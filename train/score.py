@@ -42,9 +42,9 @@ from train.checkpoint import load
 from train.codes import make_codes_episodes
 from train.model import CHUNK, Corruption, Model
 from train.native import keep_freed_memory
-from weft.eval.facts import make_facts_episodes
-from weft.eval.recall import CountTokens, Episode, make_episodes
-from weft.eval.tool_calls import make_tools_episodes
+from weft_tools.eval.facts import make_facts_episodes
+from weft_tools.eval.recall import CountTokens, Episode, make_episodes
+from weft_tools.eval.tool_calls import make_tools_episodes
 
 HELD_OUT_SEED = 1
 ROWS = 8

@@ -18,9 +18,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from train.chat import small_talk, story_turn
 from train.codes import make_codes_episode
-from weft.eval.facts import make_facts_episode
-from weft.eval.recall import Episode, make_episode
-from weft.eval.tool_calls import CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, make_tools_episode, system_text
+from weft_tools.eval.facts import make_facts_episode
+from weft_tools.eval.recall import Episode, make_episode
+from weft_tools.eval.tool_calls import CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, make_tools_episode, system_text
 
 VOCAB_SIZE = 1024
 SECOND_VOCAB_SIZE = 1280

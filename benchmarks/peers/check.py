@@ -16,7 +16,7 @@ from benchmarks.peers.lines import Failed, answered
 from benchmarks.serve.checkpoints import Family, make_checkpoint
 from benchmarks.serve.compare import same_prefix
 from benchmarks.serve.load import LoadPlan
-from weft.bench.serve import Timing
+from weft_tools.bench.serve import Timing
 
 PLAN = LoadPlan(requests=4, prompt_tokens=100, output_tokens=16, concurrency=1)
 REFERENCE = "transformers"

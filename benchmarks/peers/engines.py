@@ -29,10 +29,10 @@ from benchmarks.peers.lines import SHARED, TALK, Failed, Side, Talk
 from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
 from benchmarks.serve.peer import How, Peer
-from weft.bench.serve import OPENAI, EndpointFormat, Timing, one_request
 from weft.cli.remote import free_port, own_server, stop_process
 from weft.config import EngineConfig
 from weft.errors import WeftError
+from weft_tools.bench.serve import OPENAI, EndpointFormat, Timing, one_request
 
 HOST = "127.0.0.1"
 MAX_MODEL_LEN = 4096

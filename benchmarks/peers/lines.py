@@ -20,8 +20,8 @@ from functools import partial
 from typing import Protocol
 
 from benchmarks.serve.load import LoadPlan, Summary
-from weft.bench.prompts import ORDINARY_ID_MIN
-from weft.bench.serve import Timing
+from weft_tools.bench.prompts import ORDINARY_ID_MIN
+from weft_tools.bench.serve import Timing
 
 Figures = dict[str, float]
 

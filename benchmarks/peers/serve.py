@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return check(settings, environment, families, threads, asked.keep, say)
     chosen = {key: line for key, line in lines(asked.rates, asked.promise).items() if key in asked.only}
     machine = machine_now(threads, "bfloat16") | {"started": datetime.now(UTC).isoformat("T", "seconds")}
-    report: dict[str, Any] = {"machine": machine, "arguments": {k: str(v) for k, v in vars(asked).items()}}
+    report: dict[str, Any] = {"machine": machine, "arguments": {k: _shown(v) for k, v in vars(asked).items()}}
     asked.json.parent.mkdir(parents=True, exist_ok=True)
     for family in families:
         say(f"{family}: making the checkpoint, unless it is there")
@@ -218,6 +218,11 @@ def _names(text: str) -> list[str]:
     if wrong:
         raise argparse.ArgumentTypeError(f"no engine {', '.join(wrong)}; there are {', '.join(SETTINGS)}")
     return names
+
+
+def _shown(value: Any) -> str:
+    """Return ``value`` as a report has it: a path from the working directory, since results are published."""
+    return os.path.relpath(value) if isinstance(value, Path) else str(value)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

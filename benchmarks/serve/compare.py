@@ -19,9 +19,9 @@ from itertools import takewhile
 from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load
 from benchmarks.serve.peer import Peer
-from weft.bench.serve import Timing
 from weft.cli.remote import own_server
 from weft.config import EngineConfig
+from weft_tools.bench.serve import Timing
 
 Side = Callable[[LoadPlan], tuple[Summary, list[Timing]]]
 Say = Callable[[str], None]

@@ -32,10 +32,10 @@ from benchmarks.serve.checkpoints import FAMILIES, SIZES, Checkpoint, make_check
 from benchmarks.serve.compare import Side, alternate, medians
 from benchmarks.serve.load import LoadPlan, Summary, run_load
 from benchmarks.serve.peer import Peer
-from weft.bench.serve import Timing
 from weft.cli.remote import own_server
 from weft.config import EngineConfig
 from weft.host import usable_cores
+from weft_tools.bench.serve import Timing
 
 PEER = "transformers"
 LIMITS = (0, 250, 500, 1000)

@@ -5,7 +5,7 @@
                   -> Summary: requests/s, output tokens/s, time to first token, time between tokens
 
 What the benchmarks of this folder and of ``peers`` send; for a load by hand there is ``weft bench serve``,
-with which they share the client (``weft.bench.serve``). Prompts are token ids drawn from the
+with which they share the client (``weft_tools.bench.serve``). Prompts are token ids drawn from the
 seed, so two servers get the same ones. Only ``vocab_size`` and the URL are needed to know of the server.
 """
 
@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 
-from weft.bench.prompts import ORDINARY_ID_MIN
-from weft.bench.serve import OPENAI, EndpointFormat, Timing, arrival_times, one_request
+from weft_tools.bench.prompts import ORDINARY_ID_MIN
+from weft_tools.bench.serve import OPENAI, EndpointFormat, Timing, arrival_times, one_request
 
 
 @dataclass(frozen=True, slots=True)

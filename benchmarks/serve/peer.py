@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from benchmarks.serve.load import LoadPlan, Summary, summarise
-from weft.bench.serve import Timing
+from weft_tools.bench.serve import Timing
 
 READY = "ready"
 How = Literal["static", "continuous"]

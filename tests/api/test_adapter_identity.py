@@ -27,12 +27,12 @@ from weft.request import Request, SamplingParams
 from weft.router.protocol import ReplicaLoad
 from weft.router.seconds import Seconds
 from weft.rpc.recorder import Recorder
-from weft.sim.recording import read_recording
 from weft.speculation.choice import ByAdapter, Chances
 from weft.speculation.mtp import HeadPlan
 from weft.speculation.speculator import Speculator
 from weft.speculation.text_index import Context
 from weft.speculation.tree import TreeFollower
+from weft_tools.sim.recording import read_recording
 
 PROMPT = list(range(3, 90))
 

@@ -54,7 +54,9 @@ PURE = {
     "images",
 }
 """Groups that never import torch, not even through something else."""
-EDGES = {"server", "fleet", "rpc", "cli", "eval", "embedded", "bench"}
+TOOLS = {"sim", "eval", "bench", "quantize", "commands"}
+"""Groups of weft_tools, which no group of weft may import."""
+EDGES = {"server", "fleet", "rpc", "cli", "embedded"} | TOOLS
 """Groups that no group but an edge may import."""
 
 BELOW_EDGES = {
@@ -63,7 +65,6 @@ BELOW_EDGES = {
     "speculation",
     "schedule",
     "engine",
-    "sim",
     "tensor",
     "models",
     "runner",
@@ -80,12 +81,12 @@ BELOW_EDGES = {
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
-    "planning": {"base", "memory"},
+    "planning": {"base", "memory", "costs"},
     "costs": {"base"},
     "speculation": {"base", "memory", "costs"},
     "schedule": {"base", "memory", "speculation", "costs"},
     "engine": {"base", "memory", "speculation", "schedule", "costs"},
-    "sim": {"base", "memory", "speculation", "schedule", "engine", "store", "router", "costs"},
+    "sim": {"base", "memory", "planning", "speculation", "schedule", "engine", "store", "router", "costs"},
     "text": {"base", "images"},
     "images": {"base"},
     "store": {"base", "memory"},
@@ -99,18 +100,22 @@ ARROWS: dict[str, set[str]] = {
     "api": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "assemble",
             "text", "store", "ranks", "images"},
     "weft": {"base", "api"},
-    "eval": {"base", "text"},
     "embedded": {"base"},
-    "bench": BELOW_EDGES,
     "rpc": BELOW_EDGES,
     "server": BELOW_EDGES | {"fleet", "rpc"},
     "fleet": BELOW_EDGES | {"rpc"},
-    "cli": BELOW_EDGES | EDGES,
+    "cli": BELOW_EDGES | EDGES - TOOLS,
     "__main__": {"cli"},
+    "weft_tools": set(),
+    "eval": {"base", "text"},
+    "bench": BELOW_EDGES,
+    "quantize": {"base", "tensor", "models"},
+    "commands": BELOW_EDGES | {"cli"} | TOOLS,
 }  # fmt: skip
 """Group -> groups it may import besides itself."""
 
 EXTRA_MODULES: dict[str, set[str]] = {
+    "sim": {"weft.rpc.recording"},
     "runner": {
         "weft.schedule.plan",
         "weft.engine.executor",
@@ -118,7 +123,7 @@ EXTRA_MODULES: dict[str, set[str]] = {
         "weft.memory.frames.plan",
         "weft.memory.arena_work",
         "weft.memory.prefix_store",
-    }
+    },
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
@@ -171,10 +176,15 @@ class Source:
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+PACKAGES = ("weft", "weft_tools")
+
+
 def weft_sources() -> list[Source]:
+    """Return the files of both packages."""
     return [
         Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
-        for path in sorted((SRC / "weft").rglob("*.py"))
+        for package in PACKAGES
+        for path in sorted((SRC / package).rglob("*.py"))
     ]
 
 
@@ -238,7 +248,7 @@ def contents(source: Source) -> Contents:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
-            may_be_module = module == "weft" or node.module is None  # `from weft import memory`
+            may_be_module = module in PACKAGES or node.module is None  # `from weft import memory`
             imports += [(node.lineno, module, alias.name, may_be_module) for alias in node.names]
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             functions.append((node.lineno, node.name, statement_count(node)))
@@ -280,7 +290,7 @@ def group_of(module: str) -> str:
     """weft.memory.transaction -> memory; weft.units -> base; weft -> weft. Unknown groups: their own name."""
     parts = module.split(".")
     if len(parts) == 1:
-        return "weft"
+        return parts[0]
     return "base" if parts[1] in BASE else parts[1]
 
 
@@ -293,7 +303,7 @@ def arrow_complaints(sources: Iterable[Source]) -> list[str]:
             complaints.append(f"{source.path}: {group} has no row in the table of arrows")
             continue
         for line, module in imported_modules(source):
-            if module.split(".")[0] != "weft":
+            if module.split(".")[0] not in PACKAGES:
                 continue
             target = group_of(module)
             if target in {"weft", *_EXPORTED} or target == group or target in ARROWS[group]:
@@ -434,8 +444,8 @@ def unreachable_pages(start: Path, pages: Iterable[Path]) -> list[Path]:
 def area_of(complaint: str) -> str:
     """The folder that a complaint belongs to; a page of docs/ and a file of the root are areas too."""
     parts = complaint.partition(":")[0].split("/")
-    if parts[:2] == ["src", "weft"]:
-        return "/".join(parts[:3]) if len(parts) > 3 else "src/weft"
+    if parts[0] == "src":
+        return "/".join(parts[:3] if len(parts) > 3 else parts[:2])
     if parts[0] == "docs":
         return "/".join(parts[:2])
     return parts[0]

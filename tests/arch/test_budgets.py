@@ -23,7 +23,7 @@ ROOT_ROW = "root"
 NOT_YET_WHOLE: set[str] = set()
 """Slivers that no other module takes without a circle of imports or a heavy one. This set only shrinks."""
 ENTRY_POINTS = {
-    "src/weft/cli/bench.py",
+    "src/weft_tools/commands/bench.py",
     "src/weft/cli/serve.py",
     "src/weft/cli/version.py",
     "src/weft/fleet/ray_member.py",

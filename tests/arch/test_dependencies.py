@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.arch.rules import ROOT, Source, imported_modules, weft_sources
+from tests.arch.rules import PACKAGES, ROOT, Source, imported_modules, weft_sources
 
 IMPORT_NAMES = {
     "pyzmq": "zmq",
@@ -61,7 +61,7 @@ def declared() -> set[str]:
 def third_party(sources: Iterable[Source]) -> set[str]:
     """Top-level packages imported by ``sources`` that are neither weft nor of the standard library."""
     tops = {module.split(".")[0] for source in sources for _, module in imported_modules(source)}
-    return tops - set(sys.stdlib_module_names) - {"weft", ""}
+    return tops - set(sys.stdlib_module_names) - {*PACKAGES, ""}
 
 
 def test_every_import_is_declared() -> None:

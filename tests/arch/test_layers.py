@@ -63,7 +63,7 @@ def test_the_pure_half_names_no_torch_no_clock_and_no_io() -> None:
     ("path", "text"),
     [
         ("src/weft/memory/frames/arena.py", "import torch\n"),
-        ("src/weft/sim/replay.py", "def late():\n    from torch import nn\n"),
+        ("src/weft_tools/sim/replay.py", "def late():\n    from torch import nn\n"),
         ("src/weft/text/tokenizer.py", "from transformers import AutoTokenizer\n"),
         ("src/weft/families/__init__.py", "import torch.nn\n"),
         ("src/weft/schedule/queues.py", "import time\n"),

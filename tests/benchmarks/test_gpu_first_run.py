@@ -104,7 +104,7 @@ importlib.util.find_spec = lambda name: None if name in bare_machine.WANTED else
 absent = bare_machine.with_stand_ins()
 assert set(absent) == set(bare_machine.WANTED)
 sys.meta_path.insert(0, sys.meta_path.pop())
-import weft.bench.kernels, weft.engine.engine, weft.models.loading, weft.runner.torch_executor
+import weft_tools.bench.kernels, weft.engine.engine, weft.models.loading, weft.runner.torch_executor
 from weft.request import Request, SamplingParams
 request = Request(request_id="a", prompt_tokens=[1], sampling=SamplingParams(temperature=0.0))
 assert request.sampling.greedy and request.boundaries == []

@@ -20,7 +20,7 @@ from benchmarks.peers.make_env import wanted
 from benchmarks.peers.scheduler import in_turn
 from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
-from weft.bench.serve import Timing
+from weft_tools.bench.serve import Timing
 
 
 class Clockwork:

@@ -17,9 +17,9 @@ from benchmarks.serve.checkpoints import FAMILIES, Family, make_checkpoint
 from benchmarks.serve.compare import Side, alternate, compare, medians, ratios, same_prefix
 from benchmarks.serve.gaps import MeasuredServer, rows_of, table
 from benchmarks.serve.load import LoadPlan, Summary, percentile, run_load, summarise
-from weft.bench.serve import Timing
 from weft.families import read_spec
 from weft.text.tokenizer import Tokenizer
+from weft_tools.bench.serve import Timing
 
 
 def test_a_plan_is_a_function_of_its_seed_and_shares_what_it_says() -> None:

@@ -11,9 +11,9 @@ import pytest
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
-from weft.bench import machine
 from weft.cli.main import main
 from weft.tensor import native
+from weft_tools.bench import machine
 
 
 @pytest.fixture(scope="module")

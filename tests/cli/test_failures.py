@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from weft.cli.generate import read_prompt
-from weft.cli.main import VERBS, main
+from weft.cli.main import VERBS as OWN_VERBS
+from weft.cli.main import main
 from weft.errors import ConfigError, EngineUnavailableError, WeftError
 from weft.foreign import FOREIGN_VERBS
+from weft_tools.commands import VERBS as TOOLS_VERBS
+
+VERBS = [*OWN_VERBS, *TOOLS_VERBS]
 
 Failing = Callable[[BaseException], None]
 
@@ -89,6 +95,51 @@ def test_help_lists_every_verb_and_foreign_verbs_are_not_ours(capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert all(f"\n  {verb} " in shown for verb in VERBS)
     assert not set(FOREIGN_VERBS) & set(VERBS)
+
+
+PACKAGE = """
+import click
+
+@click.command("greet")
+def greet():
+    click.echo("hello")
+"""
+
+
+def installed(folder: Path, table: str) -> None:
+    """Write a package of someone else's with one verb into ``folder``, as pip lays it out."""
+    (folder / "greeting.py").write_text(PACKAGE + table)
+    metadata = folder / "greeting-1.0.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[weft.commands]\ngreeting = greeting:VERBS\n")
+
+
+def weft(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_package_adds_a_verb_by_entry_point(tmp_path: Path) -> None:
+    installed(tmp_path, 'VERBS = {"greet": ("greeting", "Say hello."), "serve": ("greeting", "Nothing.")}')
+    assert weft(tmp_path, "greet").stdout == "hello\n"
+    shown = weft(tmp_path, "--help").stdout
+    assert "Say hello." in shown
+    assert OWN_VERBS["serve"][1].split()[0] in shown
+    assert "Nothing." not in shown  # a verb of weft's own is not replaced
+
+
+def test_a_package_whose_verbs_cannot_be_imported_is_named_and_weft_s_own_go_on(tmp_path: Path) -> None:
+    installed(tmp_path, "import nowhere_at_all")
+    refused = weft(tmp_path, "greet")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: commands of greeting (weft.commands: greeting:VERBS) cannot be imported")
+    assert "Traceback" not in refused.stderr
+    assert weft(tmp_path, "version").returncode == 0
 
 
 def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

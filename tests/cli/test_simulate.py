@@ -11,7 +11,7 @@ import pytest
 from weft.cli.main import main
 from weft.config import Sizes
 from weft.memory.frames.plan import plan_arena
-from weft.sim.recording import Fingerprints, header_line, sequence_line
+from weft.rpc.recording import Fingerprints, header_line, sequence_line
 from weft.spec import ModelSpec, attention, gated_delta
 
 FEW = ["simulate", "sample", "--limit", "12"]

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from weft.cli.main import main
-from weft.cli.simulate_fleet import parse_kills
 from weft.errors import ConfigError
-from weft.sim.fleet_replay import Kill
+from weft_tools.commands.simulate_fleet import parse_kills
+from weft_tools.sim.fleet_replay import Kill
 
 LINE = [
     "simulate",

@@ -3,13 +3,20 @@
     python -m tests.clients.agents FOLDER [AGENT...]      a table; exit code 1 if something fails
     AGENTS_TRIALS=call,small                              only these trials
 
-What each is to do:
+Each is set up by its block of docs/agents.md. What it is to do:
 
-    call        write a file with a tool, whose call is streamed and whose result goes back, and print the last words
-    20 calls    the same tool 20 times: each prompt computes no more than what is new and a page
+    call        reason, write a file with a tool, whose call is streamed and whose result goes back, and print the last
+                words
+    again       another task: most of its prompts is in the cache
+    20 calls    a file with each: a prompt computes no more than what is new and a page
+    cut         Ctrl-C in an answer: the answer ends on the server, which goes on
     small       a context that leaves less than the agent's constant ``max_tokens``
-    cut         Ctrl-C while it runs: the server goes on
-    overflow    a prompt beyond the context: the agent knows the error
+    overflow    a first prompt beyond the context: the agent says so
+    compacts    files that exceed the context together: the agent sums up, and prints the last words
+    recovers    the same, where the agent was told of a longer context: the error makes it sum up, or it says so
+
+Aider calls no tools. It edits by a text; a test command whose output goes back stands for the result, and 20
+messages for 20 calls.
 
 The requests are recorded. A field, block or tool type that ``tests/server/agent_bodies.py`` does not name is reported:
 then a release sends something that no test knows.
@@ -26,176 +33,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.clients import tape
+from tests.clients.agent_table import AGENTS, ROOT, Agent, programs, settings
 from tests.clients.recorder import Recorder, fields
 from tests.server.agent_bodies import KNOWN
 
-ROOT = Path(__file__).resolve().parents[2]
+TASK = "Write a greeting into hello.txt."
 LAST_WORDS = "All is done: the file is there."
 TEXT = "hello from weft"
+MARK = "nothing new was in them"
+SUMMARY = f"<summary>\nThe files were read one by one, and {MARK}.\n</summary>"
 PAGE_TOKENS = 64
-CONTEXT = 200_000
-"""In tokens of a tape, which are bytes: the tools of an agent alone are 80,000."""
-LIMIT_S = 90.0
-
-
-@dataclass(frozen=True)
-class Agent:
-    """``packages``: of npm, or of PyPI (``pip``). ``script``: run once after the installation. ``tool``: that it is to
-    call, with its arguments for a file. ``command``: its line, ``set_up``: writes its settings into its home."""
-
-    packages: tuple[str, ...]
-    command: Callable[[Path, Path, str], list[str]]
-    tool: Callable[[Path], tuple[str, dict[str, str]]]
-    set_up: Callable[[Path, Path, str, int], None] = lambda home, work, url, context: None
-    environment: Callable[[str], Mapping[str, str]] = lambda url: {}
-    script: tuple[str, ...] = ()
-    pip: bool = False
-    overflow: str = ""
-    """What it prints or sends when it has understood that a prompt is too long."""
-
-
-def _bin(folder: Path, name: str) -> str:
-    return str(folder / "node_modules" / ".bin" / name)
-
-
-def _write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(value if isinstance(value, str) else json.dumps(value, indent=2))
-
-
-def _codex(home: Path, work: Path, url: str, context: int) -> None:
-    _write(
-        home / ".codex" / "config.toml",
-        f'model = "default"\nmodel_provider = "weft"\nmodel_context_window = {context}\n\n'
-        f'[model_providers.weft]\nname = "weft"\nbase_url = "{url}/v1"\nwire_api = "responses"\n',
-    )
-
-
-def _opencode(home: Path, work: Path, url: str, context: int) -> None:
-    models = {"default": {"name": "default", "limit": {"context": context, "output": 4096}}}
-    options = {"baseURL": f"{url}/v1"}
-    provider = {"npm": "@ai-sdk/openai-compatible", "name": "weft", "options": options, "models": models}
-    _write(work / "opencode.json", {"provider": {"weft": provider}})
-
-
-def _pi(home: Path, work: Path, url: str, context: int) -> None:
-    models = [{"id": "default", "contextWindow": context, "maxTokens": 32_000}]
-    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": models}
-    _write(home / ".pi" / "agent" / "models.json", {"providers": {"weft": provider}})
-
-
-def _continue(home: Path, work: Path, url: str, context: int) -> None:
-    _write(
-        home / ".continue" / "config.yaml",
-        "name: weft\nversion: 0.0.1\nschema: v1\nmodels:\n  - name: default\n    provider: openai\n"
-        f"    model: default\n    apiBase: {url}/v1\n    apiKey: none\n    roles: [chat]\n"
-        f"    capabilities: [tool_use]\n    defaultCompletionOptions:\n      contextLength: {context}\n"
-        "      maxTokens: 4096\n",
-    )
-
-
-def _cline(home: Path, work: Path, url: str, context: int) -> None:
-    folder = Path(os.environ["AGENTS_FOLDER"]) / "cline"
-    given = [_bin(folder, "cline"), "auth", "-p", "openai-compatible", "-k", "none", "-m", "default", "-b", f"{url}/v1"]
-    subprocess.run(given, env={**os.environ, "HOME": str(home)}, check=True, capture_output=True, timeout=60)
-
-
-AGENTS: dict[str, Agent] = {
-    "claude": Agent(
-        packages=("@anthropic-ai/claude-code",),
-        script=("node", "node_modules/@anthropic-ai/claude-code/install.cjs"),
-        command=lambda folder, work, text: [
-            *(_bin(folder, "claude"), "-p", text, "--allowedTools", "Write", "--permission-mode", "acceptEdits")
-        ],
-        environment=lambda url: {
-            "ANTHROPIC_BASE_URL": url,
-            "ANTHROPIC_AUTH_TOKEN": "none",
-            "ANTHROPIC_MODEL": "default",
-            "ANTHROPIC_SMALL_FAST_MODEL": "default",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
-        tool=lambda file: ("Write", {"file_path": str(file), "content": TEXT}),
-        overflow="(?i)prompt is too long",
-    ),
-    "codex": Agent(
-        packages=("@openai/codex",),
-        command=lambda folder, work, text: [
-            *(
-                _bin(folder, "codex"),
-                "exec",
-                "--skip-git-repo-check",
-                "--dangerously-bypass-approvals-and-sandbox",
-                text,
-            )
-        ],
-        set_up=_codex,
-        tool=lambda file: ("exec_command", {"cmd": f"printf '{TEXT}' > {file}"}),
-        overflow="(?i)context window",
-    ),
-    "opencode": Agent(
-        packages=("opencode-ai",),
-        script=("node", "node_modules/opencode-ai/postinstall.mjs"),
-        command=lambda folder, work, text: [_bin(folder, "opencode"), "run", "-m", "weft/default", text],
-        set_up=_opencode,
-        tool=lambda file: ("write", {"filePath": str(file), "content": TEXT}),
-        overflow="(?i)compact|context",
-    ),
-    "qwen": Agent(
-        packages=("@qwen-code/qwen-code",),
-        command=lambda folder, work, text: [
-            *(_bin(folder, "qwen"), "-p", text, "--auth-type", "openai", "--approval-mode", "yolo")
-        ],
-        environment=lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_MODEL": "default", "OPENAI_API_KEY": "none"},
-        tool=lambda file: ("write_file", {"file_path": str(file), "content": TEXT}),
-        overflow="(?i)maximum context length",
-    ),
-    "pi": Agent(
-        packages=("@earendil-works/pi-coding-agent",),
-        command=lambda folder, work, text: [
-            *(_bin(folder, "pi"), "-p", "--provider", "weft", "--model", "default", text)
-        ],
-        set_up=_pi,
-        tool=lambda file: ("write", {"path": str(file), "content": TEXT}),
-        overflow="(?i)maximum context length|compact",
-    ),
-    "cline": Agent(
-        packages=("cline",),
-        command=lambda folder, work, text: [
-            *(_bin(folder, "cline"), "-P", "openai-compatible", "-m", "default", "-c", str(work), text)
-        ],
-        set_up=_cline,
-        tool=lambda file: ("editor", {"path": str(file), "new_text": TEXT}),
-        overflow="(?i)maximum context length|compact",
-    ),
-    "continue": Agent(
-        packages=("@continuedev/cli",),
-        command=lambda folder, work, text: [_bin(folder, "cn"), "-p", "--auto", text],
-        set_up=_continue,
-        tool=lambda file: ("Write", {"filepath": str(file), "content": TEXT}),
-        overflow="(?i)context",
-    ),
-    "aider": Agent(
-        packages=("aider-chat",),
-        pip=True,
-        command=lambda folder, work, text: [
-            *(str(folder / "bin" / "aider"), "--model", "openai/default", "--message", text, "--yes-always"),
-            *("--no-git", "--no-show-model-warnings", "--edit-format", "whole", "--no-check-update", "hello.txt"),
-        ],
-        environment=lambda url: {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": "none"},
-        tool=lambda file: ("", {}),
-        overflow="(?i)context",
-    ),
-}
+CONTEXT = 131_072
+LIMIT_S = 300.0
+COMPUTED = "weft:request_prefill_kv_computed_tokens_sum"
+GENERATIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 class Server:
-    """``weft serve`` on a tape, behind a recorder."""
+    """``weft serve`` on a tape, with a recorder before it."""
 
     def __init__(self, model: Path, log: Path, *more: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "WEFT_FILE_STORE": "off"}
@@ -210,12 +72,33 @@ class Server:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the server does not start: {text[-2000:]}")
             time.sleep(0.2)
-        self.recorder = Recorder(found.group())
+        self.url = found.group()
+        self.recorder = Recorder(self.url)
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric over its labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}(\{{.*\}})? ", line))
+
+    def tokens_of(self, body: dict[str, Any]) -> list[int]:
+        """Return the ids of the prompt of a chat request."""
+        asked = {name: body[name] for name in ("messages", "tools") if body.get(name)}
+        request = urllib.request.Request(
+            f"{self.url}/tokenize",
+            data=json.dumps({"model": "default", **asked}).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return list(json.load(answer)["tokens"])
+
+    def generations(self) -> list[dict[str, Any]]:
+        return [one for one in self.recorder.exchanges if one["method"] == "POST" and one["path"] in GENERATIONS]
 
     def close(self) -> None:
         self.recorder.close()
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 @dataclass
@@ -237,8 +120,8 @@ def install(folder: Path, name: str) -> str:
     here = folder / name
     if not (here / "complete").exists():
         here.mkdir(parents=True, exist_ok=True)
-        if agent.pip:
-            subprocess.run([sys.executable, "-m", "venv", str(here)], check=True)
+        if agent.python:
+            subprocess.run([_interpreter(agent.python), "-m", "venv", str(here)], check=True)
             subprocess.run([here / "bin" / "pip", "install", "-q", *agent.packages], check=True)
         else:
             subprocess.run(["npm", "init", "-y"], cwd=here, check=True, stdout=subprocess.DEVNULL)
@@ -247,57 +130,75 @@ def install(folder: Path, name: str) -> str:
             if agent.script:
                 subprocess.run(agent.script, cwd=here, check=True, stdout=subprocess.DEVNULL)
         (here / "complete").touch()
-    if agent.pip:
+    if agent.python:
         [found] = here.glob(f"lib/python*/site-packages/{agent.packages[0].replace('-', '_')}-*.dist-info")
         return found.name.removesuffix(".dist-info").rpartition("-")[2]
     return str(json.loads((here / "node_modules" / agent.packages[0] / "package.json").read_text())["version"])
 
 
-class Trial:
-    """One agent with a home and a working folder of its own."""
+def _interpreter(oldest: tuple[int, int]) -> str:
+    if sys.version_info >= oldest:
+        return sys.executable
+    found = next((path for minor in range(oldest[1], 20) if (path := shutil.which(f"python3.{minor}"))), None)
+    if found is None:
+        raise RuntimeError(f"it needs Python {oldest[0]}.{oldest[1]}, and none is in PATH")
+    return found
 
-    def __init__(self, folder: Path, name: str, scratch: Path) -> None:
-        self.agent, self.folder = AGENTS[name], folder / name
-        self.home, self.work = scratch / "home", scratch / "work"
+
+class Trial:
+    """One agent with a home and a working folder of its own, and a server that says ``script``."""
+
+    def __init__(self, folder: Path, name: str, scratch: Path, script: tape.Script, served: int) -> None:
+        self.agent, self.folder, self.name = AGENTS[name], folder, name
+        self.home, self.work, self.model = scratch / "home", scratch / "work", scratch / "model"
         for path in (self.home, self.work):
             path.mkdir(parents=True)
         self.file = self.work / "hello.txt"
+        self.server = Server(tape.make(self.model, script), scratch / "log", "--max-model-len", str(served))
 
-    def says(self) -> dict[str, str]:
-        tool, arguments = self.agent.tool(self.file)
-        if not tool:  # edits come as text
-            return {"\t": f"{LAST_WORDS}\n\nhello.txt\n```\n{TEXT}\n```\n"}
-        return {"\n": f"I write it now.{tape.call(tool, arguments)}", "\t": LAST_WORDS}
-
-    def start(self, url: str, context: int, text: str = "Write a greeting into hello.txt.") -> subprocess.Popen[str]:
-        self.agent.set_up(self.home, self.work, url, context)
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("CLAUDE", "ANTHROPIC"))
-        }
-        environment |= {"HOME": str(self.home), "PWD": str(self.work), "NO_COLOR": "1", **self.agent.environment(url)}
+    def start(self, text: str, context: int, *more: str, stdin: str | None = None) -> subprocess.Popen[str]:
+        """Start the agent with the settings of the page. ``context``: told to it."""
+        found = settings(self.agent.title, self.server.recorder.url, context)
+        for path, body in found.files.items():
+            file = self.home / path.removeprefix("~/") if path.startswith("~/") else self.work / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(body)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLAUDE", "ANTHROPIC"))}
+        path = os.pathsep.join([*map(str, programs(self.folder, self.name)), kept["PATH"]])
+        own = {"HOME": str(self.home), "PWD": str(self.work), "NO_COLOR": "1", "PATH": path}
+        environment = {**kept, **own, **self.agent.environment, **found.variables}
+        for line in found.lines[:-1]:
+            subprocess.run(line, cwd=self.work, env=environment, check=True, capture_output=True, timeout=60)
         return subprocess.Popen(
-            self.agent.command(self.folder, self.work, text),
+            [*self.agent.unattended(found.lines[-1], text), *more],
             cwd=self.work,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
 
-    def run(self, url: str, context: int, **more: str) -> str:
-        process = self.start(url, context, **more)
+    def run(self, text: str, context: int, *more: str, stdin: str | None = None) -> str:
+        process = self.start(text, context, *more, stdin=stdin)
         try:
-            return process.communicate(timeout=LIMIT_S)[0]
+            output = process.communicate(stdin, timeout=LIMIT_S)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return process.communicate()[0] + "\n[it did not end]"
+            output = process.communicate()[0] + "\n[it did not end]"
+        (self.home.parent / "output").write_text(output)
+        return output
 
 
-def generations(recorder: Recorder) -> list[dict[str, Any]]:
-    paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-    return [one for one in recorder.exchanges if one["method"] == "POST" and one["path"] in paths]
+def end_daemons(home: Path) -> None:
+    """End the processes that an agent left: those whose home it was."""
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"HOME={home}\0".encode() in entry.read_bytes():
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+        except OSError:  # it ended, or is another user's
+            continue
 
 
 def usage_of(answer: str) -> tuple[int, int]:
@@ -308,115 +209,268 @@ def usage_of(answer: str) -> tuple[int, int]:
     return max(prompt, default=0) + added, max(cached, default=0)
 
 
-def check_call(trial: Trial, server: Server, output: str) -> None:
-    refused = [one for one in generations(server.recorder) if one["status"] != 200]
+def check_done(trial: Trial, output: str) -> None:
+    refused = [one for one in trial.server.generations() if one["status"] != 200]
     assert not refused, f"{refused[0]['status']}: {refused[0]['answer'][:300]}"
     assert trial.file.exists(), f"no file; it says {output[-500:]!r}"
     assert trial.file.read_text().strip() == TEXT, trial.file.read_text()[:100]
     assert LAST_WORDS.partition(":")[0] in output, f"the last words are missing: {output[-500:]!r}"
+    streamed = any((one["body"] or {}).get("stream") for one in trial.server.generations())
+    assert streamed == trial.agent.streams, f"streamed: {streamed}"
 
 
-def check_cache(server: Server, count: int) -> None:
-    """Each prompt of the loop but the first computes at most what is new and a page."""
-    usages = [usage_of(one["answer"]) for one in generations(server.recorder) if (one["body"] or {}).get("tools")]
-    assert len(usages) > count, f"{len(usages)} requests with tools"
-    for (before, _), (prompt, cached) in itertools.pairwise(usages):
-        new = max(prompt - before, 0)
-        assert prompt - cached <= new + PAGE_TOKENS, f"of {prompt} tokens {new} are new and {cached} were cached"
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def unknown_fields(recorder: Recorder) -> list[str]:
-    found = {f"{one['path']} {name}" for one in generations(recorder) for name in fields(one["body"])}
-    return sorted(found - KNOWN)
+def check_cache(server: Server, count: int, *, of_tools: bool) -> None:
+    """Each prompt but the first computes at most what no prompt before had, and a page."""
+    asked = [one for one in server.generations() if bool((one["body"] or {}).get("tools")) == of_tools]
+    assert len(asked) >= count, f"{len(asked)} requests of the conversation"
+    prompts = [server.tokens_of(one["body"]) for one in asked if one["path"] == "/v1/chat/completions"]
+    usages = [usage_of(one["answer"]) for one in asked]
+    if prompts:
+        new = [
+            len(ids) - max((_common(ids, earlier) for earlier in prompts[:at]), default=0)
+            for at, ids in enumerate(prompts)
+        ]
+    else:
+        new = [max(prompt - before, 0) for (before, _), (prompt, _) in itertools.pairwise([(0, 0), *usages])]
+    if not any(prompt for prompt, _ in usages):  # Aider asks for no usage
+        computed, allowed = server.metric(COMPUTED), sum(new) + len(new) * PAGE_TOKENS
+        assert 0 < computed <= allowed, f"{computed} tokens were computed, and {sum(new)} are new"
+        return
+    for added, (prompt, cached) in zip(new, usages, strict=True):
+        assert 0 < prompt - cached <= added + PAGE_TOKENS, (
+            f"of {prompt} tokens {added} are new and {cached} were cached"
+        )
+
+
+def limits_of(body: dict[str, Any]) -> set[str]:
+    return {name for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if body.get(name)}
+
+
+class Trials:
+    """The trials of one agent; each raises AssertionError with what it saw."""
+
+    def __init__(self, folder: Path, name: str, scratch: Path) -> None:
+        self.folder, self.name, self.scratch = folder, name, scratch
+        self.agent: Agent = AGENTS[name]
+        self.needed = 0
+        """Tokens of the longest prompt of ``call``."""
+
+    def trial(self, what: str, script: tape.Script, served: int = CONTEXT) -> Trial:
+        return Trial(self.folder, self.name, self.scratch / what.replace(" ", "-"), script, served)
+
+    def script(self, what: str, calls: int = 1, *, endless: bool = False) -> tape.Script:
+        """Write into as many files; where edits are texts, into the first."""
+        work = self.scratch / what.replace(" ", "-") / "work"
+        if self.agent.write is None:
+            return tape.Script(last=f"{LAST_WORDS}\n\nhello.txt\n```\n{TEXT}\n```\n", endless=endless)
+        files = [work / ("hello.txt" if at == 0 else f"hello-{at}.txt") for at in range(calls)]
+        said = [
+            f"<think>\nI plan part {at + 1}.\n</think>\n\nPart {at + 1}.{tape.call(*self.agent.write(file, TEXT))}"
+            for at, file in enumerate(files)
+        ]
+        return tape.Script(last=LAST_WORDS, calls=said, endless=endless)
+
+    def call(self, what: str) -> Iterator[Trial]:
+        trial = self.trial(what, self.script(what))
+        yield trial
+        if self.agent.write:
+            check_done(trial, trial.run(TASK, CONTEXT))
+        else:
+            command = "cat seen 2>/dev/null || { echo once more > seen; echo the test fails; false; }"
+            check_done(trial, output := trial.run(TASK, CONTEXT, "--auto-test", "--test-cmd", command))
+            last = trial.server.generations()[-1]["body"]["messages"]
+            assert any("the test fails" in str(message["content"]) for message in last), output[-300:]
+        asked = trial.server.generations()
+        self.needed = max(usage_of(one["answer"])[0] for one in asked)
+        if not self.needed:  # Aider asks for no usage
+            self.needed = max(len(trial.server.tokens_of(one["body"])) for one in asked)
+
+    def again(self, what: str) -> Iterator[Trial]:
+        trial = self.trial(what, self.script(what))
+        yield trial
+        trial.run(TASK, CONTEXT)
+        first = len(trial.server.generations())
+        computed = trial.server.metric(COMPUTED)
+        trial.run("Another greeting is wanted in hello.txt, please.", CONTEXT)
+        prompts = [usage_of(one["answer"])[0] for one in trial.server.generations()[first:]]
+        share = (trial.server.metric(COMPUTED) - computed) / (sum(prompts) or self.needed)
+        assert 0 < share < 0.5, f"it computed {share:.0%} of the prompts of a second conversation"
+
+    def many_calls(self, what: str) -> Iterator[Trial]:
+        trial = self.trial(what, self.script(what, 20))
+        yield trial
+        if self.agent.write:
+            check_done(trial, trial.run(TASK, CONTEXT))
+            assert len(list(trial.work.glob("hello*.txt"))) == 20
+        else:
+            lines = "".join(f"Write greeting {at}.\n" for at in range(20))
+            check_done(trial, trial.run("", CONTEXT, stdin=f"{lines}/exit\n"))
+        check_cache(trial.server, 20, of_tools=self.agent.write is not None)
+
+    def cut(self, what: str) -> Iterator[Trial]:
+        said = " ".join(f"Line {at} of it." for at in range(40))
+        script = tape.Script(last=said, calls=[said] if self.agent.write else (), endless=True)
+        trial = self.trial(what, script)
+        yield trial
+        server, count = trial.server, "weft:generation_tokens_total"
+        for _ in range(2):  # the second time shows that the server goes on
+            before = server.metric(count)
+            process = trial.start(TASK, CONTEXT)
+            _until(lambda: server.metric(count) > before + 100 or process.poll() is not None)  # noqa: B023
+            assert process.poll() is None, f"it ended: {process.communicate()[0][-300:]!r}"
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(1)
+            os.killpg(process.pid, signal.SIGINT) if process.poll() is None else None
+            _until(lambda: server.metric("weft:num_requests_running") == 0)
+            stopped = server.metric(count)
+            time.sleep(1)
+            assert server.metric(count) == stopped, "the answer goes on"
+            os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+            process.communicate()
+        assert server.process.poll() is None, "the server ended"
+
+    def small(self, what: str) -> Iterator[Trial]:
+        trial = self.trial(what, self.script(what), self.needed + 512)
+        yield trial
+        check_done(trial, trial.run(TASK, CONTEXT))
+        for one in trial.server.generations():
+            limits = limits_of(one["body"])
+            cut = {limit for limit in limits if one["body"][limit] > self.needed + 512}
+            assert cut <= set(one["ignored"].split(", ")), f"{cut} were not named: {one['ignored']}"
+
+    def overflow(self, what: str) -> Iterator[Trial]:
+        trial = self.trial(what, self.script(what), max(self.needed // 2, 256))
+        yield trial
+        process = trial.start(TASK, CONTEXT)
+        _until(lambda: process.poll() is not None or any(map(asks_for_summary, trial.server.generations())), LIMIT_S)
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+        output = process.communicate()[0]
+        assert any(map(is_overflow, trial.server.generations())), f"none was too long: {output[-300:]!r}"
+        if not any(map(asks_for_summary, trial.server.generations())):
+            assert re.search(self.agent.overflow, output), f"it says {output[-300:]!r}"
+
+    def compacts(self, what: str) -> Iterator[Trial]:
+        trial, told = self._long(what)
+        yield trial
+        self._check_summed_up(trial, self._read_all(trial, told))
+
+    def recovers(self, what: str) -> Iterator[Trial]:
+        trial, _ = self._long(what)
+        yield trial
+        output = self._read_all(trial, CONTEXT)
+        assert any(map(is_overflow, trial.server.generations())), "no prompt was too long"
+        if self.agent.gives_up:
+            assert re.search(self.agent.gives_up, output), f"it says {output[-500:]!r}"
+        else:
+            self._check_summed_up(trial, output)
+
+    def _read_all(self, trial: Trial, told: int) -> str:
+        if self.agent.read:
+            return trial.run("Read the parts.", told)
+        lines = "".join(f"Tell part {at}.\n" for at in range(20))
+        return trial.run("", told, stdin=f"{lines}/exit\n")
+
+    def _check_summed_up(self, trial: Trial, output: str) -> None:
+        bodies = [json.dumps(one["body"]) for one in trial.server.generations()]
+        assert any(MARK in body for body in bodies), f"no conversation has a summary; it says {output[-500:]!r}"
+        assert LAST_WORDS.partition(":")[0] in output, f"the last words are missing: {output[-500:]!r}"
+
+    def _long(self, what: str) -> tuple[Trial, int]:
+        """A trial whose conversation exceeds the context, and that context. Where edits are texts, the conversation
+        exceeds the part of it that the agent keeps for a history."""
+        work = self.scratch / what / "work"
+        if self.agent.read is None:
+            lines = " ".join(f"Line {at} of it." for at in range(60))
+            last = f"{LAST_WORDS} {lines}\n\nhello.txt\n```\n{TEXT}\n```\n"
+            return self.trial(what, tape.Script(last=last, summary=SUMMARY, mark=MARK), self.needed + 4000), 16_384
+        files = [work / f"part-{at}.txt" for at in range(24)]
+        said = [f"Part {at + 1}.{tape.call(*self.agent.read(file))}" for at, file in enumerate(files)]
+        served = self.needed + 40_000
+        trial = self.trial(what, tape.Script(last=LAST_WORDS, calls=said, summary=SUMMARY, mark=MARK), served)
+        for at, file in enumerate(files):
+            file.write_text("".join(f"part {at}, line {line}: there is nothing to see here\n" for line in range(400)))
+        return trial, served
+
+    def all(self) -> dict[str, Callable[[str], Iterator[Trial]]]:
+        return {
+            "call": self.call,
+            "again": self.again,
+            "20 calls": self.many_calls,
+            "cut": self.cut,
+            "small": self.small,
+            "overflow": self.overflow,
+            "compacts": self.compacts,
+            "recovers": self.recovers,
+        }
+
+
+def is_overflow(exchange: dict[str, Any]) -> bool:
+    return any(words in exchange["answer"] for words in ("maximum context length is", "prompt is too long"))
+
+
+def asks_for_summary(exchange: dict[str, Any]) -> bool:
+    body = exchange["body"] or {}
+    last = json.dumps((body.get("messages") or body.get("input") or [])[-2:]).lower()
+    return any(words in last for words in tape.SUM_UP)
+
+
+def _until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.1)
+
+
+def unknown_fields(exchanges: Sequence[dict[str, Any]]) -> set[str]:
+    """Return the fields, blocks and tool types that no body of the suite has."""
+    found = {f"{one['path']} {name}" for one in exchanges for name in fields(one["body"])}
+    return found - KNOWN
 
 
 def check(folder: Path, name: str, scratch: Path) -> Result:
-    result = Result(name, install(folder, name))
-    has_tools = bool(AGENTS[name].tool(Path("x"))[0])
-
-    only = os.environ.get("AGENTS_TRIALS", "").split(",")
-
-    def attempt(what: str, calls: int, context: int, judge: Callable[[Trial, Server], None]) -> None:
-        if only != [""] and what not in only:
-            return
-        place = scratch / name / what.replace(" ", "-")
-        trial = Trial(folder, name, place)
-        model = tape.make(place / "model", trial.says(), calls=calls)
-        server = Server(model, place / "log", "--max-model-len", str(context))
+    try:
+        result = Result(name, install(folder, name))
+    except (subprocess.CalledProcessError, RuntimeError) as error:
+        return Result(name, "", fails=[f"not installed: {error}"])
+    trials = Trials(folder, name, scratch / name)
+    only = [one for one in os.environ.get("AGENTS_TRIALS", "").split(",") if one]
+    for what, run in trials.all().items():
+        if only and what not in {*only, "call"}:
+            continue
+        began = time.monotonic()
+        steps = run(what)
+        trial = next(steps)
         try:
-            judge(trial, server)
+            next(steps, None)
             result.works.append(what)
-        except (AssertionError, RuntimeError) as error:
+        except AssertionError as error:
             result.fails.append(f"{what}: {' '.join(str(error).split())[:400]}")
         finally:
-            result.unknown = sorted({*result.unknown, *unknown_fields(server.recorder)})
+            outcome = "works" if what in result.works else "fails"
+            print(f"{name} {what}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            result.unknown = sorted({*result.unknown, *unknown_fields(trial.server.generations())})
             with (scratch / f"{name}.jsonl").open("a") as out:
-                out.writelines(json.dumps(one) + "\n" for one in server.recorder.exchanges)
-            server.close()
-
-    def calls(trial: Trial, server: Server) -> None:
-        check_call(trial, server, trial.run(server.recorder.url, CONTEXT))
-
-    def many(trial: Trial, server: Server) -> None:
-        check_call(trial, server, trial.run(server.recorder.url, CONTEXT))
-        check_cache(server, 20)
-
-    def small(trial: Trial, server: Server) -> None:
-        check_call(trial, server, trial.run(server.recorder.url, CONTEXT))
-
-    def cut(trial: Trial, server: Server) -> None:
-        process = trial.start(server.recorder.url, CONTEXT)
-        deadline = time.monotonic() + LIMIT_S
-        while len(generations(server.recorder)) < 5 and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(1)
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-        process.communicate()
-        assert server.process.poll() is None, "the server ended"
-        trial.file.unlink(missing_ok=True)
-        again = trial.start(server.recorder.url, CONTEXT)
-        time.sleep(8)
-        assert len(generations(server.recorder)) > 5, "the server answers no more"
-        os.killpg(again.pid, signal.SIGKILL)
-        again.communicate()
-
-    def overflow(trial: Trial, server: Server) -> None:
-        output = trial.run(server.recorder.url, CONTEXT)
-        refusals = [
-            one for one in generations(server.recorder) if "maximum" in one["answer"] and "tokens" in one["answer"]
-        ]
-        assert refusals, f"no prompt was too long: {output[-300:]!r}"
-        assert re.search(AGENTS[name].overflow, output), f"it says {output[-300:]!r}"
-
-    attempt("call", 1, CONTEXT, calls)
-    needed = max(
-        (usage_of(one["answer"])[0] or len(json.dumps(one["body"])) for one in _recorded(scratch, name)), default=0
-    )
-    if has_tools:
-        attempt("20 calls", 20, CONTEXT, many)
-        attempt("cut", 10_000, CONTEXT, cut)
-    attempt("small", 1, needed + 1024, small)
-    attempt("overflow", 1, max(needed // 2, 256), overflow)
+                out.writelines(json.dumps({"trial": what, **one}) + "\n" for one in trial.server.recorder.exchanges)
+            trial.server.close()
+            end_daemons(trial.home)
+            shutil.rmtree(trial.model)
     return result
-
-
-def _recorded(scratch: Path, name: str) -> list[dict[str, Any]]:
-    file = scratch / f"{name}.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [one for one in map(json.loads, lines) if one["method"] == "POST" and isinstance(one["body"], dict)]
 
 
 def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0]).resolve()
-    os.environ["AGENTS_FOLDER"] = str(folder)
     names = arguments[1:] or list(AGENTS)
     scratch = Path(os.environ.get("AGENTS_SCRATCH", folder / "runs"))
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     print("| agent | version | works | fails |\n|---|---|---|---|", flush=True)
     failed = False
     for name in names:
+        shutil.rmtree(scratch / name, ignore_errors=True)
+        (scratch / f"{name}.jsonl").unlink(missing_ok=True)
         result = check(folder, name, scratch)
         failed |= bool(result.fails or result.unknown)
         print(result.row(), flush=True)

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from tests.arch.rules import ROOT
 from tests.docs.blocks import blocks_of
-from weft.cli.simulate_view import _lost as lost_table
-from weft.cli.simulate_view import _results as result_table
+from weft_tools.commands.simulate_view import _lost as lost_table
+from weft_tools.commands.simulate_view import _results as result_table
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")

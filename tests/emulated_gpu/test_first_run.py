@@ -71,8 +71,8 @@ def test_each_small_model_answers_on_a_cpu_too() -> None:
 
 def test_products_with_inputs_in_fp8_are_cases_of_a_hopper() -> None:
     from benchmarks.kernels import cases_of
-    from weft.bench.kernels import Bench
     from weft.families import read_architecture
+    from weft_tools.bench.kernels import Bench
 
     with emulated(CARD_BYTES), mock.patch.object(torch.version, "cuda", "12.9"):
         bench = Bench(CUDA, torch.bfloat16, (1,), (200,), 300)

@@ -11,12 +11,12 @@ import torch
 
 from tests.emulated_gpu import emulated
 from tests.emulated_gpu.card import Card
-from weft.bench.kernels import Bench, pages_of
 from weft.models.blocks.adapted import Factor, Part, ProductChange
 from weft.tensor import device as devices
 from weft.tensor import gpu
 from weft.tensor.device import choose_device, describe, free_bytes
 from weft.tensor.ops.paged_attention import paged_attention
+from weft_tools.bench.kernels import Bench, pages_of
 
 CUDA = torch.device("cuda", 0)
 

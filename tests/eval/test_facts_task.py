@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from train.invented import invented_turn
-from weft.eval.facts import FORMS, make_facts_episode, make_facts_episodes, write_json
-from weft.eval.recall import Episode, EpisodeTurn
-from weft.eval.words import split_of
+from weft_tools.eval.facts import FORMS, make_facts_episode, make_facts_episodes, write_json
+from weft_tools.eval.recall import Episode, EpisodeTurn
+from weft_tools.eval.words import split_of
 
 
 def by_thirds(text: str) -> int:

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from train.codes import make_codes_episodes
-from weft.eval.recall import Episode, is_right, make_episode, make_episodes
-from weft.eval.words import make_name, split_of
+from weft_tools.eval.recall import Episode, is_right, make_episode, make_episodes
+from weft_tools.eval.words import make_name, split_of
 
 
 def by_thirds(text: str) -> int:

@@ -6,8 +6,8 @@ import json
 
 import httpx
 
-from weft.eval.recall import Episode, make_episodes
-from weft.eval.score import score_recall
+from weft_tools.eval.recall import Episode, make_episodes
+from weft_tools.eval.score import score_recall
 
 SEED, LENGTHS, QUESTIONS = 5, (128, 256), 12
 

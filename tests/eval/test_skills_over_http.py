@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.eval.score import CONTROLS, Skill, make_questions, score_skill
-from weft.eval.tool_calls import read_calls
+from weft_tools.eval.score import CONTROLS, Skill, make_questions, score_skill
+from weft_tools.eval.tool_calls import read_calls
 
 SEED, LENGTH, QUESTIONS = 5, 256, 40
 

@@ -8,8 +8,8 @@ import random
 import jsonschema
 import pytest
 
-from weft.eval.recall import Episode
-from weft.eval.tool_calls import (
+from weft_tools.eval.recall import Episode
+from weft_tools.eval.tool_calls import (
     DONE,
     NO_TOOL,
     chat_messages,
@@ -18,7 +18,7 @@ from weft.eval.tool_calls import (
     read_calls,
     tool_line,
 )
-from weft.eval.words import split_of
+from weft_tools.eval.words import split_of
 
 
 def by_thirds(text: str) -> int:

@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.test_plain_ops import noise
-from weft.models.quantized_copy import _rounded
 from weft.tensor.few_bits import encode_nibbles, encode_state
 from weft.tensor.weights.quantized import rounded
+from weft_tools.quantize.quantized_copy import _rounded
 
 ROWS = noise(4, 256)
 ENCODERS: dict[str, Callable[[], Any]] = {

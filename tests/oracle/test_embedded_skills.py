@@ -13,7 +13,7 @@ import pytest
 
 from weft.cli.remote import own_server
 from weft.config import EngineConfig
-from weft.eval.score import Skill, score_skill
+from weft_tools.eval.score import Skill, score_skill
 
 WEATHER = {"type": "function", "function": {
     "name": "get_weather", "description": "The weather of the coming days.",

@@ -20,7 +20,6 @@ import weft
 from train.codes import make_codes_episodes
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.eval.recall import Episode, is_right, make_episodes
 from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.models.loading import load_model
@@ -30,6 +29,7 @@ from weft.schedule.plan import StepPlan
 from weft.text.chat import ChatMessage, load_chat_template
 from weft.text.tokenizer import Tokenizer
 from weft.units import PAGE_TOKENS
+from weft_tools.eval.recall import Episode, is_right, make_episodes
 
 EMBEDDED = Path(weft.__file__).parent / "embedded" / "weft-recall"
 STATES_ONLY = Path(__file__).parents[1] / "data" / "states-only"

@@ -29,9 +29,9 @@ from weft.runner.arena import NAN_BYTE
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.plan import StepPlan
 from weft.schedule.snapshots import parse_snapshots
-from weft.sim.replay import VirtualClock
 from weft.spec import ModelSpec
 from weft.units import pages_for
+from weft_tools.sim.replay import VirtualClock
 
 GB = 10**9
 

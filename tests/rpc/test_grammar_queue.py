@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tests.rpc.test_engine_loop import PROMPT, Loop
 from tests.server.scripted_engine import build, write_model_directory
+from weft.adapters import Adapter
 from weft.config import EngineConfig
 from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.errors import QueueFullError
 from weft.request import Grammar, Request, SamplingParams
 from weft.rpc.messages import Cancel
-from weft.rpc.queues import GrammarQueue
+from weft.rpc.queues import JOBS_MAX, AdapterQueue, GrammarQueue
 from weft.text.grammars import regex_grammar
 
 
@@ -106,3 +110,41 @@ def test_a_known_grammar_does_not_wait_and_what_waits_is_bounded(slow: tuple[Loo
     assert list(queue.ready()) == []
     compiler.go.set()
     queue.close()
+
+
+class HeldWork:
+    """Compiles grammars and reads adapters when it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.begun: list[object] = []
+
+    def find(self, one: object) -> None:
+        return None
+
+    def build(self, one: object) -> Any:
+        self.begun.append(one)
+        assert self.go.wait(30)
+
+    read = build
+
+
+@pytest.mark.parametrize("kind", [GrammarQueue, AdapterQueue])
+def test_a_queue_that_is_closed_begins_nothing_more(kind: type[GrammarQueue | AdapterQueue]) -> None:
+    work: Any = HeldWork()
+    queue = kind(work, 100)
+    queue.close()  # nothing has come yet
+    queue = kind(work, 100)
+    for number in range(JOBS_MAX + 3):
+        request = constrained(str(number), regex_grammar("a" * (number + 1), field="f"))
+        if kind is AdapterQueue:
+            request = msgspec.structs.replace(request, adapter=Adapter(name="a", directory="", digest=str(number)))
+        assert queue.take(request)
+    while not work.begun:
+        time.sleep(0.001)
+    queue.close()
+    work.go.set()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith(("grammars", "adapters"))]
+    for thread in threads:
+        thread.join(30)
+    assert 0 < len(work.begun) <= JOBS_MAX

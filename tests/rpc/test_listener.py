@@ -218,6 +218,20 @@ async def test_a_machine_that_vanishes_is_noticed_within_five_seconds(listening:
     alive.close()
 
 
+async def test_silence_counts_from_the_begin_of_a_connection(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that says nothing behind its Hello is lost after as many beats as one that falls silent later."""
+    monkeypatch.setattr("weft.rpc.link.BEAT_S", 0.02)
+    monkeypatch.setattr("weft.rpc.link.SILENT_S", 0.2)
+    uplink, connection = await listening.joined()
+    beats: list[object] = []
+    monkeypatch.setattr(connection, "say", beats.append)
+    assert "has been silent" in await connection.wait()
+    assert len(beats) <= 20, "10 of them fit into the silence"
+    uplink.close()
+
+
 async def test_another_token_and_another_version_are_refused(listening: Listening) -> None:
     stranger = listening.uplink(LinkKeys.of(new_token()))
     with pytest.raises(ConfigError, match="refuses the token"):

@@ -7,6 +7,7 @@ import logging
 import resource
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from weft.rpc.engine_process import start_recording
 from weft.rpc.messages import Cancel, Launch, RecordingTarget
 from weft.rpc.recorder import Recorder
 from weft.server.config import ServerConfig
-from weft.sim.recording import Recording, read_recording, read_trace
+from weft_tools.sim.recording import Recording, read_recording, read_trace
 
 PROMPT = "The quick brown fox said:so what, and left. " * 3
 
@@ -34,15 +35,16 @@ def core(tmp_path: Path) -> EngineCore:
     return build(config, on_progress=lambda text: None).core
 
 
-def make(core: EngineCore, file: Path, limit_bytes: int = 10**6, *, has_tokens: bool = False) -> Recorder:
+def make(
+    core: EngineCore,
+    file: Path,
+    limit_bytes: int = 10**6,
+    *,
+    has_tokens: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Recorder:
     return Recorder(
-        file,
-        core,
-        model="scripted",
-        snapshots="auto",
-        limit_bytes=limit_bytes,
-        clock=time.monotonic,
-        has_tokens=has_tokens,
+        file, core, model="scripted", snapshots="auto", limit_bytes=limit_bytes, clock=clock, has_tokens=has_tokens
     )
 
 
@@ -122,6 +124,20 @@ def test_a_client_that_left_before_the_first_token_is_a_line_with_the_time(core:
     assert one.output_tokens == 0
     assert one.cancelled_at_s is not None
     assert one.cancelled_at_s >= one.at_s
+
+
+def test_the_time_of_a_cancel_is_that_of_its_call_and_of_its_answer_alone(core: EngineCore, tmp_path: Path) -> None:
+    times = [10.0]
+    recorder = make(core, tmp_path / "r.jsonl", clock=lambda: times[0])
+    ask(core, recorder, "a", n=2)
+    ask(core, recorder, "b")
+    times[0] = 11.5
+    recorder.cancelled("a", 1)
+    times[0] = 14.0
+    core.cancel("a", 1)
+    finish(core, recorder)
+    cancelled = [one.cancelled_at_s for one in read(tmp_path / "r.jsonl").traffic.requests]
+    assert cancelled == [None, 1.5, None]
 
 
 def test_the_file_ends_at_its_limit_and_serving_goes_on(

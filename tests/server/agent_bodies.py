@@ -1,7 +1,7 @@
 """Requests in the shapes that released agents send, in words of our own: every field, block and tool type of them.
 
-    Claude Code 2.1.197, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10, pi 0.74.2, Cline 3.0.65, Continue 1.5.47,
-    Aider 0.86.2
+    Claude Code 2.1.197 and 2.1.332, Codex 0.171.0, opencode 1.18.33, Qwen Code 0.15.10 and 0.24.4, pi 0.74.2 and
+    1.6.0, Cline 3.0.65, Continue 1.5.47, OpenHands 1.16.0, Aider 0.86.2
 
 ``tests/clients/agents.py`` records what newer releases send, and names what is in no body here.
 """
@@ -34,10 +34,14 @@ CLAUDE_CODE: dict[str, Any] = {
     "max_tokens": 32_000,
     "stream": True,
     "metadata": {"user_id": "someone"},
-    "thinking": {"type": "adaptive"},
+    "thinking": {"type": "adaptive", "display": "omitted"},
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "output_config": {"effort": "high"},
-    "system": [_text("You work in a terminal."), _text("You write files.", marked=True)],
+    "system": [
+        _text("x-anthropic-billing-header: cc_version=1;"),
+        _text("You work in a terminal."),
+        _text("You write files.", marked=True),
+    ],
     "messages": [
         {"role": "user", "content": [_text("The folder is empty."), _text(_ASKED, marked=True)]},
         {"role": "system", "content": "The date is known."},
@@ -46,7 +50,13 @@ CLAUDE_CODE: dict[str, Any] = {
             "content": [
                 {"type": "thinking", "thinking": "a file", "signature": ""},
                 _text("I write it."),
-                {"type": "tool_use", "id": "call_1", "name": "write", "input": {"path": "a.txt", "content": "hello"}},
+                {
+                    "type": "tool_use",
+                    "id": "call_1",
+                    "name": "write",
+                    "input": {"path": "a.txt", "content": "hello"},
+                    "cache_control": _MARK,
+                },
             ],
         },
         {
@@ -57,7 +67,10 @@ CLAUDE_CODE: dict[str, Any] = {
             ],
         },
     ],
-    "tools": [{"name": "write", "description": "Write a file.", "input_schema": _SCHEMA}],
+    "tools": [
+        {"name": "write", "description": "Write a file.", "input_schema": _SCHEMA},
+        {"name": "found_later", "description": "d", "input_schema": {"type": "object"}, "defer_loading": True},
+    ],
 }
 
 CODEX: dict[str, Any] = {
@@ -82,6 +95,13 @@ CODEX: dict[str, Any] = {
         },
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _ASKED}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "AAAA"},
+        {
+            "type": "reasoning",
+            "id": "rs_2",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "a file"}],
+            "encrypted_content": None,
+        },
         {
             "type": "message",
             "role": "assistant",
@@ -111,6 +131,7 @@ _PAST_CALL = {
     "content": "I write it.",
     "tool_calls": [{"id": "call_1", "type": "function", "function": _CALL}],
 }
+_PAST_THOUGHT = {**_PAST_CALL, "reasoning_content": "a file"}
 _RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "written"}
 
 OPENCODE: dict[str, Any] = {
@@ -123,7 +144,7 @@ OPENCODE: dict[str, Any] = {
         {"role": "system", "content": "You write code."},
         {"role": "user", "content": _ASKED},
         {"role": "user", "content": "Now."},
-        _PAST_CALL,
+        _PAST_THOUGHT,
         _RESULT,
     ],
     "tools": [_CHAT_TOOL],
@@ -145,8 +166,62 @@ QWEN_CODE: dict[str, Any] = {
     "tools": [_CHAT_TOOL],
 }
 
-PI: dict[str, Any] = {**OPENCODE, "store": False, "max_completion_tokens": 32_000, "tools": [_CHAT_TOOL_STRICT]}
-del PI["max_tokens"]
+PI: dict[str, Any] = {
+    "model": "scripted",
+    "max_completion_tokens": 32_000,
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": [_text(_ASKED)]},
+        _PAST_THOUGHT,
+        _RESULT,
+    ],
+    "tools": [_CHAT_TOOL_STRICT],
+}
+
+CLINE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 32_000,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": "auto",
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": _ASKED},
+        _PAST_CALL,
+        {**_RESULT, "content": '{"query": "edit:a.txt", "result": "written", "success": true}'},
+    ],
+    "tools": [_CHAT_TOOL],
+}
+
+CONTINUE: dict[str, Any] = {
+    "model": "scripted",
+    "max_tokens": 4096,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "You write code."},
+        {"role": "user", "content": _ASKED},
+        _PAST_CALL,
+        _RESULT,
+    ],
+    "tools": [_CHAT_TOOL],
+}
+
+OPENHANDS: dict[str, Any] = {
+    "model": "scripted",
+    "reasoning_effort": "high",
+    "prompt_cache_key": "a-key",
+    "messages": [
+        {"role": "system", "content": [_text("You write code.")]},
+        {"role": "user", "content": [_text(_ASKED)]},
+        {**_PAST_CALL, "content": [_text("I write it.")]},
+        {**_RESULT, "content": [_text("written")], "name": "write"},
+    ],
+    "tools": [_CHAT_TOOL],
+}
 
 AIDER: dict[str, Any] = {
     "model": "scripted",
@@ -161,6 +236,9 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opencode": (CHAT, OPENCODE),
     "qwen": (CHAT, QWEN_CODE),
     "pi": (CHAT, PI),
+    "cline": (CHAT, CLINE),
+    "continue": (CHAT, CONTINUE),
+    "openhands": (CHAT, OPENHANDS),
     "aider": (CHAT, AIDER),
 }
 KNOWN = frozenset(f"{path} {name}" for path, body in BODIES.values() for name in fields(body))

@@ -29,8 +29,23 @@ _URL = re.compile(r"at (http://\S+)")
 
 
 @cache
-def _fork_server(variables: frozenset[tuple[str, str]]) -> ForkServer:
+def fork_server(variables: frozenset[tuple[str, str]]) -> ForkServer:
     return ForkServer(IMPORTED, dict(variables))
+
+
+def server_environment(path: tuple[Path, ...] = (), environment: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the variables of a test's server; ``path`` comes first in its PYTHONPATH."""
+    variables = {
+        **os.environ,
+        "PYTHONPATH": child_path(*path),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "HF_HUB_OFFLINE": "1",
+        **(environment or {}),
+    }
+    variables.pop("PYTEST_CURRENT_TEST", None)
+    return variables
 
 
 class RunningServer:
@@ -46,15 +61,7 @@ class RunningServer:
         models: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
     ) -> None:
-        variables = {
-            **os.environ,
-            "PYTHONPATH": child_path(*path),
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
-            "HF_HUB_OFFLINE": "1",
-            **(environment or {}),
-        }
+        variables = server_environment(path, environment)
         arguments = json.dumps(
             {
                 "factory": factory,
@@ -63,9 +70,8 @@ class RunningServer:
                 "server": {"port": 0, "response_store": "off", "file_store": "off", "name_store": "off", **server},
             }
         )
-        variables.pop("PYTEST_CURRENT_TEST", None)
         self._own_forks = ForkServer(IMPORTED, variables) if path or environment else None
-        forks = self._own_forks or _fork_server(frozenset(variables.items()))
+        forks = self._own_forks or fork_server(frozenset(variables.items()))
         self.process = forks.start("tests.server.run_server", arguments)
         self.lines: list[str] = []
         self._arriving: queue.Queue[str | None] = queue.Queue()

@@ -77,7 +77,7 @@ APIS = (CHAT, RESPONSES, MESSAGES, OLLAMA)
 @pytest.mark.parametrize("agent", BODIES)
 def test_a_request_of_each_agent_is_served_as_a_stream(server: RunningServer, agent: str) -> None:
     path, body = BODIES[agent]
-    response = post(server, path, body)
+    response = post(server, path, {**body, "stream": True})
     assert "done" in "".join(_deltas(response.text)), response.text
     whole = post(server, path, {**{k: v for k, v in body.items() if k != "stream_options"}, "stream": False})
     assert ignored(whole) == ignored(response)
@@ -173,7 +173,7 @@ def test_what_claude_code_asks_of_its_server_is_left_out_and_named(server: Runni
         mcp_servers=[{"type": "url", "url": "https://tools.example", "name": "x"}],
         output_config={"effort": "high"},
         metadata={"user_id": "u"},
-        thinking={"type": "adaptive"},
+        thinking={"type": "adaptive", "display": "omitted"},
         tools=[
             {"name": "f", "description": "d", "input_schema": F["parameters"], "eager_input_streaming": True},
             {"type": "custom", "name": "g", "input_schema": {"type": "object"}, "defer_loading": True},
@@ -181,7 +181,8 @@ def test_what_claude_code_asks_of_its_server_is_left_out_and_named(server: Runni
         ],
     )
     named = ignored(post(server, MESSAGES, body))
-    assert {"context_management", "mcp_servers", "tools.web_search_20250305", "output_config.effort"} <= set(named)
+    left_out = {"context_management", "mcp_servers", "tools.web_search_20250305", "output_config.effort"}
+    assert left_out | {"thinking.display"} <= set(named)
     choice = {"type": "tool", "name": "web_search"}
     assert "web_search" in post(server, MESSAGES, {**body, "tool_choice": choice}, 400).json()["error"]["message"]
 
@@ -219,6 +220,28 @@ def test_blocks_of_other_servers_and_thinking_are_taken_back(server: RunningServ
     answer = post(server, MESSAGES, body_of(MESSAGES, *messages))
     assert text_of(answer.json()) == "read"
     assert ignored(answer) == ["messages.server_tool_use", "messages.web_search_tool_result"]
+
+
+BILLING = "x-anthropic-billing-header: cc_version=1.2.{}; cc_entrypoint=cli;"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_the_billing_line_of_claude_code_is_no_part_of_the_prompt(server: RunningServer, as_text: bool) -> None:
+    """It differs in each conversation, and stands before 20,000 tokens that do not."""
+
+    def sent(*texts: str, user: str = "say:ok") -> tuple[list[str], int]:
+        system: Any = "\n\n".join(texts) if as_text else [{"type": "text", "text": text} for text in texts]
+        answer = post(server, MESSAGES, body_of(MESSAGES, {"role": "user", "content": user}, system=system))
+        usage = answer.json()["usage"]
+        return ignored(answer), usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
+
+    _, plain = sent("Be brief.")
+    for number in ("4df", "8a5"):
+        assert sent(BILLING.format(number), "Be brief.") == (["system.billing_header"], plain)
+    names, tokens = sent("Be brief.", "The x-anthropic-billing-header: is a line.")
+    assert (names, tokens > plain) == ([], True)
+    names, tokens = sent("Be brief.", user=f"{BILLING} say:ok")
+    assert (names, tokens > plain) == ([], True)
 
 
 HOSTED = ("web_search", "local_shell", "image_generation", "file_search", "mcp", "code_interpreter")

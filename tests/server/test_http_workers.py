@@ -159,10 +159,13 @@ def test_a_response_in_the_background_is_the_same_at_each_worker(server: Running
     done = begin("say:well done")
     assert eventually(lambda: status(done) == "completed")
     assert {status(done) for _ in range(6)} == {"completed"}
+    generated = generation_tokens(server)
     long = begin("sing", max_output_tokens=1500)
     assert {status(long) for _ in range(6)} <= {"queued", "in_progress"}
     assert fresh(server, "POST", f"/v1/responses/{long}/cancel").json()["status"] == "cancelled"
     assert {status(long) for _ in range(6)} == {"cancelled"}
+    assert eventually(lambda: _load(server)["running"] == 0)
+    assert generation_tokens(server) - generated < 1500, "an answer that is cancelled is computed to its end"
     streamed = begin("say:x", stream=False)
     assert eventually(lambda: status(streamed) == "completed")
     assert fresh(server, "GET", f"/v1/responses/{streamed}?stream=true").status_code == 400

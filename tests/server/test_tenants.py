@@ -93,6 +93,12 @@ class Clock:
         return self.now_s
 
 
+@pytest.mark.parametrize("name", ["requests_per_minute", "tokens_per_minute", "bytes_in_flight"])
+def test_each_quota_alone_is_one(name: str) -> None:
+    assert Quotas(**{name: 1}).any
+    assert not Quotas().any
+
+
 def test_a_bucket_refills() -> None:
     clock = Clock()
     tenant = Tenant(b"a", Quotas(requests_per_minute=2), salts_its_own=False, clock=clock)

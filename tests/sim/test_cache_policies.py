@@ -10,12 +10,12 @@ import pytest
 from tests.support.synthetic import Library, document_traffic, with_one_shots, with_scans
 from weft.costs.step import StepCost
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.sim.arms import ARMS, Arm, find_arm, prefill_cost
-from weft.sim.oracle import infinite_cache
-from weft.sim.replay import replay
-from weft.sim.report import Report
-from weft.sim.traffic import Traffic
 from weft.spec import ModelSpec, attention, gated_delta
+from weft_tools.sim.arms import ARMS, Arm, find_arm, prefill_cost
+from weft_tools.sim.oracle import infinite_cache
+from weft_tools.sim.replay import replay
+from weft_tools.sim.report import Report
+from weft_tools.sim.traffic import Traffic
 
 COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-4, context_s=1e-9)
 LIBRARY = Library(
@@ -149,7 +149,7 @@ def test_what_is_mixed_in_shares_nothing_with_what_was_there(mixed: object) -> N
 
 
 def test_turns_stay_linked_when_something_is_mixed_in() -> None:
-    from weft.sim.recording import mooncake_traffic
+    from weft_tools.sim.recording import mooncake_traffic
 
     rows = [
         {"timestamp": at, "input_length": length, "output_length": 40, "hash_ids": ids}

@@ -27,11 +27,11 @@ from weft.memory.arena_work import (
 from weft.memory.frames.plan import plan_arena, with_compressed_kv
 from weft.memory.usage import MemoryUsage
 from weft.memory.values import NO_NODE
+from weft.planning.roofline import ModelLoad, roofline
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
-from weft.sim.arms import find_arm
-from weft.sim.roofline import ModelLoad, roofline
 from weft.units import PageId, SlotId
+from weft_tools.sim.arms import find_arm
 
 SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)
 """Those of the first forty in which much is compressed, or begun on."""

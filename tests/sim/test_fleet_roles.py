@@ -15,13 +15,13 @@ from weft.handoff import Role
 from weft.request import SamplingParams
 from weft.schedule.sequence import Sequence
 from weft.schedule.tier_values import FetchWish
-from weft.sim.arms import find_arm
-from weft.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
-from weft.sim.handoffs import LinkModel, VirtualLink
-from weft.sim.replay import VirtualClock
-from weft.sim.report import Gaps
-from weft.sim.traffic import Traffic
 from weft.units import SeqId
+from weft_tools.sim.arms import find_arm
+from weft_tools.sim.fleet_replay import FleetReplayReport, Kill, replay_fleet
+from weft_tools.sim.handoffs import LinkModel, VirtualLink
+from weft_tools.sim.replay import VirtualClock
+from weft_tools.sim.report import Gaps
+from weft_tools.sim.traffic import Traffic
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 LINK = LinkModel(1e12, ARENA.page_bytes, ARENA.slot_bytes, 256, latency_s=1e-6)
@@ -39,7 +39,7 @@ def split(traffic: Traffic, link: LinkModel = LINK, router: str = "split", **mor
 def limit_buffers(monkeypatch: pytest.MonkeyPatch, limit_bytes: int) -> None:
     """Of all engines, and in what they say of themselves."""
     for module in ("handoffs", "store_tier"):
-        monkeypatch.setattr(f"weft.sim.{module}.buffer_limit", lambda arena_bytes: limit_bytes)
+        monkeypatch.setattr(f"weft_tools.sim.{module}.buffer_limit", lambda arena_bytes: limit_bytes)
 
 
 @pytest.fixture(scope="module")

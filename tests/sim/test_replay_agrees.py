@@ -33,10 +33,10 @@ from weft.rpc.recorder import Recorder
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.plan import StepPlan, StepResult, work_of
 from weft.schedule.snapshots import parse_snapshots
-from weft.sim.arms import Arm, find_arm, prefill_cost
-from weft.sim.recording import Recording, read_recording
-from weft.sim.replay import VirtualClock, replay
-from weft.sim.report import Report
+from weft_tools.sim.arms import Arm, find_arm, prefill_cost
+from weft_tools.sim.recording import Recording, read_recording
+from weft_tools.sim.replay import VirtualClock, replay
+from weft_tools.sim.report import Report
 
 COST = StepCost(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
 

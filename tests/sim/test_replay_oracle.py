@@ -11,11 +11,11 @@ from tests.support.synthetic import document_traffic
 from tests.support.workload import small_arena
 from weft.costs.step import StepCost
 from weft.schedule.snapshots import AUTO, insurance_tokens, wanted_positions
-from weft.sim.arms import find_arm
-from weft.sim.oracle import Forest, OracleMemory, Span, computed_tokens, infinite_cache, oracle
-from weft.sim.study import run_study
-from weft.sim.traffic import Traffic, TrafficRequest
 from weft.units import PAGE_TOKENS
+from weft_tools.sim.arms import find_arm
+from weft_tools.sim.oracle import Forest, OracleMemory, Span, computed_tokens, infinite_cache, oracle
+from weft_tools.sim.study import run_study
+from weft_tools.sim.traffic import Traffic, TrafficRequest
 
 BLOCK = 64
 COST = StepCost(fixed_s=0, token_s=1e-3, pair_s=1e-7, decode_s=0, context_s=0)

@@ -15,10 +15,10 @@ from weft.memory.prefix_store import KvPiece, StagingBuffers
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import PlanOptions, make_plan
 from weft.schedule.reuse import Reuse
-from weft.sim.replay import replay
-from weft.sim.report import Report
-from weft.sim.store_tier import DiskModel, PackingModel, StoreModel, VirtualStore, parse_disk
-from weft.sim.traffic import Traffic, TrafficRequest
+from weft_tools.sim.replay import replay
+from weft_tools.sim.report import Report
+from weft_tools.sim.store_tier import DiskModel, PackingModel, StoreModel, VirtualStore, parse_disk
+from weft_tools.sim.traffic import Traffic, TrafficRequest
 
 COST = StepCost(fixed_s=5e-3, token_s=1e-4, pair_s=0.0, decode_s=1e-4, context_s=1e-9)
 GB = 1e9

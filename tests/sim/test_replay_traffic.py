@@ -17,20 +17,13 @@ from weft.costs.fit import fit_steps
 from weft.costs.step import StepCost, Work, pairs_of
 from weft.errors import ConfigError
 from weft.families.architecture import Architecture, Attention, Experts, GatedDelta
-from weft.sim.arms import find_arm
-from weft.sim.oracle import infinite_cache
-from weft.sim.recording import (
-    Fingerprints,
-    header_line,
-    mooncake_traffic,
-    read_recording,
-    read_trace,
-    resized,
-    sequence_line,
-)
-from weft.sim.replay import replay, sizes_for
-from weft.sim.roofline import DEVICES, model_load, roofline
-from weft.sim.study import run_study
+from weft.planning.roofline import DEVICES, model_load, roofline
+from weft.rpc.recording import Fingerprints, header_line, sequence_line
+from weft_tools.sim.arms import find_arm
+from weft_tools.sim.oracle import infinite_cache
+from weft_tools.sim.recording import mooncake_traffic, read_recording, read_trace, resized
+from weft_tools.sim.replay import replay, sizes_for
+from weft_tools.sim.study import run_study
 
 COST = StepCost(fixed_s=5e-3, token_s=5e-6, pair_s=8e-11, decode_s=1e-5, context_s=1e-9)
 

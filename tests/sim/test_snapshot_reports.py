@@ -13,10 +13,10 @@ from tests.support.workload import small_arena
 from weft.costs.step import StepCost
 from weft.prefix_digests import prefix_digests
 from weft.router.snapshot_table import SnapshotTable
-from weft.sim.arms import find_arm
-from weft.sim.replay import Player, sizes_for
-from weft.sim.traffic import Traffic
 from weft.snapshot_report import SnapshotReport
+from weft_tools.sim.arms import find_arm
+from weft_tools.sim.replay import Player, sizes_for
+from weft_tools.sim.traffic import Traffic
 
 COST = StepCost(0.005, 1e-5, 0.0, 1e-4, 0.0)
 LIBRARY = Library(documents=6, lifetime_s=20.0)

@@ -32,8 +32,8 @@ from weft.schedule.budget import step_tokens_bound
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
-from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
+from weft_tools.sim.replay import VirtualClock
 
 STEP_BASE_S = 1e-3
 STEP_TOKEN_S = 2e-5

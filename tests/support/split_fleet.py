@@ -42,9 +42,9 @@ from weft.rpc.messages import Cancel, Command, Report, StepReport, Submit
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.snapshots import parse_snapshots
 from weft.schedule.store_tier import StoreTier
-from weft.sim.replay import VirtualClock
 from weft.store.inbox import FULL, Parcel
 from weft.store.peer_store import NO_STORE, Outcome, PeerStore
+from weft_tools.sim.replay import VirtualClock
 
 TURNS_MAX = 60_000
 _commands = msgspec.msgpack.Decoder(Command)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
-from weft.sim.traffic import Traffic, TrafficRequest
+from weft_tools.sim.traffic import Traffic, TrafficRequest
 
 BLOCK_TOKENS = 32
 

@@ -25,10 +25,10 @@ from train.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from weft.eval.facts import write_json
-from weft.eval.recall import Episode, EpisodeTurn, make_episodes
-from weft.eval.tool_calls import chat_messages, make_tools_episodes
 from weft.text.chat import ChatMessage, ChatTemplate
+from weft_tools.eval.facts import write_json
+from weft_tools.eval.recall import Episode, EpisodeTurn, make_episodes
+from weft_tools.eval.tool_calls import chat_messages, make_tools_episodes
 
 TINY = Shape(VOCAB_SIZE, (LINEAR,), 16, 16, 2, 2, 8, 8)
 

@@ -89,7 +89,7 @@ def test_a_checkout_and_a_wheel_of_one_commit_have_one_version(
 
 
 def test_two_checkouts_of_weft_differ_by_their_commit(repository: Path, tmp_path: Path) -> None:
-    """What a process says that runs the sources of each."""
+    """``-S``: the finder of an editable install would import this checkout, whatever PYTHONPATH says."""
     sources = repository / "src" / "weft"
     sources.mkdir(parents=True)
     for name in ("__init__.py", "version.py"):
@@ -99,7 +99,7 @@ def test_two_checkouts_of_weft_differ_by_their_commit(repository: Path, tmp_path
     for text in ("first", "second"):
         commit(repository, text)
         run = subprocess.run(
-            [sys.executable, "-c", "import weft; print(weft.__version__)"],
+            [sys.executable, "-S", "-c", "import weft; print(weft.__version__)"],
             env=os.environ | {"PYTHONPATH": str(repository / "src")},
             capture_output=True,
             text=True,

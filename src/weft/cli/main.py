@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +35,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
     "embed": ("weft.cli.embed", "Print the embeddings of texts, or rank them by a query."),
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),
-    "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`, `tools` or `json`."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
     "pull": ("weft.cli.models", "Fetch models from the hub to this machine's disk."),
     "list": ("weft.cli.models", "List the models on this machine's disk."),
@@ -42,14 +42,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "ps": ("weft.cli.ps", "List the servers of this machine and what they have in memory."),
     "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
     "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),
-    "bench": ("weft.cli.bench", "Measure kernels, the engine, or a server."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
-    "quantize": ("weft.cli.quantize", "Write a checkpoint in int8 or int4, as compressed-tensors does."),
     "store": ("weft.cli.store", "Look into a store of prefixes, check it, give space back."),
-    "simulate": ("weft.cli.simulate", "Replay a trace of traffic: hit rates by policy and by memory."),
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),
 }
 
+COMMANDS_GROUP = "weft.commands"
+"""Entry points of packages that add verbs: each names a table such as VERBS. ``weft_tools`` is one of them."""
 _WIDE = 10_000
 """Columns off a terminal. Tables take what their cells need of it."""
 EXIT_FAILED = 1
@@ -58,20 +57,29 @@ EXIT_INTERRUPTED = 130
 
 
 class CommandGroup(click.Group):
-    """``table``: name -> (module, sentence) of commands that are imported when they are asked for. Help has
-    the first sentence of each command whole, which click alone cuts off."""
+    """``table``: name -> (module, sentence) of commands that are imported when they are asked for. ``added``: the
+    entry point group of further tables, read for other names and for help alone: the scan of installed packages takes
+    longer than ``weft --version``. Help has the first sentence of each command whole, which click alone cuts off."""
 
-    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]] | None = None, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, table: Mapping[str, tuple[str, str]] | None = None, added: str | None = None, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
-        self._table = table or {}
+        self._own = dict(table or {})
+        self._added = added
+
+    @cached_property
+    def _table(self) -> Mapping[str, tuple[str, str]]:
+        return self._own if self._added is None else {**self._own, **added_commands(self._added), **self._own}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self._table, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._table:
+        table = self._own if cmd_name in self._own else self._table
+        if cmd_name not in table:
             return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(self._table[cmd_name][0])
+        module = importlib.import_module(table[cmd_name][0])
         command = getattr(module, cmd_name, None) or module.command
         assert isinstance(command, click.Command)
         return command
@@ -79,9 +87,10 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if not args[0].startswith("-") and args[0] not in known:
-            raise click.UsageError(unknown_command(ctx.command_path, args[0], known), ctx)
+        if not args[0].startswith("-") and args[0] not in self._own:
+            known = self.list_commands(ctx)
+            if args[0] not in known:
+                raise click.UsageError(unknown_command(ctx.command_path, args[0], known), ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,6 +98,21 @@ class CommandGroup(click.Group):
         rows += [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def added_commands(group: str) -> dict[str, tuple[str, str]]:
+    """Return the tables of all installed packages that declare the entry point ``group``; raise UserError that names
+    the package whose table cannot be imported."""
+    from importlib.metadata import entry_points
+
+    commands: dict[str, tuple[str, str]] = {}
+    for point in entry_points(group=group):
+        try:
+            commands |= point.load()
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            package = point.dist.name if point.dist else "an unknown package"
+            raise UserError(f"commands of {package} ({group}: {point.value}) cannot be imported: {error}") from error
+    return commands
 
 
 def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
@@ -104,6 +128,7 @@ def unknown_command(path: str, name: str, known: Sequence[str]) -> str:
 @click.group(
     cls=CommandGroup,
     table=VERBS,
+    added=COMMANDS_GROUP,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="First steps: `weft serve`, then open another terminal and `weft chat --url http://127.0.0.1:8000`.",

@@ -19,8 +19,7 @@ from rich.text import Text
 
 from weft.cli.main import table_of
 from weft.planning.model_plan import ModelPlan
-from weft.sim.roofline import model_load, roofline
-from weft.sim.store_tier import parse_rate
+from weft.planning.roofline import model_load, parse_rate, roofline
 from weft.units import PAGE_TOKENS, ceil_div, format_bytes
 
 

@@ -29,8 +29,8 @@ from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.pictures import request_keys
 from weft.request import Request, TokenEvent
+from weft.rpc.recording import Fingerprints, header_line, sequence_line, token_text
 from weft.schedule.plan import StepPlan, work_of
-from weft.sim.recording import Fingerprints, header_line, sequence_line, token_text
 
 _QUEUE_MAX = 1024
 _STEPS_A_LINE = 256

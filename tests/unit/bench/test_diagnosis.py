@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.bench.diagnosis import EngineRun, LeastSeconds, ServerRun, of_engine, of_server
+from weft_tools.bench.diagnosis import EngineRun, LeastSeconds, ServerRun, of_engine, of_server
 
 READS = LeastSeconds(0.1, 5.0, 1.0)
 PROMPTS = LeastSeconds(5.0, 1.0, 0.5)

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from benchmarks.kernels import GROUPS, cases_of
-from weft.bench import kernels
-from weft.bench.kernels import Bench, Case, _experts
-from weft.bench.machine import Ceiling
 from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Experts
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
+from weft_tools.bench import kernels
+from weft_tools.bench.kernels import Bench, Case, _experts
+from weft_tools.bench.machine import Ceiling
 
 SMALL = Bench(torch.device("cpu"), torch.bfloat16, (1, 3), (20,), 40)
 

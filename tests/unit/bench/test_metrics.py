@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.bench.metrics import (
+from weft.errors import ConfigError
+from weft_tools.bench.metrics import (
     Times,
     busiest_second,
     figures,
@@ -15,8 +16,7 @@ from weft.bench.metrics import (
     parse_percentiles,
     times_of,
 )
-from weft.bench.serve import Timing
-from weft.errors import ConfigError
+from weft_tools.bench.serve import Timing
 
 QUICK = Timing(10.0, [(10.1, 1), (10.2, 1), (10.4, 2)], ended=10.4, prompt_tokens=5)
 SLOW = Timing(10.0, [(11.0, 1), (12.0, 1)], ended=12.0, prompt_tokens=7, cached_tokens=3)

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from weft.bench.prompts import SampleRequest, file_requests, prefix_repetition_requests, random_requests, warm_up_of
-from weft.bench.serve import arrival_times
 from weft.errors import ConfigError
+from weft_tools.bench.prompts import (
+    SampleRequest,
+    file_requests,
+    prefix_repetition_requests,
+    random_requests,
+    warm_up_of,
+)
+from weft_tools.bench.serve import arrival_times
 
 
 def test_random_prompts_share_their_prefix_and_nothing_else() -> None:

@@ -20,8 +20,8 @@ from weft.schedule.budget import step_tokens_bound
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.snapshots import AUTO, SnapshotPolicy
 from weft.schedule.store_tier import StoreTier
-from weft.sim.replay import VirtualClock
 from weft.speculation.drafter import Drafter
+from weft_tools.sim.replay import VirtualClock
 
 VOCAB_SIZE = 97
 EOS = 3

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.memory.geometry import close_now, open_now, small_memory
 from weft.memory.frames.arena import of_lease, of_tree
 from weft.memory.memory import Memory
+from weft.memory.prefix.compressed_kv import CompressedPages
 from weft.memory.prefix.edge import Node
 from weft.memory.state import MemoryState, _give_back
 from weft.memory.values import Eviction, FrameKind, NodeId
@@ -279,6 +280,10 @@ def a_node_missing_in_the_index(memory: MemoryState) -> None:
     del memory.cache.tree.by_id[nodes(memory)["bare"].id]
 
 
+def compressed_kv_of_a_node_that_is_gone(memory: MemoryState) -> None:
+    memory.cache.compressed_kv.by_node[NodeId(99)] = CompressedPages([], 0, 0, -1, 0)
+
+
 def a_root_of_nothing(memory: MemoryState) -> None:
     memory.cache.tree.root("nobody")
 
@@ -311,6 +316,7 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[MemoryState], None], str]] = [
     (a_wrong_total_of_snapshots, "the tree has . slots, counted"),
     (a_wrong_total_of_read_pages, "pages are read, counted wrong"),
     (a_node_missing_in_the_index, "the index of nodes and the tree differ"),
+    (compressed_kv_of_a_node_that_is_gone, "the KV of a node is compressed that is not in the tree"),
     (a_root_of_nothing, "has nothing below"),
     (a_tap_that_is_forgotten, r"slot \d+ is recorded as of 2, its owner is 0"),
 ]

@@ -320,3 +320,8 @@ def test_high_water_marks_see_what_a_step_takes_before_what_it_gives_back() -> N
     usage = memory.usage()
     assert (usage.pages_held, usage.slots_held, usage.frames_free) == (1, 1, 2)
     assert (usage.pages_held_max, usage.slots_held_max) == (4, 2)
+
+
+def test_nothing_is_lost_unless_a_reason_says_so() -> None:
+    assert Lost().total == 0
+    assert (Lost(stored=3) + Lost(salt=2)).total == 5

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -20,11 +21,11 @@ from tests.support.gguf_files import write_gguf as converted
 from tests.unit.models.test_gguf_models import logits, original
 from weft.cli.main import main
 from weft.errors import CheckpointError
-from weft.models.forms.gguf_pack import q4_k
-from weft.models.gguf.writing import write_gguf
 from weft.models.hub import resolve_model
 from weft.models.loading import load_model
 from weft.tensor.weights.quantized import rounded
+from weft_tools.quantize.gguf_pack import q4_k
+from weft_tools.quantize.gguf_writing import write_gguf
 
 FAMILIES = [
     "lfm2_moe",
@@ -110,8 +111,8 @@ def test_the_packer_means_what_gguf_reads_and_errs_less_than_int4() -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from weft.models.gguf.writing import write_gguf
-from weft.models.gguf import writing
+from weft_tools.quantize.gguf_writing import write_gguf
+from weft_tools.quantize import gguf_writing as writing
 writing._SYNCED_BYTES = 1 << 16
 seen = []
 def on_matrix(one):
@@ -135,7 +136,10 @@ def test_kill_9_in_the_middle_leaves_no_file_and_the_next_run_goes_on(wide: Path
     again = write_gguf(wide, tmp_path / "again.gguf")
     named = gguf.GGUFReader(out).fields["general.name"].contents()
     assert out.read_bytes() == (tmp_path / "again.gguf").read_bytes()
-    assert (errors, named) == (again, "wide_qwen3_5")
+    assert named == "wide_qwen3_5"
+    assert [replace(one, error=0.0) for one in errors] == [replace(one, error=0.0) for one in again]
+    # Written by two processes: torch adds up a norm in another order where it has another number of threads.
+    assert [one.error for one in errors] == pytest.approx([one.error for one in again], rel=1e-5)
     assert not (tmp_path / "out.gguf.partial").exists()
 
 

@@ -18,9 +18,9 @@ from tests.unit.models.test_forms import experts_stacked, reformed
 from tests.unit.models.test_quantised_forms import CLOSE, load, logits
 from weft.cli.main import main
 from weft.errors import CheckpointError
-from weft.models import quantized_copy
-from weft.models.quantized_copy import MatrixError, write_quantized
 from weft.models.stored_values import MappedFiles
+from weft_tools.quantize import quantized_copy
+from weft_tools.quantize.quantized_copy import MatrixError, write_quantized
 
 SAVED_AS_STACKS = ("granite_moe", "gpt_oss", "gemma4_moe", "zaya", "inkling")
 

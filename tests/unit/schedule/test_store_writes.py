@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weft.memory.arena_work import ArenaWork
-from weft.memory.prefix_store import TransferBuffers
+from weft.memory.prefix_store import StoreEvent, TransferBuffers
 from weft.schedule.store_writes import StoreWrites
 
 PAGES = 6
@@ -59,18 +59,24 @@ def buffers() -> TransferBuffers:
 
 
 @pytest.fixture
-def writes(memory: OneSnapshot, buffers: TransferBuffers) -> StoreWrites:
-    store: Any = SimpleNamespace(offer=lambda *_, **__: SimpleNamespace(start=0, above=0))
-    prices: Any = SimpleNamespace(worth_of_write_s=lambda *_: 1.0, compute_s=lambda *_: 1.0)
-    made = StoreWrites(
-        store,
-        memory,
-        buffers,
-        prices,
-        lambda: 0.0,  # type: ignore[arg-type]
-        write_bytes_s=0,
-        step_bytes=2 * 4,
-    )
+def prices() -> SimpleNamespace:
+    return SimpleNamespace(worth_of_write_s=lambda *_: 1.0, compute_s=lambda *_: 1.0)
+
+
+@pytest.fixture
+def orders() -> SimpleNamespace:
+    """Snapshots that other engines wait for: all, while it is open."""
+    made = SimpleNamespace(open=False, wants=lambda *_: made.open)
+    return made
+
+
+@pytest.fixture
+def writes(
+    memory: OneSnapshot, buffers: TransferBuffers, prices: SimpleNamespace, orders: SimpleNamespace
+) -> StoreWrites:
+    store: Any = SimpleNamespace(offer=lambda *_, **__: SimpleNamespace(start=0, above=0), put=lambda *_, **__: 1)
+    given: tuple[Any, ...] = (store, memory, buffers, prices, lambda: 0.0)
+    made = StoreWrites(*given, write_bytes_s=0, step_bytes=2 * 4, orders=orders)  # type: ignore[arg-type]
     memory.new = [7]
     made.committed(ArenaWork(), 1)
     return made
@@ -104,3 +110,48 @@ def test_a_buffer_that_no_step_names_is_free_at_once(
     memory.gone = True
     writes.look()
     assert not len(buffers)
+
+
+def test_a_memory_that_is_lost_leaves_no_job_no_candidate_and_no_buffer(
+    memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites
+) -> None:
+    """Its snapshots' numbers may mean others from now on, of other weights."""
+    writes.look()
+    writes.add(7)
+    memory.new = [7]
+    assert (len(buffers), writes.has_step) == (1, True)
+    writes.forget()
+    assert not len(buffers)
+    assert not writes.is_waiting
+    writes.committed(ArenaWork(), 2)
+    writes.look()
+    assert not writes.is_waiting, "nor is one that was new when memory was lost"
+    memory.new = [7]
+    writes.committed(ArenaWork(), 3)
+    writes.look()
+    assert writes.has_step, "new ones are written as before"
+
+
+def test_a_candidate_that_was_skipped_is_none_in_the_next_memory(
+    memory: OneSnapshot, prices: SimpleNamespace, writes: StoreWrites
+) -> None:
+    prices.worth_of_write_s = lambda *_: 0.0
+    writes.look()
+    assert writes.counts.skipped == 1
+    writes.forget()
+    writes.committed(ArenaWork(), 2, resumed=[7])
+    assert not writes.is_waiting
+
+
+def test_a_put_for_another_engine_that_outlives_its_memory_makes_no_candidate(
+    buffers: TransferBuffers, writes: StoreWrites, orders: SimpleNamespace
+) -> None:
+    orders.open = True
+    writes.look()
+    pages, states = writes.work(idle=True)
+    writes.committed(ArenaWork(page_stores=pages, state_stores=states), 5)
+    writes.finished(5)
+    writes.forget()
+    assert len(buffers) == 1, "the store reads it"
+    writes.take(StoreEvent(1, "written"))
+    assert (len(buffers), writes.counts.written, writes.is_waiting) == (0, 1, False)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.unit.speculation.texts import edited, int32s, prose
 from weft.costs.rows import RowCosts
-from weft.sim.speculation import KnownText, ReplayedSpeculation, replay
 from weft.speculation.drafter import PLAIN_STEPS, SOURCES, DraftRow, SourceName
 from weft.speculation.speculator import DRAFTS_MAX, Speculator
+from weft_tools.sim.speculation import KnownText, ReplayedSpeculation, replay
 
 CPU = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
 FILE = prose(1, 1000)

@@ -207,8 +207,9 @@ def test_tool_choice_is_read(value: Any, tools: Any, expected: ToolChoice) -> No
     [
         ("maybe", "maybe"),
         ("required", "empty"),
-        ({"type": "web"}, "web"),
-        (3, "int"),
+        ({"type": "web"}, "has type 'web'"),
+        ({"type": "web", "name": "note"}, "has type 'web'"),
+        (3, "has type 'int'"),
         ({"type": "function", "function": {}}, "name is missing"),
         ({"type": "function", "function": {"name": "x"}}, "empty"),
     ],

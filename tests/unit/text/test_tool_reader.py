@@ -204,6 +204,21 @@ def test_a_stream_gives_the_arguments_of_a_long_call_out_before_it_is_complete()
     assert len(sure.push('<tool_call>{"name": "get_weather", "arguments": {"city": "Pa')) == 2
 
 
+@pytest.mark.parametrize("length", [3, 300])
+def test_a_value_whose_end_is_missing_has_no_line_end_however_long_it_is(length: int) -> None:
+    value = "x" * length
+    text = f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{value}\n</tool_call>"
+    assert read("glm", [text]) == ("", [("get_weather", {"city": value})])
+
+
+def test_a_call_that_begins_without_a_marker_and_comes_in_one_piece_is_given_out_with_it() -> None:
+    reader = ToolCallReader(BY_NAME["llama3_json"], TOOLS, eager=False)
+    [call] = reader.push('{"name": "get_weather", "parameters": {"city": "Paris"}}')
+    assert isinstance(call, CallDelta)
+    assert (call.name, call.arguments, call.complete) == ("get_weather", '{"city": "Paris"}', True)
+    assert reader.finish() == []
+
+
 def test_a_stream_that_breaks_off_in_a_call_loses_no_character() -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa'
     assert read("hermes", list(text), eager=True) == (text, [])

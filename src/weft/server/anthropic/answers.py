@@ -183,17 +183,24 @@ def cache_marked(body: CountTokensBody) -> bool:
     return any("cache_control" in block for blocks in lists if isinstance(blocks, list) for block in blocks)
 
 
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a line that Claude Code puts in front of its instructions. It is for the accounts of Anthropic's server, and
+differs with the first question of a conversation: in the prompt, no conversation would share the cache with another."""
+
+
 def _system(system: str | list[Block] | None) -> list[ChatMessage]:
+    if isinstance(system, str) and system.startswith(_BILLING):
+        note_ignored("system.billing_header")
+        system = system.partition("\n")[2].lstrip("\n")
     if not system:
         return []
-    return [
-        ChatMessage(
-            role="system",
-            content=system
-            if isinstance(system, str)
-            else [_text(f"system.{at}", block) for at, block in enumerate(system)],
-        )
-    ]
+    if isinstance(system, str):
+        return [ChatMessage(role="system", content=system)]
+    blocks = [_text(f"system.{at}", block) for at, block in enumerate(system)]
+    remaining = [block for block in blocks if not block["text"].startswith(_BILLING)]
+    if len(remaining) < len(blocks):
+        note_ignored("system.billing_header")
+    return [ChatMessage(role="system", content=remaining)] if remaining else []
 
 
 def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
@@ -376,6 +383,10 @@ def thinks(thinking: Block | None) -> bool:
         raise RequestError(
             f"thinking.type is {thinking.get('type')!r}; it is enabled, adaptive or disabled", param="thinking.type"
         )
+    if (
+        thinking.get("display") == "omitted"
+    ):  # sent all the same: an answer sent back without it finds less in the cache
+        note_ignored("thinking.display")
     return bool(thinking["type"] != "disabled")
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 
-from weft.memory.prefix.value.candidates import Pool
+from weft.memory.prefix.value.candidates import SWEEP_EVERY, Candidates, Pool
 
 
 def test_candidates_come_the_lowest_value_first_after_any_changes() -> None:
@@ -45,3 +48,22 @@ def test_who_reads_sees_the_candidates_as_they_were() -> None:
     pool.drop(1)
     assert [row for _, row in reader] == [1, 2, 3]
     assert [row for _, row in pool.ranked()] == [0, 2, 3]
+
+
+def test_sweeps_reach_every_record_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.memory.prefix.value.candidates.SWEEP_ROWS", 4)
+    live = np.ones(10, bool)
+    records: Any = SimpleNamespace(count=10, live=live, rows=lambda first, end: np.arange(first, end))
+    swept: list[list[int]] = []
+    prospects: Any = SimpleNamespace(
+        count_rows=lambda rows: swept.append(rows.tolist()),
+        learn=lambda: None,
+        weigh_rows=lambda rows: None,
+        values=lambda rows: rows / 10.0,
+    )
+    candidates = Candidates(records, prospects)
+    for _ in range(4):
+        for _ in range(SWEEP_EVERY):
+            candidates.opened()
+        candidates.update()
+    assert swept == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]

@@ -192,3 +192,8 @@ def test_a_prompt_costs_the_sum_of_its_parts() -> None:
     assert cost.between(0, 4) + cost.between(4, 10) == cost.between(0, 10)
     sizes = geometric_cost(hidden_size=4096, attention_layers=15, parameters=17e9)
     assert sizes.between(0, 100_000) == pytest.approx(100_000 * (1 + 0.361), rel=0.01)
+
+
+def test_the_prior_rate_of_a_bin_is_that_of_the_age_in_its_middle() -> None:
+    """A fifth of a use for each doubling of the age, beyond a minute."""
+    assert prior_rates()[[0, 1, 5]] == pytest.approx([0.2 / 60.5, 0.2 / 61.5, 0.2 / 84.0])

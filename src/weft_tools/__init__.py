@@ -1,0 +1,10 @@
+"""Tools around the engine: replays of traffic, measurements, scores of models, quantized copies.
+
+    commands    verbs of ``weft``, found by entry point: simulate, bench, eval, quantize
+    sim         what a cache would find on recorded traffic, in virtual time
+    bench       the speed of kernels, the engine and a server
+    eval        tasks whose answers are known
+    quantize    a checkpoint in fewer bits, as safetensors or GGUF
+
+``weft`` serves without this package and never imports it; this package imports ``weft`` freely.
+"""

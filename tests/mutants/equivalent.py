@@ -1,0 +1,84 @@
+"""Mutants that no test can notice: the file, the lines before and after the change, and the reason.
+
+They are not run. An entry whose line is gone from its file goes too; ``make mutants`` names it.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.sample import Mutant
+
+BOUND = "a bound or a pace of choice: no promise names its number, and tests read it from the code"
+FROZEN = "only what writes to a value would notice, which no code does"
+
+EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "src/weft/memory/audit.py",
+        "compressed = {node.id for node in nodes.values() if node.slot == COMPRESSED}",
+        "compressed = {node.id for node in nodes.values() if node.slot <= COMPRESSED}",
+        "no slot is below COMPRESSED",
+    ),
+    (
+        "src/weft/schedule/budget.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/schedule/store_tier.py",
+        "stored_share: Callable[[], float] = lambda: 1.0,",
+        "stored_share: Callable[[], float] = lambda: 0.0,",
+        "a default that nobody reads: who gives a pace gives the share too",
+    ),
+    ("src/weft/engine/grammars.py", "CACHE_BYTES_MAX = 512 << 20", "CACHE_BYTES_MAX = 513 << 20", BOUND),
+    (
+        "src/weft/schedule/budget.py",
+        "self._granted = max(0, self._granted - tokens)",
+        "self._granted = max( -1, self._granted - tokens)",
+        "less than no chunk is granted: the tokens within a time are never below 0, and the larger counts",
+    ),
+    ("src/weft/server/service.py", "_CUT_WITHIN_CHARS = 4096", "_CUT_WITHIN_CHARS = 4095", BOUND),
+    (
+        "src/weft/store/uploads.py",
+        "self.writer = secrets.token_hex(8)",
+        "self.writer = secrets.token_hex( 7)",
+        "a random name, and 56 random bits are as unique to writers of one bucket",
+    ),
+    ("src/weft/fleet/ray_fleet.py", "RATE_S = 30.0", "RATE_S = 29.0", BOUND),
+    (
+        "src/weft/engine/stats.py",
+        "class RankStats(msgspec.Struct, frozen=True):",
+        "class RankStats(msgspec.Struct, frozen=False):",
+        FROZEN,
+    ),
+    ("src/weft/rpc/link.py", "FRAME_BYTES_MAX = 256 << 10", "FRAME_BYTES_MAX = 256 << 11", BOUND),
+    (
+        "src/weft/engine/submission.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=True, slots=False)",
+        "only memory: nothing sets a field that the class has not",
+    ),
+    (
+        "src/weft/store/upkeep.py",
+        "self.next_follow = self.clock() + max(FOLLOW_S, 50 * (self.clock() - began))",
+        "self.next_follow = self.clock() + max(FOLLOW_S, 51 * (self.clock() - began))",
+        BOUND,
+    ),
+    ("src/weft/fleet/ray_fleet.py", "IDLE_S = 120.0", "IDLE_S = 119.0", BOUND),
+    ("src/weft/engine/engine.py", "STORE_CLOSE_S = 20.0", "STORE_CLOSE_S = 21.0", BOUND),
+    (
+        "src/weft/engine/stats.py",
+        "class Flushed(msgspec.Struct, frozen=True):",
+        "class Flushed(msgspec.Struct, frozen=False):",
+        FROZEN,
+    ),
+    (
+        "src/weft/schedule/restores.py",
+        "LOAD_SEQS_FROM = 1 << 40",
+        "LOAD_SEQS_FROM = 1 << 39",
+        "only apart from the numbers of sequences, of which there are fewer",
+    ),
+)
+
+
+def is_equivalent(mutant: Mutant) -> bool:
+    return (mutant.path, mutant.before, mutant.after) in {entry[:3] for entry in EQUIVALENT}
