@@ -59,8 +59,8 @@ def read_dense(directory: Path) -> Dense:
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     shape = (settings.get("out_features"), settings.get("in_features"))
     if weight is None or weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
-        found = {name: list(values.shape) for name, values in tensors.items()}
-        raise CheckpointError(f"{path}: has {found}; config.json says linear.weight {list(shape)}", param="model")
+        shapes = {name: list(values.shape) for name, values in tensors.items()}
+        raise CheckpointError(f"{path}: has {shapes}; config.json says linear.weight {list(shape)}", param="model")
     return Dense(weight, bias, activation)
 
 
