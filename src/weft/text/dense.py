@@ -29,7 +29,7 @@ _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseModule:
     weight: Floats
     bias: Floats | None
     activation: str
@@ -44,7 +44,7 @@ class Dense:
         return array("f", projected.astype(np.float32).tobytes())
 
 
-def read_dense(directory: Path) -> Dense:
+def read_dense(directory: Path) -> DenseModule:
     """Raises CheckpointError that names the file and what of it is not served."""
     settings = read_json(directory / "config.json")
     activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
@@ -61,7 +61,7 @@ def read_dense(directory: Path) -> Dense:
     if weight is None or weight.shape != shape or (bias is not None and bias.shape != shape[:1]):
         shapes = {name: list(values.shape) for name, values in tensors.items()}
         raise CheckpointError(f"{path}: has {shapes}; config.json says linear.weight {list(shape)}", param="model")
-    return Dense(weight, bias, activation)
+    return DenseModule(weight, bias, activation)
 
 
 def _read_tensors(path: Path) -> dict[str, Floats]:

@@ -33,7 +33,7 @@ from weft.request import Pooling
 from weft.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from weft.text.dense import Dense
+    from weft.text.dense import DenseModule
 
 Kind = Literal["first", "last", "mean"]
 _BYTES_MAX = 1 << 20
@@ -155,7 +155,7 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     return prompts, default if isinstance(default, str) and default in prompts else None
 
 
-def _read_all_dense(settings: EmbeddingSettings) -> list[Dense]:
+def _read_all_dense(settings: EmbeddingSettings) -> list[DenseModule]:
     if settings.refusal or not settings.dense:
         return []
     from weft.text.dense import read_dense  # a server without such a model starts without numpy
