@@ -29,6 +29,7 @@ def sequence(pooling: Pooling | None) -> Sequence:
     [
         (None, (), 10),
         (Pooling(kind="last"), (10,), 10),
+        (Pooling(kind="first"), (1,), 0),
         (Pooling(kind="mean"), range(1, 11), 0),
         (Pooling(kind="mean", skip=4), (5, 6, 7, 8, 9, 10), 4),
     ],
@@ -37,7 +38,7 @@ def test_the_rows_of_a_mean_are_all_behind_what_it_skips(
     pooling: Pooling | None, ends: tuple[int, ...], reused: int
 ) -> None:
     one = sequence(pooling)
-    assert [end for end in range(1, 11) if one.pools(end)] == list(ends)
+    assert [end for end in range(1, 11) if one.pools(end - 1, end)] == list(ends)
     assert one.reusable(TOKENS).size == reused
 
 
