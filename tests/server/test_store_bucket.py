@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -134,6 +135,10 @@ def test_what_one_server_computed_another_restores(server: S3Server, tmp_path: P
     written(first, tokens[:300])
     written(first, tokens)
     _uploaded(first, 2)
+    assert first.stats().remote["uploaded_bytes"] > 0
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "store-bucket"), (
+        "none keeps a process"
+    )
     _until(second, lambda: second.match(None, tokens, 0) is not None)
     prefix = second.match(None, tokens, 0)
     assert prefix is not None
