@@ -77,6 +77,12 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "self.admitted_count = -1",
         "only the growth of the number is read",
     ),
+    (
+        "src/weft/store/uploads.py",
+        "self._thread.join(max(0.1, end - time.monotonic()))",
+        "self._thread.join(max( -0.9, end - time.monotonic()))",
+        BOUND,
+    ),
     ("src/weft/engine/engine.py", "STORE_CLOSE_S = 20.0", "STORE_CLOSE_S = 21.0", BOUND),
     (
         "src/weft/engine/stats.py",
