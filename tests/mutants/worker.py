@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -118,6 +119,8 @@ class Worker:
         self.mutants = files.mutants()
         self.numbers = {path: len(self.mutants) + at for at, path in enumerate(files.read("sample")["files"])}
         self.switches = Switches(files.switches, len(self.mutants) + len(self.numbers))
+        self._lock = files.switches.open()
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two workers would switch each other's mutants
         self.switches.clear()
         self.end_s = time.monotonic() + given["seconds"]
         first = list(enumerate(self.mutants))[: given["first"]]
@@ -272,7 +275,8 @@ class Worker:
             results[mutant.key] = own
             self.files.write("results", results)
             print(f"{stage} {outcome} {own['seconds']:.1f} s {mutant.key} {killer}", flush=True)
-        self.repeat_limits(stage, mapped)
+        if not self.only:
+            self.repeat_limits(stage, mapped)
 
     def repeat_limits(self, stage: int, mapped: dict[str, Any]) -> None:
         """Run again each mutant of a stage that met its time limit, with twice the limit."""
