@@ -92,6 +92,17 @@ def test_facts_are_those_of_the_first_engine_and_counts_add_up() -> None:
     assert said == event([6], cached_tokens=2, preemptions=3, recomputed_tokens=10)
 
 
+def test_the_load_of_a_replica_is_what_it_has_to_compute_of_each_answer() -> None:
+    one = live(n=2)
+    one.placed(0)
+    assert one.load == (2, 2 * 3)
+    one.take(event([7, 8, 9], 0))
+    one.take(event([7], 1))
+    one.lost()
+    one.placed(1)
+    assert one.load == (2, (3 + 3) + (3 + 1)), "a prompt of three and the tokens of each answer"
+
+
 def test_an_answer_that_the_client_gave_up_is_not_resumed() -> None:
     one = live(n=3)
     one.placed(0)

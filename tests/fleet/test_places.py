@@ -6,12 +6,20 @@ import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.fleet.places import core_numbers, divide_cores, divide_machine, start_at_once, usable_core_numbers
+from weft.fleet.places import (
+    core_numbers,
+    divide_cores,
+    divide_machine,
+    start_at_once,
+    usable_core_numbers,
+    visible_gpus,
+)
 from weft.rpc.client import HostShare
 
 
@@ -47,6 +55,16 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(divide_machine(EngineConfig(device="cpu"), 3)) == 3
     with pytest.raises(ConfigError, match="--device cuda:1"):
         divide_machine(EngineConfig(device="cuda:1"), 2)
+
+
+def test_without_a_list_the_gpus_are_the_devices_in_the_order_of_their_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("weft.fleet.places.Path", lambda name: tmp_path if name == "/dev" else Path(name))
+    assert visible_gpus() == ["0", "2", "10"]
 
 
 def test_engines_with_cores_of_their_own_start_at_once() -> None:

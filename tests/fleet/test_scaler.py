@@ -51,6 +51,16 @@ def test_a_replica_goes_once_the_others_have_had_room_for_long() -> None:
     assert scaler.look(4 * IDLE_S, load()) == 1, "the least"
 
 
+@pytest.mark.parametrize("busy", [{"waiting": 1, "admitted": 5}, {"starting": 1}])
+def test_a_queue_or_a_start_begins_the_wait_of_a_replica_that_may_go_again(busy: dict[str, int]) -> None:
+    scaler = Scaler(1, 3)
+    scaler.target = 2
+    scaler.look(0, load(ready=2))
+    scaler.look(IDLE_S / 2, load(ready=2, **busy))
+    assert scaler.look(IDLE_S, load(ready=2)) == 2
+    assert scaler.look(2 * IDLE_S, load(ready=2)) == 1
+
+
 @pytest.mark.parametrize(
     ("device", "asked", "gpus"),
     [("auto", {}, 0), ("cuda", {}, 2), ("cuda", {"ray_gpus": 0.5}, 1), ("cuda", {"ray_gpus": 0}, 0)],

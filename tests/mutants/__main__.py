@@ -105,6 +105,7 @@ def main() -> None:
     )
     parser.add_argument("--first", type=int, default=1_000_000, help="this many of the sample alone")
     parser.add_argument("--files", nargs="*", default=[], metavar="FILE", help="these files of tests alone")
+    parser.add_argument("--wide", action="store_true", help="try what survived with five times the tests")
     parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")
     parser.add_argument("--pause", default="", metavar="FILE", help="wait while this file exists")
     parser.add_argument("--report", action="store_true", help="only print the tables")

@@ -50,7 +50,14 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "class RankStats(msgspec.Struct, frozen=False):",
         FROZEN,
     ),
+    ("src/weft/engine/engine.py", " @property", "", "a property of a Protocol, whose body never runs"),
     ("src/weft/rpc/link.py", "FRAME_BYTES_MAX = 256 << 10", "FRAME_BYTES_MAX = 256 << 11", BOUND),
+    (
+        "src/weft/memory/prefix/value/prospects.py",
+        "return (index if heir == PAD else max(index, self.index(heir))) * rate",
+        "return (index if heir is PAD else max(index, self.index(heir))) * rate",
+        "Python has one object for each small integer, and PAD is one",
+    ),
     (
         "src/weft/engine/submission.py",
         "@dataclass(frozen=True, slots=True)",
@@ -64,6 +71,18 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         BOUND,
     ),
     ("src/weft/fleet/ray_fleet.py", "IDLE_S = 120.0", "IDLE_S = 119.0", BOUND),
+    (
+        "src/weft/fleet/placement.py",
+        "self.admitted_count = 0",
+        "self.admitted_count = -1",
+        "only the growth of the number is read",
+    ),
+    (
+        "src/weft/store/uploads.py",
+        "self._thread.join(max(0.1, end - time.monotonic()))",
+        "self._thread.join(max( -0.9, end - time.monotonic()))",
+        BOUND,
+    ),
     ("src/weft/engine/engine.py", "STORE_CLOSE_S = 20.0", "STORE_CLOSE_S = 21.0", BOUND),
     (
         "src/weft/engine/stats.py",

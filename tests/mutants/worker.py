@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -40,6 +41,8 @@ ALONE = (*(f"tests/unit/{name}" for name in UNIT_FOLDERS), "tests/property", "te
 """Folders whose tests wait for no process and no thread: a failure needs no control, since they passed before."""
 TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 40, 12, 8.0
 """Tests that one stage runs for a mutant: in all, of one file, and their usual seconds together."""
+WIDER = 5
+"""Survivors are tried again with so many times the tests."""
 LIMIT_S, LIMIT_FACTOR = 30.0, 6.0
 """A mutant's time limit: seconds, plus the usual seconds of its tests times the factor."""
 MAP_LIMIT_S = 600.0
@@ -116,12 +119,14 @@ class Worker:
         self.mutants = files.mutants()
         self.numbers = {path: len(self.mutants) + at for at, path in enumerate(files.read("sample")["files"])}
         self.switches = Switches(files.switches, len(self.mutants) + len(self.numbers))
+        self._lock = files.switches.open()
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two workers would switch each other's mutants
         self.switches.clear()
         self.end_s = time.monotonic() + given["seconds"]
         first = list(enumerate(self.mutants))[: given["first"]]
         self.due = [(number, mutant) for number, mutant in first if not is_equivalent(mutant)]
         self.only = set(given["files"])
-        self.again = bool(given["again"])
+        self.again, self.wide = bool(given["again"]), bool(given["wide"])
         self.pause = Path(given["pause"]) if given["pause"] else None
         self.stages = set(given["stages"])
         self.seen: Seen = {}
@@ -221,15 +226,16 @@ class Worker:
             self.files.write("map", known)
             print(f"map {name}: {len(tests)} of {len(items)} tests, {time.monotonic() - begin_s:.1f} s", flush=True)
 
-    def tests_of(self, number: int, mapped: dict[str, Any], most_s: float = TESTS_S_MAX) -> list[str]:
+    def tests_of(self, number: int, mapped: dict[str, Any]) -> list[str]:
         """Return the tests that reach a mutant, the nearest files and the fastest tests first."""
         mutant = self.mutants[number]
         own = {number} if number not in self.imported else self.of_file(mutant.path)
         stem, top = Path(mutant.path).stem, mutant.folder.split("/")[0]
+        wider = WIDER if self.again or self.wide else 1
         reaching: dict[str, list[tuple[float, str]]] = {}
         for name, file in mapped.items():
             tests = [(s, test) for test, (s, passes, places) in file["tests"].items() if passes and own & set(places)]
-            reaching[name] = sorted(tests)[:FILE_TESTS_MAX]
+            reaching[name] = sorted(tests)[: wider * FILE_TESTS_MAX]
 
         def distance(name: str) -> tuple[bool, bool, float]:
             seconds = sum(seconds for seconds, _ in reaching[name])
@@ -239,7 +245,7 @@ class Worker:
         sum_s = 0.0
         for name in sorted(reaching, key=distance):
             for seconds, test in reaching[name]:
-                if len(chosen) < TESTS_MAX and (not chosen or sum_s + seconds <= most_s):
+                if len(chosen) < wider * TESTS_MAX and (not chosen or sum_s + seconds <= wider * TESTS_S_MAX):
                     chosen.append(test)
                     sum_s += seconds
         return chosen
@@ -255,7 +261,7 @@ class Worker:
         results = self.files.read("results")
         for number, mutant in self.due:
             own = results.get(mutant.key, {"stage": -1, "outcome": NO_TEST, "seconds": 0.0})
-            is_due = self.again or own["stage"] < stage
+            is_due = self.again or self.wide or own["stage"] < stage
             if self.is_over() or own["outcome"] in (KILLED, TIME_LIMIT) or not is_due:
                 continue
             begin_s = time.monotonic()
@@ -269,7 +275,8 @@ class Worker:
             results[mutant.key] = own
             self.files.write("results", results)
             print(f"{stage} {outcome} {own['seconds']:.1f} s {mutant.key} {killer}", flush=True)
-        self.repeat_limits(stage, mapped)
+        if not self.only:
+            self.repeat_limits(stage, mapped)
 
     def repeat_limits(self, stage: int, mapped: dict[str, Any]) -> None:
         """Run again each mutant of a stage that met its time limit, with twice the limit."""

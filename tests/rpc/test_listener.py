@@ -227,7 +227,8 @@ async def test_silence_counts_from_the_begin_of_a_connection(
     uplink, connection = await listening.joined()
     beats: list[object] = []
     monkeypatch.setattr(connection, "say", beats.append)
-    assert "has been silent" in await connection.wait()
+    async with asyncio.timeout(30):
+        assert "has been silent" in await connection.wait()
     assert len(beats) <= 20, "10 of them fit into the silence"
     uplink.close()
 

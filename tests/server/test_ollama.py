@@ -80,6 +80,12 @@ def test_a_stream_is_lines_of_json_without_being_asked_for(server: RunningServer
     lines = [json.loads(line) for line in answer.text.splitlines()]
     assert "".join(line["response"] for line in lines) == "abc"
     assert [line["done"] for line in lines].count(True) == 1
+    show = httpx.post(
+        f"{server.url}/api/show",
+        content=json.dumps({"model": "scripted"}),
+        headers={"content-type": "application/x-www-form-urlencoded"},
+    )
+    assert show.status_code == 200, show.text
     other = httpx.post(
         f"{server.url}/v1/chat/completions",
         content=b"{}",

@@ -205,3 +205,13 @@ def test_the_page_of_the_description_says_types_and_limits_in_words() -> None:
     )
     assert said("limitsText", "top_p") == "above 0, at most 1"
     assert said("limitsText", "priority") == "at least -2147483648, at most 2147483647"
+
+
+def test_an_endpoint_says_that_it_may_not_find_a_model_or_a_replica() -> None:
+    for path, operations in openapi()["paths"].items():
+        for method, operation in operations.items():
+            if "{replica}" in path:
+                [number] = [one["schema"] for one in operation["parameters"] if one["name"] == "replica"]
+                assert number["minimum"] == 0, path
+            if "{replica}" in path or (path.startswith("/api/") and "requestBody" in operation):
+                assert "404" in operation["responses"], (method, path)

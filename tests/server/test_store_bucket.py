@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -134,6 +135,10 @@ def test_what_one_server_computed_another_restores(server: S3Server, tmp_path: P
     written(first, tokens[:300])
     written(first, tokens)
     _uploaded(first, 2)
+    assert first.stats().remote["uploaded_bytes"] > 0
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "store-bucket"), (
+        "none keeps a process"
+    )
     _until(second, lambda: second.match(None, tokens, 0) is not None)
     prefix = second.match(None, tokens, 0)
     assert prefix is not None
@@ -149,6 +154,21 @@ def test_what_one_server_computed_another_restores(server: S3Server, tmp_path: P
     third = _opened(location, tmp_path / "a")
     assert_hit(third, tokens, 600)
     third.close()
+
+
+def test_a_server_that_starts_again_knows_the_records_of_the_others(server: S3Server, tmp_path: Path) -> None:
+    location = "s3://weft/again"
+    first, second = _opened(location, tmp_path / "a"), _opened(location, tmp_path / "b")
+    tokens = prompt(300)
+    written(first, tokens)
+    _uploaded(first, 1)
+    _until(second, lambda: second.match(None, tokens, 0) is not None)
+    second.close()
+    again = _opened(location, tmp_path / "b")
+    _until(again, lambda: again.match(None, tokens, 0) is not None)
+    assert_hit(again, tokens, 300)
+    first.close()
+    again.close()
 
 
 def test_both_writers_trees_merge_and_objects_are_put_once(server: S3Server, tmp_path: Path) -> None:
