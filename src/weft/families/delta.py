@@ -17,7 +17,14 @@ from weft.families import architecture as shapes
 from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, GatedDelta
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.reading import Family, build_architecture, every_nth_attention, layer_kinds, read_attention
+from weft.families.reading import (
+    Family,
+    build_architecture,
+    every_nth_attention,
+    expert_groups,
+    layer_kinds,
+    read_attention,
+)
 from weft.families.towers import read_qwen3_5_tower
 
 
@@ -253,13 +260,7 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
     width = keys.integer("moe_intermediate_size", default.width)
     shared = keys.integer("num_shared_experts", keys.integer("n_shared_experts", 1))
     groups = keys.integer("num_expert_group", keys.integer("n_group", default.groups))
-    if count % groups:
-        fail("num_expert_group", groups, f"it must divide the {count} experts")
-    if groups > 1 and count // groups < 2:
-        fail("num_expert_group", groups, f"the two best of a group are its worth; there are {count} experts")
-    chosen = keys.integer("topk_group", default.groups_chosen)
-    if chosen > groups:
-        fail("topk_group", chosen, f"num_expert_group is {groups}")
+    groups, chosen = expert_groups(keys, count, "num_expert_group", groups, default.groups_chosen)
     return Experts(
         count=count,
         per_token=per_token,

@@ -25,6 +25,7 @@ from weft.families.reading import (
     Family,
     build_architecture,
     check_mamba2,
+    expert_groups,
     experts_per_token,
     layer_kinds,
     read_attention,
@@ -302,9 +303,7 @@ def _nemotron_mamba(keys: ConfigKeys) -> Mamba2:
 
 def _nemotron_experts(keys: ConfigKeys) -> Experts:
     count = keys.integer("n_routed_experts", 8)
-    groups = keys.integer("n_group", 1)
-    if count % groups:
-        fail("n_group", groups, f"it must divide n_routed_experts {count}")
+    groups, chosen = expert_groups(keys, count, "n_group", keys.integer("n_group", 1))
     latent = keys.integer("moe_latent_size", 0, least=0)
     if latent and keys.boolean("mlp_bias", False):
         fail("mlp_bias", True, "a bias on latent projections is not served")
@@ -319,7 +318,7 @@ def _nemotron_experts(keys: ConfigKeys) -> Experts:
         scale=keys.number("routed_scaling_factor", 1.0),
         normalizer_eps=1e-20,
         groups=groups,
-        groups_chosen=keys.integer("topk_group", 1),
+        groups_chosen=chosen,
         activation="relu2",
         gated=False,
         latent_width=latent,
