@@ -119,7 +119,9 @@ def _attention4(keys: ConfigKeys, layer: int, kind: str) -> Attention:
         plain,
         values_normed=True,
         values_are_keys=same,
-        rope=read_rope(keys, plain.head_dim, theta=theta, partial=1.0, layer_kind=kind),
+        rope=reading.whole_or_proportional(
+            read_rope(keys, plain.head_dim, theta=theta, partial=1.0, layer_kind=kind), plain.head_dim
+        ),
     )
     return windowed(mixer, keys) if kind == WINDOW_KIND else mixer
 

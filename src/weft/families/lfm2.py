@@ -16,6 +16,7 @@ from weft.families.reading import (
     kinds_with_windows,
     layer_kinds,
     read_attention,
+    whole_or_proportional,
     windowed,
 )
 from weft.families.towers import read_lfm3_tower, read_siglip2
@@ -121,7 +122,7 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
     def turned(kind: str) -> Attention:
         stated = keys.get("rope_parameters") or keys.get("rope_scaling")
         rope = read_rope(keys if stated else default, plain.head_dim, theta=1e6, partial=1.0, layer_kind=kind)
-        return dataclasses.replace(plain, rope=rope)
+        return dataclasses.replace(plain, rope=whole_or_proportional(rope, plain.head_dim))
 
     mixers: dict[str, Mixer] = {
         "conv": ShortConv(hidden, keys.integer("conv_L_cache", 7), keys.boolean("conv_bias", False)),

@@ -206,6 +206,14 @@ def expert_groups(keys: ConfigKeys, count: int, name: str, groups: int, default:
     return groups, chosen
 
 
+def whole_or_proportional(rope: shapes.Rope, head_dim: int) -> shapes.Rope:
+    """Return ``rope``. Raises CheckpointError where a part of a head turns in another way than ``proportional``: of
+    these families transformers then leaves the part out of account."""
+    if rope.kind == "default" and rope.rotary_dim != head_dim:
+        fail("rope_type", rope.kind, "with a partial_rotary_factor only proportional is served")
+    return rope
+
+
 WINDOW_KIND = "sliding_attention"
 
 
