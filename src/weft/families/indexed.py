@@ -58,7 +58,10 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
     )
     kinds = layer_kinds(keys, every_nth_attention(keys), INDEXED_KINDS)
     streams = Streams("gated", keys.integer("hc_count", 4), rank=keys.integer("hc_lowrank", 320))
-    attention = replace(read_attention(keys, qk_norm=True, gated=True, head_dim=256), index=_index(keys))
+    plain, index = read_attention(keys, qk_norm=True, gated=True, head_dim=256), _index(keys)
+    if index is not None and plain.rope is not None and index.key_dim < plain.rope.rotary_dim:
+        fail("indexer_head_dim", index.key_dim, f"its keys turn by {plain.rope.rotary_dim} dims, as those of heads")
+    attention = replace(plain, index=index)
     gate = keys.get("output_gate_type") or "silu"
     if gate not in ("silu", "swish", "sigmoid"):
         fail("output_gate_type", gate, "silu and sigmoid are served")
