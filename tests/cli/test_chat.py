@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.cli.conversation import Chat, Conversation
+from weft.cli.conversation import Conversation, TerminalChat
 from weft.cli.main import main
 from weft.cli.remote import AnswerDelta, RemoteModel
 from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
@@ -76,7 +76,9 @@ def _chat(
             raise KeyboardInterrupt
         return line
 
-    Chat(model, Conversation(system, context_tokens=context), fields or {}, read=read, write=written.append).run()
+    TerminalChat(
+        model, Conversation(system, context_tokens=context), fields or {}, read=read, write=written.append
+    ).run()
     return model, "".join(written)
 
 

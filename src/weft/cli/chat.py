@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.conversation import Chat, Conversation, ReadLine, Write
+from weft.cli.conversation import Conversation, ReadLine, TerminalChat, Write
 from weft.cli.flags import FlagCommand, build, given_flags, given_sampling, sampling_parameters
 from weft.config import EngineConfig
 from weft.config_check import flag_name
@@ -131,7 +131,7 @@ def converse(
     number of answers that failed."""
     card = model.card()  # before the first message: a wrong address, key or name is said at once
     conversation.context_tokens = card.get("max_model_len") or 0
-    chat = Chat(model, conversation, fields, read=read, write=write, defaults=card.get("chat_sampling"))
+    chat = TerminalChat(model, conversation, fields, read=read, write=write, defaults=card.get("chat_sampling"))
     if greets:
         write(f"{model.model} at {model.url}. /help for commands, /exit to leave.\n")
         write(click.style(chat.choices(), dim=True) + "\n")

@@ -1,7 +1,7 @@
 """A conversation in the terminal: turns, the commands that change them, and the rule by which old ones are dropped.
 
-    you> text        -> Chat.ask   -> Conversation.prompt + text -> stream -> Conversation.add
-    you> /command    -> COMMANDS   -> a method of Chat
+    you> text        -> TerminalChat.ask -> Conversation.prompt + text -> stream -> Conversation.add
+    you> /command    -> COMMANDS          -> a method of TerminalChat
 
 Laws: a turn that failed leaves the conversation as it was, also where ``/retry`` or ``/edit`` had taken the last turn
 away. A turn is dropped only with a line that says so. Nothing here reads a terminal: ``read`` and ``write`` are given,
@@ -49,10 +49,11 @@ ReadLine = Callable[[str], str]
 Write = Callable[[str], None]
 
 
-class Model(Protocol):
+class ChatModel(Protocol):
     """The part of RemoteModel that a chat uses."""
 
-    model: str
+    @property
+    def model(self) -> str: ...
 
     def names(self) -> list[str]: ...
 
@@ -62,7 +63,7 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AnsweredTurn:
     """A message of the user as content of the API, and its answer. ``tokens``: prompt and answer of this turn and of
     all before it, as the server counted them."""
 
@@ -88,7 +89,7 @@ class Conversation:
     longest context that the server takes, 0 where it does not say."""
 
     system: str | None = None
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[AnsweredTurn] = field(default_factory=list)
     pictures: list[dict[str, Any]] = field(default_factory=list)
     context_tokens: int = 0
 
@@ -112,7 +113,7 @@ class Conversation:
         """Add a turn; a stopped answer has no usage, and each of its bytes counts as a token."""
         tokens = usage.get("prompt_tokens", self._tokens_max(content))
         tokens += usage.get("completion_tokens", len(answer.encode()))
-        self.turns.append(Turn(content, answer, tokens))
+        self.turns.append(AnsweredTurn(content, answer, tokens))
         self.pictures = []
 
     @property
@@ -143,7 +144,7 @@ class Conversation:
         while self.turns and (dropped == 0 or self.used_tokens - freed > room):
             first = self.turns.pop(0)
             dropped, freed = dropped + 1, first.tokens
-        self.turns = [Turn(turn.content, turn.answer, turn.tokens - freed) for turn in self.turns]
+        self.turns = [AnsweredTurn(turn.content, turn.answer, turn.tokens - freed) for turn in self.turns]
         return dropped
 
     def _tokens_max(self, content: Any) -> int:
@@ -162,7 +163,7 @@ class Conversation:
         return f"{path.name} goes with the next message\n"
 
 
-class Chat:
+class TerminalChat:
     """Turns and commands until the reader ends (EOFError) or leaves; ``failures`` counts the turns that failed.
 
     ``fields`` are sampling fields of the requests, ``defaults`` those that the server lists for the model.
@@ -170,7 +171,7 @@ class Chat:
 
     def __init__(
         self,
-        model: Model,
+        model: ChatModel,
         conversation: Conversation,
         fields: dict[str, Any],
         *,
@@ -199,7 +200,7 @@ class Chat:
                 self.help("")
         return self.failures
 
-    def _obey(self, command: Command, argument: str) -> None:
+    def _obey(self, command: ChatCommand, argument: str) -> None:
         try:
             command.act(self, argument)
         except WeftError as error:
@@ -363,7 +364,7 @@ class Chat:
         shown = last.content[:-1] if isinstance(last.content, list) else []
         self._again([*shown, {"type": "text", "text": argument}] if shown else argument)
 
-    def _last(self, command: str) -> Turn:
+    def _last(self, command: str) -> AnsweredTurn:
         if not self.conversation.turns:
             raise UserError(f"{command} needs a message that was answered, and the conversation has none")
         return self.conversation.turns[-1]
@@ -415,34 +416,36 @@ class Chat:
         self._write(self.conversation.show(argument, kind))
 
 
-class Command(NamedTuple):
+class ChatCommand(NamedTuple):
     """A command of the conversation: its argument in capitals, one line of help, and the method that obeys it."""
 
     argument: str
     help: str
-    act: Callable[[Chat, str], None]
+    act: Callable[[TerminalChat, str], None]
 
 
-COMMANDS: dict[str, Command] = {
-    "/system": Command("TEXT", "set the system message; `none`: without one; alone: show it", Chat.system),
-    "/model": Command("NAME", "let another model answer; alone: list the server's models", Chat.choose),
-    "/set": Command("NAME VALUE", "set temperature, top_p, max_tokens, ...; without VALUE: the default", Chat.set),
-    "/retry": Command("", "ask for the last answer again", Chat.retry),
-    "/edit": Command("TEXT", "ask TEXT in place of the last message", Chat.edit),
-    "/save": Command("FILE", "save the conversation", Chat.save),
-    "/load": Command("FILE", "go on with a saved one", Chat.load),
-    "/image": Command("FILE", "a picture for the next message", Chat.image),
-    "/video": Command("FILE", "a video", Chat.video),
-    "/reset": Command("", "forget the conversation", Chat.reset),
-    "/help": Command("", "this list", Chat.help),
-    "/exit": Command("", "leave (Ctrl-D does too)", Chat.exit),
+COMMANDS: dict[str, ChatCommand] = {
+    "/system": ChatCommand("TEXT", "set the system message; `none`: without one; alone: show it", TerminalChat.system),
+    "/model": ChatCommand("NAME", "let another model answer; alone: list the server's models", TerminalChat.choose),
+    "/set": ChatCommand(
+        "NAME VALUE", "set temperature, top_p, max_tokens, ...; without VALUE: the default", TerminalChat.set
+    ),
+    "/retry": ChatCommand("", "ask for the last answer again", TerminalChat.retry),
+    "/edit": ChatCommand("TEXT", "ask TEXT in place of the last message", TerminalChat.edit),
+    "/save": ChatCommand("FILE", "save the conversation", TerminalChat.save),
+    "/load": ChatCommand("FILE", "go on with a saved one", TerminalChat.load),
+    "/image": ChatCommand("FILE", "a picture for the next message", TerminalChat.image),
+    "/video": ChatCommand("FILE", "a video", TerminalChat.video),
+    "/reset": ChatCommand("", "forget the conversation", TerminalChat.reset),
+    "/help": ChatCommand("", "this list", TerminalChat.help),
+    "/exit": ChatCommand("", "leave (Ctrl-D does too)", TerminalChat.exit),
 }
 _OTHER_WORDS_FOR_EXIT = {"/quit", "/bye"}
 HELP = "".join(f"{f'{name} {row.argument}':<18} {row.help}\n" for name, row in COMMANDS.items())
 HELP += f"{QUOTES:<18} begin and end a message of several lines\n"
 
 
-def _read_saved(path: Path) -> tuple[str | None, dict[str, Any], list[Turn]]:
+def _read_saved(path: Path) -> tuple[str | None, dict[str, Any], list[AnsweredTurn]]:
     """Return system message, sampling fields and turns of a saved conversation. Raise UserError for another file."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -454,7 +457,7 @@ def _read_saved(path: Path) -> tuple[str | None, dict[str, Any], list[Turn]]:
         if [message["role"] for message in messages] != ["user", "assistant"] * len(tokens):
             raise ValueError("its messages are not of a user and an assistant in turns")
         contents = [message["content"] for message in messages]
-        turns = [Turn(*turn) for turn in zip(contents[::2], contents[1::2], map(int, tokens), strict=True)]
+        turns = [AnsweredTurn(*turn) for turn in zip(contents[::2], contents[1::2], map(int, tokens), strict=True)]
         if not isinstance(system, str | None) or not all(isinstance(turn.answer, str) for turn in turns):
             raise ValueError("a text is none")
         fields = {name: value for name, value in document["sampling"].items() if name in SAMPLING_FLAGS}

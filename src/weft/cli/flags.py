@@ -526,6 +526,6 @@ def check_sampling(name: str, text: str) -> dict[str, Any]:
         value = kind.convert(text, None, None)
     except click.BadParameter as error:
         raise RequestError(f"{name} is {text!r}: {error.message}", param=name) from None
-    fields = {name: (value,) if name == "stop" else value}
+    fields: dict[str, Any] = {name: (value,) if name == "stop" else value}
     SamplingParams(**fields).check(vocab_size=_ANY_VOCABULARY)
     return fields
