@@ -374,8 +374,8 @@ def _gpt_oss(keys: GgufKeys) -> FileLayout:
 
 
 def _of_ollama(config: Mapping[str, Any]) -> tuple[Names, dict[str, Undo]]:
-    """Return names of tensors of GPT-OSS in Ollama's files, and what is joined in them: q, k and v, one behind the
-    other, and gate and up, row by row."""
+    """Return names of tensors of GPT-OSS in Ollama's files, and what is joined in them: all rows of q, k and
+    v, and the rows of gate and up in turns."""
     heads = [config["num_attention_heads"], *[config["num_key_value_heads"]] * 2]
     ends = np.cumsum([0, *heads]) * config["head_dim"]
     both = ("gate_proj", "up_proj")
