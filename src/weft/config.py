@@ -163,6 +163,11 @@ class EngineConfig:
         "Memory of compiled grammars that are kept for later requests; running answers may hold as much again.",
         size=True,
     )
+    trust_control_tokens: bool = flag(
+        False,
+        "Let control tokens that messages and documents spell, such as <|im_end|>, be tokens; by default they "
+        "are text, and only the chat template writes control tokens.",
+    )
     lora: tuple[str, ...] = flag(
         (),
         "Adapter of the model in peft's form, as name=path or name=owner/name "
