@@ -1,10 +1,10 @@
-"""Signatures of objects in a bucket: who can write to the bucket decides no answer.
+"""Signatures of objects in a bucket: a writer without the key decides no answer.
 
     object of the bucket    content | 32 bytes: keyed BLAKE2b of the object's name and its content
     location                BUCKET/signed-ID/v1/...          ID: of the key, so another key finds nothing
 
 The key is a file that the bucket does not have (``cache.store_key``). Segments have all rows and tokens, and rows have
-the checksums of payloads, so a signed segment stands for all that it names; payloads are signed too, since their
+the checksums of payloads, so a signed segment vouches for all that it names; payloads are signed too, since their
 checksums are no cryptographic ones. A writer without the key can take objects away, which are misses then.
 """
 

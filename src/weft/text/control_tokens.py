@@ -42,7 +42,7 @@ _KEEPS_MARKERS = frozenset({"assistant", "system", "developer"})
 
 
 class AddedTokens(Protocol):
-    """What must be known of a tokenizer: its added tokens by id, and which are special."""
+    """Added tokens of a tokenizer by id, and which are special."""
 
     @property
     def added(self) -> Mapping[int, str]: ...
@@ -69,21 +69,21 @@ class TokenFinder:
 
     def at(self, text: str, start: int) -> str | None:
         """Return the token that begins at ``start``."""
-        found = self._heads.match(text, start)
-        return None if found is None else self._longest(text, found)
+        head = self._heads.match(text, start)
+        return None if head is None else self._longest(text, head)
 
     def starts(self, text: str) -> Iterator[tuple[int, str]]:
         """Return every place at which a token begins, and the longest one there; tokens may overlap."""
         start = 0
-        while (found := self._heads.search(text, start)) is not None:
-            token = self._longest(text, found)
+        while (head := self._heads.search(text, start)) is not None:
+            token = self._longest(text, head)
             if token is not None:
-                yield found.start(), token
-            start = found.start() + 1
+                yield head.start(), token
+            start = head.start() + 1
 
-    def _longest(self, text: str, found: re.Match[str]) -> str | None:
-        start = found.start()
-        candidates = (text[start : start + length] for length in self._lengths[found[0]])
+    def _longest(self, text: str, head: re.Match[str]) -> str | None:
+        start = head.start()
+        candidates = (text[start : start + length] for length in self._lengths[head[0]])
         return next((token for token in candidates if token in self.tokens), None)
 
 
@@ -230,9 +230,9 @@ _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f
 
 
 def ascii_json(text: str) -> str:
-    """Return JSON of ASCII alone with the characters of plane 15 as they are: a mark stands for one of ASCII."""
+    """Return JSON of ASCII alone with the characters of plane 15 as they are: a mark replaces one of ASCII."""
     return _ESCAPED.sub(
-        lambda found: found[1] + chr(0x10000 + ((int(found[2], 16) - 0xD800) << 10) + int(found[3], 16) - 0xDC00), text
+        lambda pair: pair[1] + chr(0x10000 + ((int(pair[2], 16) - 0xD800) << 10) + int(pair[3], 16) - 0xDC00), text
     )
 
 

@@ -120,9 +120,10 @@ def with_pictures(
     moved with it. ``tokens``: by kind; ``quoted``: places at which a text spells one. Raises RequestError where the
     template does not write as many as there are pictures of their kind."""
     spelled = frozenset(quoted)
-    found = [one for one in re.finditer("|".join(map(re.escape, tokens.values())), text) if one.start() not in spelled]
-    written_tokens = [one[0] for one in found]
-    bounds = [0, *(at for one in found for at in one.span()), len(text)]
+    pattern = "|".join(map(re.escape, tokens.values()))
+    written = [one for one in re.finditer(pattern, text) if one.start() not in spelled]
+    written_tokens = [one[0] for one in written]
+    bounds = [0, *(at for one in written for at in one.span()), len(text)]
     pieces = [text[first:last] for first, last in pairwise(bounds)][::2]
     if written_tokens != [tokens[picture.kind] for picture in pictures]:
         shown_of = Counter(picture.kind for picture in pictures)

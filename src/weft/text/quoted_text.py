@@ -5,7 +5,7 @@
     twin     the same pieces, and ?<|im_start|>, ?<|im_end|>, ... as added tokens
 
 Owns the second tokenizer that this takes. It shares normalizer, pre-tokenizer and model with the first one, so it costs
-milliseconds and little memory; only its added tokens are others. Their ids begin behind all ids of the first tokenizer,
+milliseconds and little memory; only its added tokens are others. Their ids are above all ids of the first tokenizer,
 and are put back. Runs of white space, and tokens that must be words (``single_word``), are added as they are.
 
 A vocabulary may spell a control token by its merges too: such a token is cut in two where the text spells it.

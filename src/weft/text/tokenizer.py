@@ -43,7 +43,7 @@ from weft.added_tokens import read_next_to
 from weft.errors import CheckpointError, RequestError, is_panic
 from weft.files import parse_json
 from weft.text.quoted_text import QuotedText, moved, quotable, unused_mark
-from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER, TextParts, cuts, ids_of, text_parts
+from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER, TextParts, cuts, text_parts
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -150,7 +150,7 @@ class Tokenizer:
             if twin is not None:
                 text, _ = twin.marked(text, frozenset(quoted))
                 backend, parts = twin.twin, parts and parts.of(twin.twin)
-            read = ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
+            read = _ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
             if parts is None:
                 # Without the offsets of tokens, which are a quarter of the time.
                 [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -172,7 +172,7 @@ class Tokenizer:
                 encoding = backend.encode(text, add_special_tokens=add_special_tokens)
             else:
                 [encoding] = backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids, before = (ids_of(encoding), None) if twin is None else twin.read(encoding)
+        ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
         count = len(encoding.ids)
         counts = [count if at >= len(text) else encoding.char_to_token(at) for at in boundaries]
         if None in counts:
@@ -196,7 +196,7 @@ class Tokenizer:
                 )
                 backend = twin.twin
             [encoding] = backend.encode_batch([(first, second)])
-        ids, before = (ids_of(encoding), None) if twin is None else twin.read(encoding)
+        ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
         of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]
         if not of_second:
             return ids, len(ids), 0
@@ -258,6 +258,11 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
+
+
+def _ids_of(encoding: tokenizers.Encoding) -> list[int]:
+    ids: list[int] = encoding.ids
+    return ids
 
 
 class ShowingDecoder:
