@@ -48,6 +48,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "make "): SHELL,
     ("README.md", ". .venv/bin/activate"): SHELL,
     ("README.md", "weft chat"): TERMINAL,
+    ("README.md", "weft run"): TERMINAL,
     ("README.md", "weft simulate sample"): "20 s; the sample runs in tests/docs/test_simulated_figures.py",
     ("README.md", "weft eval recall"): "half a minute; docs/cli.md has it with fewer questions",
     ("docs/adding-a-model.md", "def read_recurrent_gemma"): FRAGMENT,
