@@ -121,9 +121,9 @@ def with_pictures(
     template does not write as many as there are pictures of their kind."""
     spelled = frozenset(quoted)
     pattern = "|".join(map(re.escape, tokens.values()))
-    written = [one for one in re.finditer(pattern, text) if one.start() not in spelled]
-    written_tokens = [one[0] for one in written]
-    bounds = [0, *(at for one in written for at in one.span()), len(text)]
+    spots = [one for one in re.finditer(pattern, text) if one.start() not in spelled]
+    written_tokens = [one[0] for one in spots]
+    bounds = [0, *(at for one in spots for at in one.span()), len(text)]
     pieces = [text[first:last] for first, last in pairwise(bounds)][::2]
     if written_tokens != [tokens[picture.kind] for picture in pictures]:
         shown_of = Counter(picture.kind for picture in pictures)
