@@ -57,7 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Server": ("host", "port", "log_level", "log_format", "log_file", "otlp_endpoint", "record", "replicas", "roles",
                "listen_engines", "token", "http_workers", "ray"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "media_domains",
-                 "tenant_by_key"),
+                 "tenant_by_key", "trust_control_tokens"),
     "Device": ("device", "threads", "tp", "ep"),
 }  # fmt: skip
 FREQUENT = frozenset(
