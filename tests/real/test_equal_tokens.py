@@ -1,6 +1,6 @@
 """Nothing that the engine does around the model changes a token of a released model in bfloat16.
 
-The answers of five prompts, one after another in an engine that guesses nothing, are what all others are compared with.
+All are compared with the answers of five prompts, one after another in an engine that guesses nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.given_costs import GIVEN_COSTS
 from weft import Engine
 from weft.api import Completion
 
-PROMPT_TOKENS = (24, 90, 200, 410, 640)
-ANSWER_TOKENS = 32
+PROMPT_TOKENS = (24, 90, 200, 330)
+ANSWER_TOKENS = 24
 COSTS = {"step_costs": GIVEN_COSTS}
 REPEATED = (
     "Count the ferries.\n"
@@ -67,7 +67,7 @@ def cold(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
         [answer] = answers(engine, [prompt])
         assert answer.cached_tokens == 0
         found.append(list(answer.tokens))
-    assert len({token for tokens in found for token in tokens}) > 60, "equal tokens would prove little"
+    assert len({token for tokens in found for token in tokens}) > 40, "equal tokens would prove little"
     return found
 
 
@@ -99,17 +99,17 @@ def test_company_in_a_step_changes_no_token(engine: Engine, prompts: list[list[i
 
 
 def test_preemption_changes_no_token(model: Path, prompts: list[list[int]], cold: list[list[int]]) -> None:
-    with engine_of(model, memory="22MiB", max_model_len=768) as small:
-        together = answers(small, prompts)
+    with engine_of(model, memory="16MiB", max_model_len=512) as small:
+        together = answers(small, prompts * 3)
         assert small.stats().preemptions > 0
-    assert tokens_of(together) == cold
+    assert tokens_of(together) == cold * 3
 
 
 def test_speculation_changes_no_token(model: Path, prompts: list[list[int]], cold: list[list[int]]) -> None:
     with engine_of(model, speculate="suffix,tree") as guessing:
         found = tokens_of([answers(guessing, [prompt])[0] for prompt in prompts[-3:]])
         sources = guessing.stats().speculation.sources
-    assert sum(source.accepted for source in sources.values()) > 10
+    assert sum(source.accepted for source in sources.values()) > 5
     assert found == cold[-3:]
 
 
