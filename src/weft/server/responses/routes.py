@@ -51,6 +51,7 @@ from weft.server.sse import (
     Handler,
     answer_job,
     json_response,
+    made,
     owner_of,
     page_of,
     read_raw,
@@ -79,7 +80,8 @@ class ResponseHandlers:
         history, response_id = await self._history(request, body), new_response_id()
         items = await self._items(request, body, history, response_id)
         try:
-            turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
+            preparing = prepare_response(self._service, body, [*history.items, *items], history.known)
+            turn = await unless_gone(preparing, request.receive)
         except RequestError as error:
             said = in_own_words(error)
             if isinstance(said, ContextLengthError) and body.stream and not body.background:
@@ -89,7 +91,7 @@ class ResponseHandlers:
         if body.background:
             return await self._begin(request, body, job, items)
         return await answer_job(
-            request, job, stream=bool(body.stream), keep_alive_s=self._service.config.sse_keep_alive
+            request, made(job), stream=bool(body.stream), keep_alive_s=self._service.config.sse_keep_alive
         )
 
     async def response_input_tokens(self, request: Request) -> Response:
