@@ -140,10 +140,10 @@ def check_derived(checkpoint: CheckpointFiles, derived: Mapping[str, tuple[torch
     """Raises CheckpointError naming a tensor whose values are not those that config.json leads to."""
     with closing(MappedFiles()) as files:
         for name, (expected, keys) in derived.items():
-            found, wanted = files.read(checkpoint.tensors[name]).flatten(), expected.flatten().cpu()
+            values, wanted = files.read(checkpoint.tensors[name]).flatten(), expected.flatten().cpu()
             is_whole = not wanted.is_floating_point()
             same = torch.equal if is_whole else partial(torch.allclose, rtol=_ROUNDED)
-            if found.shape != wanted.shape or not same(found.to(wanted.dtype), wanted):
+            if values.shape != wanted.shape or not same(values.to(wanted.dtype), wanted):
                 raise CheckpointError(
                     f"{checkpoint.source}: {name} has other values than config.json leads to ({keys}): the file and "
                     "its configuration are of different models",

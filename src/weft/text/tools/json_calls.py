@@ -147,7 +147,7 @@ class ObjectScanner:
         self._in_string = False
         self._after_backslash = False
         self._comma = self._word = ""
-        """Of the copy, outside strings: a comma and the space behind it, then a word, of which more may come."""
+        """Of the copy, outside strings: a comma and the space after it, then a word, of which more may come."""
 
     def scan(self, text: str, until: int | None = None) -> None:
         """Up to ``until``, the end of ``text``, or of the object."""
