@@ -173,7 +173,7 @@ class Way:
     prepare: Callable[[Service, Any], Awaitable[Job]]
 
 
-async def made(job: Job) -> Job:
+async def prepared(job: Job) -> Job:
     """Return ``job``, which was prepared before."""
     return job
 
