@@ -19,8 +19,8 @@ from tests.support.given_costs import GIVEN_COSTS
 from weft import Engine
 from weft.api import Completion
 
-PROMPT_TOKENS = (24, 90, 200, 330)
-ANSWER_TOKENS = 24
+PROMPT_TOKENS = (24, 90, 200, 410, 640)
+ANSWER_TOKENS = 32
 COSTS = {"step_costs": GIVEN_COSTS}
 REPEATED = (
     "Count the ferries.\n"
@@ -99,17 +99,17 @@ def test_company_in_a_step_changes_no_token(engine: Engine, prompts: list[list[i
 
 
 def test_preemption_changes_no_token(model: Path, prompts: list[list[int]], cold: list[list[int]]) -> None:
-    with engine_of(model, memory="16MiB", max_model_len=512) as small:
-        together = answers(small, prompts * 3)
+    with engine_of(model, memory="22MiB", max_model_len=768) as small:
+        together = answers(small, prompts)
         assert small.stats().preemptions > 0
-    assert tokens_of(together) == cold * 3
+    assert tokens_of(together) == cold
 
 
 def test_speculation_changes_no_token(model: Path, prompts: list[list[int]], cold: list[list[int]]) -> None:
     with engine_of(model, speculate="suffix,tree") as guessing:
         found = tokens_of([answers(guessing, [prompt])[0] for prompt in prompts[-3:]])
         sources = guessing.stats().speculation.sources
-    assert sum(source.accepted for source in sources.values()) > 5
+    assert sum(source.accepted for source in sources.values()) > 10
     assert found == cold[-3:]
 
 
