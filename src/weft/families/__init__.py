@@ -66,26 +66,12 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
-from weft.families import (
-    attention,
-    delta,
-    gemma,
-    gigachat,
-    gpt_oss,
-    indexed,
-    inkling,
-    jet_nemotron,
-    lfm2,
-    lightning,
-    mamba,
-    rwkv,
-    xlstm,
-    zaya,
-)
+from weft.families import attention, delta, gemma, gigachat, gpt_oss, indexed, lfm2, lightning, mamba, rwkv
 from weft.families.architecture import Architecture
 from weft.families.causality import as_causality_says
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.known_keys import is_harmless
+from weft.families.more import inkling, jet_nemotron, minicpm_sala, recurrent_gemma, xlstm, zamba, zaya
 from weft.families.reading import Family
 from weft.spec import DTypeName, ModelSpec
 
@@ -214,13 +200,16 @@ FAMILIES: tuple[Family, ...] = tuple(
         gigachat,
         gpt_oss,
         indexed,
-        inkling,
-        jet_nemotron,
         lfm2,
         lightning,
         mamba,
         rwkv,
+        inkling,
+        jet_nemotron,
+        minicpm_sala,
+        recurrent_gemma,
         xlstm,
+        zamba,
         zaya,
     )
     for family in module.FAMILIES

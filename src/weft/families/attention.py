@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.families import reading
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
 
 

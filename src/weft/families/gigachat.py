@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.families.architecture import Architecture, Dense, GatedDelta, LatentAttention, NormGate
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.delta import (
     FeedDefaults,
@@ -25,7 +25,11 @@ from weft.families.delta import (
     read_latent_attention,
     scale_of_rope,
 )
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.feed_forward import Dense
+from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.reading import Family, build_architecture, layer_kinds
+from weft.families.tensors import NormGate
 
 GATE_RANK = 16
 """No configuration names it."""

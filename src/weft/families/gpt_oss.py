@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.families import reading
-from weft.families.architecture import Architecture, Experts, Rope
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers.attention import Rope
+from weft.families.mixers.feed_forward import Experts
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
 
 MAX_POSITIONS = 131_072

@@ -21,8 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft.families import architecture as shapes
-from weft.families.architecture import Architecture, Index, KimiDelta, Ngrams, Streams, WithNgrams
+from weft.families.architecture import Architecture, Streams
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.delta import (
@@ -33,6 +32,10 @@ from weft.families.delta import (
     read_kimi_feed_forwards,
     read_latent_attention,
 )
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Index
+from weft.families.mixers.delta import KimiDelta
+from weft.families.mixers.ngrams import Ngrams, WithNgrams
 from weft.families.reading import (
     INDEXED_KINDS,
     Family,
@@ -68,7 +71,7 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
     delta = replace(read_gated_delta(keys), sigmoid_gate=gate == "sigmoid")
     ngrams = _ngrams(keys, streams.count * keys.integer("hidden_size"), kinds)
 
-    def mixer(layer: int) -> shapes.Mixer:
+    def mixer(layer: int) -> Mixer:
         if kinds[layer] == "attention":
             return attention
         return WithNgrams(delta, ngrams[layer]) if layer in ngrams else delta

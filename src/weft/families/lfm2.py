@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.short_conv import ShortConv
 from weft.families.reading import (
     CONVOLVED_KINDS,
     WINDOW_KIND,

@@ -18,9 +18,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
-from weft.families import architecture as shapes
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba1, Mamba2
+from weft.families.architecture import Architecture, MtpLayer
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.combined import Parallel, SharedBlock
+from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.mixers.mamba import GatedNorm, InnerNorms, Mamba1, Mamba2
 from weft.families.reading import (
     Family,
     build_architecture,
@@ -40,8 +44,8 @@ def read_mamba(family: str, keys: ConfigKeys) -> Architecture:
     """Falcon-Mamba is Mamba with norms inside. ``intermediate_size`` wins over ``expand``: Falcon-Mamba 7B
     states both, and they differ."""
     hidden = keys.integer("hidden_size")
-    rank = _step_rank(keys, "time_step_rank", hidden)
-    norms: shapes.InnerNorms = "plain" if family == "falcon_mamba" else "none"
+    rank = step_rank(keys, "timestep_rank", hidden)
+    norms: InnerNorms = "plain" if family == "falcon_mamba" else "none"
     mixer = Mamba1(
         channels=keys.integer("intermediate_size", int(keys.number("expand", 2.0) * hidden)),
         state_dim=keys.integer("state_size", 16),
@@ -86,10 +90,10 @@ def _mamba_alone(family: str, keys: ConfigKeys, mixer: Mamba1 | Mamba2, *, tied:
 
 
 def read_jamba(family: str, keys: ConfigKeys) -> Architecture:
-    attends = _every(keys, "attn_layer", 8, 4)
+    attends = every_nth(keys, "attn_layer", 8, 4)
     kinds = layer_kinds(keys, lambda count: ["attention" if attends(i) else "recurrent" for i in range(count)])
     hidden = keys.integer("hidden_size")
-    rank = _step_rank(keys, "mamba_dt_rank", hidden)
+    rank = step_rank(keys, "mamba_dt_rank", hidden)
     eps = keys.number("rms_norm_eps", 1e-6)
     attention = read_attention(keys, rotary=False)
     mamba = Mamba1(
@@ -119,11 +123,11 @@ def _jamba_feed_forwards(keys: ConfigKeys, layers: int) -> list[FeedForward]:
         # One expert is a dense layer, and has no router in the files.
         return [dense] * layers
     sparse = Experts(count=count, per_token=experts_per_token(keys, count, default=2), width=width, normalized=False)
-    chosen = _every(keys, "expert_layer", 2, 1)
+    chosen = every_nth(keys, "expert_layer", 2, 1)
     return [sparse if chosen(layer) else dense for layer in range(layers)]
 
 
-def _every(keys: ConfigKeys, what: str, period: int, offset: int) -> Callable[[int], bool]:
+def every_nth(keys: ConfigKeys, what: str, period: int, offset: int) -> Callable[[int], bool]:
     """Whether a layer is one of every ``what``_period layers, the first of them at ``what``_offset."""
     period = keys.integer(f"{what}_period", period)
     offset = keys.integer(f"{what}_offset", offset, least=0)
@@ -152,7 +156,7 @@ def read_falcon_h1(family: str, keys: ConfigKeys) -> Architecture:
     count = keys.integer("num_hidden_layers")
     attention = read_attention(keys)
     attention = replace(attention, scale=attention.scale * keys.number("key_multiplier", 1.0))
-    norm: shapes.GatedNorm = "none"
+    norm: GatedNorm = "none"
     if keys.boolean("mamba_rms_norm", False):
         norm = "gate_last" if keys.boolean("mamba_norm_before_gate", True) else "gate_first"
     mamba = read_mamba2(
@@ -162,7 +166,7 @@ def read_falcon_h1(family: str, keys: ConfigKeys) -> Architecture:
         multipliers=keys.numbers("ssm_multipliers", (1.0,) * 5),
         output_bias=keys.boolean("projectors_bias", False),
     )
-    mixer = shapes.Parallel(
+    mixer = Parallel(
         attention,
         mamba,
         attention_in=keys.number("attention_in_multiplier", 1.0),
@@ -238,7 +242,7 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
         _nemotron_kinds(keys),
         read_attention(keys, rotary=False, head_dim=keys.integer("attention_head_dim", 128)),
     )  # older files call it so
-    mixers: dict[str, shapes.Mixer] = {"recurrent": _nemotron_mamba(keys), "attention": attention}
+    mixers: dict[str, Mixer] = {"recurrent": _nemotron_mamba(keys), "attention": attention}
     feeds: dict[str, FeedForward] = {}
     if "dense" in kinds:
         feeds["dense"] = Dense(
@@ -258,13 +262,13 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-def _nemotron_mtp(keys: ConfigKeys, attention: Attention) -> shapes.MtpLayer | None:
+def _nemotron_mtp(keys: ConfigKeys, attention: Attention) -> MtpLayer | None:
     """Nemotron 3: one head of an attention layer and an experts layer. Other heads are not served."""
     if keys.integer("num_nextn_predict_layers", 0, least=0) != 1:
         return None
     kinds = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
     names = [(_NAMES if isinstance(kinds, list) else _PATTERN).get(kind) for kind in kinds]
-    return shapes.MtpLayer(attention, _nemotron_experts(keys)) if names == ["attention", "experts"] else None
+    return MtpLayer(attention, _nemotron_experts(keys)) if names == ["attention", "experts"] else None
 
 
 def _nemotron_kinds(keys: ConfigKeys) -> list[str]:
@@ -330,47 +334,7 @@ _SHARED_KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 _ZAMBA2_SHARED = [layer in (6, 12, 18, 24, 30, 36, 42, 47, 51) for layer in range(54)]
 
 
-def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(
-        hidden_size=3712, num_hidden_layers=76, num_attention_heads=16, vocab_size=32_000, n_mamba_heads=2
-    )
-    hidden, count = keys.integer("hidden_size"), keys.integer("num_hidden_layers")
-    keys.only(hidden_mamba_act="silu")
-    attention = _zamba_attention(keys, hidden)
-    for key, served in (("attention_hidden_size", 2 * hidden), ("attention_head_dim", attention.head_dim)):
-        if keys.get(key) is not None and keys.integer(key) != served:
-            fail(key, keys.integer(key), f"only {served} is served: what reads stream and embedding")
-    heads, inner = keys.integer("n_mamba_heads"), keys.integer("mamba_expand", 2) * hidden
-    if inner % heads:
-        fail("n_mamba_heads", heads, f"it must divide mamba_expand x hidden_size = {inner}")
-    mamba = Mamba1(
-        channels=inner,
-        state_dim=keys.integer("mamba_d_state", 16),
-        dt_rank=_step_rank(keys, "mamba_dt_rank", hidden),
-        conv_kernel=keys.integer("mamba_d_conv", 4),
-        conv_bias=keys.boolean("mamba_conv_bias", True),
-        projection_bias=keys.boolean("mamba_proj_bias", False),
-        heads=heads,
-    )
-    dense = Dense(keys.integer("intermediate_size", 14_848), "gelu")
-    attends = _every(keys, "attn_layer", 6, 4)
-    beside = _shared_beside(keys, [layer == 2 or (layer > 2 and attends(layer - 3)) for layer in range(count)])
-    mixers = [
-        shapes.SharedBlock(attention, mamba, dense, block=0, use=sum(beside[:layer])) if shared else mamba
-        for layer, shared in enumerate(beside)
-    ]
-    return build_architecture(
-        family,
-        keys,
-        mixers,
-        [None] * count,
-        max_positions=4096,
-        tied=keys.boolean("tie_word_embeddings", True),
-        default_eps=1e-5,
-    )
-
-
-def _step_rank(keys: ConfigKeys, name: str, hidden: int) -> int:
+def step_rank(keys: ConfigKeys, name: str, hidden: int) -> int:
     return ceil_div(hidden, 16) if keys.get(name, "auto") == "auto" else keys.integer(name)
 
 
@@ -379,18 +343,18 @@ def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
         fail("use_long_context", True, "the context this model was trained on is served")
     hidden = keys.integer("hidden_size")
     rotary = keys.boolean("use_mem_rope", False)
-    mamba, attention = _zamba2_mamba(keys, hidden), _zamba_attention(keys, hidden, rotary=rotary)
+    mamba, attention = _zamba2_mamba(keys, hidden), zamba_attention(keys, hidden, rotary=rotary)
     # Sizes that follow from others.
     keys.only(attention_hidden_size=2 * hidden, attention_head_dim=attention.head_dim, mamba_headdim=mamba.head_dim)
     dense = Dense(keys.integer("intermediate_size", 4 * hidden), "gelu", bias=keys.boolean("add_bias_linear", False))
     blocks, rank = keys.integer("num_mem_blocks", 1), keys.integer("adapter_rank", 128)
     adapted = keys.boolean("use_shared_attention_adapter", False)
-    mixers: list[shapes.Mixer] = []
+    mixers: list[Mixer] = []
     use = 0
-    for shared in _shared_beside(keys, _ZAMBA2_SHARED):
+    for shared in shared_beside(keys, _ZAMBA2_SHARED):
         if shared:
             mixers.append(
-                shapes.SharedBlock(
+                SharedBlock(
                     attention, mamba, dense, block=use % blocks, use=use, adapter_rank=rank, adapted_attention=adapted
                 )
             )
@@ -408,7 +372,7 @@ def read_zamba2(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-def _shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
+def shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
     """For each layer, whether a shared block stands beside it."""
     name = "layers_block_type" if keys.get("layers_block_type") is not None else "layer_types"
     count = keys.integer("num_hidden_layers", len(default))
@@ -421,7 +385,7 @@ def _shared_beside(keys: ConfigKeys, default: list[bool]) -> list[bool]:
     return [_SHARED_KINDS[kind] for kind in listed]
 
 
-def _zamba_attention(keys: ConfigKeys, hidden: int, *, rotary: bool = False) -> Attention:
+def zamba_attention(keys: ConfigKeys, hidden: int, *, rotary: bool = False) -> Attention:
     """It sees stream and embedding side by side, so heads are twice as wide; the scale is of half of that."""
     heads = keys.integer("num_attention_heads", 32)
     kv_heads = keys.integer("num_key_value_heads", heads)
@@ -459,6 +423,5 @@ FAMILIES = (
     Family("falcon_h1", ("falcon_h1",), read_falcon_h1),
     Family("granite_hybrid", ("granitemoehybrid",), read_granite),
     Family("nemotron_h", ("nemotron_h",), read_nemotron_h),
-    Family("zamba", ("zamba",), read_zamba, activation="gelu"),
     Family("zamba2", ("zamba2",), read_zamba2, activation="gelu"),
 )

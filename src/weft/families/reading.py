@@ -11,8 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from weft.families import architecture as shapes
+from weft.families.architecture import Architecture, MtpLayer
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.mamba import GatedNorm, Mamba2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]
-    read: Callable[[str, ConfigKeys], shapes.Architecture]
+    read: Callable[[str, ConfigKeys], Architecture]
     activation: str = "silu"
     released: tuple[tuple[str, str], ...] = ()
 
@@ -77,7 +81,7 @@ def read_attention(
     head_dim: int | None = None,
     qk_norm: bool = False,
     gated: bool = False,
-) -> shapes.Attention:
+) -> Attention:
     heads = keys.integer("num_attention_heads")
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -87,7 +91,7 @@ def read_attention(
         fail("hidden_size", hidden, f"each of num_attention_heads {heads} needs a part of it")
     head_dim = keys.integer("head_dim", head_dim or hidden // heads)
     rope = read_rope(keys, head_dim, theta=theta, partial=partial) if rotary else None
-    return shapes.Attention(
+    return Attention(
         heads,
         kv_heads,
         head_dim,
@@ -103,17 +107,17 @@ def read_mamba2(
     keys: ConfigKeys,
     *,
     inner: int | None = None,
-    norm: shapes.GatedNorm = "gate_first",
+    norm: GatedNorm = "gate_first",
     multipliers: tuple[float, ...] = (),
     output_bias: bool | None = None,
-) -> shapes.Mamba2:
+) -> Mamba2:
     """From the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if
     it is not ``mamba_expand`` times the hidden size."""
     heads, groups = keys.integer("mamba_n_heads", 128), keys.integer("mamba_n_groups", 1)
     stated = "mamba_d_ssm" if inner is not None else "mamba_expand x hidden_size"
     inner = inner or keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
     head_dim = inner // heads if keys.get("mamba_d_head", "auto") == "auto" else keys.integer("mamba_d_head")
-    mamba = shapes.Mamba2(
+    mamba = Mamba2(
         heads=heads,
         head_dim=head_dim,
         groups=groups,
@@ -129,7 +133,7 @@ def read_mamba2(
     return check_mamba2(mamba, inner, stated, heads="mamba_n_heads", groups="mamba_n_groups")
 
 
-def check_mamba2(mamba: shapes.Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> shapes.Mamba2:
+def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> Mamba2:
     """``mamba`` itself. ``heads`` and ``groups`` are the names of the keys; ``inner``, by the name
     ``stated``, is what the heads must fill."""
     if mamba.inner_width != inner:
@@ -142,8 +146,8 @@ def check_mamba2(mamba: shapes.Mamba2, inner: int, stated: str, *, heads: str, g
 def build_architecture(
     family: str,
     keys: ConfigKeys,
-    mixers: Sequence[shapes.Mixer | None],
-    feed_forwards: Sequence[shapes.FeedForward | None],
+    mixers: Sequence[Mixer | None],
+    feed_forwards: Sequence[FeedForward | None],
     *,
     tied: bool | None = None,
     eps: float | None = None,
@@ -151,12 +155,12 @@ def build_architecture(
     max_positions: int | None = None,
     residual_float32: bool = False,
     sandwich_norms: bool = False,
-    mtp: shapes.MtpLayer | None = None,
+    mtp: MtpLayer | None = None,
     **more: Any,
-) -> shapes.Architecture:
+) -> Architecture:
     """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
     ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
-    return shapes.Architecture(
+    return Architecture(
         family=family,
         vocab_size=keys.integer("vocab_size"),
         hidden_size=keys.integer("hidden_size"),
@@ -174,7 +178,7 @@ def build_architecture(
     )
 
 
-def _positions(stated: int, mixers: Sequence[shapes.Mixer | None]) -> int:
+def _positions(stated: int, mixers: Sequence[Mixer | None]) -> int:
     """Return the longest context: of a YaRN rope its factor times the original length, since model cards add
     ``rope_scaling`` and leave ``max_position_embeddings`` as it was."""
     attentions = (getattr(mixer, "attention", mixer) for mixer in mixers)
@@ -182,7 +186,7 @@ def _positions(stated: int, mixers: Sequence[shapes.Mixer | None]) -> int:
     return max([stated, *(int(rope.factor * rope.original_positions) for rope in ropes if _is_yarn(rope))])
 
 
-def _is_yarn(rope: shapes.Rope | None) -> TypeGuard[shapes.Rope]:
+def _is_yarn(rope: Rope | None) -> TypeGuard[Rope]:
     return rope is not None and rope.kind == "yarn"
 
 
@@ -206,7 +210,7 @@ def expert_groups(keys: ConfigKeys, count: int, name: str, groups: int, default:
     return groups, chosen
 
 
-def whole_or_proportional(rope: shapes.Rope, head_dim: int) -> shapes.Rope:
+def whole_or_proportional(rope: Rope, head_dim: int) -> Rope:
     """Return ``rope``. Raises CheckpointError where a part of a head turns in another way than ``proportional``: of
     these families transformers then leaves the part out of account."""
     if rope.kind == "default" and rope.rotary_dim != head_dim:
@@ -223,8 +227,8 @@ def states_window(keys: ConfigKeys) -> bool:
 
 
 def windowed(
-    attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None, max_positions: int | None = None
-) -> shapes.Attention:
+    attention: Attention, keys: ConfigKeys, *, default: int | None = None, max_positions: int | None = None
+) -> Attention:
     """``attention`` with the ``sliding_window`` of ``keys``."""
     window = keys.integer("sliding_window", default)
     if window >= _positions(keys.integer("max_position_embeddings", max_positions), [attention]):

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.families.architecture import Architecture, Mixer
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mamba import POSITIONS
-from weft.families.mixing import ChannelMix, TimeMix
+from weft.families.mixers import Mixer
+from weft.families.mixers.mixing import ChannelMix, TimeMix
 from weft.families.reading import Family, build_architecture
 from weft.units import ceil_div
 

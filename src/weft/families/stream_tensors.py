@@ -9,11 +9,11 @@ Every rank holds all but the second embedding whole.
 
 from __future__ import annotations
 
-from weft.families import architecture as shapes
+from weft.families.architecture import Streams
 from weft.families.tensors import Dim, Numbered, Table, Tensor, norm_weight, product
 
 
-def stream_mix(shape: shapes.Streams, hidden: int, *, last: bool = False, joint: str = "") -> Table:
+def stream_mix(shape: Streams, hidden: int, *, last: bool = False, joint: str = "") -> Table:
     """What mixes streams around one block, whole on each rank; ``last``: behind all layers. ``joint``: what
     joins the names of mixed streams to that of their block."""
     width = shape.count * hidden

@@ -23,10 +23,10 @@ from typing import Protocol
 
 import torch
 
-from weft.families.architecture import Architecture, Rope
+from weft.families.architecture import Architecture
+from weft.families.mixers.attention import Rope
 from weft.models.adapter_targets import Targets
 from weft.models.blocks.adapted import AdaptedTable
-from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.streams import Carried, StreamMix
 from weft.models.embedding import Embedding, Lookup, Table
@@ -37,6 +37,7 @@ from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
 from weft.tensor.adapter_rows import ActiveAdapters
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.linear import tiled_linear
 from weft.tensor.ops.norm import add_norm
 from weft.tensor.weights.tiles import InTiles

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.families.architecture import Rope
-from weft.models.blocks.attention import AttentionBlock, CosSin
+from weft.families.mixers.attention import Rope
+from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.feed_forward import SwiGlu
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.recurrent import RecurrentBlock, ShortConvBlock
@@ -28,6 +28,7 @@ from weft.models.layer import DecoderLayer
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.replay_log import LoggedRuns, ReplayLog
 
 _FEW_ROWS = 16

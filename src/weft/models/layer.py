@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from weft.models.blocks.attention import CosSin
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import FeedForward
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.streams import StreamMix
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 
 
-class Mixer(Protocol):
+class MixerBlock(Protocol):
     """Moves information between the tokens of a sequence."""
 
     def __call__(
@@ -69,7 +72,7 @@ class DecoderLayer:
     feed-forward gives passes it (Inkling)."""
 
     mixer_norm: Norm | None
-    mixer: Mixer | None
+    mixer: MixerBlock | None
     feed_norm: Norm | None
     feed_forward: FeedForwardBlock | None
     mixer_out_norm: Norm | None = None
@@ -80,3 +83,7 @@ class DecoderLayer:
     before: Before | None = None
     mixes: tuple[StreamMix | None, StreamMix | None] = (None, None)
     feed_conv: Convolved | None = None
+
+
+ReadLayer = Callable[[str, Mixer | None, FeedForward | None], DecoderLayer]
+"""Reads "layers.3" of its mixer and its feed-forward."""

@@ -38,20 +38,23 @@ import numpy as np
 import torch
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture, MtpLayer, Rope
-from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock
+from weft.families.architecture import Architecture, MtpLayer
+from weft.families.mixers.attention import Rope
+from weft.models.blocks.attention import AttentionBlock
+from weft.models.blocks.latent_attention import LatentAttentionBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.blocks.streams import StreamMix
+from weft.models.blocks.streams import StreamMix, read_streams
 from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding, Lookup
-from weft.models.families import ReadLayer, layers_of, reader_of
+from weft.models.families import layers_of, reader_of
 from weft.models.fused_decoder import FusedDecoder
-from weft.models.layer import DecoderLayer
+from weft.models.layer import DecoderLayer, ReadLayer
+from weft.models.rank_share import RankShare, RankVocabulary, Summed
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.rotary import RotaryTable
 from weft.models.runtime_form import RuntimeForm
-from weft.models.sharded_model import RankedModel, RankShare, RankVocabulary, Summed
+from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
@@ -227,7 +230,6 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
     if source.share is not None:
         assert isinstance(trunk, RankedModel)
         embedding, vocabulary = trunk.lookup, trunk.draft_vocabulary(VOCAB_MAX)
-        [layer] = source.share.joined([layer])
     joins = [source.linear([(f"{join}.weight", hidden)], 2 * hidden // len(names.joins)) for join in names.joins]
     last = next((name for name in names.last if source.has(f"{name}.weight")), names.last[0])
     one = shape.streams is None
@@ -240,7 +242,7 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
         JoinedOnce(*joins) if one else JoinedStreams(*joins),
         layer,
         read.norm(last) if one else None,
-        None if shape.streams is None else read.streams(shape.streams, last, last=True),
+        None if shape.streams is None else read_streams(read, shape.streams, last, last=True),
         _first_tokens(trunk.head),
         None if rope is None else RotaryTable(rope, trunk.embedding.device, architecture.turn_sections),
         vocabulary,

@@ -16,18 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.errors import CheckpointError
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    ConvolvedAttention,
-    Dense,
-    Experts,
-    LatentAttention,
-    RelativeAttention,
-    SharedBlock,
-)
+from weft.families.architecture import Architecture
+from weft.families.mixers.combined import SharedBlock
+from weft.families.mixers.feed_forward import Experts
 from weft.families.stream_tensors import behind_layer, per_layer, residual_scale, stream_mix
-from weft.families.tensors import Form, Table, norm_gate, shared_block, tables, vocabulary
+from weft.families.tensors import Form, Table, norm_gate, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
@@ -331,10 +324,10 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
             apart = isinstance(record, Experts) and record.normed_apart
             if streams is None or streams.kind == "mixed":
                 yield "norms", "plain", norm * (1 + architecture.sandwich_norms + 3 * apart)
-            yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
+            yield from _record_pieces(record.part, record.tables(hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)
-            yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
+            yield from _record_pieces("attention", mixer.block_tables(hidden), tp)
             yield "attention", "plain", 3 * hidden
     if architecture.vision is not None:  # whole, on the first rank
         tower = architecture.vision
@@ -362,7 +355,7 @@ def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form
         mixes = [*[stream_mix(streams, hidden)] * 2, stream_mix(streams, hidden, last=True)]
         yield from _record_pieces("draft head", mixes, tp)
     for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
-        yield from _record_pieces("draft head", tables(record, hidden), tp)
+        yield from _record_pieces("draft head", record.tables(hidden), tp)
 
 
 def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[tuple[str, Form, int]]:
@@ -377,12 +370,3 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
 
 
 _NGRAMS = "n-gram tables"
-_PART: dict[type, str] = {
-    Attention: "attention",
-    ConvolvedAttention: "attention",
-    LatentAttention: "attention",
-    RelativeAttention: "attention",
-    Dense: "feed-forward",
-    Experts: "experts",
-}
-"""All others are recurrent."""

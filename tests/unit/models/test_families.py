@@ -10,7 +10,11 @@ import pytest
 
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import SUPPORTED, named_dtype, read_architecture, read_spec
-from weft.families.architecture import Attention, Dense, Experts, GatedDelta, Mamba2, Rope, ShortConv
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.mamba import Mamba2
+from weft.families.mixers.short_conv import ShortConv
 
 Config = dict[str, Any]
 

@@ -11,26 +11,19 @@ import pytest
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError, ConfigError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import (
-    Attention,
-    ConvolvedAttention,
-    Dense,
-    Experts,
-    GatedDelta,
-    Index,
-    KeyIndex,
-    KimiDelta,
-    LatentAttention,
-    Lightning,
-    MtpLayer,
-    NormGate,
-    RelativeAttention,
-    Rope,
-    ShortConv,
-    Streams,
-    WithNgrams,
-)
+from weft.families.architecture import MtpLayer, Streams
+from weft.families.mixers.attention import Attention, Index, KeyIndex, Rope
+from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.mixers.lightning import Lightning
+from weft.families.mixers.ngrams import WithNgrams
+from weft.families.mixers.short_conv import ShortConv
+from weft.families.more.inkling import RelativeAttention
+from weft.families.more.jet_nemotron import DynamicDelta
+from weft.families.more.zaya import ConvolvedAttention
 from weft.families.sharding import possible_tps, rank_architecture
+from weft.families.tensors import NormGate
 
 Config = dict[str, Any]
 
@@ -772,14 +765,12 @@ def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
 def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(JET_NEMOTRON_2B)
     full = Attention(12, 2, 128, 128**-0.5, Rope(1e6, 128), bias=True, out_bias=False)
-    delta = GatedDelta(12, 12, 96, 256, 4, kernel_rank=384, norm_eps=1e-5)
+    delta = DynamicDelta(12, 96, 256, 4, 384, 1e-5)
     assert (model.mixers[13:15], model.mixers[20]) == ((delta, full), dataclasses.replace(full, window=1152))
     assert (model.norm_eps, model.tied_embeddings) == (1e-6, True)
     silent = {"model_type": "jet_nemotron", "torch_dtype": "bfloat16", "layer_types": ["jet"] * 28}
     settings = {"efficient_attention_config": {"jet": {"head_dim": 96, "num_heads": 12, "expand_v": 2}}}
-    assert set(read_architecture(silent | settings).mixers) == {
-        GatedDelta(12, 12, 96, 192, 4, kernel_rank=288, norm_eps=1e-5)
-    }
+    assert set(read_architecture(silent | settings).mixers) == {DynamicDelta(12, 96, 192, 4, 288, 1e-5)}
     assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
 
 

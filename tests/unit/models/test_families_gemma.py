@@ -15,7 +15,9 @@ from tests.unit.models.releases_gemma import (
 )
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import Attention, Dense, Experts, RgLru, Rope
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.more.recurrent_gemma import RgLru
 
 
 def changed(name: str, **changes: object) -> Config:

@@ -8,18 +8,12 @@ from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import (
-    Attention,
-    Dense,
-    Experts,
-    Mamba1,
-    Mamba2,
-    MatrixLstm,
-    Parallel,
-    Rope,
-    SharedBlock,
-)
-from weft.families.mixing import ChannelMix, TimeMix
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.combined import Parallel, SharedBlock
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.mamba import Mamba1, Mamba2
+from weft.families.mixers.mixing import ChannelMix, TimeMix
+from weft.families.more.xlstm import MatrixLstm
 
 NO_LIMIT = (0.0, float("inf"))
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.families.architecture import Ngrams
+from weft.families.mixers.ngrams import Ngrams
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Norm, Projection
-from weft.models.embedding import Lookup
+from weft.models.embedding import Embedding, Lookup
 from weft.spec import HISTORY_BASE, HISTORY_CHANNELS
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv
@@ -106,3 +107,29 @@ class NgramsBlock:
             ended_T = ended_T | (token_T < 0) | (token_T == self.shape.end)
             earlier.append(torch.where(ended_T, self.shape.end, token_T))
         return earlier
+
+
+def read_ngrams(read: BlockReader, shape: Ngrams, name: str) -> NgramsBlock:
+    source, inner = read.source, f"{name}.ple_embedding"
+    shards = 0
+    while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
+        shards += 1
+    stored = read.table(shape.table(read.hidden, shards=shards), name)
+    for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
+        source.leave(f"{inner}.{derived}")
+    first = stored.table["table"][0]
+    parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
+    table = (
+        source.rows(parts, stored.declared(first)[1][1])
+        if shards
+        # codes of a GGUF file stay
+        else source.table(parts[0][0], first, is_head=False)
+    )
+    streams = read.architecture.streams
+    assert streams is not None
+    key, query, conv = (
+        Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one) for norm in ("key", "query", "conv")
+    )
+    return NgramsBlock(
+        shape, Embedding(table), source.summed(stored.linear("project")), key, query, conv, stored.conv(), streams.count
+    )

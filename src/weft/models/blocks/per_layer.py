@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.families.stream_tensors import behind_layer, per_layer
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.embedding import Lookup
+from weft.models.embedding import Embedding, Lookup
 from weft.tensor.ops.elementwise import activate
 
 
@@ -59,3 +61,23 @@ class BehindLayer:
             inner_TP = activate(self.gate(x_TD), "gelu_tanh") * own_TP
             x_TD = x_TD + self.norm(self.out(inner_TP))
         return x_TD * self.scalar
+
+
+def read_per_layer(read: BlockReader, width: int) -> PerLayerInputs:
+    """Gemma 4's second embedding."""
+    source, layers = read.source, read.architecture.layer_count
+    of_model = per_layer(width, layers, read.architecture.vocab_size, read.hidden)
+    table = read.table(of_model, "")
+    rows, share = table.tensor("table"), source.share
+    second: Lookup = Embedding(rows) if share is None else share.lookup(rows, read.architecture.vocab_size)
+    return PerLayerInputs(second, table.linear("project"), table.norm("norm", read.eps), width)
+
+
+def read_behind(read: BlockReader, name: str) -> BehindLayer:
+    """What follows the layer ``name`` of Gemma 4."""
+    width = read.architecture.per_layer_width
+    table = read.table(behind_layer(width, read.hidden), name)
+    scalar = table.tensor("scalar")
+    if not width:
+        return BehindLayer(scalar)
+    return BehindLayer(scalar, table.linear("gate"), table.linear("out"), table.norm("norm", read.eps))

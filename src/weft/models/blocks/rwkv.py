@@ -26,11 +26,15 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from weft.families.mixing import TimeMix
-from weft.models.blocks.attention import CosSin
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.mixing import ChannelMix, TimeMix
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Projection, by_head
+from weft.models.layer import DecoderLayer, ReadLayer
 from weft.models.vision.encoder import LayerNorm
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.elementwise import activate, each
 from weft.tensor.ops.wkv7 import wkv7
@@ -134,3 +138,65 @@ class ChannelMixBlock:
         x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
         mixed_TD = inputs.asked_of(torch.addcmul(x_TD, distance_TD, self.mix))
         return F.pad(self.down(activate(self.into(mixed_TD), "relu2")), (0, self.carried))
+
+
+def rwkv_layers(read: BlockReader) -> ReadLayer:
+    """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
+    first = read.architecture.mixers[0]
+    assert isinstance(first, TimeMix)
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        stored = f"layers.{int(name.rpartition('.')[2]) // 2}"
+        block: TimeMixBlock | ChannelMixBlock
+        if isinstance(mixer, TimeMix):
+            block = read.block(mixer, f"{stored}.attn", norm=f"{stored}.attn_norm")
+        else:
+            assert isinstance(mixer, ChannelMix)
+            block = read.block(mixer, f"{stored}.ffn", norm=f"{stored}.ffn_norm", carried=first.carried)
+        return DecoderLayer(None, block, None, None)
+
+    return layer
+
+
+def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) -> TimeMixBlock:
+    joined = read.source.has(f"{name}.x_x")  # of the library's first version
+    table = read.table(shape.table(read.hidden, joined=joined), name)
+    mixes = table.tensor("x_x")[:, None] if joined else torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"])
+
+    if not shape.value_rank:  # of some files the first layer has them too, and nothing is made of them
+        for end in ("0.weight", "2.weight", "2.bias"):
+            read.source.leave(f"{name}.v_lora.lora.{end}")
+
+    def low_rank(part: str) -> tuple[Linear, Linear]:
+        return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
+
+    out_norm = table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim
+    r, k, v = (table.linear(part) for part in "rkv")
+    return TimeMixBlock(
+        shape,
+        Shifted(read.layer_norm(norm)),
+        mixes,
+        r,
+        k,
+        v,
+        decay=low_rank("w"),
+        rate=low_rank("a"),
+        gate=low_rank("g"),
+        value=low_rank("v") if shape.value_rank else None,
+        k_k=table.tensor("k_k"),
+        k_a=table.tensor("k_a"),
+        r_k=table.tensor("r_k"),
+        out_norm=out_norm,
+        out=read.source.summed(table.linear("out")),
+    )
+
+
+def read_channel_mix(read: BlockReader, shape: ChannelMix, name: str, *, norm: str, carried: int) -> ChannelMixBlock:
+    table = read.table(shape.table(read.hidden), name)
+    return ChannelMixBlock(
+        Shifted(read.layer_norm(norm)),
+        table.tensor("x_k"),
+        table.linear("into"),
+        read.source.summed(table.linear("down")),
+        carried,
+    )

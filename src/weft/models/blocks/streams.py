@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from weft.families.architecture import Streams
+from weft.families.stream_tensors import stream_mix
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm
 from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.norm import rms_norm
@@ -96,3 +98,20 @@ class MixedStreams:
         give_TS, mix_TSS = carried
         mixed_TSD = mix_TSS.transpose(1, 2) @ torch.unflatten(x_TN, 1, (self.shape.count, -1))
         return (give_TS[..., None] * y_TD[:, None] + mixed_TSD).flatten(1)
+
+
+def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = False) -> StreamMix:
+    """Around the block whose streams lie under ``name``; ``last``: behind all layers."""
+    if shape.kind == "mixed":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
+        layer, _, block = name.rpartition(".")
+        on_hub = read.source.has(f"{layer}.hc_{block}_fn")
+        table = read.table(stream_mix(shape, read.hidden, joint=f"hc_{block}_" if on_hub else f"{block}_hc."), layer)
+        return MixedStreams(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
+    table = read.table(stream_mix(shape, read.hidden, last=last), name)
+    return GatedStreams(
+        shape,
+        table.norm("norm", read.eps, plus_one=read.plus_one),
+        table.linear("down"),
+        table.linear("up"),
+        None if last else table.linear("inject"),
+    )

@@ -22,13 +22,19 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import ConvolvedAttention
-from weft.families.sharding import ShardSpan
-from weft.models.blocks.attention import CosSin
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import Experts, FeedForward
+from weft.families.more.zaya import ConvolvedAttention
+from weft.families.rank_place import ShardSpan
+from weft.families.stream_tensors import residual_scale
+from weft.families.tensors import Units
+from weft.models.block_reader import BlockReader
+from weft.models.blocks.feed_forward import routed_block
 from weft.models.blocks.linear import HeadLinear, Linear, Norm, by_head
 from weft.models.blocks.streams import Carried
+from weft.models.layer import DecoderLayer, ReadLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, attention_layer
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.elementwise import each, softmax_
 from weft.units import PAD
@@ -152,3 +158,63 @@ class ContinuedExperts:
             skipped_T1 = skipped_T1 | (positions_T == PAD)[:, None]
         y_TD = self.routed(x_TD, ids_T1.masked_fill(skipped_T1, PAD), weights_T1.masked_fill(skipped_T1, 0.0))
         return torch.cat((y_TD, state_TR), -1)
+
+
+def read_convolved_attention(read: BlockReader, shape: ConvolvedAttention, name: str) -> ConvolvedAttentionBlock:
+    of, table = shape.attention, read.table(shape.table(read.hidden), name)
+    second = torch.unflatten(table.tensor("second"), 0, (-1, of.head_dim))
+    values = Units(of.kv_heads, of.head_dim, of.kv_copies).span(read.source.place)
+    return ConvolvedAttentionBlock(
+        shape,
+        table.linear("project"),
+        table.tensor("first").squeeze(1),
+        table.tensor("first.bias"),
+        HeadLinear.of(second.permute(0, 3, 2, 1).flatten(1, 2).contiguous()),
+        table.tensor("second.bias"),
+        table.tensor("factors"),
+        values,
+        table.linear("out"),
+    )
+
+
+def read_continued_experts(read: BlockReader, shape: Experts, name: str, norm: str) -> ContinuedExperts:
+    """``norm``: in front of it."""
+    table = read.table(shape.table(read.hidden), name)
+    router = table.plain("router")
+    experts = routed_block(read, shape, table, router)
+    return ContinuedExperts(
+        read.source.summed(experts.of_choices),
+        read.norm(norm),
+        router,
+        table.get("continued"),
+        table.norm("router_norm", read.eps),
+        (table.plain("fc1"), table.plain("fc2")),
+        table.plain("choice"),
+        table.tensor("choice_bias"),
+        experts,
+    )
+
+
+def zaya_layers(read: BlockReader) -> ReadLayer:
+    def scaled(name: str, inside: bool) -> ScaledResidual:
+        table = read.table(residual_scale(read.hidden), name)
+        residual, given = (
+            (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale")) for part in ("residual", "hidden_states")
+        )
+        return ScaledResidual(residual, given, inside)
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        assert isinstance(mixer, ConvolvedAttention)
+        assert isinstance(feed, Experts)
+        return DecoderLayer(
+            read.norm(f"{name}.input_layernorm"),
+            read.source.summed(read.block(mixer, f"{name}.self_attn")),
+            None,
+            read_continued_experts(read, feed, f"{name}.mlp", f"{name}.post_attention_layernorm"),
+            mixes=(
+                scaled(f"{name}.post_attention_residual_scale", inside=False),
+                scaled(f"{name}.post_mlp_residual_scale", inside=True),
+            ),
+        )
+
+    return layer

@@ -9,11 +9,66 @@ whose defaults stand here.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from weft.families.architecture import Architecture, ConvolvedAttention, Experts
+from weft import spec
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Experts
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention
+from weft.families.tensors import Table, Tensor, Units, product
+from weft.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolvedAttention(Mixer):
+    """Attention whose queries and keys pass two causal convolutions (ZAYA): of ``first_kernel`` tokens
+    channel by channel, then of ``second_kernel`` tokens within a head. Half of the values, ``delayed``
+    numbers, are of the token before; every rank has all of them. ``k_heads``: the KV heads, which ranks do
+    not copy: what is added to a key is the mean of its queries."""
+
+    reader = "weft.models.more.zaya:read_convolved_attention"
+    part = "attention"
+
+    attention: Attention
+    first_kernel: int
+    second_kernel: int
+    delayed: int
+    k_heads: int
+
+    @property
+    def reach(self) -> int:
+        """Tokens behind its own that the convolutions see."""
+        return self.first_kernel + self.second_kernel - 2
+
+    def layer_spec(self) -> LayerSpec:
+        of = self.attention
+        shifts = spec.shifts((of.heads + of.kv_heads) * of.head_dim, self.delayed, self.reach)
+        return spec.together("convolved_attention", of.layer_spec(), shifts)
+
+    def table(self, hidden: int) -> Table:
+        of, dim, inside, delayed = self.attention, self.attention.head_dim, "qkv_proj.", self.delayed
+        queries, keys = Units(of.heads, dim), Units(of.kv_heads, dim)
+        table = product(
+            "project",
+            hidden,
+            (f"{inside}q_proj", queries),
+            (f"{inside}k_proj", keys),
+            (f"{inside}v_proj_current", delayed),
+            (f"{inside}v_proj_delayed", delayed),
+        )
+        for role, name, width, kernel in (
+            ("first", "depthwise", 1, self.first_kernel),
+            ("second", "grouped", dim, self.second_kernel),
+        ):
+            name, channels = f"{inside}conv_qk_{name}", (queries, keys)
+            table[role] = (Tensor(f"{name}.weight", (channels, width, kernel), "plain"),)
+            table[f"{role}.bias"] = (Tensor(f"{name}.bias", (channels,), "plain"),)
+        table["factors"] = (Tensor("qk_norm.temp", (Units(of.kv_heads),), "plain"),)
+        return table | product("out", queries, ("o_proj", hidden))
+
 
 _THETA = {"hybrid": 5e6, "hybrid_sliding": 1e4}
 
