@@ -13,7 +13,7 @@ A layer has one mixer and one feed-forward, or only one of the two. Pure data, n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from weft import spec
@@ -21,6 +21,7 @@ from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.names import Names
 from weft.families.tensors import NormGate
 from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
@@ -77,7 +78,7 @@ class Architecture:
     added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
     their own, and the embedding has one (RWKV). ``embedding_norm``: what is embedded is normed (Inkling).
     ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all.
-    ``norm_gate``: of every norm of the stream (GigaChat 3.5).
+    ``norm_gate``: of every norm of the stream (GigaChat 3.5). ``names``: where a checkpoint has the blocks.
     """
 
     family: str
@@ -107,6 +108,7 @@ class Architecture:
     embedding_norm: bool = False
     head_tokens: int = 0
     norm_gate: NormGate | None = None
+    names: Names = field(default_factory=Names, compare=False, repr=False)
 
     @property
     def indexed(self) -> tuple[int, ...]:

@@ -12,7 +12,10 @@ from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
+
+OLMO_NAMES = Names(layer_reader="weft.models.spellings:olmo_layers")
 
 
 def read_llama(family: str, keys: ConfigKeys) -> Architecture:
@@ -107,9 +110,10 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
+_NAMES = Names({Attention: "self_attn"})
 FAMILIES = (
-    Family("llama", ("llama",), read_llama),
-    Family("llama", ("mistral",), read_mistral),
-    Family("qwen3", ("qwen3", "qwen3_moe"), read_qwen3),
-    Family("olmo3", ("olmo3",), read_olmo3),
+    Family("llama", ("llama",), read_llama, names=_NAMES),
+    Family("llama", ("mistral",), read_mistral, names=_NAMES),
+    Family("qwen3", ("qwen3", "qwen3_moe"), read_qwen3, names=_NAMES),
+    Family("olmo3", ("olmo3",), read_olmo3, names=OLMO_NAMES),
 )

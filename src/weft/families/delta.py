@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from weft.families.architecture import Architecture, MtpLayer, Streams
-from weft.families.attention import qwen_feed_forward
+from weft.families.attention import OLMO_NAMES, qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.delta import GatedDelta, KimiDelta
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.names import Names
 from weft.families.reading import (
     Family,
     build_architecture,
@@ -277,9 +278,17 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
     )
 
 
+_QWEN = Names({Attention: "self_attn", GatedDelta: "linear_attn"}, shared="shared_expert", plus_one=True)
+# Two tensors for the projection of a delta layer in place of four, with rows grouped by key head.
+_QWEN_NEXT = replace(_QWEN, spelled={GatedDelta: {"names": "by_key_head"}})
+KIMI_NAMES = Names(
+    layer_reader="weft.models.spellings:kimi_layers",
+    feed_reader="weft.models.spellings:kimi_feed",
+    embeddings=("word_embeddings", "embed_tokens"),
+)
 FAMILIES = (
-    Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid),
-    Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid),
-    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid),
-    Family("kimi_linear", ("kimi_linear",), read_kimi_linear),
+    Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
+    Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, names=_QWEN_NEXT),
+    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=OLMO_NAMES),
+    Family("kimi_linear", ("kimi_linear",), read_kimi_linear, names=KIMI_NAMES),
 )

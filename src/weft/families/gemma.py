@@ -23,6 +23,7 @@ from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
 
 FULL = "full_attention"
@@ -168,7 +169,13 @@ def _architecture(
     )
 
 
+_NAMES = Names(
+    {Attention: "self_attn"},
+    feed_norm="pre_feedforward_layernorm",
+    feed_reader="weft.models.spellings:gemma_feed",
+    out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+)
 FAMILIES = (
-    Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh"),
-    Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh"),
+    Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
+    Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _NAMES),
 )

@@ -26,8 +26,9 @@ from weft.families.delta import (
     scale_of_rope,
 )
 from weft.families.mixers.delta import GatedDelta
-from weft.families.mixers.feed_forward import Dense
+from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, layer_kinds
 from weft.families.tensors import NormGate
 
@@ -122,4 +123,12 @@ def _delta(keys: ConfigKeys, eps: float) -> GatedDelta:
     )
 
 
-FAMILIES = (Family("gigachat3_5", ("gigachat3_5",), read_gigachat3_5),)
+_NAMES = Names(
+    {GatedDelta: "self_attn", LatentAttention: "self_attn"},
+    swiglu=False,
+    plus_one=True,
+    shared="shared_experts",
+    out_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),
+    spelled={GatedDelta: {"names": "by_key_head"}, Experts: {"exact_router": True}},
+)
+FAMILIES = (Family("gigachat3_5", ("gigachat3_5",), read_gigachat3_5, names=_NAMES),)

@@ -33,9 +33,12 @@ from weft.families.delta import (
     read_latent_attention,
 )
 from weft.families.mixers import Mixer
-from weft.families.mixers.attention import Index
-from weft.families.mixers.delta import KimiDelta
+from weft.families.mixers.attention import Attention, Index
+from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.mixers.feed_forward import Experts
+from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.mixers.ngrams import Ngrams, WithNgrams
+from weft.families.names import Names
 from weft.families.reading import (
     INDEXED_KINDS,
     Family,
@@ -234,7 +237,20 @@ def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:
     )
 
 
+_GLM_NAMES = Names(
+    {KimiDelta: "self_attn", LatentAttention: "self_attn"},
+    mixes=("attn", "ffn"),
+    swiglu=False,
+    shared="shared_experts",
+    spelled={KimiDelta: {"flat": True}, Experts: {"exact_router": True}},
+)
+_QWEN_NAMES = Names(
+    {Attention: "self_attn", GatedDelta: "linear_attn"},
+    shared="shared_expert",
+    plus_one=True,
+    mixes=("attn_hyper_connection", "mlp_hyper_connection"),
+)
 FAMILIES = (
-    Family("glm5_next", ("glm5_next", "glm5_next_text"), read_glm5_next),
-    Family("qwen4_exp", ("qwen4_exp", "qwen4_exp_text"), read_qwen4_exp),
+    Family("glm5_next", ("glm5_next", "glm5_next_text"), read_glm5_next, names=_GLM_NAMES),
+    Family("qwen4_exp", ("qwen4_exp", "qwen4_exp_text"), read_qwen4_exp, names=_QWEN_NAMES),
 )

@@ -21,10 +21,19 @@ from dataclasses import replace
 from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
+from weft.families.delta import (
+    KIMI_NAMES,
+    FeedDefaults,
+    mtp_behind,
+    read_kimi_feed_forwards,
+    read_latent_attention,
+    scale_of_rope,
+)
 from weft.families.delta import read_ling as read_ling_3
+from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Experts
 from weft.families.mixers.lightning import Lightning
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, read_attention, windowed
 
 
@@ -126,7 +135,8 @@ def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
+_MINIMAX = Names({Attention: "self_attn", Lightning: "self_attn"}, feed_reader="weft.models.spellings:minimax_feed")
 FAMILIES = (
-    Family("ling", ("bailing_hybrid", "bailing_moe_v2_5"), read_ling),
-    Family("minimax", ("minimax",), read_minimax),
+    Family("ling", ("bailing_hybrid", "bailing_moe_v2_5"), read_ling, names=KIMI_NAMES),
+    Family("minimax", ("minimax",), read_minimax, names=_MINIMAX),
 )

@@ -25,6 +25,7 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.combined import Parallel, SharedBlock
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.mixers.mamba import GatedNorm, InnerNorms, Mamba1, Mamba2
+from weft.families.names import Names
 from weft.families.reading import (
     Family,
     build_architecture,
@@ -414,14 +415,39 @@ def _zamba2_mamba(keys: ConfigKeys, hidden: int) -> Mamba2:
     return check_mamba2(mamba, inner, "mamba_expand x hidden_size", heads="n_mamba_heads", groups="mamba_ngroups")
 
 
+_HYBRID = {Attention: "self_attn", Mamba1: "mamba", Mamba2: "mamba", Parallel: ""}
+_BAMBA = Names(
+    _HYBRID,
+    feed="feed_forward",
+    feed_norm="pre_ff_layernorm",
+    final_norm="final_layernorm",
+    swiglu=False,
+    spelled={Experts: {"router": "router.weight"}},
+)
+# Names of the original code.
+_ALONE = Names({Mamba1: "mixer", Mamba2: "mixer"}, mixer_norm="norm", final_norm="norm_f", embeddings=("embeddings",))
+_GRANITE = Names(_HYBRID, feed_reader="weft.models.spellings:granite_feed")
+# Each layer is one thing. Hub releases keep each expert by itself; transformers saves two tensors.
+_NEMOTRON = Names(
+    {Attention: "mixer", Mamba2: "mixer"},
+    feed="mixer",
+    mixer_norm="norm",
+    feed_norm="norm",
+    final_norm="norm_f",
+    embeddings=("embeddings",),
+    swiglu=False,
+    shared="shared_experts",
+    spelled={Experts: {"exact_router": True}},
+)
+_ZAMBA2 = Names(layer_reader="weft.models.blocks.combined:zamba2_layers", final_norm="final_layernorm")
 FAMILIES = (
-    Family("mamba2", ("mamba2",), read_mamba2_alone),
-    Family("mamba", ("mamba",), read_mamba),
-    Family("falcon_mamba", ("falcon_mamba",), read_mamba),
-    Family("jamba", ("jamba",), read_jamba),
-    Family("bamba", ("bamba",), read_bamba),
-    Family("falcon_h1", ("falcon_h1",), read_falcon_h1),
-    Family("granite_hybrid", ("granitemoehybrid",), read_granite),
-    Family("nemotron_h", ("nemotron_h",), read_nemotron_h),
-    Family("zamba2", ("zamba2",), read_zamba2, activation="gelu"),
+    Family("mamba2", ("mamba2",), read_mamba2_alone, names=_ALONE),
+    Family("mamba", ("mamba",), read_mamba, names=_ALONE),
+    Family("falcon_mamba", ("falcon_mamba",), read_mamba, names=_ALONE),
+    Family("jamba", ("jamba",), read_jamba, names=_BAMBA),
+    Family("bamba", ("bamba",), read_bamba, names=_BAMBA),
+    Family("falcon_h1", ("falcon_h1",), read_falcon_h1, names=_BAMBA),
+    Family("granite_hybrid", ("granitemoehybrid",), read_granite, names=_GRANITE),
+    Family("nemotron_h", ("nemotron_h",), read_nemotron_h, names=_NEMOTRON),
+    Family("zamba2", ("zamba2",), read_zamba2, "gelu", _ZAMBA2),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from weft.families.architecture import Architecture, MtpLayer
@@ -17,17 +17,20 @@ from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.mamba import GatedNorm, Mamba2
+from weft.families.names import Names
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have. ``released``:
-    patterns of names in released files, and what stands in their place here, one after the other."""
+    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have. ``names``: where its
+    blocks are. ``released``: patterns of names in released files, and what stands in their place here, one after the
+    other."""
 
     name: str
     model_types: tuple[str, ...]
     read: Callable[[str, ConfigKeys], Architecture]
     activation: str = "silu"
+    names: Names = field(default_factory=Names)
     released: tuple[tuple[str, str], ...] = ()
 
 

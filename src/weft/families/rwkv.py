@@ -21,6 +21,7 @@ from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mamba import POSITIONS
 from weft.families.mixers import Mixer
 from weft.families.mixers.mixing import ChannelMix, TimeMix
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
 from weft.units import ceil_div
 
@@ -68,4 +69,5 @@ def _refuse(keys: ConfigKeys, hidden: int, heads: int) -> None:
         fail("value_dim", widths, f"values as wide as the stream are served, {hidden}")
 
 
-FAMILIES = (Family("rwkv7", ("rwkv7",), read_rwkv7, "sqrelu"),)
+_NAMES = Names(layer_reader="weft.models.blocks.rwkv:layer_reader", embeddings=("embeddings",))
+FAMILIES = (Family("rwkv7", ("rwkv7",), read_rwkv7, "sqrelu", _NAMES),)

@@ -23,14 +23,21 @@ from weft.models.vision.encoder import LayerNorm
 from weft.models.weights import TensorSource
 
 
+def function(name: str) -> Callable[..., Any]:
+    """Return what "module:function" names."""
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any] = getattr(import_module(module), attribute)
+    return found
+
+
 class BlockReader:
     """Reads the blocks of ``architecture`` from ``source``. ``plus_one``: norms of the stream and of attention are
     stored as the distance from 1."""
 
-    def __init__(self, architecture: Architecture, source: TensorSource, *, plus_one: bool = False) -> None:
+    def __init__(self, architecture: Architecture, source: TensorSource) -> None:
         self.architecture = architecture
         self.source = source
-        self.plus_one = plus_one
+        self.plus_one = architecture.names.plus_one
         self.hidden, self.eps = architecture.hidden_size, architecture.norm_eps
 
     def table(self, table: Table, name: str) -> TableReader:
@@ -38,9 +45,7 @@ class BlockReader:
 
     def block(self, shape: Block, name: str, /, **spelled: Any) -> Any:
         """Return the block of ``shape``, whose tensors are under ``name``. ``spelled``: as its reader takes it."""
-        module, _, function = shape.reader.partition(":")
-        reader: Callable[..., Any] = getattr(import_module(module), function)
-        return reader(self, shape, name, **spelled)
+        return function(shape.reader)(self, shape, name, **spelled)
 
     def norm(self, name: str, width: int | None = None) -> Norm:
         """Of the stream; ``width``: of several beside each other."""

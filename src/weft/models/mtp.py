@@ -40,6 +40,7 @@ import torch
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture, MtpLayer
 from weft.families.mixers.attention import Rope
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.latent_attention import LatentAttentionBlock
 from weft.models.blocks.linear import Linear, Norm
@@ -47,7 +48,7 @@ from weft.models.blocks.streams import StreamMix, read_streams
 from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding, Lookup
-from weft.models.families import layers_of, reader_of
+from weft.models.families import layers_of
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer, ReadLayer
 from weft.models.rank_share import RankShare, RankVocabulary, Summed
@@ -223,7 +224,7 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
     assert shape is not None
     hidden, rope, names = architecture.hidden_size, shape.attention.rope, _names_in(source, len(trunk.layers))
     width = hidden * (1 if shape.streams is None else shape.streams.count)
-    read = reader_of(replace(architecture, streams=shape.streams), source)
+    read = BlockReader(replace(architecture, streams=shape.streams), source)
     layer = _layer(names, shape, layers_of(read))
     embedding: Lookup = Embedding(trunk.embedding)
     vocabulary = None

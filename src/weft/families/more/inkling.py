@@ -18,6 +18,7 @@ from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows
 from weft.families.tensors import Table, Tensor, Units, exact
 from weft.spec import LayerSpec
@@ -187,4 +188,5 @@ RELEASED = (
 )
 """How names of releases become those that transformers has in memory."""
 
-FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, released=RELEASED),)
+_NAMES = Names(layer_reader="weft.models.more.inkling:layer_reader")
+FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, names=_NAMES, released=RELEASED),)

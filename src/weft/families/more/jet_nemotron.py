@@ -16,7 +16,9 @@ from weft import spec
 from weft.families.architecture import Architecture
 from weft.families.config_keys import INTEGER_MAX, ConfigKeys, fail
 from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention, windowed
 from weft.families.tensors import Table, Tensor, Units, exact, norm_weight, product
 from weft.spec import LayerSpec
@@ -109,4 +111,5 @@ def _jet(keys: ConfigKeys) -> DynamicDelta:
     return DynamicDelta(heads, k_dim, v_dim, kernel, rank, keys.number("norm_eps", 1e-5))
 
 
-FAMILIES = (Family("jet_nemotron", ("jet_nemotron",), read_jet_nemotron),)
+_NAMES = Names({Attention: "self_attn", DynamicDelta: "self_attn"})
+FAMILIES = (Family("jet_nemotron", ("jet_nemotron",), read_jet_nemotron, names=_NAMES),)

@@ -14,6 +14,7 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention, KeyIndex
 from weft.families.mixers.feed_forward import Dense
 from weft.families.mixers.lightning import Lightning
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, read_attention
 from weft.units import PAGE_TOKENS
 
@@ -102,4 +103,15 @@ def _read_sala_lightning(keys: ConfigKeys, full: Attention) -> Lightning:
     return Lightning(heads, dim, 1.0, silu=False, qk_norm=True, rope=rope, scale=dim ** _SCALES[scale])
 
 
-FAMILIES = (Family("minicpm_sala", ("minicpm_sala",), read_minicpm_sala),)
+_NAMES = Names(
+    {Attention: "self_attn", Lightning: "self_attn"},
+    spelled={
+        Attention: {"gate": "o_gate"},
+        Lightning: {
+            "names": (("q_proj", "k_proj", "v_proj"), "z_proj", "o_norm", "o_proj"),
+            "norms": ("q_norm", "k_norm"),
+            "eps": None,
+        },
+    },
+)
+FAMILIES = (Family("minicpm_sala", ("minicpm_sala",), read_minicpm_sala, names=_NAMES),)

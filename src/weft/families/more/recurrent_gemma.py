@@ -12,7 +12,9 @@ from weft import spec
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, read_attention
 from weft.families.tensors import Table, Tensor, Units, conv, exact, product
 from weft.spec import LayerSpec
@@ -92,4 +94,13 @@ def _bfloat16(x: float) -> float:
     return float(rounded)
 
 
-FAMILIES = (Family("recurrent_gemma", ("recurrent_gemma",), read_recurrent_gemma, "gelu_pytorch_tanh"),)
+_NAMES = Names(
+    {Attention: "temporal_block", RgLru: "temporal_block"},
+    feed="mlp_block",
+    swiglu=False,
+    mixer_norm="temporal_pre_norm",
+    feed_norm="channel_pre_norm",
+    final_norm="final_norm",
+    plus_one=True,
+)
+FAMILIES = (Family("recurrent_gemma", ("recurrent_gemma",), read_recurrent_gemma, "gelu_pytorch_tanh", _NAMES),)

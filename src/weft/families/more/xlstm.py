@@ -18,6 +18,7 @@ from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mamba import POSITIONS
 from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import Dense
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
 from weft.families.tensors import Table, Units, all_plain, norm_weight, product
 from weft.spec import LayerSpec
@@ -92,4 +93,14 @@ def read_xlstm(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-FAMILIES = (Family("xlstm", ("xlstm",), read_xlstm),)
+_NAMES = Names(
+    {MatrixLstm: "mlstm_layer"},
+    feed="ffn",
+    mixer_norm="norm_mlstm",
+    feed_norm="norm_ffn",
+    final_norm="out_norm",
+    stack="blocks",
+    embeddings=("embeddings",),
+    spelled={Dense: {"names": ("proj_up_gate", "proj_up", "proj_down")}},
+)
+FAMILIES = (Family("xlstm", ("xlstm",), read_xlstm, names=_NAMES),)

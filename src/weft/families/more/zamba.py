@@ -11,6 +11,7 @@ from weft.families.mamba import every_nth, shared_beside, step_rank, zamba_atten
 from weft.families.mixers.combined import SharedBlock
 from weft.families.mixers.feed_forward import Dense
 from weft.families.mixers.mamba import Mamba1
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
 
 
@@ -54,4 +55,5 @@ def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-FAMILIES = (Family("zamba", ("zamba",), read_zamba, activation="gelu"),)
+_NAMES = Names(layer_reader="weft.models.blocks.combined:zamba_layers", final_norm="final_layernorm")
+FAMILIES = (Family("zamba", ("zamba",), read_zamba, "gelu", _NAMES),)

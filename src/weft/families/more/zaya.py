@@ -17,6 +17,7 @@ from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Experts
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention
 from weft.families.tensors import Table, Tensor, Units, product
 from weft.spec import LayerSpec
@@ -128,4 +129,5 @@ def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-FAMILIES = (Family("zaya", ("zaya",), read_zaya),)
+_NAMES = Names(layer_reader="weft.models.more.zaya:layer_reader")
+FAMILIES = (Family("zaya", ("zaya",), read_zaya, names=_NAMES),)

@@ -150,7 +150,15 @@ class _Block:
             targets[f"{name}.{stored}"] = noted
 
 
-def zamba_layers(read: BlockReader, block: str) -> ReadLayer:
+def zamba_layers(read: BlockReader) -> ReadLayer:
+    return _layers(read, "shared_transf")
+
+
+def zamba2_layers(read: BlockReader) -> ReadLayer:
+    return _layers(read, "shared_transformer")
+
+
+def _layers(read: BlockReader, block: str) -> ReadLayer:
     """Mamba in every layer; some have a use of a shared transformer block beside (``SharedUse``). ``block``:
     what that is called.
 

@@ -235,22 +235,16 @@ def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED)
 
 
 def read_experts(
-    read: BlockReader,
-    shape: Experts,
-    name: str,
-    *,
-    router_dtype: torch.dtype | None = None,
-    paired: bool = False,
-    **names: Any,
+    read: BlockReader, shape: Experts, name: str, *, exact_router: bool = False, paired: bool = False, **names: Any
 ) -> ExpertsBlock:
     """Without the expert that every token passes. ``names`` and ``paired``: as ``Experts.table`` takes
-    them; experts in pairs are stored transposed, but in blocks of codes."""
+    them; ``exact_router``: it is read in float32; experts in pairs are stored transposed, but in blocks of codes."""
     known_pairs = paired
     paired = paired and read.source.has(f"{name}.experts.gate_up_proj_bias")  # GGUF has them apart
     transposed = paired and read.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
     table = read.table(shape.table(read.hidden, paired=paired, transposed=transposed, **names), name)
     order = gate_first if paired else None
-    router, each = table.plain("router", router_dtype), names.get("names", GATED)
+    router, each = table.plain("router", torch.float32 if exact_router else None), names.get("names", GATED)
     # With pairs, adapters of experts are not served, and refused as unknown modules.
     block = routed_block(
         read, shape, table, router, names=each, transposed=transposed, order=order, adapted=not known_pairs

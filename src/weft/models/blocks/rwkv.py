@@ -140,7 +140,7 @@ class ChannelMixBlock:
         return F.pad(self.down(activate(self.into(mixed_TD), "relu2")), (0, self.carried))
 
 
-def rwkv_layers(read: BlockReader) -> ReadLayer:
+def layer_reader(read: BlockReader) -> ReadLayer:
     """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
     first = read.architecture.mixers[0]
     assert isinstance(first, TimeMix)

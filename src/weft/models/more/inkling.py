@@ -122,7 +122,7 @@ def of_parts(experts: ExpertsBlock, shared: ExpertsBlock) -> Callable[..., torch
     return both
 
 
-def inkling_layers(read: BlockReader) -> ReadLayer:
+def layer_reader(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         assert isinstance(mixer, RelativeAttention)
         assert feed is not None

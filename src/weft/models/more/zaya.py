@@ -195,7 +195,7 @@ def read_continued_experts(read: BlockReader, shape: Experts, name: str, norm: s
     )
 
 
-def zaya_layers(read: BlockReader) -> ReadLayer:
+def layer_reader(read: BlockReader) -> ReadLayer:
     def scaled(name: str, inside: bool) -> ScaledResidual:
         table = read.table(residual_scale(read.hidden), name)
         residual, given = (
