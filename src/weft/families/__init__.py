@@ -3,6 +3,7 @@
     model_type        family           mixers                         feed-forward
     llama, mistral    llama            attention                      dense
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
+    smollm3           smollm3          attention, some unturned       dense
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert

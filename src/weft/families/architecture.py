@@ -13,8 +13,8 @@ A layer has one mixer and one feed-forward, or only one of the two. Pure data, n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from weft import spec
 from weft.families.mixers import Mixer
@@ -22,36 +22,21 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.names import Names
-from weft.families.tensors import NormGate
+from weft.families.residuals import PLAIN, Geometry, Residual
+from weft.families.tensors import Table
 from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """``count`` residual streams beside each other (hyper-connections). Each block sees a mix of them, and
-    each stream gets a share of what the block gives.
-
-    ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a
-    gate. "mixed" (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and
-    columns sum to 1 after ``rounds`` rounds of Sinkhorn's iteration."""
-
-    kind: Literal["gated", "mixed"]
-    count: int
-    rank: int = 0
-    rounds: int = 0
-    eps: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class MtpLayer:
     """The layer of a multi-token prediction head. What its attention keeps lies in the pages, as that of any
-    other layer. ``streams``: the head reads and carries so many residual streams (Qwen4); None for one, which
-    is the trunk's hidden state."""
+    other layer. ``residual``: of several residual streams, the head reads and carries the trunk's (Qwen4); else it
+    reads the trunk's hidden state."""
 
     attention: Attention | LatentAttention
     feed_forward: FeedForward
-    streams: Streams | None = None
+    residual: Residual = PLAIN
 
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """Its own, and that of its index."""
@@ -65,21 +50,10 @@ class Architecture:
 
     The multipliers are Granite's and Falcon-H1's; 1 everywhere else. ``logits_divisor`` divides the logits.
     ``rounded_multiplier``: that of the embedding is rounded to the model's dtype first (Gemma).
-    ``logits_cap``: logits are cap x tanh(logits / cap); 0 for none. ``per_layer_width``: numbers that a
-    second embedding gives each token for each layer; ``layer_scalars``: a factor on the stream behind each
-    layer (Gemma 4).
-    ``normed_stream``: four factors for each layer, where the stream is what the norm before a block gives
-    (MiniMax). They are on the stream and the mixer's output, then on the stream and the feed-forward's.
-    ``sandwich_norms``: what comes out of each block is normed too (LFM3).
-    ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
-    ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one. ``vision``: what
-    makes rows of pictures; None for a model of text alone. ``streams``: None for one residual stream.
-    ``scaled_residual``: stream and output of a block have biases and factors of each channel where they are
-    added, and the embedding has (ZAYA). ``layer_norms``: norms subtract the mean and have biases, blocks hold
-    their own, and the embedding has one (RWKV). ``embedding_norm``: what is embedded is normed (Inkling).
-    ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all.
-    ``norm_gate``: of every norm of the stream (GigaChat 3.5). ``names``: where a checkpoint has the blocks.
-    """
+    ``logits_cap``: logits are cap x tanh(logits / cap); 0 for none. ``mtp``: the head that drafts next tokens, of
+    families whose checkpoints may have one. ``vision``: what makes rows of pictures; None for a model of text alone.
+    ``head_tokens``: tokens that the head knows, where it is padded to the vocabulary; 0: all. ``residual``: how blocks
+    are joined to the stream. ``names``: where a checkpoint has the blocks."""
 
     family: str
     vocab_size: int
@@ -91,23 +65,13 @@ class Architecture:
     mixers: tuple[Mixer | None, ...]
     feed_forwards: tuple[FeedForward | None, ...]
     embedding_multiplier: float = 1.0
-    residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     rounded_multiplier: bool = False
     logits_cap: float = 0.0
-    per_layer_width: int = 0
-    layer_scalars: bool = False
-    normed_stream: tuple[tuple[float, float, float, float], ...] = ()
-    residual_float32: bool = False
-    sandwich_norms: bool = False
     mtp: MtpLayer | None = None
     vision: VisionTower | None = None
-    streams: Streams | None = None
-    scaled_residual: bool = False
-    layer_norms: bool = False
-    embedding_norm: bool = False
     head_tokens: int = 0
-    norm_gate: NormGate | None = None
+    residual: Residual = PLAIN
     names: Names = field(default_factory=Names, compare=False, repr=False)
 
     @property
@@ -129,6 +93,12 @@ class Architecture:
     @property
     def layer_count(self) -> int:
         return len(self.mixers)
+
+    @property
+    def tables_beside(self) -> Iterator[tuple[str, Table]]:
+        """All tables beside the blocks, embedding, head and towers aside, each with what plans count it as."""
+        records = tuple(record for record in (*self.mixers, *self.feed_forwards) if record is not None)
+        return self.residual.tables(Geometry(self.hidden_size, self.vocab_size, self.layer_count, records))
 
     @property
     def turn_sections(self) -> tuple[int, ...]:

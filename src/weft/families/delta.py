@@ -13,13 +13,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from weft.families.architecture import Architecture, MtpLayer, Streams
+from weft.families.architecture import Architecture, MtpLayer
 from weft.families.attention import OLMO_NAMES, qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.delta import GatedDelta, KimiDelta
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.mixers.lightning import Lightning
 from weft.families.names import Names
 from weft.families.reading import (
     Family,
@@ -29,6 +30,7 @@ from weft.families.reading import (
     layer_kinds,
     read_attention,
 )
+from weft.families.residuals import PLAIN, Residual
 from weft.families.towers import read_qwen3_5_tower
 
 
@@ -72,12 +74,12 @@ def read_gated_delta(
     return delta
 
 
-def qwen_mtp(keys: ConfigKeys, attention: Attention, streams: Streams | None = None) -> MtpLayer | None:
+def qwen_mtp(keys: ConfigKeys, attention: Attention, residual: Residual = PLAIN) -> MtpLayer | None:
     """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
     layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
     if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
         return None
-    return MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True), streams)
+    return MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True), residual)
 
 
 def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
@@ -167,11 +169,13 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-def mtp_behind(keys: ConfigKeys, attention: Attention | LatentAttention, feed: FeedForward) -> MtpLayer | None:
+def mtp_behind(
+    keys: ConfigKeys, attention: Attention | LatentAttention, feed: FeedForward, residual: Residual = PLAIN
+) -> MtpLayer | None:
     """A head that is stored as the layer behind the last (DeepSeek-V3), with the last one's feed-forward. Of
     several, one for each place of a draft, the first drafts all places."""
     stored = keys.integer("num_nextn_predict_layers", keys.integer("num_mtp_layers", 0, least=0), least=0)
-    return MtpLayer(attention, feed) if stored else None
+    return MtpLayer(attention, feed, residual) if stored else None
 
 
 def scale_of_rope(keys: ConfigKeys) -> float:
@@ -283,6 +287,7 @@ _QWEN = Names({Attention: "self_attn", GatedDelta: "linear_attn"}, shared="share
 _QWEN_NEXT = replace(_QWEN, spelled={GatedDelta: {"names": "by_key_head"}})
 KIMI_NAMES = Names(
     layer_reader="weft.models.spellings:kimi_layers",
+    spelled={Lightning: {"names": ("query_key_value", "g_proj", "g_norm", "dense"), "by_head": False, "eps": None}},
     feed_reader="weft.models.spellings:kimi_feed",
     embeddings=("word_embeddings", "embed_tokens"),
 )

@@ -25,6 +25,7 @@ from weft.families.mixers.attention import Attention, Rope
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
+from weft.families.residuals import PerLayer, Residual
 
 FULL = "full_attention"
 _DEFAULTS: dict[str, Any] = {
@@ -59,6 +60,7 @@ def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
         keys,
         [window if kind == WINDOW_KIND else full for kind in kinds],
         [Dense(keys.integer("intermediate_size"), "gelu_tanh")] * len(kinds),
+        Residual(out_norms=True),
     )
 
 
@@ -86,12 +88,7 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
     if width and vocab != keys.integer("vocab_size"):
         fail("vocab_size_per_layer_input", vocab, f"it must be vocab_size {keys.integer('vocab_size')}")
     return _architecture(
-        family,
-        keys,
-        mixers,
-        [_feed4(keys, layer >= own) for layer in range(count)],
-        layer_scalars=True,
-        per_layer_width=width,
+        family, keys, mixers, [_feed4(keys, layer >= own) for layer in range(count)], PerLayer(width, out_norms=True)
     )
 
 
@@ -153,7 +150,7 @@ def _kinds(keys: ConfigKeys, every: int) -> list[str]:
 
 
 def _architecture(
-    family: str, keys: ConfigKeys, mixers: Sequence[Attention], feeds: Sequence[FeedForward], **more: Any
+    family: str, keys: ConfigKeys, mixers: Sequence[Attention], feeds: Sequence[FeedForward], residual: Residual
 ) -> Architecture:
     return build_architecture(
         family,
@@ -161,11 +158,10 @@ def _architecture(
         mixers,
         feeds,
         tied=keys.outer_boolean("tie_word_embeddings", True),
-        sandwich_norms=True,
         rounded_multiplier=True,
         embedding_multiplier=keys.integer("hidden_size") ** 0.5,
         logits_cap=keys.number("final_logit_softcapping", 0.0),
-        **more,
+        residual=residual,
     )
 
 
@@ -175,7 +171,12 @@ _NAMES = Names(
     feed_reader="weft.models.spellings:gemma_feed",
     out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
 )
+_GEMMA4 = replace(
+    _NAMES,
+    layer_reader="weft.models.blocks.per_layer:layer_reader",
+    ends_reader="weft.models.blocks.per_layer:ends_reader",
+)
 FAMILIES = (
     Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
-    Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _NAMES),
+    Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _GEMMA4),
 )

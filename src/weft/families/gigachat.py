@@ -30,6 +30,7 @@ from weft.families.mixers.feed_forward import Dense, Experts
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, layer_kinds
+from weft.families.residuals import Residual
 from weft.families.tensors import NormGate
 
 GATE_RANK = 16
@@ -66,6 +67,7 @@ def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
     )
     hidden, eps = keys.integer("hidden_size"), keys.number("rms_norm_eps", 1e-6)
     gate = NormGate(GATE_RANK, keys.number("layernorm_gating_weight", 2.0))
+    residual = Residual(out_norms=True, gate=gate)
     attention, delta = _attention(keys, hidden, eps, gate), _delta(keys, eps)
     kinds = layer_kinds(keys, lambda count: _kinds(keys, count))
     limit = keys.number("swiglu_limit", 0.0)
@@ -77,9 +79,8 @@ def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
         keys,
         [attention if kind == "attention" else delta for kind in kinds],
         feeds,
-        sandwich_norms=True,
-        norm_gate=gate,
-        mtp=mtp_behind(keys, attention, of_head),
+        residual=residual,
+        mtp=mtp_behind(keys, attention, of_head, residual),
     )
 
 

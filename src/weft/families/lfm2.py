@@ -25,6 +25,7 @@ from weft.families.reading import (
     whole_or_proportional,
     windowed,
 )
+from weft.families.residuals import Residual
 from weft.families.towers import read_lfm3_tower, read_siglip2
 from weft.families.vision import VisionTower
 
@@ -143,7 +144,7 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
         tied=keys.boolean("tie_word_embeddings", True),
         eps=keys.number("norm_eps", 1e-5),
         max_positions=128_000,
-        sandwich_norms=keys.boolean("use_sandwich_norm", True),
+        residual=Residual(out_norms=keys.boolean("use_sandwich_norm", True)),
     )
 
 

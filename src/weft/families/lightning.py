@@ -35,6 +35,7 @@ from weft.families.mixers.feed_forward import Experts
 from weft.families.mixers.lightning import Lightning
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, read_attention, windowed
+from weft.families.residuals import NormedStream
 
 
 def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
@@ -81,7 +82,7 @@ def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
         mixers,
         [feed] * count,
         default_eps=1e-5,
-        normed_stream=tuple((*of_kind[kind], *pair("mlp")) for kind in kinds),
+        residual=NormedStream(tuple((*of_kind[kind], *pair("mlp")) for kind in kinds)),
     )
 
 
@@ -135,7 +136,11 @@ def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-_MINIMAX = Names({Attention: "self_attn", Lightning: "self_attn"}, feed_reader="weft.models.spellings:minimax_feed")
+_MINIMAX = Names(
+    {Attention: "self_attn", Lightning: "self_attn"},
+    layer_reader="weft.models.spellings:minimax_layers",
+    feed_reader="weft.models.spellings:minimax_feed",
+)
 FAMILIES = (
     Family("ling", ("bailing_hybrid", "bailing_moe_v2_5"), read_ling, names=KIMI_NAMES),
     Family("minimax", ("minimax",), read_minimax, names=_MINIMAX),

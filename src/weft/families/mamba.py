@@ -36,6 +36,7 @@ from weft.families.reading import (
     read_attention,
     read_mamba2,
 )
+from weft.families.residuals import Residual
 from weft.units import ceil_div
 
 POSITIONS = 1 << 20
@@ -86,7 +87,7 @@ def _mamba_alone(family: str, keys: ConfigKeys, mixer: Mamba1 | Mamba2, *, tied:
         tied=keys.boolean("tie_word_embeddings", tied),
         eps=keys.number("layer_norm_epsilon", 1e-5),
         max_positions=POSITIONS,
-        residual_float32=keys.boolean("residual_in_fp32", True),
+        residual=Residual(float32=keys.boolean("residual_in_fp32", True)),
     )
 
 
@@ -219,7 +220,7 @@ def read_granite(family: str, keys: ConfigKeys) -> Architecture:
         [feed] * len(kinds),
         max_positions=2048,
         embedding_multiplier=keys.number("embedding_multiplier", 1.0),
-        residual_multiplier=keys.number("residual_multiplier", 1.0),
+        residual=Residual(scale=keys.number("residual_multiplier", 1.0)),
         logits_divisor=keys.number("logits_scaling", 1.0),
     )
 
@@ -258,7 +259,7 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
         [feeds.get(kind) for kind in kinds],
         eps=keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5)),
         max_positions=4096,
-        residual_float32=keys.boolean("residual_in_fp32", False),
+        residual=Residual(float32=keys.boolean("residual_in_fp32", False)),
         mtp=_nemotron_mtp(keys, attention),
     )
 
@@ -439,7 +440,11 @@ _NEMOTRON = Names(
     shared="shared_experts",
     spelled={Experts: {"exact_router": True}},
 )
-_ZAMBA2 = Names(layer_reader="weft.models.blocks.combined:zamba2_layers", final_norm="final_layernorm")
+_ZAMBA2 = Names(
+    layer_reader="weft.models.blocks.combined:zamba2_layers",
+    ends_reader="weft.models.blocks.combined:ends_reader",
+    final_norm="final_layernorm",
+)
 FAMILIES = (
     Family("mamba2", ("mamba2",), read_mamba2_alone, names=_ALONE),
     Family("mamba", ("mamba",), read_mamba, names=_ALONE),

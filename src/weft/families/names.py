@@ -29,7 +29,8 @@ class Names:
     norms. ``mixes``: where what mixes several streams is, around mixer and feed-forward.
 
     ``feed_reader`` and ``layer_reader``: "module:function" of what reads a feed-forward, or whole layers, in place of
-    the usual way."""
+    the usual way; ``ends_reader``: of what reads blocks before the first layer and behind the last one. ``mixer_norm``,
+    ``feed_norm`` and ``final_norm`` are "" where there is none."""
 
     mixers: Mapping[type[Mixer], str] = field(default_factory=dict)
     feed: str = "mlp"
@@ -46,3 +47,4 @@ class Names:
     mixes: tuple[str, str] = ("", "")
     feed_reader: str = ""
     layer_reader: str = ""
+    ends_reader: str = ""

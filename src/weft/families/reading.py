@@ -156,8 +156,6 @@ def build_architecture(
     eps: float | None = None,
     default_eps: float = 1e-6,
     max_positions: int | None = None,
-    residual_float32: bool = False,
-    sandwich_norms: bool = False,
     mtp: MtpLayer | None = None,
     **more: Any,
 ) -> Architecture:
@@ -173,8 +171,6 @@ def build_architecture(
         tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
         mixers=tuple(mixers),
         feed_forwards=tuple(feed_forwards),
-        residual_float32=residual_float32,
-        sandwich_norms=sandwich_norms,
         mtp=mtp,
         vision=None,
         **more,

@@ -49,7 +49,7 @@ class BlockReader:
 
     def norm(self, name: str, width: int | None = None) -> Norm:
         """Of the stream; ``width``: of several beside each other."""
-        shape, width = self.architecture.norm_gate, width or self.hidden
+        shape, width = self.architecture.residual.gate, width or self.hidden
         gate = self.table(norm_gate("norm", shape, width, name), "").gate("norm", shape)
         return Norm(self.source.tensor(f"{name}.weight", width), self.eps, self.plus_one, gate=gate)
 

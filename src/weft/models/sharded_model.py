@@ -7,7 +7,7 @@ import torch
 from weft.families.architecture import Architecture
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.decoder import CausalModel, Collapse
+from weft.models.decoder import CausalModel
 from weft.models.embedding import Lookup, Table
 from weft.models.layer import DecoderLayer
 from weft.models.rank_share import RankedEmbedding, RankShare, RankVocabulary, Summed
@@ -26,11 +26,8 @@ class RankedModel(CausalModel):
         layers: list[DecoderLayer],
         final_norm: Norm | None,
         head: Linear,
-        collapse: Collapse | None = None,
     ) -> None:
-        super().__init__(
-            architecture, embedding=embedding, layers=layers, final_norm=final_norm, head=head, collapse=collapse
-        )
+        super().__init__(architecture, embedding=embedding, layers=layers, final_norm=final_norm, head=head)
         self._share = share
         self._part = share.vocabulary(architecture.vocab_size)
         if self._head_end is not None:

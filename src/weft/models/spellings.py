@@ -7,17 +7,22 @@ Hub releases and what transformers saves may spell a name differently: both are 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
+import torch
+
 from weft.families.mixers import Mixer
 from weft.families.mixers.delta import GatedDelta, KimiDelta
 from weft.families.mixers.feed_forward import GATED, Dense, Experts, FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.mixers.lightning import Lightning
-from weft.families.names import W_NAMES, Names
+from weft.families.names import W_NAMES
+from weft.families.residuals import NormedStream
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_experts_apart, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.families import plain_layer
-from weft.models.layer import DecoderLayer, FeedForwardBlock, ReadLayer
+from weft.models.blocks.plain import plain_layer
+from weft.models.layer import Carried, DecoderLayer, FeedForwardBlock, ReadLayer, ResidualBlock, Step, Stream
 
 
 def granite_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
@@ -76,26 +81,48 @@ def kimi_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardB
 
 def kimi_layers(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        on_hub = any(read.source.has(f"{name}.attention.{one}.weight") for one in ("q_proj", "dense"))
+        on_hub = any(read.source.has(f"{name}.attention.{part}.weight") for part in ("q_proj", "dense"))
         inside = "attention" if on_hub else "self_attn"
-        names = Names(
-            dict.fromkeys((KimiDelta, LatentAttention, Lightning), inside),
-            feed_reader=read.architecture.names.feed_reader,
-            spelled={
-                Lightning: {
-                    "names": ("query_key_value", "g_proj", "g_norm", "dense"),
-                    "by_head": False,
-                    "eps": read.eps,
-                }
-            },
-        )
-        return plain_layer(read, name, mixer, feed, names)
+        mixers = dict.fromkeys((KimiDelta, LatentAttention, Lightning), inside)
+        return plain_layer(read, name, mixer, feed, replace(read.architecture.names, mixers=mixers))
 
     return layer
 
 
+def minimax_layers(read: BlockReader) -> ReadLayer:
+    residual = read.architecture.residual
+    assert isinstance(residual, NormedStream)
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        first, second = plain_layer(read, name, mixer, feed).residuals
+        factors = residual.factors[int(name.rpartition(".")[2])]
+        return DecoderLayer(
+            [
+                NormedBlock(first.norm, first.block, factors=factors[:2]),
+                NormedBlock(second.norm, second.block, mixes=False, factors=factors[2:]),
+            ]
+        )
+
+    return layer
+
+
+@dataclass(slots=True)
+class NormedBlock(ResidualBlock):
+    """The stream is what the norm gives. ``factors``: on it, and on what the block gives."""
+
+    factors: tuple[float, float] = field(kw_only=True)
+
+    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+        seen_TD = stream.normed(self.norm)
+        stream.x_TD = seen_TD * self.factors[0]
+        return seen_TD, ()
+
+    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+        stream.y_TD = y_TD * self.factors[1]
+
+
 DELTA_NORM_EPS = 1e-5
-"""Of the gated norm in a delta layer of OLMo hybrid, whatever config.json says for the others."""
+"""Epsilon of the gated norm in a delta layer of OLMo hybrid, whatever config.json says for the others."""
 
 
 def olmo_layers(read: BlockReader) -> ReadLayer:
@@ -108,22 +135,18 @@ def olmo_layers(read: BlockReader) -> ReadLayer:
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         assert isinstance(feed, Dense)
-        feed_forward = read.source.summed(read_swiglu(read, feed, f"{name}.mlp"))
+        summed = read.source.summed
+        feed_forward = summed(read_swiglu(read, feed, f"{name}.mlp"))
         after = norm(name, "post_attention_layernorm", "feedforward_layer_norm")
         if isinstance(mixer, GatedDelta):
             delta = read.block(
                 mixer, f"{name}.linear_attn", names="each", norm="o_norm", out="o_proj", eps=DELTA_NORM_EPS
             )
             before = norm(name, "input_layernorm", "attention_layer_norm")
-            return DecoderLayer(before, read.source.summed(delta), after, feed_forward)
+            return DecoderLayer([ResidualBlock(before, summed(delta)), ResidualBlock(after, feed_forward, mixes=False)])
         assert mixer is not None
-        return DecoderLayer(
-            None,
-            read.source.summed(read.block(mixer, f"{name}.self_attn")),
-            None,
-            feed_forward,
-            mixer_out_norm=after,
-            feed_out_norm=norm(name, "post_feedforward_layernorm"),
-        )
+        attended = ResidualBlock(None, summed(read.block(mixer, f"{name}.self_attn")), after)
+        last = norm(name, "post_feedforward_layernorm")
+        return DecoderLayer([attended, ResidualBlock(None, feed_forward, last, mixes=False)])
 
     return layer

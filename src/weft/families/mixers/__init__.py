@@ -28,6 +28,11 @@ class Block(ABC):
     part: ClassVar[str] = "recurrent"
     copied: ClassVar[tuple[str, str]] = ("", "")
 
+    @property
+    def further_norms(self) -> int:
+        """Norms of the stream that it has beside those of any block."""
+        return 0
+
     @abstractmethod
     def table(self, hidden: int) -> Table:
         """Return the tensors under its name, for a stream of ``hidden`` numbers. Spellings are further arguments."""

@@ -89,6 +89,10 @@ class Experts(Block):
     shared_count: int = 0
 
     @property
+    def further_norms(self) -> int:
+        return 3 if self.normed_apart else 0
+
+    @property
     def shared(self) -> Dense:
         """The expert that every token passes."""
         return Dense(self.shared_width, self.activation, self.gated, limit=self.limit)

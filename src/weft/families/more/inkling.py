@@ -9,6 +9,7 @@ Sources: transformers ``InklingTextConfig`` and ``InklingForCausalLM``, whose de
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft import spec
@@ -20,8 +21,20 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows
+from weft.families.residuals import Geometry, Residual
 from weft.families.tensors import Table, Tensor, Units, exact
 from weft.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingNorm(Residual):
+    """What is embedded is normed."""
+
+    adapts_embedding = False
+
+    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+        yield from Residual.tables(self, model)
+        yield "norms", self.norm_table(model.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +147,7 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
         _feeds(keys, count),
         tied=False,
         logits_divisor=keys.number("logits_mup_width_multiplier", 24.0),
-        embedding_norm=True,
+        residual=EmbeddingNorm(),
         head_tokens=unpadded if unpadded < keys.integer("vocab_size") else 0,
     )
 
@@ -188,5 +201,5 @@ RELEASED = (
 )
 """How names of releases become those that transformers has in memory."""
 
-_NAMES = Names(layer_reader="weft.models.more.inkling:layer_reader")
+_NAMES = Names(layer_reader="weft.models.more.inkling:layer_reader", ends_reader="weft.models.more.inkling:ends_reader")
 FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, names=_NAMES, released=RELEASED),)

@@ -16,6 +16,7 @@ from weft.families.mixers.feed_forward import Dense
 from weft.families.mixers.lightning import Lightning
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, read_attention
+from weft.families.residuals import Residual
 from weft.units import PAGE_TOKENS
 
 _SPARSE = "minicpm4"
@@ -45,7 +46,7 @@ def read_minicpm_sala(family: str, keys: ConfigKeys) -> Architecture:
         [full if kind == _SPARSE else lightning for kind in kinds],
         [Dense(keys.integer("intermediate_size"))] * count,
         embedding_multiplier=keys.number("scale_emb", 12.0),
-        residual_multiplier=keys.number("scale_depth", 1.4) / count**0.5,
+        residual=Residual(scale=keys.number("scale_depth", 1.4) / count**0.5),
         logits_divisor=width / keys.integer("dim_model_base", 256),
     )
 

@@ -55,5 +55,9 @@ def read_zamba(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-_NAMES = Names(layer_reader="weft.models.blocks.combined:zamba_layers", final_norm="final_layernorm")
+_NAMES = Names(
+    layer_reader="weft.models.blocks.combined:zamba_layers",
+    ends_reader="weft.models.blocks.combined:ends_reader",
+    final_norm="final_layernorm",
+)
 FAMILIES = (Family("zamba", ("zamba",), read_zamba, "gelu", _NAMES),)

@@ -9,6 +9,7 @@ whose defaults stand here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from weft import spec
@@ -19,8 +20,29 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Experts
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention
+from weft.families.residuals import Geometry, Residual
 from weft.families.tensors import Table, Tensor, Units, product
 from weft.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledResidual(Residual):
+    """Stream and output of a block have biases and factors of each channel where they are added, and the embedding
+    has."""
+
+    def table(self, hidden: int) -> Table:
+        """Return those around one block."""
+        names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
+        return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
+
+    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+        yield from Residual.tables(self, model)
+        for _ in range(2 * model.layers):
+            yield "norms", self.table(model.hidden)
+        yield "norms", {part: (Tensor(f"input_hidden_states_{part}", (model.hidden,), "plain"),) for part in _ENDS}
+
+
+_ENDS = ("bias", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +146,9 @@ def read_zaya(family: str, keys: ConfigKeys) -> Architecture:
         feeds,
         default_eps=1e-5,
         tied=keys.boolean("tie_word_embeddings", True),
-        residual_float32=True,
-        scaled_residual=True,
+        residual=ScaledResidual(float32=True),
     )
 
 
-_NAMES = Names(layer_reader="weft.models.more.zaya:layer_reader")
+_NAMES = Names(layer_reader="weft.models.more.zaya:layer_reader", ends_reader="weft.models.more.zaya:ends_reader")
 FAMILIES = (Family("zaya", ("zaya",), read_zaya, names=_NAMES),)

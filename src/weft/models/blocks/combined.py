@@ -17,7 +17,7 @@ Sources: transformers ``FalconH1DecoderLayer``; Zamba2 (Glorioso et al., 2024), 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -31,7 +31,7 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.feed_forward import DenseBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.recurrent import RecurrentBlock
-from weft.models.layer import DecoderLayer, ReadLayer
+from weft.models.layer import Block, Carried, DecoderLayer, ReadLayer, ResidualBlock, Step, Stream, normed
 from weft.models.table_reader import TableReader
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
@@ -95,6 +95,31 @@ class SharedUse:
 
 _GATED_NORM_EPS = 1e-5
 """Epsilon of Zamba2's Mamba layers."""
+
+
+EMBEDDED = "embedded"
+"""Name of the embedded tokens among the rows of the stream."""
+
+
+@dataclass(slots=True)
+class BesideBlock(ResidualBlock):
+    """A mixer whose input has what a ``use`` of a shared block gives added."""
+
+    use: SharedUse = field(kw_only=True)
+
+    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+        x_TD = stream.summed()
+        seen_TD = x_TD + self.use(x_TD, stream.rows[EMBEDDED], step.whole, step.cache, step.cos_sin)
+        return normed(self.norm, seen_TD.to(stream.dtype)), ()
+
+
+def keep_embedded(stream: Stream, step: Step) -> None:
+    """Hand what is embedded on to shared blocks."""
+    stream.rows[EMBEDDED] = stream.summed()
+
+
+def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+    return [keep_embedded], []
 
 
 class _Block:
@@ -172,19 +197,20 @@ def _layers(read: BlockReader, block: str) -> ReadLayer:
     blocks: dict[int, _Block] = {}
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        beside = None
+        use = None
         if isinstance(mixer, SharedBlock):
             block_name = f"{name}.{block}"
             if mixer.block in blocks:
                 read.source.leave_copy(block_name, blocks[mixer.block].name)
             else:
                 blocks[mixer.block] = _Block(read, mixer, block_name)
-            beside = blocks[mixer.block].use(mixer, name, block_name)
+            use = blocks[mixer.block].use(mixer, name, block_name)
             name, mixer = f"{name}.mamba_decoder", mixer.mamba
         assert mixer is not None
         spelled = {"eps": _GATED_NORM_EPS} if isinstance(mixer, Mamba2) else {}
         scanned = read.source.summed(read.block(mixer, f"{name}.mamba", **spelled))
-        return DecoderLayer(read.norm(f"{name}.input_layernorm"), scanned, None, None, beside=beside)
+        norm = read.norm(f"{name}.input_layernorm")
+        return DecoderLayer([ResidualBlock(norm, scanned) if use is None else BesideBlock(norm, scanned, use=use)])
 
     return layer
 

@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 import torch
 
 from weft.families.mixers.ngrams import Ngrams
+from weft.families.residuals import Streams
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Norm, Projection
 from weft.models.embedding import Embedding, Lookup
+from weft.models.layer import Step, Stream
 from weft.spec import HISTORY_BASE, HISTORY_CHANNELS
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv
@@ -61,8 +63,12 @@ class NgramsBlock:
         rows_H = torch.tensor(shape.rows, device=device)
         self._hash = torch.tensor(shape.multipliers, device=device), rows_H, rows_H.cumsum(0) - rows_H
 
-    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-        """What is added to the streams."""
+    def __call__(self, stream: Stream, step: Step) -> None:
+        x_TN = stream.summed()
+        stream.x_TD = x_TN + self.added(x_TN, step.whole, step.cache)
+
+    def added(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+        """Return what is added to the streams."""
         width = x_TN.shape[1] // self.streams
 
         def normed(norm: Norm, y_TN: torch.Tensor) -> torch.Tensor:
@@ -125,8 +131,8 @@ def read_ngrams(read: BlockReader, shape: Ngrams, name: str) -> NgramsBlock:
         # codes of a GGUF file stay
         else source.table(parts[0][0], first, is_head=False)
     )
-    streams = read.architecture.streams
-    assert streams is not None
+    streams = read.architecture.residual
+    assert isinstance(streams, Streams)
     key, query, conv = (
         Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one) for norm in ("key", "query", "conv")
     )

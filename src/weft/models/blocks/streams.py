@@ -13,22 +13,24 @@ Sources: Hyper-Connections (Zhu et al., 2024); manifold-constrained ones (Xie et
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import Streams
-from weft.families.stream_tensors import stream_mix
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.ngrams import WithNgrams
+from weft.families.residuals import Streams
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.ngrams import read_ngrams
+from weft.models.blocks.plain import plain_layer
+from weft.models.layer import Block, Carried, DecoderLayer, OnStream, ReadLayer, ResidualBlock, Step, Stream, normed
 from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.norm import rms_norm
-
-Carried = Sequence[torch.Tensor]
-"""What ``leave`` needs, a row for each token."""
 
 
 class StreamMix(Protocol):
@@ -100,14 +102,39 @@ class MixedStreams:
         return (give_TS[..., None] * y_TD[:, None] + mixed_TSD).flatten(1)
 
 
+@dataclass(slots=True)
+class MixedBlock(ResidualBlock):
+    """A residual block around which ``mix`` is."""
+
+    mix: StreamMix = field(kw_only=True)
+
+    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+        seen_TD, carried = self.mix.enter(stream.summed())
+        return normed(self.norm, seen_TD), carried
+
+    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+        stream.x_TD = self.mix.leave(stream.x_TD, carried, y_TD)
+
+
+@dataclass(slots=True)
+class Collapse:
+    """Makes one stream of several, behind the last layer."""
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, stream: Stream, step: Step) -> None:
+        step.streams_TN = stream.summed()
+        stream.x_TD = self.make(step.streams_TN)
+
+
 def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = False) -> StreamMix:
-    """Around the block whose streams lie under ``name``; ``last``: behind all layers."""
+    """Return what is around the block whose streams are under ``name``; ``last``: behind all layers."""
     if shape.kind == "mixed":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
         layer, _, block = name.rpartition(".")
-        on_hub = read.source.has(f"{layer}.hc_{block}_fn")
-        table = read.table(stream_mix(shape, read.hidden, joint=f"hc_{block}_" if on_hub else f"{block}_hc."), layer)
+        joint = f"hc_{block}_" if read.source.has(f"{layer}.hc_{block}_fn") else f"{block}_hc."
+        table = read.table(shape.mix_table(read.hidden, joint=joint), layer)
         return MixedStreams(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
-    table = read.table(stream_mix(shape, read.hidden, last=last), name)
+    table = read.table(shape.mix_table(read.hidden, last=last), name)
     return GatedStreams(
         shape,
         table.norm("norm", read.eps, plus_one=read.plus_one),
@@ -115,3 +142,39 @@ def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = F
         table.linear("up"),
         None if last else table.linear("inject"),
     )
+
+
+def layer_reader(read: BlockReader) -> ReadLayer:
+    """N-grams of a layer are added in front of it. A head for multi-token prediction may have one stream."""
+    shape, names = read.architecture.residual, read.architecture.names
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        before: list[Block] = []
+        if isinstance(mixer, WithNgrams):
+            before, mixer = [read_ngrams(read, mixer.ngrams, f"{name}.ple")], mixer.mixer
+        plain = plain_layer(read, name, mixer, feed)
+        if not isinstance(shape, Streams):
+            return plain
+        mixed = [
+            MixedBlock(
+                block.norm,
+                block.block,
+                block.out_norm,
+                block.mixes,
+                mix=read_streams(read, shape, f"{name}.{names.mixes[0 if block.mixes else 1]}"),
+            )
+            for block in plain.residuals
+        ]
+        return DecoderLayer([*before, *mixed])
+
+    return layer
+
+
+def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+    shape = read.architecture.residual
+    assert isinstance(shape, Streams)
+    expand = OnStream(lambda x_TD: x_TD.repeat(1, shape.count))
+    if shape.kind == "mixed":
+        return [expand], [Collapse(lambda x_TN: torch.unflatten(x_TN, 1, (shape.count, -1)).mean(1))]
+    mix = read_streams(read, shape, "hyper_connection_mixer", last=True)
+    return [expand], [Collapse(lambda x_TN: mix.enter(x_TN)[0])]

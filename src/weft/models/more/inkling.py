@@ -24,7 +24,7 @@ from weft.families.more.inkling import RelativeAttention
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import ExpertsBlock, gate_first, read_swiglu, routed_block
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head
-from weft.models.layer import DecoderLayer, FeedForwardBlock, ReadLayer
+from weft.models.layer import Block, DecoderLayer, FeedForwardBlock, OnStream, ReadLayer, ResidualBlock
 from weft.models.weights import Order
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attend
@@ -122,6 +122,24 @@ def of_parts(experts: ExpertsBlock, shared: ExpertsBlock) -> Callable[..., torch
     return both
 
 
+@dataclass(slots=True)
+class ConvolvedFeed:
+    """A feed-forward whose output passes a convolution: a mixer."""
+
+    feed: FeedForwardBlock
+    conv: OutputConv
+
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
+        y_TD = self.feed(x_TD, inputs.positions_T if inputs.runs.padded else None)
+        return inputs.asked_of(self.conv(y_TD, inputs, cache))
+
+
+def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+    return [OnStream(read.norm("embed_tokens.embed_norm"))], []
+
+
 def layer_reader(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         assert isinstance(mixer, RelativeAttention)
@@ -139,12 +157,12 @@ def layer_reader(read: BlockReader) -> ReadLayer:
             block = read.source.summed(read_swiglu(read, feed, f"{name}.mlp", ("w13_dn", "down_proj"), paired=True))
         else:
             block = read.source.summed(read_swiglu(read, feed, f"{name}.mlp"))
+        attention = read.block(mixer, f"{name}.self_attn", out_conv=out_conv)
         return DecoderLayer(
-            read.norm(f"{name}.input_layernorm"),
-            read.block(mixer, f"{name}.self_attn", out_conv=out_conv),
-            read.norm(f"{name}.post_attention_layernorm"),
-            block,
-            feed_conv=feed_conv,
+            [
+                ResidualBlock(read.norm(f"{name}.input_layernorm"), attention),
+                ResidualBlock(read.norm(f"{name}.post_attention_layernorm"), ConvolvedFeed(block, feed_conv)),
+            ]
         )
 
     return layer

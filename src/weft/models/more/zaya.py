@@ -8,8 +8,7 @@
 Inputs of the first convolution are kept, and nothing between the two: what the second one needs of tokens
 before is computed again, a product by channel.
 
-The stream is [ x | state of the router ]. An attention block passes the second part by; experts read it and
-put their own in its place. So a step cuts, pads and orders rows of both alike.
+The state of a router is rows of the stream: experts read it and put their own in its place.
 
 Source: transformers ``ZayaCCAProjection``, ``ZayaQKNorm``, ``ZayaRouter``, ``ZayaResidualScaling``.
 """
@@ -24,15 +23,13 @@ import torch.nn.functional as F
 
 from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import Experts, FeedForward
-from weft.families.more.zaya import ConvolvedAttention
+from weft.families.more.zaya import ConvolvedAttention, ScaledResidual
 from weft.families.rank_place import ShardSpan
-from weft.families.stream_tensors import residual_scale
 from weft.families.tensors import Units
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import routed_block
 from weft.models.blocks.linear import HeadLinear, Linear, Norm, by_head
-from weft.models.blocks.streams import Carried
-from weft.models.layer import DecoderLayer, ReadLayer
+from weft.models.layer import Block, Carried, DecoderLayer, OnStream, ReadLayer, ResidualBlock, Step, Stream, normed
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer
 from weft.tensor.ops.conv import causal_conv
@@ -102,36 +99,46 @@ class ConvolvedAttentionBlock:
         return causal_conv(x_TC, self.shift[: x_TC.shape[1]], None, None, cache.state[f"conv.{number}"], inputs.runs)
 
 
+Scaled = tuple[torch.Tensor, torch.Tensor]
+"""A bias and a factor of each channel."""
+
+
 @dataclass(slots=True)
-class ScaledResidual:
-    """Around a block: (x + bias) scale of the stream, and of what the block gives. ``inside``: the block
-    reads and gives the whole stream."""
+class ScaledBlock(ResidualBlock):
+    """(x + bias) scale of the stream, and of what the block gives."""
 
-    residual: tuple[torch.Tensor, torch.Tensor]
-    given: tuple[torch.Tensor, torch.Tensor]
-    inside: bool
+    residual: Scaled = field(kw_only=True)
+    given: Scaled = field(kw_only=True)
 
-    def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
-        bias, _ = self.given
-        return (x_TN if self.inside else x_TN[:, : len(bias)].to(bias.dtype)), ()
+    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+        return normed(self.norm, stream.summed().to(stream.dtype)), ()
 
-    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TN: torch.Tensor) -> torch.Tensor:
-        width = len(self.given[0])
-        x_TD, y_TD = (
-            (part_TN[:, :width] + bias) * scale
-            for part_TN, (bias, scale) in ((x_TN, self.residual), (y_TN, self.given))
-        )
-        return torch.cat((x_TD + y_TD, (y_TN if self.inside else x_TN)[:, width:]), -1)
+    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+        (bias, scale), (y_bias, y_scale) = self.residual, self.given
+        stream.x_TD = (stream.x_TD + bias) * scale + (y_TD + y_bias) * y_scale
+
+
+@dataclass(slots=True)
+class ContinuedBlock(ScaledBlock):
+    """Experts that read the state of the router before, and hand theirs on."""
+
+    def __call__(self, stream: Stream, step: Step) -> None:
+        seen_TD, carried = self.enter(stream, step)
+        y_TD, stream.rows[ROUTER] = self.block(seen_TD, stream.rows.get(ROUTER), step.positions_T)
+        self.leave(stream, carried, y_TD)
+
+
+ROUTER = "router"
+"""Name of the state of the router among the rows of the stream."""
 
 
 @dataclass(slots=True)
 class ContinuedExperts:
-    """[ x | state of the router before ] -> [ y | its own state ]. ``routed``: (rows, expert, weight) of one
+    """x and the state of the router before -> y and its own state. ``routed``: (rows, expert, weight) of one
     expert each. ``continued``: [R], None in the first layer; ``choices``: of R, the last one is none;
     ``biases``: float32, added to choose and not to weigh."""
 
     routed: Callable[..., torch.Tensor]
-    norm: Norm
     router: Linear
     continued: torch.Tensor | None
     router_norm: Norm
@@ -141,23 +148,23 @@ class ContinuedExperts:
     experts: object
     """The block of ``routed``."""
 
-    def __call__(self, x_TN: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        width, dtype = len(self.norm.weight), self.norm.weight.dtype
-        x_TD = self.norm(x_TN[:, :width].to(dtype))
+    def __call__(
+        self, x_TD: torch.Tensor, before_TR: torch.Tensor | None, positions_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         state_TR = self.router(x_TD)
-        if self.continued is not None:
-            state_TR = state_TR + x_TN[:, width:].to(dtype) * self.continued
+        if self.continued is not None and before_TR is not None:
+            state_TR = state_TR + before_TR * self.continued
         inner_TR = self.router_norm(state_TR)
         for product in self.inner:
             inner_TR = each(F.gelu, product(inner_TR))
         shares_TE = softmax_(self.choices(inner_TR).float(), 1.0)
         ids_T1 = (shares_TE + self.biases).argmax(-1, keepdim=True)
-        weights_T1 = shares_TE.gather(-1, ids_T1).to(dtype)
+        weights_T1 = shares_TE.gather(-1, ids_T1).to(x_TD.dtype)
         skipped_T1 = ids_T1 == len(self.biases) - 1
         if positions_T is not None:
             skipped_T1 = skipped_T1 | (positions_T == PAD)[:, None]
         y_TD = self.routed(x_TD, ids_T1.masked_fill(skipped_T1, PAD), weights_T1.masked_fill(skipped_T1, 0.0))
-        return torch.cat((y_TD, state_TR), -1)
+        return y_TD, state_TR
 
 
 def read_convolved_attention(read: BlockReader, shape: ConvolvedAttention, name: str) -> ConvolvedAttentionBlock:
@@ -177,14 +184,12 @@ def read_convolved_attention(read: BlockReader, shape: ConvolvedAttention, name:
     )
 
 
-def read_continued_experts(read: BlockReader, shape: Experts, name: str, norm: str) -> ContinuedExperts:
-    """``norm``: in front of it."""
+def read_continued_experts(read: BlockReader, shape: Experts, name: str) -> ContinuedExperts:
     table = read.table(shape.table(read.hidden), name)
     router = table.plain("router")
     experts = routed_block(read, shape, table, router)
     return ContinuedExperts(
         read.source.summed(experts.of_choices),
-        read.norm(norm),
         router,
         table.get("continued"),
         table.norm("router_norm", read.eps),
@@ -196,25 +201,38 @@ def read_continued_experts(read: BlockReader, shape: Experts, name: str, norm: s
 
 
 def layer_reader(read: BlockReader) -> ReadLayer:
-    def scaled(name: str, inside: bool) -> ScaledResidual:
-        table = read.table(residual_scale(read.hidden), name)
-        residual, given = (
-            (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale")) for part in ("residual", "hidden_states")
-        )
-        return ScaledResidual(residual, given, inside)
+    shape = read.architecture.residual
+    assert isinstance(shape, ScaledResidual)
+
+    def scaled(name: str) -> dict[str, Scaled]:
+        table = read.table(shape.table(read.hidden), name)
+        return {
+            of: (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
+            for of, part in (("residual", "residual"), ("given", "hidden_states"))
+        }
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         assert isinstance(mixer, ConvolvedAttention)
         assert isinstance(feed, Experts)
+        attention = read.source.summed(read.block(mixer, f"{name}.self_attn"))
+        experts = read_continued_experts(read, feed, f"{name}.mlp")
         return DecoderLayer(
-            read.norm(f"{name}.input_layernorm"),
-            read.source.summed(read.block(mixer, f"{name}.self_attn")),
-            None,
-            read_continued_experts(read, feed, f"{name}.mlp", f"{name}.post_attention_layernorm"),
-            mixes=(
-                scaled(f"{name}.post_attention_residual_scale", inside=False),
-                scaled(f"{name}.post_mlp_residual_scale", inside=True),
-            ),
+            [
+                ScaledBlock(
+                    read.norm(f"{name}.input_layernorm"), attention, **scaled(f"{name}.post_attention_residual_scale")
+                ),
+                ContinuedBlock(
+                    read.norm(f"{name}.post_attention_layernorm"),
+                    experts,
+                    mixes=False,
+                    **scaled(f"{name}.post_mlp_residual_scale"),
+                ),
+            ]
         )
 
     return layer
+
+
+def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+    bias, scale = (read.source.tensor(f"input_hidden_states_{part}", read.hidden) for part in ("bias", "scale"))
+    return [OnStream(lambda x_TD: (x_TD + bias) * scale)], []
