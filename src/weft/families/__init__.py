@@ -63,7 +63,21 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
-from weft.families import attention, delta, gemma, gigachat, gpt_oss, indexed, lfm2, lightning, mamba, rwkv
+from weft.families import (
+    attention,
+    delta,
+    gemma,
+    gigachat,
+    gpt_oss,
+    granite,
+    indexed,
+    lfm2,
+    lightning,
+    mamba,
+    nemotron_h,
+    rwkv,
+    zamba2,
+)
 from weft.families.architecture import Architecture
 from weft.families.causality import as_causality_says
 from weft.families.config_keys import ConfigKeys, fail
@@ -192,7 +206,21 @@ def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
 
 FAMILIES: tuple[Family, ...] = tuple(
     family
-    for module in (attention, delta, gemma, gigachat, gpt_oss, indexed, lfm2, lightning, mamba, rwkv)
+    for module in (
+        attention,
+        delta,
+        gemma,
+        gigachat,
+        gpt_oss,
+        granite,
+        indexed,
+        lfm2,
+        lightning,
+        mamba,
+        nemotron_h,
+        rwkv,
+        zamba2,
+    )
     for family in module.FAMILIES
 )
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

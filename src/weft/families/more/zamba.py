@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
-from weft.families.mamba import every_nth, shared_beside, step_rank, zamba_attention
+from weft.families.mamba import every_nth, step_rank
 from weft.families.mixers.combined import SharedBlock
 from weft.families.mixers.feed_forward import Dense
 from weft.families.mixers.mamba import Mamba1
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
+from weft.families.zamba2 import shared_beside, zamba_attention
 
 
 def read_zamba(family: str, keys: ConfigKeys) -> Architecture:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from weft.families.mixers import Block, Mixer
+from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import Dense, FeedForward
 from weft.families.names import Names
 from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.layer import DecoderLayer, FeedForwardBlock, ResidualBlock
+from weft.models.layer import Block, DecoderLayer, FeedForwardBlock, ResidualBlock
 
 
 def plain_layer(
