@@ -42,10 +42,10 @@
 
 One file here for each kin of families, over ``reading.py``. Further families are found by the entry point group
 ``weft.families``, by name of their ``model_type``, and are imported when a checkpoint names them: those in ``more``,
-which are rarely served, and anyone's of another package (docs/adding-a-model.md).
+which are rarely served, and those of other packages (docs/adding-a-model.md).
 
-Dialects, all read the same: a multimodal wrapper
-with ``text_config`` (its text part is served, and the towers of ``towers``); ``torch_dtype`` and ``dtype``;
+Dialects, all read the same: a multimodal wrapper with ``text_config`` (its text part is served, and the towers of
+``towers``); ``torch_dtype`` and ``dtype``;
 ``rope_theta`` / ``rope_scaling`` / ``partial_rotary_factor`` at top level and ``rope_parameters``; layer
 kinds by ``layer_types``, ``layers_block_type``, ``full_attention_interval`` or ``full_attn_idxs``.
 
@@ -228,7 +228,7 @@ GROUP = "weft.families"
 """Entry points of further families: a ``model_type``, and where a tuple of families is that has it."""
 
 
-def _found() -> Mapping[str, EntryPoint]:
+def _further() -> Mapping[str, EntryPoint]:
     """Return the entry points of further families by ``model_type``. Nothing of them is imported."""
     # Most checkpoints need neither the module nor a walk over all installed packages.
     from importlib.metadata import entry_points
@@ -253,19 +253,19 @@ def find_family(model_type: object) -> Family | None:
     """Return the family of ``model_type``, here or of an entry point; None where there is none."""
     if not isinstance(model_type, str) or model_type in _OF_MODEL_TYPE:
         return _OF_MODEL_TYPE.get(str(model_type))
-    point = _found().get(model_type)
+    point = _further().get(model_type)
     return None if point is None else _load(point)
 
 
 def served() -> tuple[str, ...]:
     """Return the ``model_type`` values of config.json that weft serves, those of entry points last."""
-    return (*_OF_MODEL_TYPE, *sorted(_found()))
+    return (*_OF_MODEL_TYPE, *sorted(_further()))
 
 
 def all_families() -> tuple[Family, ...]:
     """Return all families, but those of packages that cannot be imported."""
-    further: dict[Family, None] = {}
-    for point in _found().values():
+    families = dict.fromkeys(FAMILIES)
+    for point in _further().values():
         with suppress(CheckpointError):
-            further[_load(point)] = None
-    return (*FAMILIES, *further)
+            families[_load(point)] = None
+    return tuple(families)

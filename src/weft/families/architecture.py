@@ -22,7 +22,7 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.latent_attention import LatentAttention
 from weft.families.names import Names
-from weft.families.residuals import PLAIN, Geometry, Residual
+from weft.families.residuals import PLAIN, ModelShape, Residual
 from weft.families.tensors import Table
 from weft.families.vision import VisionTower
 from weft.spec import DTypeName, LayerSpec, ModelSpec
@@ -98,7 +98,7 @@ class Architecture:
     def tables_beside(self) -> Iterator[tuple[str, Table]]:
         """All tables beside the blocks, embedding, head and towers aside, each with what plans count it as."""
         records = tuple(record for record in (*self.mixers, *self.feed_forwards) if record is not None)
-        return self.residual.tables(Geometry(self.hidden_size, self.vocab_size, self.layer_count, records))
+        return self.residual.tables(ModelShape(self.hidden_size, self.vocab_size, self.layer_count, records))
 
     @property
     def turn_sections(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.families.mixers import Block, Mixer
+from weft.families.mixers import BlockShape, Mixer
 
 W_NAMES = ("w1", "w3", "w2")
 """Names of gate, up and down."""
@@ -39,7 +39,7 @@ class Names:
     final_norm: str = "norm"
     stack: str = "layers"
     embeddings: tuple[str, ...] = ("embed_tokens",)
-    spelled: Mapping[type[Block], Mapping[str, Any]] = field(default_factory=dict)
+    spelled: Mapping[type[BlockShape], Mapping[str, Any]] = field(default_factory=dict)
     shared: str | None = None
     swiglu: bool = True
     plus_one: bool = False

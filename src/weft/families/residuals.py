@@ -15,18 +15,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from weft.families.mixers import Block
+from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, NormGate, Numbered, Table, Tensor, layer_norm, norm_gate, norm_weight, product
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class ModelShape:
     """What the tables beside the blocks depend on. ``records``: mixers and feed-forwards of all layers."""
 
     hidden: int
     vocab: int
     layers: int
-    records: tuple[Block, ...]
+    records: tuple[BlockShape, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Residual:
         """Return the table of one norm of the stream."""
         return norm_weight("norm", hidden) | norm_gate("norm", self.gate, hidden, "norm")
 
-    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         """Return all tables beside the blocks, embedding and head aside, each with what plans count it as."""
         norms = 1 + sum(1 + self.out_norms + record.further_norms for record in model.records)
         yield from _norms(self.norm_table(model.hidden), norms)
@@ -95,7 +95,7 @@ class Streams(Residual):
         each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
         return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
 
-    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         if self.kind == "mixed":
             yield from Residual.tables(self, model)
         for _ in range(2 * model.layers):
@@ -136,7 +136,7 @@ class PerLayer(Residual):
             | norm_weight("norm", hidden, "post_per_layer_input_norm")
         )
 
-    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         yield from Residual.tables(self, model)
         for _ in range(model.layers):
             yield "behind layers", self.behind_table(model.hidden)
@@ -159,6 +159,6 @@ class LayerNorms(Residual):
     def norm_table(self, hidden: int) -> Table:
         return layer_norm("norm", hidden, "norm")
 
-    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         yield from Residual.tables(self, model)
         yield "norms", self.norm_table(model.hidden)

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from weft.families.architecture import Architecture
-from weft.families.mixers import Block
+from weft.families.mixers import BlockShape
 from weft.families.tensors import Table, norm_gate
 from weft.models.blocks.linear import Norm
 from weft.models.table_reader import TableReader
@@ -26,8 +26,8 @@ from weft.models.weights import TensorSource
 def function(name: str) -> Callable[..., Any]:
     """Return what "module:function" names."""
     module, _, attribute = name.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), attribute)
-    return found
+    reader: Callable[..., Any] = getattr(import_module(module), attribute)
+    return reader
 
 
 class BlockReader:
@@ -43,7 +43,7 @@ class BlockReader:
     def table(self, table: Table, name: str) -> TableReader:
         return TableReader(self.source, table, name)
 
-    def block(self, shape: Block, name: str, /, **spelled: Any) -> Any:
+    def block(self, shape: BlockShape, name: str, /, **spelled: Any) -> Any:
         """Return the block of ``shape``, whose tensors are under ``name``. ``spelled``: as its reader takes it."""
         return function(shape.reader)(self, shape, name, **spelled)
 

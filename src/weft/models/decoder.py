@@ -22,7 +22,7 @@ from weft.models.blocks.adapted import AdaptedTable
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.embedding import Embedding, Lookup, Table
 from weft.models.fused_decoder import FusedDecoder
-from weft.models.layer import DecoderLayer, Step, Stream
+from weft.models.layer import DecoderLayer, LayerStep, ResidualStream
 from weft.models.rotary import RotaryTable
 from weft.models.vision.encoder import VisionEncoder
 from weft.spec import ModelSpec
@@ -112,8 +112,8 @@ class CausalModel:
             hidden_TD = self._fused.run(x_TD, inputs, caches, rotated)
             if hidden_TD is not None:
                 return hidden_TD
-        stream = Stream(x_TD.float() if residual.float32 else x_TD, dtype, residual.scale)
-        step = Step(inputs, whole, rotated, caches[0], inputs.positions_T if inputs.runs.padded else None)
+        stream = ResidualStream(x_TD.float() if residual.float32 else x_TD, dtype, residual.scale)
+        step = LayerStep(inputs, whole, rotated, caches[0], inputs.positions_T if inputs.runs.padded else None)
         step.readers = self._turned if self._readers else None
         for number, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
             step.cache, step.rope = caches[self._cache_of[number]], rope

@@ -51,7 +51,7 @@ def normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(slots=True)
-class Stream:
+class ResidualStream:
     """The residual stream of a step. ``y_TD`` is still to be added to ``x_TD``, times ``scale``: a norm of the sum
     comes with it. ``dtype``: of what blocks see. ``rows``: what blocks hand on to later ones of each token."""
 
@@ -79,7 +79,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Step:
+class LayerStep:
     """What blocks read beside the stream. ``whole``: ``inputs`` with all rows asked for. ``cache`` and ``rope``: of
     the layer at hand. ``positions_T``: None where no row is PAD. ``turned``: rotary tables of inputs. ``readers``:
     layers follow the last one that writes, and read pages. ``streams_TN``: several streams, before they are one."""
@@ -97,7 +97,7 @@ class Step:
     def cos_sin(self) -> CosSin | None:
         return self.rotated[self.rope]
 
-    def cut(self, stream: Stream, carried: Carried = ()) -> Carried:
+    def cut(self, stream: ResidualStream, carried: Carried = ()) -> Carried:
         """Leave out the rows that nothing asks for: KV and states are written, and nothing reads further values.
         Layers behind that read pages alone see the last token of each run. Return ``carried`` without these rows."""
         asked_of = self.inputs.asked_of
@@ -112,10 +112,10 @@ class Step:
         return [asked_of(rows) for rows in carried]
 
 
-class Block(Protocol):
+class StreamBlock(Protocol):
     """Changes the stream."""
 
-    def __call__(self, stream: Stream, step: Step, /) -> None: ...
+    def __call__(self, stream: ResidualStream, step: LayerStep, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class ResidualBlock:
     mixes: bool = True
     last: bool = field(default=False, init=False)
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         seen_TD, carried = self.enter(stream, step)
         if self.mixes:
             y_TD = self.block(seen_TD, step.inputs if self.last else step.whole, step.cache, step.cos_sin)
@@ -140,11 +140,11 @@ class ResidualBlock:
             carried = step.cut(stream, carried)
         self.leave(stream, carried, normed(self.out_norm, y_TD))
 
-    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         """Return what ``block`` sees, and what is carried past it."""
         return stream.normed(self.norm), ()
 
-    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
         """Give ``y_TD`` to the stream."""
         stream.y_TD = y_TD
 
@@ -155,7 +155,7 @@ class OnStream:
 
     make: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         stream.x_TD = self.make(stream.summed())
 
 
@@ -163,7 +163,7 @@ class OnStream:
 class DecoderLayer:
     """``blocks``: in their order. One of mixer and feed-forward may be missing (Nemotron-H, Mamba)."""
 
-    blocks: list[Block]
+    blocks: list[StreamBlock]
 
     @property
     def residuals(self) -> list[ResidualBlock]:

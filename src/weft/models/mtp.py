@@ -51,7 +51,7 @@ from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding, Lookup
 from weft.models.families import layers_of
 from weft.models.fused_decoder import FusedDecoder
-from weft.models.layer import DecoderLayer, ReadLayer, Step, Stream
+from weft.models.layer import DecoderLayer, LayerStep, ReadLayer, ResidualStream
 from weft.models.rank_share import RankShare, RankVocabulary, Summed
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.rotary import RotaryTable
@@ -138,7 +138,7 @@ class MtpHead:
         block = layer.mixer.block if isinstance(layer.mixer, Summed) else layer.mixer
         assert isinstance(block, AttentionBlock | LatentAttentionBlock)
         step = self._step(inputs, cache)
-        seen_TD, _ = layer.residuals[0].enter(Stream(joined_TN, joined_TN.dtype), step)
+        seen_TD, _ = layer.residuals[0].enter(ResidualStream(joined_TN, joined_TN.dtype), step)
         block.write(seen_TD, inputs, cache, step.cos_sin)
 
     def draft(self, joined_TN: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
@@ -149,14 +149,14 @@ class MtpHead:
             hidden_TD = self._fused.run(joined_TN, inputs, caches, step.rotated)
             if hidden_TD is not None:
                 return hidden_TD
-        stream = Stream(joined_TN, joined_TN.dtype)
+        stream = ResidualStream(joined_TN, joined_TN.dtype)
         for block in self.layer.blocks:
             block(stream, step)
         return stream.normed(self.norm)
 
-    def _step(self, inputs: StepInputs, cache: LayerCache) -> Step:
+    def _step(self, inputs: StepInputs, cache: LayerCache) -> LayerStep:
         cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
-        return Step(inputs, inputs, {self.rope: cos_sin}, cache, rope=self.rope)
+        return LayerStep(inputs, inputs, {self.rope: cos_sin}, cache, rope=self.rope)
 
     def best(self, hidden_XN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely token of each row (int64 [X]), and its probability."""

@@ -22,7 +22,15 @@ from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_experts_apart, read_swiglu
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.plain import plain_layer
-from weft.models.layer import Carried, DecoderLayer, FeedForwardBlock, ReadLayer, ResidualBlock, Step, Stream
+from weft.models.layer import (
+    Carried,
+    DecoderLayer,
+    FeedForwardBlock,
+    LayerStep,
+    ReadLayer,
+    ResidualBlock,
+    ResidualStream,
+)
 
 
 def granite_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
@@ -112,12 +120,12 @@ class NormedBlock(ResidualBlock):
 
     factors: tuple[float, float] = field(kw_only=True)
 
-    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         seen_TD = stream.normed(self.norm)
         stream.x_TD = seen_TD * self.factors[0]
         return seen_TD, ()
 
-    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
         stream.y_TD = y_TD * self.factors[1]
 
 

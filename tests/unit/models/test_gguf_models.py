@@ -20,7 +20,7 @@ from tests.oracle.model_driver import ModelDriver
 from tests.support.gguf_files import write_gguf
 from weft.errors import CheckpointError
 from weft.models.blocks.ngrams import NgramsBlock
-from weft.models.blocks.streams import MixedBlock
+from weft.models.blocks.streams import StreamsBlock
 from weft.models.embedding import CodedTable, Embedding
 from weft.models.gguf import parts
 from weft.models.gguf.known_keys import NEUTRAL, is_harmless
@@ -192,7 +192,7 @@ def test_a_head_behind_the_last_block_is_that_of_the_checkpoint(name: str, tmp_p
     joined_TN = stored.joined(hidden_TN, tokens_T)
     assert (joined_TN - read.joined(hidden_TN, tokens_T)).abs().max() < TOLERANCE
     for one, other in zip(stored.layer.blocks, read.layer.blocks, strict=True):
-        if isinstance(one, MixedBlock) and isinstance(other, MixedBlock):
+        if isinstance(one, StreamsBlock) and isinstance(other, StreamsBlock):
             assert (one.mix.enter(joined_TN)[0] - other.mix.enter(joined_TN)[0]).abs().max() < TOLERANCE
     for expected, found in zip(stored.best(hidden_TN), read.best(hidden_TN), strict=True):
         assert torch.allclose(expected.float(), found.float(), atol=TOLERANCE)

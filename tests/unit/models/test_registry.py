@@ -13,7 +13,7 @@ from tests.unit.models.releases_mamba import MAMBA_RELEASES
 from tests.unit.models.test_families import RELEASES
 from tests.unit.models.test_families_attention import RELEASES_MORE
 from weft.families import FAMILIES, GROUP, all_families, read_spec, served
-from weft.families.mixers import Block
+from weft.families.mixers import BlockShape
 from weft.models.block_reader import function
 
 PAGE = (
@@ -43,7 +43,7 @@ def test_each_reader_that_a_record_or_a_row_of_names_names_is_there() -> None:
     families = all_families()
     rows = [family.names for family in families]
     named = {name for row in rows for name in (row.layer_reader, row.feed_reader, row.ends_reader)}
-    named |= {kind.reader for kind in kinds_of(Block) if not getattr(kind, "__abstractmethods__", None)}
+    named |= {kind.reader for kind in kinds_of(BlockShape) if not getattr(kind, "__abstractmethods__", None)}
     assert len(named) > 30
     assert all(callable(function(name)) for name in named - {""})
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from weft.errors import CheckpointError, ConfigError
 from weft.families import named_dtype, read_architecture
-from weft.families.mixers import Block
+from weft.families.mixers import BlockShape
 from weft.families.sharding import possible_tps, rank_architecture
 from weft.planning.geometries import GEOMETRIES, find_geometry
 from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
@@ -69,7 +69,7 @@ def test_every_mixer_and_feed_forward_can_be_weighed() -> None:
         read_architecture(json.loads((checkpoint(name) / "config.json").read_text())) for name in CHECKPOINTS
     ]
     records = [record for one in architectures for record in (*one.mixers, *one.feed_forwards) if record]
-    kinds = {kind.__name__ for kind in kinds_of(Block) if kind.__module__.startswith("weft.")}
+    kinds = {kind.__name__ for kind in kinds_of(BlockShape) if kind.__module__.startswith("weft.")}
     assert {type(record).__name__ for record in records} == kinds - {"Mixer"}
     assert all(
         tensor.elements(1) > 0

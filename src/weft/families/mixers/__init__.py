@@ -5,8 +5,8 @@
       table(hidden)                its tensors: names, shapes, what ranks divide
       reader                       the function that makes its block, by name: only models import torch
 
-A kind is these two files, this one and the reader's. Whoever counts, divides or reads layers asks the record, and
-no list of kinds exists. Pure.
+A kind is two files, that of its record and that of its reader. Code that counts, divides or reads layers asks the
+record, and no list of kinds exists. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.families.tensors import Table
 from weft.spec import LayerSpec
 
 
-class Block(ABC):
+class BlockShape(ABC):
     """A mixer or a feed-forward. ``reader``: "module:function" of what makes its block, called with a ``BlockReader``,
     the record, the name under which its tensors are stored and spellings. ``part``: what plans count its weights as.
     ``copied``: the field that ranks share once it is less than ranks, and the field that says how many share one."""
@@ -42,7 +42,7 @@ class Block(ABC):
         return [self.table(hidden)]
 
 
-class Mixer(Block):
+class Mixer(BlockShape):
     """What moves information between the tokens of a sequence."""
 
     __slots__ = ()

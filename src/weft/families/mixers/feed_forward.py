@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from weft.families.mixers import Block
+from weft.families.mixers import BlockShape
 from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
 
 Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
@@ -16,7 +16,7 @@ GATED: Names = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Dense(Block):
+class Dense(BlockShape):
     """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
     down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
     is at most this, and up(x) at most this on both sides (GLM 5); 0 for none."""
@@ -46,7 +46,7 @@ class Dense(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Experts(Block):
+class Experts(BlockShape):
     """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert
     every token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate.
     ``normalized``: the weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum).

@@ -21,7 +21,7 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows
-from weft.families.residuals import Geometry, Residual
+from weft.families.residuals import ModelShape, Residual
 from weft.families.tensors import Table, Tensor, Units, exact
 from weft.spec import LayerSpec
 
@@ -32,7 +32,7 @@ class EmbeddingNorm(Residual):
 
     adapts_embedding = False
 
-    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         yield from Residual.tables(self, model)
         yield "norms", self.norm_table(model.hidden)
 

@@ -20,7 +20,7 @@ from weft.families.mixers.attention import Attention
 from weft.families.mixers.feed_forward import Experts
 from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention
-from weft.families.residuals import Geometry, Residual
+from weft.families.residuals import ModelShape, Residual
 from weft.families.tensors import Table, Tensor, Units, product
 from weft.spec import LayerSpec
 
@@ -35,7 +35,7 @@ class ScaledResidual(Residual):
         names = ("hidden_states_bias", "hidden_states_scale", "residual_bias", "residual_scale")
         return {name: (Tensor(name, (hidden,), "plain"),) for name in names}
 
-    def tables(self, model: Geometry) -> Iterator[tuple[str, Table]]:
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
         yield from Residual.tables(self, model)
         for _ in range(2 * model.layers):
             yield "norms", self.table(model.hidden)

@@ -31,7 +31,16 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.feed_forward import DenseBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.recurrent import RecurrentBlock
-from weft.models.layer import Block, Carried, DecoderLayer, ReadLayer, ResidualBlock, Step, Stream, normed
+from weft.models.layer import (
+    Carried,
+    DecoderLayer,
+    LayerStep,
+    ReadLayer,
+    ResidualBlock,
+    ResidualStream,
+    StreamBlock,
+    normed,
+)
 from weft.models.table_reader import TableReader
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
@@ -107,18 +116,18 @@ class BesideBlock(ResidualBlock):
 
     use: SharedUse = field(kw_only=True)
 
-    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         x_TD = stream.summed()
         seen_TD = x_TD + self.use(x_TD, stream.rows[EMBEDDED], step.whole, step.cache, step.cos_sin)
         return normed(self.norm, seen_TD.to(stream.dtype)), ()
 
 
-def keep_embedded(stream: Stream, step: Step) -> None:
+def keep_embedded(stream: ResidualStream, step: LayerStep) -> None:
     """Hand what is embedded on to shared blocks."""
     stream.rows[EMBEDDED] = stream.summed()
 
 
-def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     return [keep_embedded], []
 
 

@@ -23,7 +23,7 @@ from weft.families.residuals import Streams
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Norm, Projection
 from weft.models.embedding import Embedding, Lookup
-from weft.models.layer import Step, Stream
+from weft.models.layer import LayerStep, ResidualStream
 from weft.spec import HISTORY_BASE, HISTORY_CHANNELS
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv
@@ -63,7 +63,7 @@ class NgramsBlock:
         rows_H = torch.tensor(shape.rows, device=device)
         self._hash = torch.tensor(shape.multipliers, device=device), rows_H, rows_H.cumsum(0) - rows_H
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         x_TN = stream.summed()
         stream.x_TD = x_TN + self.added(x_TN, step.whole, step.cache)
 

@@ -22,7 +22,7 @@ from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.plain import plain_layer
 from weft.models.embedding import Embedding, Lookup
-from weft.models.layer import Block, DecoderLayer, ReadLayer, Step, Stream
+from weft.models.layer import DecoderLayer, LayerStep, ReadLayer, ResidualStream, StreamBlock
 from weft.tensor.ops.elementwise import activate
 
 OWN = "per layer"
@@ -38,7 +38,7 @@ class PerLayerInputs:
     norm: Norm
     width: int
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         """Give each token its numbers, [T, layers, P]."""
         tokens_T, embedded_TD = step.inputs.tokens_T, stream.summed()
         tokens, hidden = embedded_TD.shape
@@ -63,7 +63,7 @@ class BehindLayer:
     out: Linear | None = None
     norm: Norm | None = None
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         x_TD = stream.summed()
         if self.gate is not None and self.out is not None and self.norm is not None:
             inner_TP = activate(self.gate(x_TD), "gelu_tanh") * stream.rows[OWN][:, self.layer]
@@ -76,18 +76,17 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     assert isinstance(shape, PerLayer)
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        made, table = plain_layer(read, name, mixer, feed), read.table(shape.behind_table(read.hidden), name)
+        plain, table = plain_layer(read, name, mixer, feed), read.table(shape.behind_table(read.hidden), name)
         behind = BehindLayer(int(name.rpartition(".")[2]), table.tensor("scalar"))
         if shape.width:
             behind.gate, behind.out = table.linear("gate"), table.linear("out")
             behind.norm = table.norm("norm", read.eps)
-        made.blocks.append(behind)
-        return made
+        return DecoderLayer([*plain.blocks, behind])
 
     return layer
 
 
-def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     architecture, source = read.architecture, read.source
     shape, vocab = architecture.residual, architecture.vocab_size
     assert isinstance(shape, PerLayer)

@@ -8,7 +8,7 @@ from weft.families.names import Names
 from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.layer import Block, DecoderLayer, FeedForwardBlock, ResidualBlock
+from weft.models.layer import DecoderLayer, FeedForwardBlock, ResidualBlock, StreamBlock
 
 
 def plain_layer(
@@ -17,7 +17,7 @@ def plain_layer(
     """Return the layer ``name``, which may lack one of both. ``names``: in place of those of the architecture."""
     names = names or read.architecture.names
     out_norms = names.out_norms if read.architecture.residual.out_norms else ("", "")
-    blocks: list[Block] = []
+    blocks: list[StreamBlock] = []
 
     def norm(of: str) -> Norm | None:
         return read.norm(f"{name}.{of}") if of else None

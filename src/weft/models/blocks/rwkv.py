@@ -30,7 +30,7 @@ from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.mixing import ChannelMix, TimeMix
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Projection, by_head
-from weft.models.layer import Block, DecoderLayer, OnStream, ReadLayer, ResidualBlock, Step, Stream
+from weft.models.layer import DecoderLayer, LayerStep, OnStream, ReadLayer, ResidualBlock, ResidualStream, StreamBlock
 from weft.models.vision.encoder import LayerNorm
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
@@ -85,7 +85,7 @@ class TimeMixBlock:
     out_norm: tuple[torch.Tensor, torch.Tensor, float]
     out: Projection
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         inputs, cache = step.whole, step.cache
         x_TD, distance_TD = self.shifted(stream.summed(), inputs, cache)
         for_r, for_w, for_k, for_v, for_a, for_g = torch.addcmul(x_TD, distance_TD, self.mixes)
@@ -151,7 +151,7 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     return layer
 
 
-def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     first, last = read.layer_norm("layers.0.pre_norm"), read.layer_norm("norm")
     return [OnStream(first)], [OnStream(last)]
 

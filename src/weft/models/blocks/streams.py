@@ -28,7 +28,17 @@ from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.ngrams import read_ngrams
 from weft.models.blocks.plain import plain_layer
-from weft.models.layer import Block, Carried, DecoderLayer, OnStream, ReadLayer, ResidualBlock, Step, Stream, normed
+from weft.models.layer import (
+    Carried,
+    DecoderLayer,
+    LayerStep,
+    OnStream,
+    ReadLayer,
+    ResidualBlock,
+    ResidualStream,
+    StreamBlock,
+    normed,
+)
 from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.norm import rms_norm
 
@@ -103,16 +113,16 @@ class MixedStreams:
 
 
 @dataclass(slots=True)
-class MixedBlock(ResidualBlock):
+class StreamsBlock(ResidualBlock):
     """A residual block around which ``mix`` is."""
 
     mix: StreamMix = field(kw_only=True)
 
-    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         seen_TD, carried = self.mix.enter(stream.summed())
         return normed(self.norm, seen_TD), carried
 
-    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
         stream.x_TD = self.mix.leave(stream.x_TD, carried, y_TD)
 
 
@@ -122,7 +132,7 @@ class Collapse:
 
     make: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         step.streams_TN = stream.summed()
         stream.x_TD = self.make(step.streams_TN)
 
@@ -149,14 +159,14 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     shape, names = read.architecture.residual, read.architecture.names
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
-        before: list[Block] = []
+        before: list[StreamBlock] = []
         if isinstance(mixer, WithNgrams):
             before, mixer = [read_ngrams(read, mixer.ngrams, f"{name}.ple")], mixer.mixer
         plain = plain_layer(read, name, mixer, feed)
         if not isinstance(shape, Streams):
             return plain
         mixed = [
-            MixedBlock(
+            StreamsBlock(
                 block.norm,
                 block.block,
                 block.out_norm,
@@ -170,7 +180,7 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     return layer
 
 
-def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     shape = read.architecture.residual
     assert isinstance(shape, Streams)
     expand = OnStream(lambda x_TD: x_TD.repeat(1, shape.count))

@@ -24,7 +24,7 @@ from weft.families.more.inkling import RelativeAttention
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import ExpertsBlock, gate_first, read_swiglu, routed_block
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head
-from weft.models.layer import Block, DecoderLayer, FeedForwardBlock, OnStream, ReadLayer, ResidualBlock
+from weft.models.layer import DecoderLayer, FeedForwardBlock, OnStream, ReadLayer, ResidualBlock, StreamBlock
 from weft.models.weights import Order
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attend
@@ -136,7 +136,7 @@ class ConvolvedFeed:
         return inputs.asked_of(self.conv(y_TD, inputs, cache))
 
 
-def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     return [OnStream(read.norm("embed_tokens.embed_norm"))], []
 
 

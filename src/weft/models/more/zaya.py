@@ -29,7 +29,17 @@ from weft.families.tensors import Units
 from weft.models.block_reader import BlockReader
 from weft.models.blocks.feed_forward import routed_block
 from weft.models.blocks.linear import HeadLinear, Linear, Norm, by_head
-from weft.models.layer import Block, Carried, DecoderLayer, OnStream, ReadLayer, ResidualBlock, Step, Stream, normed
+from weft.models.layer import (
+    Carried,
+    DecoderLayer,
+    LayerStep,
+    OnStream,
+    ReadLayer,
+    ResidualBlock,
+    ResidualStream,
+    StreamBlock,
+    normed,
+)
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer
 from weft.tensor.ops.conv import causal_conv
@@ -110,10 +120,10 @@ class ScaledBlock(ResidualBlock):
     residual: Scaled = field(kw_only=True)
     given: Scaled = field(kw_only=True)
 
-    def enter(self, stream: Stream, step: Step) -> tuple[torch.Tensor, Carried]:
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         return normed(self.norm, stream.summed().to(stream.dtype)), ()
 
-    def leave(self, stream: Stream, carried: Carried, y_TD: torch.Tensor) -> None:
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
         (bias, scale), (y_bias, y_scale) = self.residual, self.given
         stream.x_TD = (stream.x_TD + bias) * scale + (y_TD + y_bias) * y_scale
 
@@ -122,7 +132,7 @@ class ScaledBlock(ResidualBlock):
 class ContinuedBlock(ScaledBlock):
     """Experts that read the state of the router before, and hand theirs on."""
 
-    def __call__(self, stream: Stream, step: Step) -> None:
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
         seen_TD, carried = self.enter(stream, step)
         y_TD, stream.rows[ROUTER] = self.block(seen_TD, stream.rows.get(ROUTER), step.positions_T)
         self.leave(stream, carried, y_TD)
@@ -233,6 +243,6 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     return layer
 
 
-def ends_reader(read: BlockReader) -> tuple[list[Block], list[Block]]:
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
     bias, scale = (read.source.tensor(f"input_hidden_states_{part}", read.hidden) for part in ("bias", "scale"))
     return [OnStream(lambda x_TD: (x_TD + bias) * scale)], []
