@@ -134,6 +134,12 @@ class EngineConfig:
     store_cache: str | None = flag(
         None, "Directory in front of a bucket of --store; default: one under ~/.cache/weft/store.", table="cache"
     )
+    store_key: str | None = flag(
+        None,
+        "File with a secret of at least 32 bytes: objects of the bucket of --store are signed with it, and no "
+        "others are read.",
+        table="cache",
+    )
     store_required: bool = flag(
         False, "End with code 2 where the bucket of --store does not answer at the start.", table="cache"
     )
@@ -162,6 +168,11 @@ class EngineConfig:
         "512MiB",
         "Memory of compiled grammars that are kept for later requests; running answers may hold as much again.",
         size=True,
+    )
+    trust_control_tokens: bool = flag(
+        False,
+        "Let control tokens that messages and documents spell, such as <|im_end|>, be tokens; by default they "
+        "are text, and only the chat template writes control tokens.",
     )
     lora: tuple[str, ...] = flag(
         (),
@@ -279,6 +290,12 @@ class EngineConfig:
                 f"cache.store_cache {self.store_cache} is the directory in front of a bucket, "
                 f"and --store is {self.store or 'not given'}",
                 param="cache.store_cache",
+            )
+        if self.store_key is not None and "://" not in (self.store or ""):
+            raise ConfigError(
+                f"cache.store_key {self.store_key} signs the objects of a bucket, and --store is "
+                f"{self.store or 'not given'}",
+                param="cache.store_key",
             )
         if self.store_required and self.store is None:
             raise ConfigError("cache.store_required needs --store", param="cache.store_required")

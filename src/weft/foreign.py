@@ -191,7 +191,6 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
 }
 
 FOREIGN_VERBS: dict[str, str] = {
-    "run": "type `weft chat MODEL`, or `weft serve MODEL` for the API",
     "launch": "type `weft serve MODEL`",
     "launch_server": "type `weft serve MODEL`",
     "start": "type `weft serve MODEL`",

@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from tests.arch.circles import import_graph
 from tests.arch.rules import Source, statements
 
-CHECKS = {"raises", "warns", "fail", "assert_close", "run_state_machine_as_test"}
-"""Calls that fail a test by themselves: those of pytest, torch and hypothesis."""
+CHECKS = {
+    *("raises", "warns", "fail", "assert_close", "assert_allclose", "assert_array_equal"),
+    "run_state_machine_as_test",
+}
+"""Calls that fail a test by themselves: those of pytest, torch, NumPy and hypothesis."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -43,11 +43,11 @@ def test_each_cell_has_its_figures(measured: Path) -> None:
 
 
 def test_a_second_turn_repeats_the_answer_of_the_first(measured: Path) -> None:
-    """What a server caches of it is its opening and its answer, in whole pages of 16 tokens."""
+    """What a server caches of it is its opening and its answer, in whole pages of at most 64 tokens."""
     turn = json.loads(measured.read_text())["results"]["second turn, 300 tokens"]
     assert turn["answer_known"] is True
     assert turn["prompt_tokens"] == 300 + 4 + SECOND_TURN_TOKENS
-    assert turn["cached_tokens"] >= 300 - 16
+    assert turn["cached_tokens"] > 300 - 64
 
 
 def test_a_run_goes_on_where_it_ended(

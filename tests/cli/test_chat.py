@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from weft.cli.chat import Conversation, talk
+from weft.cli.conversation import Conversation, TerminalChat
 from weft.cli.main import main
 from weft.cli.remote import AnswerDelta, RemoteModel
 from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
@@ -26,11 +27,25 @@ class FakeModel:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.asked: list[list[dict[str, Any]]] = []
-        self.limits: list[int | None] = []
+        self.fields: list[dict[str, Any]] = []
+        self.model = "first"
+
+    @property
+    def limits(self) -> list[int | None]:
+        return [fields.get("max_tokens") for fields in self.fields]
+
+    def names(self) -> list[str]:
+        return ["first", "second"]
+
+    def choose(self, name: str) -> dict[str, Any]:
+        if name not in self.names():
+            raise UserError(f"there is no model {name}")
+        self.model = name
+        return {"max_model_len": 600, "chat_sampling": {"temperature": 0.5}}
 
     def stream_chat(self, messages: list[dict[str, Any]], fields: dict[str, Any]) -> Generator[AnswerDelta, None, None]:
         self.asked.append(messages)
-        self.limits.append(fields.get("max_tokens"))
+        self.fields.append(fields)
         return self.answer(messages)
 
 
@@ -61,7 +76,9 @@ def _chat(
             raise KeyboardInterrupt
         return line
 
-    talk(model, Conversation(system, context_tokens=context), fields or {}, read=read, write=written.append)
+    TerminalChat(
+        model, Conversation(system, context_tokens=context), fields or {}, read=read, write=written.append
+    ).run()
     return model, "".join(written)
 
 
@@ -99,7 +116,7 @@ def test_an_unknown_command_is_not_sent_to_the_model() -> None:
     model, written = _chat("/rest", "/help")
     assert model.asked == []
     assert "there is no /rest; the commands are:" in written
-    assert written.count("/reset  forget") == 2
+    assert written.count("forget the conversation") == 2
 
 
 def test_quotes_hold_a_message_of_several_lines_and_blank_lines_are_no_message() -> None:
@@ -130,14 +147,15 @@ def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
 
 
 def _endless(tokens: int) -> Answer:
-    """Each answer runs to its limit, or to the end of a context of ``tokens``."""
-    used = [0]
+    """Each message and each answer have a fixed number of tokens, and a server of ``tokens`` refuses what is longer."""
 
     def answer(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
-        if used[0] + 20 > tokens:
-            raise UserError(f"the prompt has {used[0] + 20} tokens; the longest context served is {tokens} tokens")
-        prompt, made = used[0] + 20, min(tokens // 2, tokens - used[0] - 20)
-        used[0] = prompt + made
+        prompt = 100 * sum(message["role"] == "user" for message in messages)
+        prompt += 300 * sum(message["role"] == "assistant" for message in messages)
+        prompt += sum(int(text) for message in messages for text in re.findall(r"big (\d+)", str(message["content"])))
+        if prompt >= tokens:
+            raise UserError(f"the prompt has {prompt} tokens", code="context_length_exceeded", param="messages")
+        made = min(300, tokens - prompt)
         yield AnswerDelta("rrr")
         yield AnswerDelta(finish_reason="length", usage={"prompt_tokens": prompt, "completion_tokens": made})
 
@@ -145,12 +163,34 @@ def _endless(tokens: int) -> Answer:
 
 
 def test_an_answer_has_a_limit_of_half_the_context_and_says_when_it_was_reached() -> None:
-    model, written = _chat("one", "two", "three", answer=_endless(4096), context=4096)
-    assert model.limits == [2048, None, None]  # of what is left the server makes an answer of its own length
+    model, written = _chat("one", "two", answer=_endless(600), context=600)
+    assert model.limits == [300, None]  # an answer takes what is left of the context
     _, first, second = written.split("rrr\n")
-    assert "; cut at the limit of 2,048 tokens (--max-tokens)" in first
-    assert "; cut at the end of the context: /reset forgets the conversation" in second
-    assert second.endswith("the longest context served is 4096 tokens\n/reset forgets the conversation\n")
+    assert "; cut at the limit of 300 tokens (/set max_tokens, --max-tokens)" in first
+    assert "; cut at the end of the context" in second
+
+
+def test_a_full_context_slides_by_halves_says_so_and_keeps_the_system_message() -> None:
+    """Turns of 400 tokens in 2,000: after four the oldest go until at most 1,000 are left, then again after two."""
+    model, written = _chat(*"abcdefg", answer=_endless(2000), context=2000, system="Be brief.")
+    asked = ["".join(m["content"] for m in messages if m["role"] == "user") for messages in model.asked]
+    assert asked == ["a", "ab", "abc", "abcd", "cde", "cdef", "efg"]
+    assert all(messages[0] == {"role": "system", "content": "Be brief."} for messages in model.asked)
+    assert written.count("the context of 2,000 tokens is full: the oldest 2 turns were dropped\n") == 2
+    assert "error" not in written
+
+
+def test_a_message_that_the_server_finds_too_long_drops_turns_and_is_asked_again() -> None:
+    model, written = _chat("a", "b", "big 1500", answer=_endless(2000), context=2000)
+    assert [m["content"] for m in model.asked[-1]] == ["big 1500"]
+    assert written.count("were dropped") + written.count("was dropped") >= 1
+    assert "error" not in written
+
+
+def test_turns_that_were_dropped_in_vain_come_back() -> None:
+    model, written = _chat("a", "b", "big 9000", "c", answer=_endless(2000), context=2000)
+    assert "error: the prompt has 9100 tokens\n" in written
+    assert [m["content"] for m in model.asked[-1]] == ["a", "rrr", "b", "rrr", "c"]
 
 
 def test_a_long_context_leaves_the_limit_at_its_default_and_a_given_one_wins() -> None:
@@ -200,6 +240,103 @@ def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
 
 def _end() -> str:
     raise EOFError
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_retry_asks_the_last_message_again_and_a_failure_leaves_the_old_answer() -> None:
+    answers = iter(["bad", "good", None])
+
+    def answer(messages: list[dict[str, Any]]) -> Generator[AnswerDelta, None, None]:
+        text = next(answers, "fine")
+        if text is None:
+            raise UserError("busy")
+        yield AnswerDelta(text)
+
+    model, written = _chat("/retry", "one", "/retry", "/retry", "two", answer=answer)
+    assert "error: /retry needs a message that was answered" in written
+    assert [len(messages) for messages in model.asked] == [1, 1, 1, 3]
+    assert [m["content"] for m in model.asked[3]] == ["one", "good", "two"]
+
+
+def test_edit_replaces_the_last_message_and_leaves_its_picture(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"pixels")
+    model, written = _chat("one", f"/image {tmp_path / 'cat.png'}", "two", "/edit", '/edit """three', 'lines"""')
+    assert "the last message: two\n" in written
+    asked = model.asked[2]
+    assert asked[:2] == model.asked[1][:2]
+    assert asked[2]["content"] == [model.asked[1][2]["content"][0], {"type": "text", "text": "three\nlines"}]
+
+
+def test_the_system_message_changes_without_forgetting() -> None:
+    model, written = _chat("one", "/system", "/system Be brief.", "two", "/system none", "three")
+    assert "no system message\n" in written
+    assert "system message: Be brief.\n" in written
+    assert [m["content"] for m in model.asked[1]] == ["Be brief.", "one", "you said 1 things", "two"]
+    assert [m["role"] for m in model.asked[2]] == ["user", "assistant"] * 2 + ["user"]
+
+
+def test_another_model_answers_with_its_own_context_and_sampling() -> None:
+    model, written = _chat("/model", "one", "/model third", "/model second", "two", context=4096)
+    assert "* first\n  second\n" in written
+    assert "error: there is no model third" in written
+    assert "second answers from here on; temperature 0.5" in written
+    assert model.fields[0] == {"max_tokens": 2048}
+    assert model.fields[1]["temperature"] == 0.5  # and no limit: a turn of 2,052 tokens is over its 600
+    assert len(model.asked[1]) == 1
+
+
+def test_set_changes_sampling_and_without_a_value_takes_it_back() -> None:
+    model, written = _chat(
+        "/set temperature 0.25", "/set max-tokens 7", "/set stop a b", "one", "/set max_tokens", "two",
+        fields={"top_p": 0.5},
+    )  # fmt: skip
+    assert model.fields[0] == {"top_p": 0.5, "temperature": 0.25, "max_tokens": 7, "stop": ("a b",)}
+    assert model.fields[1]["max_tokens"] == 4096
+    assert "temperature 0.25, top_p 0.5; answers of at most 7 tokens" in written
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/set temperature x", "temperature is 'x'"),
+        ("/set temperature -1", "temperature"),
+        ("/set mirostat 2", "/set has no mirostat; it takes max_tokens, temperature"),
+        ("/save", "/save needs the name of a file"),
+        ("/load /nowhere/x", "/nowhere/x cannot be read: No such file"),
+        ("/image", "/image needs the name of a file"),
+        ("/edit x", "/edit needs a message that was answered"),
+    ],
+)
+def test_a_command_that_cannot_be_obeyed_is_one_line(line: str, sentence: str) -> None:
+    model, written = _chat(line)
+    assert f"error: {sentence}" in written
+    assert written.count("\n") == 1
+    assert model.asked == []
+
+
+def test_a_saved_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    _, written = _chat("one", "/set top_k 3", f"/save {file}", f"/save {file}", system="Be brief.")
+    assert written.endswith(f"1 turn in {file}\n" * 2)
+    model, written = _chat("zero", f"/load '{file}'", "two")
+    assert f"1 turn of {file}; first goes on with top_k 3; answers" in written
+    assert [m["content"] for m in model.asked[1]] == ["Be brief.", "one", "you said 1 things", "two"]
+    assert model.fields[1]["top_k"] == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["hello", "[]", '{"weft_chat": 2}', '{"weft_chat": 1, "messages": [{"role": "user"}], "tokens": []}']
+)
+def test_a_file_that_is_no_saved_conversation_is_neither_read_nor_overwritten(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    model, written = _chat("one", f"/load {file}", f"/save {file}", "two")
+    assert f"error: {file} is " in written
+    assert f"error: {file} is there and is no saved conversation" in written
+    assert file.read_text() == text
+    assert len(model.asked[1]) == 3
 
 
 # ---------------------------------------------------------------- the client
@@ -257,6 +394,15 @@ def test_a_name_that_a_weft_does_not_serve_is_refused_before_the_first_message()
     assert _remote(_listing("weft"), model="own/one").card()["max_model_len"] == 64
     assert _remote(_listing("weft"), model="default").card() == {"id": "own/one"}  # in no list, and served
     assert _remote(_listing("llamacpp"), model="foo").card() == {}  # others take any name
+
+
+def test_a_name_that_is_refused_leaves_the_model_as_it_was() -> None:
+    remote = _remote(_listing("weft"))
+    assert remote.names() == ["own/one"]
+    assert remote.choose("default") == {"id": "own/one"}
+    with pytest.raises(UserError, match="there is no model"):
+        remote.choose("foo")
+    assert remote.model == "default"
 
 
 @pytest.mark.parametrize(
@@ -317,7 +463,7 @@ def test_a_picture_that_cannot_be_read_or_is_refused_is_left_out(tmp_path: Path)
     assert "dog.png cannot be read: No such file" in written
     assert "error: no picture" in written
     assert model.asked[1] == [{"role": "user", "content": "two"}]
-    assert "FILE: a picture for the next message" in written
+    assert "error: /image needs the name of a file" in written
 
 
 def test_a_picture_stays_for_the_next_message_if_it_was_not_refused(tmp_path: Path) -> None:

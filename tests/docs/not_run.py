@@ -12,6 +12,7 @@ GPU = "needs a GPU"
 LONG = "minutes"
 TRACE = "needs a trace that must be downloaded first; the figures beside it are committed results"
 LOAD = "a quarter of a minute of load; tests/cli/test_bench.py runs the same command, smaller"
+GRID = "a quarter of an hour of load; tests/cli/test_bench_grid.py runs it, smaller"
 FILES = "needs a file of the reader's; tests/cli/test_bench.py runs it with one"
 TERMINAL = "waits for a person at a terminal; tests/cli/test_chat.py plays one"
 BUCKET = "needs a bucket; tests/server/test_store_bucket.py has one"
@@ -47,6 +48,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "make "): SHELL,
     ("README.md", ". .venv/bin/activate"): SHELL,
     ("README.md", "weft chat"): TERMINAL,
+    ("README.md", "weft run"): TERMINAL,
     ("README.md", "weft simulate sample"): "20 s; the sample runs in tests/docs/test_simulated_figures.py",
     ("README.md", "weft eval recall"): "half a minute; docs/cli.md has it with fewer questions",
     ("docs/adding-a-model.md", "def read_smollm3"): FRAGMENT,
@@ -66,6 +68,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/benchmarks.md", "weft bench throughput"): LOAD,
     ("docs/benchmarks.md", "weft bench kernels"): LOAD,
     ("docs/benchmarks.md", "python -m benchmarks."): LONG,
+    ("docs/benchmarks.md", "weft bench grid"): GRID,
     ("docs/testing.md", "tests/clients/run.sh"): HUB,
     ("docs/fleet.md", "pip install"): HUB,
     ("docs/fleet.md", "weft drain"): REPLICAS,

@@ -16,7 +16,7 @@ import pytest
 from tests.arch.rules import ROOT, tracked_files
 from tests.docs.commands import CommandLine, commands_of, commands_of_pages
 from weft.cli.flags import TableSetting
-from weft.cli.main import VERBS, cli
+from weft.cli.main import cli
 from weft.config import EngineConfig
 from weft.server.config import ServerConfig
 
@@ -117,7 +117,7 @@ def test_no_page_writes_a_key_of_the_config_file_as_a_flag() -> None:
         if "table" in f.metadata
     }
     context = click.Context(cli)
-    verbs = [cli.get_command(context, verb) for verb in VERBS]
+    verbs = [cli.get_command(context, verb) for verb in cli.list_commands(context)]
     keys -= {
         name.lstrip("-")
         for verb in verbs

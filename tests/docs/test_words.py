@@ -11,14 +11,14 @@ _ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
 
 
 def missing_places(page: str) -> list[str]:
-    """Words whose place is no file or folder of src/weft, or of tests; ``*`` stands for any name."""
+    """Return the words whose place is no file or folder of src/weft, src or the root; ``*`` matches any name."""
     rows = [(word, place) for word, place in _ROW.findall(page) if place.startswith("`")]
     assert rows, "the page has no table of words"
     places = [(word, place.strip("`").rstrip("/")) for word, place in rows]
     return [
         word
         for word, place in places
-        if not list((ROOT if place.startswith("tests/") else ROOT / "src" / "weft").glob(place))
+        if not any(list(root.glob(place)) for root in (ROOT / "src" / "weft", ROOT / "src", ROOT))
     ]
 
 

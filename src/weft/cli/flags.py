@@ -29,6 +29,7 @@ from click.core import ParameterSource
 
 from weft.config import DTYPE_SPELLINGS
 from weft.config_check import TABLES, flag_name, setting_name, without_none
+from weft.errors import RequestError
 from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
@@ -56,7 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Server": ("host", "port", "log_level", "otlp_endpoint", "record", "replicas", "roles", "listen_engines",
                "token", "http_workers", "ray"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "media_domains",
-                 "tenant_by_key"),
+                 "tenant_by_key", "trust_control_tokens"),
     "Device": ("device", "threads", "tp", "ep"),
 }  # fmt: skip
 FREQUENT = frozenset(
@@ -513,3 +514,18 @@ def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
     SamplingParams(**given).check(vocab_size=_ANY_VOCABULARY)
     return given
+
+
+def check_sampling(name: str, text: str) -> dict[str, Any]:
+    """Return ``{name: value}`` of a sampling field that is typed as text. Raise RequestError for a value out of its
+    range, and for text of another type."""
+    from weft.request import SamplingParams
+
+    kind, _ = SAMPLING_FLAGS[name]
+    try:
+        value = kind.convert(text, None, None)
+    except click.BadParameter as error:
+        raise RequestError(f"{name} is {text!r}: {error.message}", param=name) from None
+    fields: dict[str, Any] = {name: (value,) if name == "stop" else value}
+    SamplingParams(**fields).check(vocab_size=_ANY_VOCABULARY)
+    return fields

@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "join": ("weft.cli.join", "Serve with this machine for a `weft serve` elsewhere."),
     "generate": ("weft.cli.generate", "Complete a prompt (argument or pipe) and stream the text."),
     "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
+    "run": ("weft.cli.chat", "Fetch a model if it is not here, serve it and talk to it in the terminal."),
     "embed": ("weft.cli.embed", "Print the embeddings of texts, or rank them by a query."),
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),

@@ -65,6 +65,21 @@ def pull(names: tuple[str, ...], revision: str | None, verify: bool) -> None:
         click.echo(f"{model.name} {words}: {format_bytes(model.held_bytes)} in {model.path}")
 
 
+def pull_missing(name: str, revision: str | None) -> None:
+    """Fetch the model ``name`` unless it is a path, or whole on this machine's disk or in the hub's cache. Raises as
+    ``models.pulling.pull``."""
+    from weft.models.local import find
+    from weft.models.pulling import pull as pull_model
+
+    here = find(name)
+    if Path(name).expanduser().exists() or (here is not None and here.state == "whole"):
+        return
+    if here is None and any(cached == name for cached, _, _ in cached_by_hub()):
+        return  # the engine's start fetches what the cache lacks
+    with _Shown(name) as shown:
+        pull_model(name, revision, on_progress=shown.progress)
+
+
 class _Shown:
     """The progress of one pull: a bar on a terminal, else a line now and then."""
 

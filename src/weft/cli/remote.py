@@ -101,6 +101,19 @@ class RemoteModel:
         own: dict[str, Any] = self.get(f"/v1/models/{quote(self._model)}").json()
         return own
 
+    def names(self) -> list[str]:
+        """Return the names that the server lists. Raises as ``get``."""
+        return [card["id"] for card in self.get("/v1/models").json()["data"]]
+
+    def choose(self, name: str) -> dict[str, Any]:
+        """Ask for ``name`` from here on, and return its card. Raises as ``card``, and then nothing has changed."""
+        before, self._model = self._model, name
+        try:
+            return self.card()
+        except WeftError:
+            self._model = before
+            raise
+
     def get(self, path: str, *, timeout_s: float | None = None) -> httpx.Response:
         """Raises ConfigError where nothing answers, UserError or WeftError with the server's own sentence."""
         return self._request("GET", path, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)

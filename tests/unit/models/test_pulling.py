@@ -21,6 +21,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.hub_server import Hub, hub_server
 from weft import Engine
+from weft.cli import chat
 from weft.cli.main import main
 from weft.errors import CheckpointError
 from weft.models import local, pulling
@@ -65,6 +66,29 @@ def pull_a_part(name: str = "maker/tiny") -> None:
 
     with pytest.raises(PullCancelledError):
         pull(name, on_progress=on_progress, cancelled=lambda: came.get(WEIGHTS, 0) >= 2 * CHUNK_BYTES)
+
+
+def test_a_run_fetches_a_model_that_is_not_here_and_goes_on_with_a_partial_one(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The chat itself is tests/cli/test_chat.py: here the server is asked for the name alone."""
+    served: list[str | None] = []
+    monkeypatch.setattr(chat, "_with_own_server", lambda values, *_: served.append(values["model"]) or 0)
+    pull_a_part()
+    assert main(["run", "maker/tiny"]) == 0
+    assert main(["run", "maker/tiny"]) == 0
+    assert served == ["maker/tiny"] * 2
+    found = find("maker/tiny")
+    assert found is not None
+    assert found.state == "whole"
+    begins = [begin for file, begin in hub.ranges if file == WEIGHTS]
+    assert len(begins) == 2
+    assert begins[1] >= 2 * CHUNK_BYTES
+    assert main(["run", "maker/none"]) == 2
+    assert "maker/none" in capsys.readouterr().err
+    assert main(["run", str(checkpoint("lfm2"))]) == 0
+    assert main(["run"]) == 0
+    assert len(served) == 4
 
 
 def test_a_model_is_fetched_once_and_is_found_by_its_name(hub: Hub) -> None:
