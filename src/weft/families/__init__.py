@@ -239,7 +239,8 @@ def _further() -> Mapping[str, EntryPoint]:
 def _load(point: EntryPoint) -> Family:
     """Return the family that ``point`` names. Raises CheckpointError naming the package where it has none."""
     try:
-        return next(family for family in point.load() if point.name in family.model_types)
+        families: tuple[Family, ...] = point.load()
+        return next(family for family in families if point.name in family.model_types)
     except (ImportError, AttributeError, TypeError, StopIteration) as error:
         package = point.dist.name if point.dist else "an unknown package"
         raise CheckpointError(

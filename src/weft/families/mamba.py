@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
+from weft.families.mixers import Mixer
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.combined import Parallel
 from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
@@ -129,7 +130,7 @@ def step_rank(keys: ConfigKeys, name: str, hidden: int) -> int:
     return ceil_div(hidden, 16) if keys.get(name, "auto") == "auto" else keys.integer(name)
 
 
-HYBRID = {Attention: "self_attn", Mamba1: "mamba", Mamba2: "mamba", Parallel: ""}
+HYBRID: dict[type[Mixer], str] = {Attention: "self_attn", Mamba1: "mamba", Mamba2: "mamba", Parallel: ""}
 BAMBA = Names(
     HYBRID,
     feed="feed_forward",

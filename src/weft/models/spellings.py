@@ -91,8 +91,10 @@ def kimi_layers(read: BlockReader) -> ReadLayer:
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         on_hub = any(read.source.has(f"{name}.attention.{part}.weight") for part in ("q_proj", "dense"))
         inside = "attention" if on_hub else "self_attn"
-        mixers = dict.fromkeys((KimiDelta, LatentAttention, Lightning), inside)
-        return plain_layer(read, name, mixer, feed, replace(read.architecture.names, mixers=mixers))
+        kinds: tuple[type[Mixer], ...] = (KimiDelta, LatentAttention, Lightning)
+        return plain_layer(
+            read, name, mixer, feed, replace(read.architecture.names, mixers=dict.fromkeys(kinds, inside))
+        )
 
     return layer
 

@@ -214,31 +214,24 @@ def layer_reader(read: BlockReader) -> ReadLayer:
     shape = read.architecture.residual
     assert isinstance(shape, ScaledResidual)
 
-    def scaled(name: str) -> dict[str, Scaled]:
+    def scaled(name: str) -> tuple[Scaled, Scaled]:
         table = read.table(shape.table(read.hidden), name)
-        return {
-            of: (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale"))
-            for of, part in (("residual", "residual"), ("given", "hidden_states"))
-        }
+        residual, given = (
+            (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale")) for part in ("residual", "hidden_states")
+        )
+        return residual, given
 
     def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
         assert isinstance(mixer, ConvolvedAttention)
         assert isinstance(feed, Experts)
+        norm = read.norm(f"{name}.input_layernorm")
         attention = read.source.summed(read.block(mixer, f"{name}.self_attn"))
+        residual, given = scaled(f"{name}.post_attention_residual_scale")
+        first = ScaledBlock(norm, attention, residual=residual, given=given)
+        norm = read.norm(f"{name}.post_attention_layernorm")
         experts = read_continued_experts(read, feed, f"{name}.mlp")
-        return DecoderLayer(
-            [
-                ScaledBlock(
-                    read.norm(f"{name}.input_layernorm"), attention, **scaled(f"{name}.post_attention_residual_scale")
-                ),
-                ContinuedBlock(
-                    read.norm(f"{name}.post_attention_layernorm"),
-                    experts,
-                    mixes=False,
-                    **scaled(f"{name}.post_mlp_residual_scale"),
-                ),
-            ]
-        )
+        residual, given = scaled(f"{name}.post_mlp_residual_scale")
+        return DecoderLayer([first, ContinuedBlock(norm, experts, mixes=False, residual=residual, given=given)])
 
     return layer
 
