@@ -34,7 +34,7 @@ def read_mamba(family: str, keys: ConfigKeys) -> Architecture:
     """Falcon-Mamba is Mamba with norms inside. ``intermediate_size`` wins over ``expand``: Falcon-Mamba 7B
     states both, and they differ."""
     hidden = keys.integer("hidden_size")
-    rank = step_rank(keys, "timestep_rank", hidden)
+    rank = step_rank(keys, "time_step_rank", hidden)
     norms: InnerNorms = "plain" if family == "falcon_mamba" else "none"
     mixer = Mamba1(
         channels=keys.integer("intermediate_size", int(keys.number("expand", 2.0) * hidden)),
