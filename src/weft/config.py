@@ -97,6 +97,9 @@ class EngineConfig:
         least=0,
     )
     max_queued_requests: int = limit(1024, "Most requests waiting to run; more are turned away with 503.", least=1)
+    priority_across_keys: bool = flag(
+        False, "Let a `priority` below 0 go before the requests of all API keys; by default it orders those of one key."
+    )
     prefix_cache: bool = flag(True, "Keep what was computed, and start later requests from it.")
     snapshots: str = flag(
         "auto",
@@ -323,7 +326,7 @@ class Sizes:
     """EngineConfig after it met a model and a machine. ``notes`` are the sentences to show the user
     about what was shrunk to fit, empty when nothing was. ``grid_tokens``: states are kept at multiples of it,
     the tokens that the recurrent kernels compute at once. ``whole_prompts``: a step computes a prompt whole or not at
-    all, as the model is not causal."""
+    all, as the model is not causal. ``priority_across_keys``: a priority orders the sequences of all API keys."""
 
     max_model_len: int
     rows_max: int
@@ -333,3 +336,4 @@ class Sizes:
     notes: tuple[str, ...] = ()
     grid_tokens: int = CHUNK_TOKENS
     whole_prompts: bool = False
+    priority_across_keys: bool = False

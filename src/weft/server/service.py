@@ -30,6 +30,7 @@ from weft.errors import (
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
+from weft.server.access_log import log_request
 from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
@@ -40,7 +41,7 @@ from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, ke
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
-from weft.server.tracing import RequestTracer
+from weft.server.tracing import RequestTrace, RequestTracer
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -521,6 +522,13 @@ class Service:
         """Under the name of the model itself, not of an adapter."""
         base = self.model if model.loadable is None else model.loadable
         return self.metrics.of("" if base is None else base.name)
+
+    def request_ended(self, trace: RequestTrace, ignored: list[str]) -> None:
+        """Log, count and trace a request."""
+        log_request(trace, ignored)
+        self.metrics.request_ended(trace)
+        if self.tracer is not None:
+            self.tracer.ended(trace)
 
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
