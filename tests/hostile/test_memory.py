@@ -9,6 +9,7 @@ late does not count.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -90,9 +91,10 @@ def family(pid: int) -> list[int]:
 def memory(pids: list[int], field: str) -> int:
     total = 0
     for pid in pids:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                total += int(line.split()[1]) * 1024
+        with contextlib.suppress(FileNotFoundError):  # a worker was replaced
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith(f"{field}:"):
+                    total += int(line.split()[1]) * 1024
     return total
 
 

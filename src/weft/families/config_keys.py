@@ -26,6 +26,10 @@ _MOST = {"num_hidden_layers": 10_000}
 _SHOWN_CHARS = 200
 
 
+HEAD_DIM_MAX = 1 << 16
+"""Numbers of a head: no model has a hundredth of that many."""
+
+
 def fail(key: str, value: object, reason: str) -> NoReturn:
     """Raise the one form of configuration error."""
     shown = repr(value) if not isinstance(value, int) or abs(value) <= INTEGER_MAX else "a number too large"
@@ -152,8 +156,10 @@ def read_rope(
     ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling
     of a single set is for other layers than these, its theta for all.
 
-    Raises CheckpointError for a scaling that is not served or lacks a number.
+    Raises CheckpointError for a scaling that is not served or lacks a number, and for heads beyond HEAD_DIM_MAX.
     """
+    if head_dim > HEAD_DIM_MAX:  # before a table of its angles is made
+        fail("head_dim", head_dim, f"it must be at most {HEAD_DIM_MAX}")
     stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
     if layer_kind is not None and isinstance(stated, Mapping):
         if any(isinstance(value, Mapping) for value in stated.values()):
