@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, get_args
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Rope, RopeKind
+from weft.families.mixers.attention import Rope, RopeKind
 from weft.spec import DTypeName
 
 INTEGER_MAX = 2**31 - 1

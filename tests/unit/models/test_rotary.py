@@ -13,7 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedd
 from tests.unit.models.test_families import QWEN3_8B, changed
 from weft.errors import CheckpointError
 from weft.families import read_architecture
-from weft.families.architecture import Attention, Rope
+from weft.families.mixers.attention import Attention, Rope
 from weft.models.rotary import RotaryTable
 
 SCALINGS: dict[str, dict[str, Any] | None] = {
