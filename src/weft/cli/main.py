@@ -45,6 +45,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
     "store": ("weft.cli.store", "Look into a store of prefixes, check it, give space back."),
+    "config": ("weft.cli.config", "Show the settings of `weft serve`, or an example of its config file."),
+    "completion": ("weft.cli.config", "Print the completion of `weft` for bash, zsh or fish."),
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),
 }
 
