@@ -120,6 +120,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/store.md", "weft store verify s3://"): BUCKET,
     ("docs/store.md", "weft store prune s3://"): BUCKET,
     ("docs/store.md", "weft store rm s3://"): BUCKET,
+    ("docs/store.md", "openssl rand"): SHELL,
+    ("docs/store.md", "WEFT_STORE_KEY=/etc/weft/store.key weft serve"): BUCKET,
     ("docs/store.md", "pip install"): HUB,
     ("docs/store.md", "WEFT_STORE_CACHE=/nvme/weft weft serve --store s3://"): BUCKET,
 }

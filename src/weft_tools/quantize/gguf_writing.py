@@ -34,6 +34,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.families import read_architecture, text_config
+from weft.families.names import Names
 from weft.files import finish, sync
 from weft.models.checkpoint_files import DRAFT_PREFIXES, SKIPPED_PREFIXES, CheckpointFiles
 from weft.models.gguf.architectures import ARCHITECTURES, read_layout
@@ -437,10 +438,25 @@ def _write_header(
         finish(file)
 
 
+def _apart_from_joins(names: Names) -> Names:
+    """Return ``names`` without the way in which a checkpoint joins projections: a GGUF file has one way."""
+    spelled = {
+        mixer: rest
+        for mixer, settings in names.spelled.items()
+        if (rest := {name: value for name, value in settings.items() if name != "names"})
+    }
+    return replace(names, spelled=spelled)
+
+
 def _check(path: Path, checkpoint: CheckpointFiles) -> None:
     """The architecture that a reader makes of the header is that of config.json."""
-    wanted = architecture_in(replace(checkpoint, config=without_multipliers(checkpoint.config)))
-    as_read = read_architecture(read_layout(read_header(path)).config)
+    wanted, as_read = (
+        replace(architecture, names=_apart_from_joins(architecture.names))
+        for architecture in (
+            architecture_in(replace(checkpoint, config=without_multipliers(checkpoint.config))),
+            read_architecture(read_layout(read_header(path)).config),
+        )
+    )
     for field in fields(wanted):
         if field.name not in _NOT_IN_FILES and getattr(wanted, field.name) != getattr(as_read, field.name):
             raise CheckpointError(

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.stored_forms import logits, more_forms, pack
 from weft.models.loading import load_model
+from weft.tensor.weights.tiles import serves_coded
 
 FORMS = more_forms()
 
@@ -33,11 +34,15 @@ def test_a_bfloat16_model_keeps_its_codes_and_has_the_widened_models_logits(
 ) -> None:
     quantised, plain = pack(family, FORMS[form], tmp_path)
     loaded, widened = (load_model(path, "bfloat16") for path in (quantised, plain))
+    found, truth = logits(loaded), logits(widened)
+    if not serves_coded(torch.device("cpu"), torch.bfloat16):  # no AVX-512: such weights are widened as they are read
+        assert held not in loaded.weights_form
+        assert torch.equal(found, truth)
+        return
     assert held in loaded.weights_form
     assert held not in load_model(quantised, "float32").weights_form, "tiles of codes are bfloat16"
     size = (quantised / "model.safetensors").stat().st_size
     assert loaded.weights_bytes < (1.03 if form != "nf4" else 1.1) * size
-    found, truth = logits(loaded), logits(widened)
     words = form in ("nf4", "nf4_plain", "fp4", "fp8_quark")  # four sums for each row of a matrix
     if words or family == "qwen3_next":  # small experts are multiplied by torch
         torch.testing.assert_close(found, truth, rtol=0.03, atol=0.03 * float(truth.abs().max()))
