@@ -712,9 +712,7 @@ class Service:
         return {"store": f"the bucket does not answer: {', '.join(sorted(faults))}"} if faults else {}
 
 
-def _report(
-    name: str, fleet: Fleet | None, resident: Resident | None = None, budget: int | None = None
-) -> FleetReport:
+def _report(name: str, fleet: Fleet | None, resident: Resident | None = None, budget: int | None = None) -> FleetReport:
     if fleet is None:
         return FleetReport(name, [], 0, 0, resident=resident, budget=budget)
     return FleetReport(

@@ -23,6 +23,7 @@ let open = tree.newConversation(Date.now());
 let shelf = null;
 let onKeyWanted = () => {};
 const running = new Map();  // by the id of a conversation: {conversation, stopper}
+const deleted = new Set();  // ids: an answer that is stopped by it ends later, and must not bring its conversation back
 
 export const conversation = () => open;
 
@@ -89,7 +90,7 @@ function draw() {
 }
 
 async function keep(changed) {
-  if (!tree.pathOf(changed).length) return;
+  if (!tree.pathOf(changed).length || deleted.has(changed.id)) return;
   changed.changed = Date.now();
   try {
     await storage.keepConversation(changed);
@@ -122,7 +123,10 @@ export function create() {
 
 // Of conversations that were deleted.
 function forget(ids) {
-  ids.forEach((id) => running.get(id)?.stopper.abort());
+  ids.forEach((id) => {
+    deleted.add(id);
+    running.get(id)?.stopper.abort();
+  });
   if (ids.includes(open.id)) create();
 }
 

@@ -124,8 +124,8 @@ async function removeOne(id) {
 }
 
 async function remove(ids) {
-  await deleteConversations(ids);
   actions.forget(ids);
+  await deleteConversations(ids);
   await refresh();
 }
 
