@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz fuzz-config hostile
+.PHONY: fuzz fuzz-config hostile lock sbom
 .PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize mutants bench clean
 
 help:
@@ -138,6 +138,24 @@ hostile: install
 	  tests/unit/text/test_panics.py tests/unit/text/test_environment.py tests/unit/text/test_worker_lane.py \
 	  tests/unit/text/test_tokenize_memory.py tests/server/test_descriptors.py tests/arch/test_dependencies.py $(ARGS)
 	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
+
+# Versions and hashes of all that an image installs: those that the tests ran with (deploy/requirements.lock).
+LOCKED := store otlp ray gpu video
+
+lock: install
+	@$(BIN)/python -c 'import uv' 2>/dev/null || $(PIP) uv
+	@$(BIN)/python -m pip freeze --exclude-editable | grep == | grep -v '^triton==' | sed 's/+.*//' >$(VENV)/versions.txt
+	@$(BIN)/uv pip compile --quiet pyproject.toml $(addprefix --extra ,$(LOCKED)) --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-annotate --no-emit-index-url -c $(VENV)/versions.txt \
+	  -o deploy/requirements.lock
+
+# The parts of a release as CycloneDX: dist/weft.cdx.json, from the lock file.
+sbom: install
+	@$(BIN)/python -c 'import uv' 2>/dev/null || $(PIP) uv
+	@mkdir -p dist
+	@$(BIN)/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --pyproject pyproject.toml --of JSON \
+	  -o dist/weft.cdx.json deploy/requirements.lock
+	@echo "dist/weft.cdx.json"
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)

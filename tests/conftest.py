@@ -11,6 +11,8 @@ import ctypes
 import gc
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -30,6 +32,10 @@ if "WEFT_TEST_COST_SCALE" in os.environ:
 
     os.environ["PYTHONPATH"] = child_path(os.path.dirname(sitecustomize.__file__))
 
+
+from weft.logs import FILE_VARIABLE, FORMAT_VARIABLE, LEVEL_VARIABLE, JsonFormatter, TextFormatter
+
+LOG_VARIABLES = (FORMAT_VARIABLE, FILE_VARIABLE, LEVEL_VARIABLE)
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 
@@ -53,11 +59,21 @@ gc.disable()  # what imports make stays: looking through it costs each worker 1.
 def logging_of_one_test() -> Iterator[None]:
     """Take back what a test's ``weft serve`` sets up in this process. Its handler writes to the stderr of that test,
     which is closed afterwards: each later warning would print a traceback, thousands of calls for tests that count."""
-    level = logging.getLogger("weft").level
+    level, hooks = logging.getLogger("weft").level, (sys.excepthook, threading.excepthook)
+    variables = {name: os.environ.get(name) for name in LOG_VARIABLES}
     yield
     root = logging.getLogger()
-    root.handlers = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+    root.handlers = [
+        handler for handler in root.handlers if not isinstance(handler.formatter, TextFormatter | JsonFormatter)
+    ]
     logging.getLogger("weft").setLevel(level)
+    logging.captureWarnings(False)
+    sys.excepthook, threading.excepthook = hooks
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def pytest_collection_finish() -> None:

@@ -97,6 +97,9 @@ class EngineConfig:
         least=0,
     )
     max_queued_requests: int = limit(1024, "Most requests waiting to run; more are turned away with 503.", least=1)
+    priority_across_keys: bool = flag(
+        False, "Let a `priority` below 0 go before the requests of all API keys; by default it orders those of one key."
+    )
     prefix_cache: bool = flag(True, "Keep what was computed, and start later requests from it.")
     snapshots: str = flag(
         "auto",
@@ -134,6 +137,12 @@ class EngineConfig:
     store_cache: str | None = flag(
         None, "Directory in front of a bucket of --store; default: one under ~/.cache/weft/store.", table="cache"
     )
+    store_key: str | None = flag(
+        None,
+        "File with a secret of at least 32 bytes: objects of the bucket of --store are signed with it, and no "
+        "others are read.",
+        table="cache",
+    )
     store_required: bool = flag(
         False, "End with code 2 where the bucket of --store does not answer at the start.", table="cache"
     )
@@ -162,6 +171,11 @@ class EngineConfig:
         "512MiB",
         "Memory of compiled grammars that are kept for later requests; running answers may hold as much again.",
         size=True,
+    )
+    trust_control_tokens: bool = flag(
+        False,
+        "Let control tokens that messages and documents spell, such as <|im_end|>, be tokens; by default they "
+        "are text, and only the chat template writes control tokens.",
     )
     lora: tuple[str, ...] = flag(
         (),
@@ -280,6 +294,12 @@ class EngineConfig:
                 f"and --store is {self.store or 'not given'}",
                 param="cache.store_cache",
             )
+        if self.store_key is not None and "://" not in (self.store or ""):
+            raise ConfigError(
+                f"cache.store_key {self.store_key} signs the objects of a bucket, and --store is "
+                f"{self.store or 'not given'}",
+                param="cache.store_key",
+            )
         if self.store_required and self.store is None:
             raise ConfigError("cache.store_required needs --store", param="cache.store_required")
         if self.lora:
@@ -306,7 +326,7 @@ class Sizes:
     """EngineConfig after it met a model and a machine. ``notes`` are the sentences to show the user
     about what was shrunk to fit, empty when nothing was. ``grid_tokens``: states are kept at multiples of it,
     the tokens that the recurrent kernels compute at once. ``whole_prompts``: a step computes a prompt whole or not at
-    all, as the model is not causal."""
+    all, as the model is not causal. ``priority_across_keys``: a priority orders the sequences of all API keys."""
 
     max_model_len: int
     rows_max: int
@@ -316,3 +336,4 @@ class Sizes:
     notes: tuple[str, ...] = ()
     grid_tokens: int = CHUNK_TOKENS
     whole_prompts: bool = False
+    priority_across_keys: bool = False

@@ -28,7 +28,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     (``weft.assemble.identity``). ``picture_tokens``: of a model that sees pictures, by
     ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of ``--lora``,
     what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
-    ``score_labels``: rows of its score head. ``peer``: where other engines send records to it, empty
+    ``score_labels``: rows of its score head. ``trust_control_tokens``:
+    texts of requests may spell control tokens. ``peer``: where other engines send records to it, empty
     where they cannot."""
 
     name: str
@@ -54,4 +55,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     generates: bool = True
     score_labels: int = 0
+    trust_control_tokens: bool = False
     peer: str = ""

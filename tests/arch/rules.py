@@ -28,6 +28,7 @@ BASE = {
     "families",
     "files",
     "info",
+    "logs",
     "host",
     "config_check",
     "default_sampling",

@@ -34,7 +34,8 @@ from weft.server.launch import bind
 from weft.server.service import Service, load_served_model
 from weft.text.tokenizer import Tokenizer
 
-MODULES_MAX = 25
+MODULES_MAX = 26
+"""25, and ``server.tracing``: each request has a line in the log."""
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
 """A beat of the engine may arrive in the same moment."""

@@ -190,6 +190,20 @@ def test_verify_of_a_bucket_reads_every_payload(bucket: str, capsys: pytest.Capt
     assert main(["store", "verify", bucket]) == 0
 
 
+def test_a_key_belongs_to_a_bucket_and_finds_what_is_signed_with_it(
+    bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    key.chmod(0o600)
+    assert main(["store", "info", bucket, "--key", str(key)]) == 0
+    assert "is empty" in capsys.readouterr().out, "nothing there is signed"
+    assert main(["store", "info", "--key", str(key), str(tmp_path)]) == 2
+    assert "is of a bucket" in capsys.readouterr().err
+    assert main(["store", "verify", bucket, "--key", str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
 def test_prune_of_a_bucket_removes_orphans_and_the_oldest(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(bucket.removeprefix("file://"))
     payloads = sorted(folder.glob("v1/records/*/*"))

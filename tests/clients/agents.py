@@ -24,6 +24,7 @@ then a release sends something that no test knows.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -50,6 +51,8 @@ TEXT = "hello from weft"
 MARK = "nothing new was in them"
 SUMMARY = f"<summary>\nThe files were read one by one, and {MARK}.\n</summary>"
 PAGE_TOKENS = 64
+NODE = 22
+"""The oldest major version that the newest releases run on."""
 CONTEXT = 131_072
 LIMIT_S = 300.0
 COMPUTED = "weft:request_prefill_kv_computed_tokens_sum"
@@ -122,13 +125,13 @@ def install(folder: Path, name: str) -> str:
         here.mkdir(parents=True, exist_ok=True)
         if agent.python:
             subprocess.run([_interpreter(agent.python), "-m", "venv", str(here)], check=True)
-            subprocess.run([here / "bin" / "pip", "install", "-q", *agent.packages], check=True)
+            for packages in (("--upgrade", "pip"), agent.packages):
+                subprocess.run([here / "bin" / "pip", "install", "-q", *packages], check=True)
         else:
-            subprocess.run(["npm", "init", "-y"], cwd=here, check=True, stdout=subprocess.DEVNULL)
-            line = ["npm", "install", "--silent", "--no-audit", "--no-fund", *agent.packages]
-            subprocess.run(line, cwd=here, check=True)
+            _npm(here, *agent.packages, path=_node(folder))
             if agent.script:
-                subprocess.run(agent.script, cwd=here, check=True, stdout=subprocess.DEVNULL)
+                environment = os.environ | {"PATH": _path(_node(folder))}
+                subprocess.run(agent.script, cwd=here, check=True, stdout=subprocess.DEVNULL, env=environment)
         (here / "complete").touch()
     if agent.python:
         [found] = here.glob(f"lib/python*/site-packages/{agent.packages[0].replace('-', '_')}-*.dist-info")
@@ -136,13 +139,41 @@ def install(folder: Path, name: str) -> str:
     return str(json.loads((here / "node_modules" / agent.packages[0] / "package.json").read_text())["version"])
 
 
+def _path(*first: Path) -> str:
+    return os.pathsep.join([*map(str, first), os.environ["PATH"]])
+
+
+def _npm(here: Path, *packages: str, path: Path) -> None:
+    environment = os.environ | {"PATH": _path(path)}
+    for line in (["init", "-y"], ["install", "--silent", "--no-audit", "--no-fund", *packages]):
+        subprocess.run(["npm", *line], cwd=here, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+@functools.cache
+def _node(folder: Path) -> Path:
+    """Return the folder of a Node.js that the newest releases run on: npm takes older ones for an older one. Where the
+    system has none, its package brings it."""
+    found = shutil.which("node")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout if found else ""
+    if found and int(version.removeprefix("v").partition(".")[0]) >= NODE:
+        return Path(found).parent
+    here = folder / "node"
+    if not (here / "complete").exists():
+        here.mkdir(parents=True, exist_ok=True)
+        _npm(here, f"node@{NODE}", path=here)
+        (here / "complete").touch()
+    return here / "node_modules" / ".bin"
+
+
 def _interpreter(oldest: tuple[int, int]) -> str:
     if sys.version_info >= oldest:
         return sys.executable
-    found = next((path for minor in range(oldest[1], 20) if (path := shutil.which(f"python3.{minor}"))), None)
-    if found is None:
-        raise RuntimeError(f"it needs Python {oldest[0]}.{oldest[1]}, and none is in PATH")
-    return found
+    for minor in range(oldest[1], 20):
+        path = shutil.which(f"python3.{minor}")
+        # One in PATH may be a name that leads nowhere.
+        if path and subprocess.run([path, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+            return path
+    raise RuntimeError(f"it needs Python {oldest[0]}.{oldest[1]}, and none is in PATH")
 
 
 class Trial:
@@ -164,7 +195,7 @@ class Trial:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(body)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CLAUDE", "ANTHROPIC"))}
-        path = os.pathsep.join([*map(str, programs(self.folder, self.name)), kept["PATH"]])
+        path = _path(*programs(self.folder, self.name), *(() if self.agent.python else (_node(self.folder),)))
         own = {"HOME": str(self.home), "PWD": str(self.work), "NO_COLOR": "1", "PATH": path}
         environment = {**kept, **own, **self.agent.environment, **found.variables}
         for line in found.lines[:-1]:

@@ -1,4 +1,5 @@
-"""A head in the files that differs from the embedding is the head, whatever ``tie_word_embeddings`` says."""
+"""A head in the files that differs from the embedding is the head, whatever ``tie_word_embeddings`` says; and tensors
+that follow from config.json are those that it leads to."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, load_reference
 from tests.oracle.model_driver import ModelDriver
+from weft.errors import CheckpointError
 from weft.models.loading import LoadedModel, load_model
 
 TOKENS = [5, 17, 400, 33, 8, 91, 91, 260]
@@ -64,3 +66,26 @@ def test_a_stored_copy_of_the_embedding_stays_one_matrix(tmp_path: Path) -> None
     tied, copy = load_model(checkpoint("qwen3_tied")), load_model(with_head("qwen3_tied", tmp_path / "copy"))
     assert copy.weights_bytes == tied.weights_bytes
     assert torch.equal(logits(copy), logits(tied))
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "keys"),
+    [
+        ("qwen4_exp", "layers.0.ple.ple_embedding.layer_multipliers", "seed"),
+        ("qwen4_exp", "layers.2.ple.ple_embedding.ngram_heads_offsets", "ngram_vocab_size_base"),
+        ("minimax", "layers.0.self_attn.slope_rate", "num_attention_heads"),
+    ],
+)
+def test_a_stored_tensor_that_config_json_contradicts_is_refused(
+    family: str, tensor: str, keys: str, tmp_path: Path
+) -> None:
+    """transformers computes with the stored one, and weft with the one of config.json."""
+    directory = tmp_path / family
+    copy_checkpoint(checkpoint(family), directory)
+    load_model(directory, "float32")
+    file = directory / "model.safetensors"
+    stored = load_file(file)
+    [name] = [name for name in stored if name.endswith(tensor)]
+    save_file(stored | {name: stored[name] * 2}, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=rf"{tensor} has other values than config.json leads to \({keys}"):
+        load_model(directory, "float32")

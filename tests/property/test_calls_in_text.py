@@ -79,7 +79,7 @@ def pieces_of(row: ToolFormat) -> list[str]:
     """Markers of the format, parts of a good call, and words."""
     call = good_call(row)
     parts = [call[at : at + length] for length in (9, 23) for at in range(0, len(call), length)]
-    values = ("true", "NaN", "1e999", '{"a": 1}', '"x"', "null", "}", "}}", "]", ")", "</think>")
+    values = ("true", "NaN", "1e999", '{"a": 1}', '"x"', "null", "}", "}}", "]", ")", "</think>", "True", ",", "'x'")
     return [*row.markers, *row.markers, call, call, *parts, *values, *WORDS]
 
 

@@ -10,6 +10,7 @@ import torch
 from tests.fixtures.adapters import peft_adapter
 from tests.fixtures.checkpoints import checkpoint, reference
 from tests.fixtures.pooled_checkpoints import cross_encoder, embedder
+from tests.oracle.test_both_ways import LFM2, with_config
 from tests.oracle.test_pooling import TOLERANCE, hidden_of, normed
 from weft import Engine
 
@@ -39,3 +40,16 @@ def test_two_ranks_have_the_means_and_scores_of_one_process(tmp_path: Path) -> N
     pairs, judge = [("q", text) for text in TEXTS], str(cross_encoder(tmp_path / "judge"))
     with Engine(judge, **SIZES) as alone, Engine(judge, tp=2, **SIZES) as ranked:
         assert np.abs(np.array(alone.score(pairs)) - ranked.score(pairs)).max() < TOLERANCE
+
+
+def test_two_ranks_embed_with_a_model_that_is_not_causal(tmp_path: Path) -> None:
+    """LFM2.5-Embedding: attention both ways, and centred convolutions."""
+    directory = embedder(tmp_path / "both", "lfm2", pooling={"pooling_mode_cls_token": True})
+    with Engine(str(directory), **SIZES) as causal:
+        plain = causal.embed(TEXTS)
+    with_config(directory, **LFM2)
+    with Engine(str(directory), **SIZES) as alone, Engine(str(directory), tp=2, **SIZES) as ranked:
+        expected = alone.embed(TEXTS)
+        assert np.abs(expected - ranked.embed(TEXTS)).max() < TOLERANCE
+        assert ranked.stats().cached_tokens == 0
+    assert np.abs(expected - plain)[:2].max() > 100 * TOLERANCE, "the control: causal embeddings are others"

@@ -162,7 +162,7 @@ class RunningServer:
             line = self._arriving.get(timeout=max(limit_s - time.monotonic(), 0.1))
             assert line is not None, f"the server ended before it said {wanted!r}:\n{self.output}"
             self.lines.append(line)
-            url = re.search(r"(http://[^\s;]+)", line)
+            url = re.search(r'(http://[^\s;"]+)', line)
             if url and not self.url:
                 self.url = url.group(1)
             if wanted in line:

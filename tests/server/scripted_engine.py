@@ -224,6 +224,7 @@ def build(
         eos_ids=[EOS],
         generation_defaults={"temperature": 0.0},
         default_sampling=read_default_sampling(config.default_sampling) | {"temperature": 0.0},
+        trust_control_tokens=config.trust_control_tokens,
         identity={"tokenizer": file_digest(directory / "tokenizer.json")},
         hidden_size=WIDTH,
         score_labels=1,

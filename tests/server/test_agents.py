@@ -150,19 +150,32 @@ def test_a_past_call_with_any_arguments_is_served(server: RunningServer, argumen
     assert text_of(post(server, MESSAGES, body_of(MESSAGES, *blocks)).json()) == "alive"
 
 
-def test_a_call_that_max_tokens_cut_can_be_sent_back(server: RunningServer) -> None:
+def sent_back(path: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an answer becomes in the next request of ``path``, as it is, with a result for each call."""
+    if path == RESPONSES:
+        calls = [item["call_id"] for item in answer["output"] if item["type"] == "function_call"]
+        return answer["output"] + [{"type": "function_call_output", "call_id": call, "output": "r"} for call in calls]
+    if path == MESSAGES:
+        calls = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": call, "content": "r"} for call in calls]
+        said = {"role": "assistant", "content": answer["content"]}
+        return [said, {"role": "user", "content": results}] if results else [said]
+    message = answer["choices"][0]["message"] if path == CHAT else answer["message"]
+    calls = [call.get("id", "") for call in message.get("tool_calls") or ()]
+    return [message, *({"role": "tool", "tool_call_id": call, "content": "r"} for call in calls)]
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("said", [f"text{CALL}", CALL, "text<tool_call>", ""])
+def test_an_answer_that_max_tokens_cut_can_be_sent_back(server: RunningServer, path: str, said: str) -> None:
     """Whatever an answer of this server is, the conversation goes on."""
-    tools = [{"type": "function", "function": F}]
-    asked = {"role": "user", "content": f"say:text{CALL}"}
-    for limit in range(1, len(f"text{CALL}") + 1, 3):
-        body = body_of(CHAT, asked, tools=tools, max_tokens=limit)
-        message = post(server, CHAT, body).json()["choices"][0]["message"]
-        results = [
-            {"role": "tool", "tool_call_id": call["id"], "content": "r"} for call in message.get("tool_calls", ())
-        ]
-        plain = {"role": "user", "content": "a"}
-        again = body_of(CHAT, plain, message, *results, {"role": "user", "content": "say:alive"})
-        assert text_of(post(server, CHAT, again).json()) == "alive"
+    of_others = {"type": "function", "function": F}
+    own = {RESPONSES: {"type": "function", **F}, MESSAGES: {"name": "f", "input_schema": F["parameters"]}}
+    for limit in range(1, len(said) + 2, 5):
+        asked = limited(path, LIMITS[path][0], limit, f"say:{said}")
+        answer = post(server, path, asked | {"tools": [own.get(path, of_others)]}).json()
+        back = [{"role": "user", "content": "a"}, *sent_back(path, answer), {"role": "user", "content": "say:alive"}]
+        assert text_of(post(server, path, body_of(path, *back)).json()) == "alive"
 
 
 def test_what_claude_code_asks_of_its_server_is_left_out_and_named(server: RunningServer) -> None:

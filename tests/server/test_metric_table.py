@@ -25,7 +25,7 @@ def names_of_the_page(text: str) -> set[str]:
     """Names of metrics in the tables below the heading Metrics; a label stands in braces."""
     section = text.split("\n## Metrics\n")[1].split("\n## ")[0]
     cells = [row.split("|")[2] for row in section.splitlines() if row.startswith("|")]
-    return {name for cell in cells for name in re.findall(r"`([a-z][a-z0-9_]+)(?:\{\w+\})?`", cell)}
+    return {name for cell in cells for name in re.findall(r"`([a-z][a-z0-9_]+)(?:\{[\w,]+\})?`", cell)}
 
 
 def test_the_page_lists_every_metric_and_no_other() -> None:

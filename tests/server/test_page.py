@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from importlib import resources
 from typing import Any
@@ -20,7 +19,6 @@ from weft.cli.main import cli
 from weft.cli.top import read_metrics
 from weft.costs.step import StepCost
 from weft.server.cache import cache_reports
-from weft.server.logs import _is_no_look
 from weft.server.metrics import MODEL
 from weft.server.page import page_files
 
@@ -347,28 +345,3 @@ def test_the_page_says_that_a_bucket_was_away_and_what_waits(readings: MiniRacer
     now["values"]["store_unreachable_seconds_total"] = 34
     now["byLabel"]["store_uploads_total"]["lost"] = 2
     assert call(readings, "storeState", now).endswith("3 uploads wait, 2 lost.")
-
-
-@pytest.mark.parametrize(
-    ("path", "method", "status", "written"),
-    [
-        ("/metrics", "GET", 200, False),
-        ("/v1/cache?x=1", "GET", 200, False),
-        ("/metrics", "GET", 401, True),
-        ("/health", "GET", 503, False),
-        ("/v1/cache/flush", "POST", 200, True),
-        ("/v1/models", "GET", 200, True),
-        ("/", "GET", 200, True),
-    ],
-)
-def test_looks_that_succeed_do_not_fill_the_access_log(path: str, method: str, status: int, written: bool) -> None:
-    record = logging.LogRecord(
-        "uvicorn.access",
-        logging.INFO,
-        __file__,
-        1,
-        '%s - "%s %s HTTP/%s" %d',
-        ("1.2.3.4:5", method, path, "1.1", status),
-        None,
-    )
-    assert _is_no_look(record) is written

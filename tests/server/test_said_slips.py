@@ -14,7 +14,7 @@ import pytest
 from tests.server.running import RunningServer, running_server
 from weft.server.protocol import did_you_mean
 
-SERVER = {"access_log": "json", "served_model_name": ["Qwen3.5-4B", "small"]}
+SERVER = {"log_format": "json", "served_model_name": ["Qwen3.5-4B", "small"]}
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "say:a"}]
 MESSAGE = {"max_tokens": 5, "messages": HI}
@@ -136,7 +136,7 @@ def test_the_log_has_the_field_and_one_warning(model_directory: Path) -> None:
         assert running.exit_code() == 0
         output = running.rest_of_output()
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    assert [one.get("ignored") for one in lines if one["path"] == CHAT] == [["max_token"]] * 3 + [None]
+    assert [one.get("ignored") for one in lines if one.get("path") == CHAT] == [["max_token"]] * 3 + [None]
     assert output.count("the field max_token is unknown (did you mean max_tokens?) and was ignored") == 1
 
 

@@ -209,7 +209,7 @@ def test_the_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         for number in range(200):
             for tracer in tracers:
-                tracer.ended(RequestTrace("/v1/messages", str(number), {}))
+                tracer.ended(RequestTrace("POST", "/v1/messages", str(number), {}))
         assert time.monotonic() - begin_s < 30, "one export to either takes 10 s"
         for tracer in tracers:
             [processor] = tracer._provider._active_span_processor._span_processors

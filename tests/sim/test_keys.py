@@ -133,6 +133,24 @@ def test_one_key_fills_half_of_the_queue_at_most() -> None:
     made.submit("b", 20, key="b")
 
 
+@pytest.mark.parametrize("across", [False, True])
+def test_an_operator_may_let_a_priority_go_before_other_keys(across: bool) -> None:
+    """One row, and a key that has used more of it than the other."""
+    made = Rig(rows_max=1, step_tokens_max=STEP_TOKENS, frame_count=200, queue_max=512, priority_across_keys=across)
+    for number in range(4):
+        made.submit(f"busy{number}", 20, max_tokens=50, key="busy")
+    for _ in range(60):
+        made.step()
+    for number in range(6):
+        made.submit(f"other{number}", 20, max_tokens=5, key="other")
+    made.submit("urgent", 20, max_tokens=5, priority=-1, key="busy")
+    made.run()
+    order = [name for name, _ in made.answers]
+    assert order.index("urgent") < order.index("busy2")
+    before = [name for name in order[: order.index("urgent")] if name.startswith("other")]
+    assert (not before) == across, order
+
+
 def test_priority_orders_the_requests_of_a_key() -> None:
     made = rig()
     attack(made, keyed=True, count=ROWS)

@@ -40,6 +40,7 @@ from weft.server.config import ServerConfig
         ({"gpu_memory_fraction": float("nan")}, "--gpu-memory-fraction is nan; it must be a number above 0"),
         ({"exact": "no"}, "--exact is 'no'; it is True or False"),
         ({"store_required": True}, "cache.store_required needs --store"),
+        ({"store_key": "/k", "store": "/s"}, "cache.store_key /k signs the objects of a bucket, and --store is /s"),
         ({"model": 7}, "--model is 7; it must be text"),
         ({"max_model_length": 4096}, "there is no keyword max_model_length; did you mean max_model_len?"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),

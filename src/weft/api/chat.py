@@ -28,7 +28,8 @@ from weft.request import PICTURE_KINDS, PictureKind, SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields, Prompt, encode_prompt, read_chat, show_pictures
 from weft.text.choices import Piece, TextDecoder
-from weft.text.dialect import AnswerPlan, Dialect, text_of
+from weft.text.control_tokens import NO_CONTROL, ControlTexts, control_texts
+from weft.text.dialect import AnswerPlan, Dialect, answer_markers, text_of
 from weft.text.pictures import PicturePart, checked_sampling
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
@@ -90,13 +91,28 @@ class PreparedChat:
 class ChatWriter:
     """The text side of one model's chat. Raises CheckpointError or ConfigError for a broken template."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, picture_tokens: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        tokenizer: Tokenizer,
+        picture_tokens: Sequence[int] = (),
+        *,
+        trust_control_tokens: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._start: PictureStart | None = start_of(directory, _LIMITS) if picture_tokens else None
         self._tokens: dict[PictureKind, str] = dict(
             zip(PICTURE_KINDS, map(tokenizer.token_text, picture_tokens), strict=False)
         )
-        self._template = load_chat_template(directory, special_tokens=tokenizer.special_tokens)
+
+        def control(source: str) -> ControlTexts:
+            return control_texts(tokenizer, source, answer_markers(), list(self._tokens.values()))
+
+        self._template = load_chat_template(
+            directory,
+            special_tokens=tokenizer.special_tokens,
+            control=(lambda source: NO_CONTROL) if trust_control_tokens else control,
+        )
         self._dialect = Dialect(self._template, tokenizer)
 
     def prepare(

@@ -38,6 +38,8 @@ from weft.errors import RequestError
 from weft.models.hub import resolve_adapter
 from weft.request import Request, SamplingParams
 from weft.text.choices import Piece
+from weft.text.control_tokens import NO_CONTROL, ControlTokens, control_texts
+from weft.text.dialect import answer_markers
 from weft.text.pooling import Pooler
 from weft.text.tokenizer import Tokenizer
 
@@ -69,10 +71,18 @@ class Engine:
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
-        self._chat = ChatWriter(directory, self.tokenizer, self.info.picture_tokens)
+        trusting = self.info.trust_control_tokens
+        self._chat = ChatWriter(directory, self.tokenizer, self.info.picture_tokens, trust_control_tokens=trusting)
         self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
-        pooler = Pooler(directory, self.tokenizer, name=self.info.name, score_labels=self.info.score_labels)
+        control = NO_CONTROL if trusting else control_texts(self.tokenizer, "", answer_markers())
+        pooler = Pooler(
+            directory,
+            self.tokenizer,
+            name=self.info.name,
+            score_labels=self.info.score_labels,
+            control=ControlTokens(control),
+        )
         self._pooling = PoolingCalls(pooler, self._calls, self.tokenizer, limit=self.info.sizes.max_model_len)
         self._adapters = {adapter.name: adapter for adapter in self.info.adapters}
 

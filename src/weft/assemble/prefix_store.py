@@ -109,6 +109,7 @@ def open_tier(
                 queue_bytes=limit,
                 forms=_forms(config, arena),
                 cache_directory=config.store_cache,
+                key_file=config.store_key,
                 required=config.store_required,
             ),
         )

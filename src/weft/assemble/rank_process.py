@@ -32,6 +32,7 @@ from weft.assemble.ranks import group_of, identity_of, identity_with, meet, sett
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room, records_verify_runs
 from weft.assemble.weights import WeightsSource
 from weft.errors import ConfigError, UserError
+from weft.logs import set_up_child_logging
 from weft.ranks import messages
 from weft.ranks.shared_buffers import ReceivedBuffers, received
 from weft.schedule.plan import StepPlan
@@ -170,6 +171,7 @@ def with_known_arrays(plan: StepPlan, before: StepPlan | None) -> StepPlan:
 
 
 def main(descriptor: int, serve: Callable[[messages.RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
+    set_up_child_logging("rank")
     connection: Connection[Any, Any] = Connection(descriptor)
     while True:
         try:

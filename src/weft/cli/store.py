@@ -37,11 +37,29 @@ NAMESPACE_SHOWN = 8
 def _place(ctx: click.Context, param: click.Parameter, value: str) -> Path | Bucket:
     """A directory, or a bucket by its address."""
     from weft.store.bucket import Bucket, is_bucket
+    from weft.store.signing import read_signer
 
-    return Bucket(value) if is_bucket(value) else Path(value)
+    key = ctx.meta.get(_KEY)
+    if not is_bucket(value):
+        if key is not None:
+            raise UserError(f"--key {key} is of a bucket, and {value} is a directory", param="--key")
+        return Path(value)
+    return Bucket(value, signer=None if key is None else read_signer(key, flag="--key"))
 
 
+def _note_key(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    ctx.meta[_KEY] = value
+
+
+_KEY = "weft.cli.store.key"
 _PATH = click.Argument(["path"], callback=_place)
+_KEY_FILE = click.Option(
+    ["--key"],
+    callback=_note_key,
+    expose_value=False,
+    is_eager=True,
+    help="File with the key of a bucket's signatures (cache.store_key).",
+)
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
 
 
@@ -50,7 +68,7 @@ def command() -> None:
     """Look into a store of prefixes (`weft serve --store`), check it, and give space back."""
 
 
-@command.command("info", cls=FlagCommand, params=[_PATH, _JSON])
+@command.command("info", cls=FlagCommand, params=[_PATH, _KEY_FILE, _JSON])
 def info(path: Path | Bucket, as_json: bool) -> int:
     """Show what a store holds, by model."""
     from weft.store.survey import survey
@@ -70,6 +88,7 @@ def info(path: Path | Bucket, as_json: bool) -> int:
     cls=FlagCommand,
     params=[
         _PATH,
+        _KEY_FILE,
         click.Option(["--retire"], is_flag=True, help="Remove damaged records; no server may write."),
         _JSON,
     ],
@@ -97,6 +116,7 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     cls=FlagCommand,
     params=[
         _PATH,
+        _KEY_FILE,
         click.Option(["--size"], help="Evict what saves the fewest seconds per byte, down to this size."),
         _JSON,
     ],
@@ -123,6 +143,7 @@ def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
     cls=FlagCommand,
     params=[
         _PATH,
+        _KEY_FILE,
         click.Option(
             ["--model", "models"],
             multiple=True,

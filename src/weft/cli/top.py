@@ -83,6 +83,8 @@ def read_metrics(text: str, at_s: float) -> Reading:
             continue
         for sample in family.samples:
             name = sample.name.partition(":")[2]
+            if not name:  # of the process, not of weft
+                continue
             own = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
             model = sample.labels.get("model_name", model)
             is_weft = is_weft or name in ("engine_up", "model_loaded")

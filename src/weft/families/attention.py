@@ -28,7 +28,7 @@ def _llama(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) -
     count = keys.integer("num_hidden_layers")
     attention = read_attention(keys)
     if window:
-        attention = windowed(attention, keys, default=4096, max_positions=max_positions)
+        attention = windowed(attention, keys, default=4096)
     dense = Dense(keys.integer("intermediate_size"))
     return build_architecture(family, keys, [attention] * count, [dense] * count, max_positions=max_positions)
 
@@ -48,7 +48,7 @@ def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:
     )
     if WINDOW_KIND in kinds and not windows:
         fail("layer_types", WINDOW_KIND, "use_sliding_window and sliding_window say that there is no window")
-    window = windowed(full, keys, default=4096, max_positions=32768) if windows else full
+    window = windowed(full, keys, default=4096) if windows else full
     return build_architecture(
         family,
         keys,
@@ -93,7 +93,7 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
         return replace(plain, rope=rope, norm_whole=True)
 
     full = turned("full_attention", scaled=True)
-    window = windowed(turned(WINDOW_KIND, scaled=False), keys, default=4096, max_positions=2048)
+    window = windowed(turned(WINDOW_KIND, scaled=False), keys, default=4096)
     dense = Dense(keys.integer("intermediate_size"))
     return build_architecture(
         family,

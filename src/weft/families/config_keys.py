@@ -186,8 +186,10 @@ def read_rope(
         "original_max_position_embeddings", inner.integer("original_max_position_embeddings", max_positions)
     )
     longer = kind == "yarn" and original < max_positions  # then their ratio is the factor
-    if inner.get("factor") is None and not longer:
-        fail("rope_parameters", dict(stated), f"rotary kind {kind} needs a factor")
+    needed = ("factor",) if not longer else ()
+    for name in (*needed, "low_freq_factor", "high_freq_factor") if kind == "llama3" else needed:
+        if inner.get(name) is None:
+            fail("rope_parameters", dict(stated), f"rotary kind {kind} needs a {name}")
     factor = inner.number("factor", max_positions / original)
     return Rope(
         theta,

@@ -189,6 +189,8 @@ def read_recurrent_gemma(family: str, keys: ConfigKeys) -> Architecture:
     if not isinstance(pattern, list) or not pattern or set(pattern) - {"recurrent", "attention"}:
         fail("block_types", pattern, "it must be a list of recurrent and attention")
     attended = replace(read_attention(keys, partial=0.5), window=keys.integer("attention_window_size"), out_bias=True)
+    if attended.rope is not None and attended.rope.kind != "default":
+        fail("rope_type", attended.rope.kind, "of RecurrentGemma only default is served, as in transformers")
     width = keys.integer("lru_width", hidden)
     if width % attended.heads:
         fail("lru_width", width, f"num_attention_heads {attended.heads} must divide it")

@@ -30,7 +30,7 @@ def read_gpt_oss(family: str, keys: ConfigKeys) -> Architecture:
     full = replace(plain, rope=_rope(keys, plain.head_dim), sinks=True, bias=keys.boolean("attention_bias", True))
     window = full
     if reading.states_window(keys):
-        window = windowed(full, keys, default=128, max_positions=MAX_POSITIONS)
+        window = windowed(full, keys, default=128)
     elif WINDOW_KIND in kinds:
         fail("layer_types", WINDOW_KIND, "sliding_window says that there is no window")
     experts = keys.integer("num_local_experts", keys.integer("num_experts", 128))

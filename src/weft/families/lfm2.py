@@ -127,7 +127,7 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
     mixers: dict[str, Mixer] = {
         "conv": ShortConv(hidden, keys.integer("conv_L_cache", 7), keys.boolean("conv_bias", False)),
         "full_attention": turned("full_attention"),
-        WINDOW_KIND: windowed(turned(WINDOW_KIND), keys, default=256, max_positions=128_000),
+        WINDOW_KIND: windowed(turned(WINDOW_KIND), keys, default=256),
     }
     return build_architecture(
         family,

@@ -156,15 +156,16 @@ def build_architecture(
 ) -> shapes.Architecture:
     """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
     ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
+    longest = _positions(keys.integer("max_position_embeddings", max_positions), mixers)
     return shapes.Architecture(
         family=family,
         vocab_size=keys.integer("vocab_size"),
         hidden_size=keys.integer("hidden_size"),
-        max_positions=_positions(keys.integer("max_position_embeddings", max_positions), mixers),
+        max_positions=longest,
         dtype=keys.dtype() or "float32",
         norm_eps=keys.number("rms_norm_eps", default_eps) if eps is None else eps,
         tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
-        mixers=tuple(mixers),
+        mixers=tuple(_without_whole_windows(mixer, longest) for mixer in mixers),
         feed_forwards=tuple(feed_forwards),
         residual_float32=residual_float32,
         sandwich_norms=sandwich_norms,
@@ -222,14 +223,16 @@ def states_window(keys: ConfigKeys) -> bool:
     return keys.get("sliding_window") is not None or not keys.has("sliding_window")
 
 
-def windowed(
-    attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None, max_positions: int | None = None
-) -> shapes.Attention:
+def windowed(attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None) -> shapes.Attention:
     """``attention`` with the ``sliding_window`` of ``keys``."""
-    window = keys.integer("sliding_window", default)
-    if window >= _positions(keys.integer("max_position_embeddings", max_positions), [attention]):
-        return attention
-    return dataclasses.replace(attention, window=window)
+    return dataclasses.replace(attention, window=keys.integer("sliding_window", default))
+
+
+def _without_whole_windows(mixer: shapes.Mixer | None, max_positions: int) -> shapes.Mixer | None:
+    """Return ``mixer``, whose window is none where it holds the longest context."""
+    if isinstance(mixer, shapes.Attention) and mixer.window is not None and mixer.window >= max_positions:
+        return dataclasses.replace(mixer, window=None)
+    return mixer
 
 
 def kinds_with_windows(keys: ConfigKeys, known: tuple[str, ...], fallback: list[str]) -> list[str]:

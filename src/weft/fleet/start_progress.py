@@ -13,13 +13,18 @@ A long part has a line now and then. A bar at 5 % that never moves again would l
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from weft.logs import is_json
+
+_log = logging.getLogger("weft.server")
 _LINES_APART_S = 10.0
 _BAR = str.maketrans("", "", "█·")
 
@@ -29,7 +34,17 @@ class ServiceConsole(Console):
 
     rich ends the program when the pipe is closed (``weft serve | head -1``). In a task of an event loop that end is an
     exception which stops half of the server: the port stays taken, and signals do nothing.
+
+    Where the log is JSON, each line printed is a record of it.
     """
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        if not is_json():
+            super().print(*objects, **settings)
+            return
+        for line in " ".join(map(str, objects)).splitlines():
+            if line.strip():
+                _log.info(line.strip())
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -42,7 +57,7 @@ class StartProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._status = console.status("", spinner="dots") if console.is_terminal else None
+        self._status = console.status("", spinner="dots") if console.is_terminal and not is_json() else None
         self._shown_s = time.monotonic()
         self._parts: dict[str, str] = {}
         """The part that each engine is in."""

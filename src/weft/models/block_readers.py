@@ -465,10 +465,11 @@ class BlockReader:
         eps = self.eps if eps is None else eps
         source, read = self.source, self.table(tensors.lightning(shape, self.hidden, **names), name)
         heads = tensors.Units(shape.heads).span(source.place)
-        numbers = torch.arange(heads.begin + 1, heads.begin + heads.count + 1, dtype=torch.float32)
-        slopes = (torch.exp2(-8.0 * numbers / heads.total) * shape.factor).to(source.device)
+        all_slopes = torch.exp2(-8.0 * torch.arange(1, heads.total + 1) / heads.total) * shape.factor
+        slopes = all_slopes[heads.begin : heads.begin + heads.count].to(source.device)
         norm = read.norm("norm", eps)
-        for derived in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"):
+        source.leave(f"{name}.slope_rate", all_slopes, "num_attention_heads, num_hidden_layers")
+        for derived in ("query_decay", "key_decay", "diagonal_decay"):  # of the slopes, for blocks of some size
             source.leave(f"{name}.{derived}")
         project = read.linear(
             "project", orders={"qkv_proj.weight": lambda rows: recurrent.ungroup_qkv(rows, shape.heads)}

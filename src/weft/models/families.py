@@ -142,8 +142,10 @@ def _ngrams(read: BlockReader, shape: shapes.Ngrams, name: str) -> NgramsBlock:
     while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
         shards += 1
     stored = read.table(tensors.ngrams(shape, read.hidden, shards=shards), name)
-    for derived in ("layer_multipliers", "ngram_heads_vocab_sizes", "ngram_heads_offsets"):
-        source.leave(f"{inner}.{derived}")
+    rows_H = torch.tensor(shape.rows)
+    source.leave(f"{inner}.layer_multipliers", torch.tensor(shape.multipliers), "seed, vocab_size, ple_layer_ids")
+    source.leave(f"{inner}.ngram_heads_vocab_sizes", rows_H, "ngram_vocab_size_base")
+    source.leave(f"{inner}.ngram_heads_offsets", rows_H.cumsum(0) - rows_H, "ngram_vocab_size_base")
     first = stored.table["table"][0]
     parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
     table = (

@@ -33,7 +33,7 @@ from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.score_head import SCORE_HEAD, architecture_in, is_headless, read_score_head
 from weft.models.sharded_model import RankGroup, RankShare
-from weft.models.stored_values import check_copies, check_unused
+from weft.models.stored_values import check_copies, check_derived, check_unused
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
@@ -123,6 +123,7 @@ def load_model(
             raise
         check.raise_problems()
         check_copies(checkpoint, check.copies)
+        check_derived(checkpoint, check.derived)
         kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
         drafts = DraftWeights.of(checkpoint, DTYPES[chosen], architecture.layer_count)
         used = check.used if share is None else _used_by_all_ranks(checkpoint, whole)

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,8 @@ TORCH_DTYPES = {
 _FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
 """Format -> (mask, value) of the codes that are no number."""
 _NAMES_SHOWN = 4
+_ROUNDED = 2**-7
+"""Of a number stored in bfloat16."""
 _COMPARED_BYTES = 1 << 20
 """Compared at a time: large tensors that differ do so in the first bytes."""
 
@@ -131,6 +134,21 @@ def check_unused(checkpoint: CheckpointFiles, names: Sequence[str]) -> None:
             "without them its answers are wrong",
             param="model",
         )
+
+
+def check_derived(checkpoint: CheckpointFiles, derived: Mapping[str, tuple[torch.Tensor, str]]) -> None:
+    """Raises CheckpointError naming a tensor whose values are not those that config.json leads to."""
+    with closing(MappedFiles()) as files:
+        for name, (expected, keys) in derived.items():
+            values, wanted = files.read(checkpoint.tensors[name]).flatten(), expected.flatten().cpu()
+            is_whole = not wanted.is_floating_point()
+            same = torch.equal if is_whole else partial(torch.allclose, rtol=_ROUNDED)
+            if values.shape != wanted.shape or not same(values.to(wanted.dtype), wanted):
+                raise CheckpointError(
+                    f"{checkpoint.source}: {name} has other values than config.json leads to ({keys}): the file and "
+                    "its configuration are of different models",
+                    param="model",
+                )
 
 
 def check_copies(checkpoint: CheckpointFiles, copies: Sequence[tuple[str, str]]) -> None:

@@ -61,8 +61,8 @@ class TensorSource(ABC):
     """Names are relative to the language model ("layers.0.…").
 
     ``dtype`` is the model's; a read may ask for another one (float32 for decay rates). ``copies``: pairs of
-    stored names that must hold the same bytes. ``share``: of one rank of several; shapes that are asked
-    for are the rank's own.
+    stored names that must hold the same bytes. ``derived``: by stored names, values that they must hold, and the keys
+    of config.json that lead to them. ``share``: of one rank of several; shapes that are asked for are the rank's own.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class TensorSource(ABC):
         """Of ``used``, what the configuration says already."""
         self.table_name = ""
         self.copies: list[tuple[str, str]] = []
+        self.derived: dict[str, tuple[torch.Tensor, str]] = {}
         self._bytes_by_form: Counter[str] = Counter()
         self.held_bytes = 0
         """Bytes of all that was handed out: what the model takes in memory."""
@@ -134,10 +135,14 @@ class TensorSource(ABC):
         """Several tensors [rows_i, *columns] one below the other, as one [sum of rows, *columns]."""
         return self._counted(self._rows(parts, columns))
 
-    def leave(self, name: str) -> None:
-        """The tensor under ``name`` follows from the configuration, and is not read."""
-        self.used.add(self.checkpoint.prefix + name)
-        self.left.add(self.checkpoint.prefix + name)
+    def leave(self, name: str, values: torch.Tensor | None = None, keys: str = "") -> None:
+        """Do not read the tensor under ``name``, which follows from ``keys`` of the configuration. ``values``: what it
+        must hold, in their order."""
+        stored = self.checkpoint.prefix + name
+        self.used.add(stored)
+        self.left.add(stored)
+        if values is not None and stored in self.checkpoint.tensors:
+            self.derived[stored] = values, keys
 
     def leave_all(self, beginning: str) -> None:
         """Tensors whose names begin so change nothing of the model, and are not read."""

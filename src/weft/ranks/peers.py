@@ -15,6 +15,7 @@ that names ``limits.rank_timeout``.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -36,6 +37,7 @@ from weft.ranks import messages
 RANK_PROCESS = "weft.assemble.rank_process"
 START_TIMEOUT_S = 600.0
 """Loading weights may take long; a rank that dies meanwhile is noticed at once."""
+_log = logging.getLogger("weft.engine")
 _END_S = 5.0
 _LOOK_S = 0.5
 """A rank that failed closes its connections first; its reason may come this much later."""
@@ -242,5 +244,5 @@ class Peers:
 def failure_of(rank: int, failed: messages.RankFailed) -> WeftError:
     if failed.refused:
         return ConfigError(f"rank {rank}: {failed.message}", param=failed.param)
-    print(failed.traceback, file=sys.stderr, flush=True)
+    _log.error("rank %d failed: %s\n%s", rank, failed.message, failed.traceback)
     return RankLostError(f"rank {rank} failed: {failed.message}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import pkgutil
 import signal
@@ -35,6 +36,7 @@ from weft.errors import ConfigError, RankLostError, RequestError, UserError, Wef
 from weft.handoff import Handoff
 from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
+from weft.logs import set_up_child_logging
 from weft.memory.prefix.readings import SnapshotFollower
 from weft.request import Request, TokenEvent
 from weft.rpc.child import die_with_parent, own_group, read_launch
@@ -71,6 +73,7 @@ from weft.store.peer_store import PeerStore
 if TYPE_CHECKING:
     from weft.rpc.recorder import Recorder
 
+_log = logging.getLogger("weft.engine")
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
 """While the engine waits only for a grammar, it looks at the compiling thread this often."""
@@ -419,6 +422,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer, Launch)
     die_with_parent(sys.stdin.fileno(), launch.folder)
+    set_up_child_logging("engine")
     use_part_of_host(launch.cores, launch.ram_share, launch.memory_turn, launch.memory_bytes)
     context = zmq.Context()
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -445,13 +449,12 @@ def main() -> int:
         send(events, Fatal(message=error.message, refusal=Refusal.of(error)))
         return 2
     except RankLostError as error:
-        print(error.message, file=sys.stderr, flush=True)
+        _log.error(error.message)
         send(events, Fatal(message=error.message))
         return 1
     except BaseException as error:
-        text = traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
-        send(events, Fatal(message=f"{type(error).__name__}: {error}", traceback=text))
+        _log.critical("the engine ends: %s", error, exc_info=True)
+        send(events, Fatal(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()))
         return 1
     finally:
         context.destroy(linger=_LINGER_MS)

@@ -8,8 +8,8 @@ the fewest is next, and a sequence counts as the mean of all before it is measur
 the others are, so time without requests is no credit. Running ones take turns by number: the key with most rows has a
 victim first.
 
-A ``priority`` above 0 yields to every key. One below 0 goes before others of its own key alone. With one key the order
-is that of ``RankedQueue``.
+A ``priority`` above 0 yields to every key. One below 0 goes before others of its own key alone, or of all keys with
+``--priority-across-keys``. With one key the order is that of ``RankedQueue``.
 
 Nothing here knows a clock: the engine passes the seconds of its steps (``weft.shares``).
 """
@@ -23,10 +23,12 @@ from weft.shares import KeyShares
 
 
 class FairQueue:
-    """A ``RankedQueue`` for each key. ``shares``: the order of keys; without, they take turns by number."""
+    """A ``RankedQueue`` for each key. ``shares``: the order of keys; without, they take turns by number. ``across``: a
+    priority below 0 goes before all keys."""
 
-    def __init__(self, shares: KeyShares | None = None) -> None:
+    def __init__(self, shares: KeyShares | None = None, *, across: bool = False) -> None:
         self._shares = shares
+        self._across = across
         self._by_key: dict[str, RankedQueue] = {}
         self.keys: frozenset[str] = frozenset()
         self._order: list[Sequence] | None = None
@@ -73,6 +75,10 @@ class FairQueue:
             self.keys = frozenset(self._by_key)
         self._order = None
 
+    def yields(self, seq: Sequence) -> int:
+        """Return the priority of ``seq`` among all keys, lower first."""
+        return seq.rank[0] if self._across else max(seq.rank[0], 0)
+
     def reorder(self) -> None:
         """The shares have changed."""
         self._order = None
@@ -98,7 +104,7 @@ class FairQueue:
             turn = 1.0 if self._shares is None else self._shares.turn_s
             counts: dict[int, int] = {}
             for seq in queue:
-                yields = max(seq.rank[0], 0)
+                yields = self.yields(seq)
                 count = counts[yields] = counts.get(yields, -1) + 1
                 places.append((yields, start + count * turn, seq.rank, seq))
         places.sort(key=lambda place: place[:3])

@@ -34,6 +34,7 @@ it); L11 (the engine bounds the waiting queue when it accepts requests).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
@@ -74,8 +75,8 @@ class Scheduler:
         self.rows = RowTable(sizes.rows_max)
         self.reuse = Reuse(memory, policy, self.rows, sizes.grid_tokens)
         self.shares = KeyShares()
-        self.waiting = FairQueue(self.shares)
-        self.running = FairQueue()
+        self.waiting = FairQueue(self.shares, across=sizes.priority_across_keys)
+        self.running = FairQueue(across=sizes.priority_across_keys)
         self.preemption_count = 0
         self.recomputed_tokens = 0
         """Tokens that were computed before a preemption and again after it."""
@@ -290,10 +291,9 @@ class Scheduler:
         if not keys or not len(self.waiting):
             return frozenset()
         share = max(1, self.sizes.rows_max // len(keys))
-        wanted = {
-            key: min(share - self.running.count(key), sum(not seq.pictures_due for seq in self.waiting.of(key)))
-            for key in self.waiting.keys
-        }
+        first = min(map(self.waiting.yields, self.waiting))
+        waiting = Counter(seq.key for seq in self.waiting if not seq.pictures_due and self.waiting.yields(seq) == first)
+        wanted = {key: min(share - self.running.count(key), waiting[key]) for key in self.waiting.keys}
         needy = frozenset(key for key, count in wanted.items() if count > 0)
         missing = sum(wanted[key] for key in needy) - len(self.rows.free_rows()) - len(step.rows_cleared)
         if self._starved_steps >= _STARVED_STEPS and (starved := self._starved_keys()):
@@ -303,7 +303,7 @@ class Scheduler:
         for seq in reversed(list(self.running)):
             if len(victims) >= missing:
                 break
-            if counts[seq.key] > share:
+            if counts[seq.key] > share and self.running.yields(seq) >= first:
                 counts[seq.key] -= 1
                 victims.append(seq)
         for seq in victims:
@@ -338,7 +338,7 @@ class Scheduler:
             return
         order: Iterable[Sequence] = self.running
         if self._keys:  # a budget of one chunk is for the key that has used least
-            order = sorted(self.running, key=lambda seq: self.shares.used_s.get(seq.key, 0.0))
+            order = sorted(self.running, key=self._turn)
         for seq in order:
             row = self.rows.row_of(seq)
             known = self.rows.known[row]
@@ -350,6 +350,9 @@ class Scheduler:
                 break
             budget.spend(start, end, seq.key)
             step.add_prefill(seq, row, start, end, int(self.rows.slots[row]), known)
+
+    def _turn(self, seq: Sequence) -> tuple[int, float]:
+        return self.running.yields(seq), self.shares.used_s.get(seq.key, 0.0)
 
     # ------------------------------------------------------------------ commit and after
 

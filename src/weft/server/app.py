@@ -116,7 +116,7 @@ def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
         app,
         keys=keys,
         origins=config.origins(),
-        tracer=service.tracer,
+        on_end=service.request_ended,
         strict_fields=config.strict_fields,
         weight_version=service.weight_version,
     )
@@ -129,12 +129,13 @@ def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:
         by_method = {row.method: handlers[row.operation] for row in rows}
         if "GET" in by_method:
             by_method["HEAD"] = by_method["GET"]
-        routes.append(Route(path, _by_method(by_method), methods=list(by_method)))
+        routes.append(Route(path, _by_method(path, by_method), methods=list(by_method)))
     return routes
 
 
-def _by_method(handlers: Mapping[str, Handler]) -> Handler:
+def _by_method(path: str, handlers: Mapping[str, Handler]) -> Handler:
     async def answer(request: Request) -> Response:
+        request.scope["state"]["trace"].route = path
         return await handlers[request.method](request)
 
     return answer

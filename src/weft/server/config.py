@@ -277,9 +277,6 @@ class ServerConfig:
     max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
     max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1)
-    access_log: Literal["text", "json"] = flag(
-        "text", "Form of the line for each request; json: an object without query, keys and texts.", table="server"
-    )
     otlp_endpoint: str | None = flag(
         None,
         "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
@@ -288,6 +285,12 @@ class ServerConfig:
     )
     log_level: Literal["debug", "info", "warning", "error"] = flag(
         "info", "What is logged; info has one line per request."
+    )
+    log_format: Literal["text", "json"] = flag(
+        "text", "Form of the log; json: an object per line, of engines too, and no banner."
+    )
+    log_file: str | None = flag(
+        None, "File that gets the log; it is opened again when it was moved (logrotate). Default: stderr."
     )
 
     def recording(self) -> RecordingTarget | None:

@@ -43,9 +43,12 @@ class ErrorBody(msgspec.Struct, frozen=True):
 _DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found"}
 
 
+def code_of(error: WeftError) -> str | None:
+    return error.code if error.code is not None else _DEFAULT_CODES.get(error.status)
+
+
 def error_body(error: WeftError) -> bytes:
-    code = error.code if error.code is not None else _DEFAULT_CODES.get(error.status)
-    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.kind, error.param, code)))
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.kind, error.param, code_of(error))))
 
 
 def error_headers(error: WeftError) -> dict[str, str]:
@@ -63,8 +66,11 @@ def dialect_body(error: WeftError, path: str, request_id: str | None) -> bytes:
 
 
 def error_response(error: WeftError, scope: Scope, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to the request of ``scope``."""
-    body = dialect_body(error, scope.get("path", ""), scope.get("state", {}).get("request_id"))
+    """Return the answer to the request of ``scope``, and note the error's code for the line in the log."""
+    state = scope.get("state", {})
+    if "trace" in state:
+        state["trace"].error = code_of(error) or error.kind
+    body = dialect_body(error, scope.get("path", ""), state.get("request_id"))
     return Response(body, error.status, {**error_headers(error), **(headers or {})}, media_type="application/json")
 
 
@@ -75,9 +81,11 @@ async def on_weft_error(request: Request, error: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     # The exception goes on up to the connection and ends it.
-    return error_response(bug(error), request.scope, {"connection": "close"})
+    request_id = request.scope.get("state", {}).get("request_id", "")
+    return error_response(bug(error, request_id), request.scope, {"connection": "close"})
 
 
-def bug(error: Exception) -> WeftError:
-    """What a client is told of an exception that is a bug."""
-    return WeftError(f"the server failed on this request ({type(error).__name__}); its log has the details")
+def bug(error: Exception, request_id: str = "") -> WeftError:
+    """Return what a client is told of an exception that is a bug."""
+    under = f" under the request id {request_id}" if request_id else ""
+    return WeftError(f"the server failed on this request ({type(error).__name__}); its log has the details{under}")

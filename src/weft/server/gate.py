@@ -1,4 +1,4 @@
-"""What every request passes before it is routed: its origin, an id, the key.
+"""What every request passes before it is routed: its origin, an id, the key; and its end is reported.
 
 * ``edge.Origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError, is_panic
+from weft.logs import request_id_of_task
 from weft.server.edge import EdgeError, Origins, is_loopback
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
@@ -29,7 +30,7 @@ from weft.server.page import page_routes
 from weft.server.protocol import HEADER, begin_request, name_key
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
-from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
+from weft.server.tracing import RequestTrace
 from weft.server.weights import VERSION_HEADER
 
 _OPEN_PATHS = frozenset(
@@ -72,13 +73,13 @@ class Gate:
         *,
         keys: Keys,
         origins: Origins,
-        tracer: RequestTracer | None = None,
+        on_end: Callable[[RequestTrace, list[str]], None] = lambda trace, ignored: None,
         strict_fields: bool = False,
         weight_version: Callable[[], str] = str,
     ) -> None:
         self._app = app
         self._weight_version = weight_version
-        self._tracer = tracer
+        self._on_end = on_end
         self._strict_fields = strict_fields
         self._keys = keys
         self._origins = origins
@@ -93,9 +94,12 @@ class Gate:
             request_id = token_hex(16)
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        trace: RequestTrace | None = None
-        if self._tracer is not None and scope["method"] == "POST" and scope["path"] in OPERATIONS:
-            trace = state["trace"] = RequestTrace(scope["path"], request_id, headers)
+        request_id_of_task.set(request_id)
+        client = scope.get("client")
+        address = None if client is None else f"{client[0]}:{client[1]}"
+        trace = state["trace"] = RequestTrace(scope["method"], scope["path"], request_id, headers, client=address)
+        if trace.path in _OPEN_PATHS:
+            trace.route = trace.path  # the page's files, which no endpoint answers
         cors_headers = self._origins.cors_headers(headers)
         ignored = begin_request(strict=self._strict_fields)
         is_gone = False
@@ -104,8 +108,7 @@ class Gate:
             nonlocal is_gone
             if message["type"] == "http.response.start":
                 self._add_headers(MutableHeaders(scope=message), request_id, cors_headers, ignored.names)
-                if trace is not None:
-                    trace.status = message["status"]
+                trace.status = message["status"]
             try:
                 await send(message)
             except RuntimeError as error:
@@ -125,8 +128,7 @@ class Gate:
                 raise
             raise RuntimeError("a library panicked") from error  # answered and logged as any bug
         finally:
-            if trace is not None and self._tracer is not None:
-                self._tracer.ended(trace)
+            self._on_end(trace, ignored.names)
             if "body_lease" in state:
                 state["body_lease"].release()
             if "body_bytes" in state:
@@ -174,6 +176,7 @@ class Gate:
         tenant, is_operator = self._keys.match(key.strip()) if scheme.lower() == "bearer" else (None, False)
         if tenant is not None and (is_operator or not for_operators):
             scope["state"]["tenant"] = tenant
+            scope["state"]["trace"].key = tenant.name
             name_key(tenant.owner)
             return None
         if not self._keys.has_clients and not for_operators:

@@ -292,6 +292,7 @@ class Generation:
         sampling = self.samplings[0]
         return GenerationOutcome(
             model=self._model_name,
+            adapter=None if self._requests[0].adapter is None else self._requests[0].adapter.name,
             arrived_s=self._arrived_s,
             began_s=min(began, default=None),
             first_s=min((times.first_s for times in self._times if times.first_s is not None), default=None),

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import logging
 import signal
 import socket
 import sys
@@ -40,6 +41,7 @@ from weft.fleet.places import visible_gpus
 from weft.fleet.start_progress import ServiceConsole, StartProgress
 from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
+from weft.logs import is_json, set_up_logging
 from weft.models.hub import local_checkpoint, resolve_model
 from weft.router.blind import make_router
 from weft.router.protocol import Router
@@ -49,7 +51,6 @@ from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import base_url, print_banner, print_models
 from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
-from weft.server.logs import set_up_logging
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
 
@@ -70,9 +71,9 @@ def serve(
 
     ``factory`` ("module:function") builds the engine in its process; tests put scripted ones here.
     """
-    set_up_logging(server_config)
     console = ServiceConsole(soft_wrap=True)
     try:
+        set_up_logging(server_config.log_level, form=server_config.log_format, file=server_config.log_file)
         server_config.check()
         engine_config.check()
         parse_sources(engine_config.speculate)
@@ -517,4 +518,7 @@ async def _within(work: Awaitable[object], seconds: float) -> None:
 
 
 def _complain(error: WeftError) -> None:
-    print(f"error: {error.message}", file=sys.stderr, flush=True)
+    if is_json():
+        logging.getLogger("weft").error(error.message)
+    else:
+        print(f"error: {error.message}", file=sys.stderr, flush=True)

@@ -14,13 +14,14 @@ dashboards load.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,9 +33,12 @@ from weft.router.protocol import RouterCounts
 from weft.schedule.tier_values import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
+from weft.server.tracing import RequestTrace
+from weft.version import weft_version
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _FIRST_ENGINE = "0"
 """The label of what the HTTP process measures for all engines together."""
 
@@ -87,8 +91,8 @@ class Metrics:
         self._edge = edge
         self._registry = CollectorRegistry()
         self._counters = {
-            name: Counter(f"{prefix}:{name}", text, (*_LABELS, label), registry=self._registry)
-            for name, (text, label) in COUNTERS.items()
+            name: Counter(f"{prefix}:{name}", text, (*_LABELS, *labels), registry=self._registry)
+            for name, (text, labels) in COUNTERS.items()
         }
         self._families = {
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
@@ -98,6 +102,8 @@ class Metrics:
         self._fleets: list[FleetReport] = []
         self._models: dict[str, ModelMetrics] = {}
         self._registry.register(self)
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:  # of the process that serves /metrics
+            ProcessCollector(registry=self._registry)
 
     @property
     def _first(self) -> str:
@@ -125,8 +131,15 @@ class Metrics:
         workers = MultiProcessCollector(None, workers_folder)  # type: ignore[no-untyped-call]
         return prometheus_client.generate_latest(SummedSeries([self._registry, workers]))
 
-    def count(self, model: str, name: str, label: str, amount: int = 1) -> None:
-        self._counters[name].labels(model, _FIRST_ENGINE, label).inc(amount)
+    def count(self, model: str, name: str, *labels: str, amount: int = 1) -> None:
+        """Add ``amount`` to a row of COUNTERS; ``labels`` in the row's order."""
+        self._counters[name].labels(model, _FIRST_ENGINE, *labels).inc(amount)
+
+    def request_ended(self, trace: RequestTrace) -> None:
+        """Count a request by its route, so that a client's own paths make no series."""
+        status = str(trace.status or "none")
+        method = trace.method if trace.method in _METHODS else "other"
+        self.count(self._first, "http_requests", trace.route, method, status)
 
     def steps_ran(self, model: str, engine: int, sizes: list[int]) -> None:
         if model:
@@ -187,7 +200,7 @@ class ModelMetrics:
         self._histograms = histograms
         self._ended = count_end
         for reason in ("stop", "length", "abort"):
-            count_end(reason, 0)
+            count_end(reason, amount=0)
 
     def request_came(self, sampling: SamplingParams) -> None:
         self._histograms["request_params_n"].observe(sampling.n)
@@ -363,12 +376,14 @@ def _uploads(stats: EngineStats) -> dict[str, float]:
     return {"uploaded": remote.get("uploaded", 0), "lost": remote.get("lost_uploads", 0)}
 
 
-COUNTERS: dict[str, tuple[str, str]] = {
-    "request_success": ("Sequences that ended, by reason.", "finished_reason"),
-    "http_refusals": ("Requests refused by a limit of the HTTP edge.", "code"),
+COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "request_success": ("Sequences that ended, by reason.", ("finished_reason",)),
+    "http_refusals": ("Requests refused by a limit of the HTTP edge.", ("code",)),
+    "http_requests": ("Requests that were answered, by path of the API and status.", ("route", "method", "status")),
 }
-"""What HTTP processes count as it happens: name, help and label."""
+"""Counters of HTTP processes: name, help and labels."""
 EDGE = (
+    Row[HttpEdge]("build_info", "gauge", "1 for the version of weft.", lambda edge: {weft_version(): 1}, "version"),
     Row[HttpEdge]("http_connections", "gauge", "Open connections.", lambda edge: edge.connection_count),
     Row[HttpEdge](
         "http_buffered_bytes", "gauge", "Bytes of bodies of unfinished requests.", lambda edge: edge.client_bytes

@@ -558,12 +558,6 @@ def begin_request(*, strict: bool) -> IgnoredFields:
     return ignored
 
 
-def ignored_names() -> list[str]:
-    """Of the request that this task handles."""
-    ignored = _of_request.get()
-    return [] if ignored is None else ignored.names
-
-
 def note_ignored(name: str) -> None:
     """A known field, or a part of one, that has no effect on this request. Some names come from the client."""
     ignored = _of_request.get()

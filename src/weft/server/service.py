@@ -30,6 +30,7 @@ from weft.errors import (
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
+from weft.server.access_log import log_request
 from weft.server.adapter_names import AdapterNames
 from weft.server.batches.files import open_file_store
 from weft.server.config import ServerConfig
@@ -40,7 +41,7 @@ from weft.server.protocol import LARGE_BODY_BYTES, BodyVerdict, did_you_mean, ke
 from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
-from weft.server.tracing import RequestTracer
+from weft.server.tracing import RequestTrace, RequestTracer
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -52,7 +53,8 @@ from weft.text.chat_request import (
     read_chat,
     show_pictures,
 )
-from weft.text.dialect import Dialect
+from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
+from weft.text.dialect import Dialect, answer_markers
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import next_cut
@@ -313,7 +315,7 @@ def load_served_model(
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory, known)
     text = read_chat_template(directory, override=config.chat_template)
-    template = text and _sandbox(*text, tokenizer, config, worker)
+    template = text and _sandbox(*text, tokenizer, config, info, worker)
     names = config.served_model_name or (info.name,)
     return ServedModel(
         info,
@@ -324,13 +326,24 @@ def load_served_model(
         int(time.time()),
         TokenizeBudget(config.max_tokenize_chars, parse_bytes(config.tokenize_memory, flag="limits.tokenize_memory")),
         _picture_reader(info, config, tokenizer),
-        Pooler(directory, tokenizer, name=info.name, score_labels=info.score_labels),
+        Pooler(
+            directory,
+            tokenizer,
+            name=info.name,
+            score_labels=info.score_labels,
+            control=ControlTokens(_control(tokenizer, "", info)),
+        ),
         _vocabulary(directory),
     )
 
 
 def _sandbox(
-    text: str, origin: str, tokenizer: Tokenizer, config: ServerConfig, worker: BoundedWorker | None = None
+    text: str,
+    origin: str,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    info: ModelInfo,
+    worker: BoundedWorker | None = None,
 ) -> TemplateSandbox:
     """Raises CheckpointError."""
     return TemplateSandbox(
@@ -341,16 +354,27 @@ def _sandbox(
         chars_max=config.template_chars,
         memory_bytes=config.template_bytes(),
         worker=worker,
+        control=_control(tokenizer, text, info),
     )
+
+
+def _control(tokenizer: Tokenizer, template: str, info: ModelInfo) -> ControlTexts:
+    """The control tokens of a model, none where its operator trusts what requests say."""
+    if info.trust_control_tokens:
+        return NO_CONTROL
+    pictures = [tokenizer.token_text(token) for token in info.picture_tokens]
+    return control_texts(tokenizer, template, answer_markers(), pictures)
 
 
 def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
     return Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser, tool_parser=config.tool_parser)
 
 
-def _preset_style(config: ServerConfig, tokenizer: Tokenizer, text: str) -> tuple[TemplateSandbox, Dialect]:
+def _preset_style(
+    config: ServerConfig, tokenizer: Tokenizer, info: ModelInfo, text: str
+) -> tuple[TemplateSandbox, Dialect]:
     """Of a created name's template. Raises CheckpointError."""
-    template = _sandbox(text, "template", tokenizer, config)
+    template = _sandbox(text, "template", tokenizer, config, info)
     return template, _dialect(template, tokenizer, config)
 
 
@@ -503,6 +527,13 @@ class Service:
         base = self.model if model.loadable is None else model.loadable
         return self.metrics.of("" if base is None else base.name)
 
+    def request_ended(self, trace: RequestTrace, ignored: list[str]) -> None:
+        """Log, count and trace a request."""
+        log_request(trace, ignored)
+        self.metrics.request_ended(trace)
+        if self.tracer is not None:
+            self.tracer.ended(trace)
+
     def enter(self) -> None:
         """A request begins to be answered; ``leave`` when it has ended, however it did."""
         self._active.add(1)
@@ -552,7 +583,7 @@ class Service:
         """``model`` as requests under the name use it, which stands for it. Raises RequestError."""
         named = replace(model, names=(preset.name,), preset=preset)
         style = await self.names.style(
-            preset, model.vocabulary, functools.partial(_preset_style, self.config, model.tokenizer)
+            preset, model.vocabulary, functools.partial(_preset_style, self.config, model.tokenizer, model.info)
         )
         return named if style is None else replace(named, template=style[0], dialect=style[1])
 

@@ -115,6 +115,7 @@ class HostedModel:
                 **read_default_sampling(self.source.engine.default_sampling),
                 **self.source.generation_defaults,
             },
+            trust_control_tokens=self.source.engine.trust_control_tokens,
             generates=need.causal and not is_embedder(directory),
         )
 

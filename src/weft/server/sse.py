@@ -177,12 +177,11 @@ async def answer_job(
 ) -> Response:
     """Raises what the engine refuses the job with."""
     tenant = tenant_of(request)
-    trace: RequestTrace | None = request.scope["state"].get("trace")
+    trace: RequestTrace = request.scope["state"]["trace"]
 
     def end() -> None:
         job.generation.close()
-        if trace is not None:
-            trace.outcome = job.generation.outcome(stream=stream)
+        trace.outcome = job.generation.outcome(stream=stream)
         if tenant is not None:
             tenant.spend(job.generation.usage().total_tokens)
 

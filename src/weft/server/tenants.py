@@ -62,18 +62,20 @@ class _Bucket:
 
 
 class Tenant:
-    """One API key."""
+    """One API key. ``name``: for logs, by its place among the keys of the server."""
 
     def __init__(
         self,
         digest: bytes,
         quotas: Quotas,
         *,
+        name: str = "",
         salts_its_own: bool,
         clock: Callable[[], float] = time.monotonic,
         counts: KeyCounts | None = None,
     ) -> None:
         counts = counts or KeyCounts()
+        self.name = name
         self._digest = digest
         self._lock = counts.lock
         self._in_flight = counts.bytes_in_flight
@@ -150,13 +152,17 @@ class Keys:
             Tenant(
                 _digest(key),
                 quotas or Quotas(),
+                name=f"key {number + 1}",
                 salts_its_own=tenant_by_key,
                 counts=None if counts is None else counts.key(number),
             )
             for number, key in enumerate(client_keys)
         ]
         self._clients = [_digest(key) for key in client_keys]
-        self._operators = [Tenant(_digest(key), Quotas(), salts_its_own=tenant_by_key) for key in operator_keys]
+        self._operators = [
+            Tenant(_digest(key), Quotas(), name=f"operator key {number + 1}", salts_its_own=tenant_by_key)
+            for number, key in enumerate(operator_keys)
+        ]
         self._operator_digests = [_digest(key) for key in operator_keys]
         self.has_clients, self.has_operators = bool(self._clients), bool(self._operators)
 

@@ -37,6 +37,8 @@ OPERATIONS: Mapping[str, str] = {
     "/api/embed": "embeddings",
 }
 """Path -> the operation, in the words of the conventions. Only these paths have spans."""
+OTHER_ROUTE = "other"
+"""Route of a request that no endpoint answers: a path of a client's own would be a series of metrics of its own."""
 _TRACES_PATH = "/v1/traces"
 _TRACE_STATE_CHARS = 512
 """Of ``tracestate``; a longer one is left out."""
@@ -56,6 +58,7 @@ class GenerationOutcome:
     last_s: float
     parameters: Mapping[str, Any]
     """gen_ai.request.* by the last part of the name."""
+    adapter: str | None
     input_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -64,20 +67,33 @@ class GenerationOutcome:
 
 
 class RequestTrace:
-    """One request, from its headers on. The handler sets ``outcome`` and the gate ``status``."""
+    """One request, from its headers on. The handler sets ``outcome``, the router ``route``, and the gate ``status``,
+    ``error`` (the code of a refusal) and ``key`` (a name, never the key itself)."""
 
-    __slots__ = ("headers", "operation", "outcome", "path", "received_ns", "received_s", "request_id", "status")
+    __slots__ = (
+        *("client", "error", "headers", "key", "method", "outcome", "path", "received_ns", "received_s"),
+        *("request_id", "route", "status"),
+    )
 
-    def __init__(self, path: str, request_id: str, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, method: str, path: str, request_id: str, headers: Mapping[str, str], *, client: str | None = None
+    ) -> None:
         self.received_ns, self.received_s = time.time_ns(), time.perf_counter()
-        self.operation = OPERATIONS[path]
-        self.path = path
+        self.method, self.path, self.client = method, path, client
         self.request_id = request_id
+        self.route = OTHER_ROUTE
+        self.error: str | None = None
+        self.key = ""
         self.headers = {name: value for name in ("traceparent", "tracestate") if (value := headers.get(name))}
         if len(self.headers.get("tracestate", "")) > _TRACE_STATE_CHARS:
             del self.headers["tracestate"]
         self.outcome: GenerationOutcome | None = None
         self.status: int | None = None
+
+    @property
+    def operation(self) -> str | None:
+        """The operation of the conventions; None: the request has no span."""
+        return OPERATIONS.get(self.path) if self.method == "POST" else None
 
     def ns(self, reading_s: float) -> int:
         """The time of day of a reading of ``time.perf_counter``."""
@@ -110,7 +126,9 @@ class RequestTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def ended(self, trace: RequestTrace) -> None:
-        """Queues the spans of ``trace``; it never waits."""
+        """Queue the spans of ``trace``, if its operation has any; never wait."""
+        if trace.operation is None:
+            return
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
         outcome = trace.outcome

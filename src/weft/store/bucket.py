@@ -4,6 +4,8 @@
     v1/records/HEX/CHECKSUM-BYTES              a payload, by its content
     v1/ledger/HEX/WRITER/00000001.seg          rows and tokens, see ``segments``
 
+With a ``Signer`` every object has a signature, and one without it reads as empty (``weft.store.signing``).
+
 Objects are never changed: every put is "if absent", so two writers of one object write the same bytes.
 Credentials come from the environment, as the provider's own tools read them.
 
@@ -26,6 +28,7 @@ from typing import Any
 
 from weft.errors import ConfigError
 from weft.store.reading import UNREACHABLE
+from weft.store.signing import TAG_BYTES, Signer
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 3.0, 20.0, 10.0
@@ -67,7 +70,9 @@ def is_bucket(location: str) -> bool:
 class Bucket:
     """``location``: such as s3://bucket/prefix. Raises ConfigError for one that obstore cannot read."""
 
-    def __init__(self, location: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, location: str, *, signer: Signer | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         scheme = location.partition("://")[0]
         if scheme not in SCHEMES:
             raise ConfigError(
@@ -78,7 +83,9 @@ class Bucket:
             from obstore.store import from_url
         except ImportError:
             raise ConfigError(f"--store {location} needs obstore: pip install 'weft[store]'", param="--store") from None
-        self.location, self._obstore, self._clock = location, obstore, clock
+        if signer is not None:
+            location = f"{location.rstrip('/')}/{signer.folder}"
+        self.location, self._obstore, self._clock, self._signer = location, obstore, clock, signer
         self._retry_at = 0.0
         self._lock = threading.Lock()
         self._failing_since: float | None = None
@@ -140,8 +147,9 @@ class Bucket:
 
     def put_new(self, key: str, payload: bytes | memoryview) -> bool:
         """False if the object exists already. Raises Unreachable."""
+        content = bytes(payload) if self._signer is None else self._signer.signed(key, payload)
         try:
-            self._obstore.put(self._store, key, bytes(payload), mode="create")
+            self._obstore.put(self._store, key, content, mode="create")
         except Exception as error:
             if not isinstance(error, FileExistsError) and type(error).__name__ != "AlreadyExistsError":
                 raise self._failed(error) from None
@@ -158,20 +166,24 @@ class Bucket:
         return False
 
     def read(self, key: str, into: memoryview) -> None:
-        """The first bytes of an object. Raises FileNotFoundError, Unreachable, or OSError if it is short."""
+        """The first bytes of an object; zeros, whose checksum is wrong, for one without its signature. Raises
+        FileNotFoundError, Unreachable, or OSError if it is short."""
+        length = len(into) + (0 if self._signer is None else TAG_BYTES)
         try:
             with self._asking():
-                content = memoryview(self._obstore.get_range(self._store, key, start=0, length=len(into)))
+                content = memoryview(self._obstore.get_range(self._store, key, start=0, length=length))
         except FileNotFoundError:
             raise FileNotFoundError(2, "the object is gone") from None
-        if len(content) != len(into):
+        if len(content) != length:
             raise OSError(5, "the object is shorter than its ledger says")
-        into[:] = content
+        signed = content if self._signer is None else self._signer.content(key, content)
+        into[:] = bytes(len(into)) if signed is None else signed
 
     def read_all(self, key: str) -> bytes:
-        """Raises FileNotFoundError, Unreachable."""
+        """An object; nothing for one without its signature. Raises FileNotFoundError, Unreachable."""
         with self._asking():
-            return bytes(self._obstore.get(self._store, key).bytes())
+            content = bytes(self._obstore.get(self._store, key).bytes())
+        return content if self._signer is None else bytes(self._signer.content(key, memoryview(content)) or b"")
 
     def objects(self, prefix: str) -> Iterator[Stored]:
         """Raises Unreachable."""

@@ -67,6 +67,7 @@ class StoreOptions:
 
     ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store.
     ``refresh_s``: how often new segments of other writers are looked for.
+    ``key_file``: of the signatures of a bucket (``signing``).
     ``required``: a bucket that does not answer at the start is an error."""
 
     capacity_bytes: int | None = None
@@ -78,6 +79,7 @@ class StoreOptions:
     accept_inexact: bool = False
     forms: frozenset[int] | None = None
     cache_directory: str | None = None
+    key_file: str | None = None
     refresh_s: float = 10.0
     required: bool = False
 

@@ -38,6 +38,7 @@ from weft.store.index import NO_ENTRY, KvChain, StoreIndex, is_current, places_o
 from weft.store.ledger import SNAPSHOT, token_bytes
 from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
+from weft.store.signing import read_signer
 from weft.store.uploads import BucketThread, RemoteIndex, RemoteLedger, UploadJob
 from weft.units import format_bytes
 
@@ -303,14 +304,15 @@ def open_store(
     to, or without permission to write, is opened for reading; ``stats().notes`` says so."""
     if not is_bucket(str(location)):
         return open_local(Path(location).expanduser(), identity, options)
-    bucket = Bucket(str(location))
+    signer = None if options.key_file is None else read_signer(options.key_file, flag="cache.store_key")
+    bucket = Bucket(str(location), signer=signer)
     fault = bucket.check()
     if fault and options.required:
         raise ConfigError(
             f"--store {location} does not answer: {fault}; without cache.store_required the server starts all the same",
             param=PARAM,
         )
-    local = open_local(cache_directory(str(location), options), identity, options)
+    local = open_local(cache_directory(bucket.location, options), identity, options)
     return TieredStore(local, bucket, refresh_s=options.refresh_s)
 
 

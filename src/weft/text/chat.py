@@ -42,6 +42,7 @@ from weft.errors import ConfigError, RequestError
 from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
 from weft.request import PICTURE_KINDS
 from weft.text.arrangement import STRICTEST, TemplateTakes, Turn, argument_object, arranged
+from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, ascii_json
 from weft.text.tools.definitions import function_call
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -75,7 +76,9 @@ class ChatTemplate:
         origin: str = "chat template",
         environment: TemplateEnvironment | None = None,
         chars_max: int = TEMPLATE_CHARS_MAX,
+        control: ControlTexts = NO_CONTROL,
     ) -> None:
+        self.control = ControlTokens(control, source)
         self._special_tokens = dict(special_tokens)
         self._chars_max = chars_max
         environment = environment or TemplateEnvironment()
@@ -212,7 +215,7 @@ class ChatTemplate:
             if value is not None:
                 turn[name] = value
         if message.tool_calls:
-            turn["tool_calls"] = [_with_parsed_arguments(call) for call in message.tool_calls]
+            turn["tool_calls"] = [with_parsed_arguments(call) for call in message.tool_calls]
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
@@ -234,11 +237,19 @@ def common_length(left: Sequence[Any], right: Sequence[Any]) -> int:
 
 
 def load_chat_template(
-    directory: Path, *, special_tokens: Mapping[str, str], override: str | None = None
+    directory: Path,
+    *,
+    special_tokens: Mapping[str, str],
+    override: str | None = None,
+    control: Callable[[str], ControlTexts] = lambda source: NO_CONTROL,
 ) -> ChatTemplate | None:
-    """The template of ``read_chat_template``, compiled in this process: without limits of time and memory."""
+    """The template of ``read_chat_template``, compiled in this process: without limits of time and memory.
+    ``control``: the control tokens of the model, for the template's source."""
     text = read_chat_template(directory, override=override)
-    return None if text is None else ChatTemplate(text[0], special_tokens=special_tokens, origin=text[1])
+    if text is None:
+        return None
+    source, origin = text
+    return ChatTemplate(source, special_tokens=special_tokens, origin=origin, control=control(source))
 
 
 def check_syntax(source: str, origin: str) -> None:
@@ -318,7 +329,7 @@ def _part_text(here: str, part: Any) -> str:
     return text
 
 
-def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
     """Templates walk the arguments of a past call as an object; the API carries them as a JSON string,
     and the input of a custom tool as text."""
     if call.get("type") == "custom":
@@ -341,7 +352,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Not Jinja's own filter, which escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return ascii_json(text) if ensure_ascii else text
 
 
 class _GenerationBlock(jinja2.ext.Extension):

@@ -38,6 +38,7 @@ import msgspec
 from weft.errors import CheckpointError, ContextLengthError, RequestError, maximum_context
 from weft.request import Grammar, PictureKind, PlacedPicture, Pooling
 from weft.text.chat import ChatMessage
+from weft.text.control_tokens import NO_CONTROL, ControlTexts
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures, without_unread_results
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart, without_marks
@@ -179,7 +180,8 @@ def template_worker(memory_bytes: int) -> BoundedWorker:
 
 
 class TemplateSandbox:
-    """``source`` is the template, ``origin`` says where it came from. ``worker``: one that has not begun.
+    """``source`` is the template, ``origin`` says where it came from. ``worker``: one that has not begun. ``control``:
+    tokens that no text of a request becomes.
     Raises CheckpointError if the template cannot be compiled within the limits."""
 
     def __init__(
@@ -192,11 +194,12 @@ class TemplateSandbox:
         chars_max: int,
         memory_bytes: int,
         worker: BoundedWorker | None = None,
+        control: ControlTexts = NO_CONTROL,
     ) -> None:
         self.source = source
         self._seconds = seconds
         self._memory_bytes = memory_bytes
-        self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max))
+        self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max, control))
         worker, facts = self._begun(worker or template_worker(memory_bytes))
         self._lanes = tuple(
             WorkerLane(self._worker, seconds, first, workers=2, line_max=LINE_MAX) for first in (worker, None)
@@ -285,14 +288,20 @@ def encode_prompt(
     # The digest of a text does not know its pictures.
     if known is not None and not prompt.pictures and known.begins(prompt.text):
         rest, positions = tokenizer.encode_with_boundaries(
-            prompt.text[known.chars :], [max(at - known.chars, 0) for at in places], add_special_tokens=False
+            prompt.text[known.chars :],
+            [max(at - known.chars, 0) for at in places],
+            add_special_tokens=False,
+            quoted=[at - known.chars for at in prompt.quoted if at >= known.chars],
         )
         if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
             positions = [len(known.tokens) + at for at in positions]
             return _encoded([*known.tokens, *rest], positions, prompt)
     if not places:
-        return Prompt(tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens), prompt.text)
-    tokens, positions = tokenizer.encode_with_boundaries(prompt.text, places, add_special_tokens=add_special_tokens)
+        tokens = tokenizer.encode(prompt.text, add_special_tokens=add_special_tokens, quoted=prompt.quoted)
+        return Prompt(tokens, prompt.text)
+    tokens, positions = tokenizer.encode_with_boundaries(
+        prompt.text, places, add_special_tokens=add_special_tokens, quoted=prompt.quoted
+    )
     return _encoded(tokens, positions, prompt)
 
 
@@ -311,8 +320,10 @@ def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> Pro
 def show_pictures(prompt: ChatPrompt, pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]) -> ChatPrompt:
     """``prompt`` as the template wrote it, with what each picture shows. ``tokens``: as in ``with_pictures``.
     Raises RequestError."""
-    text, places, shown = with_pictures(prompt.text, [*prompt.ends, *prompt.marks], pictures, tokens)
-    return ChatPrompt(text, places[: len(prompt.ends)], places[len(prompt.ends) :], shown)
+    text, shown, (ends, marks, quoted) = with_pictures(
+        prompt.text, (prompt.ends, prompt.marks, prompt.quoted), pictures, tokens, quoted=prompt.quoted
+    )
+    return ChatPrompt(text, ends, marks, shown, quoted)
 
 
 class PictureSpan(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,10 +35,11 @@ from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text import channels
 from weft.text.grammars import NO_FORCING, behind_reasoning
-from weft.text.reasoning import ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
+from weft.text.reasoning import FORMATS, ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import Tool, ToolChoice, input_of
+from weft.text.tools.formats import FORMATS as TOOL_FORMATS
 from weft.text.tools.formats import NAMES, ToolFormat, tool_format
 from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import LastCalls, ToolCallReader
@@ -343,6 +344,14 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     def _has_end(self, tokens: Sequence[int]) -> bool:
         row = self._channels or self._reasoning
         return row is not None and row.end in self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def answer_markers() -> frozenset[str]:
+    """Return the markers of reasoning and calls in all formats but those whose answers are messages: there they are
+    also the markers of turns."""
+    rows = [row for row in FORMATS if channels.channel_format(row.name) is None]
+    calls = [row for row in TOOL_FORMATS if channels.channel_format(row.name) is None]
+    return frozenset[str]().union(*((row.start, row.end) for row in rows), *(row.markers for row in calls))
 
 
 class TemplateText(Protocol):

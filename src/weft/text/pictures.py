@@ -8,16 +8,17 @@
 
 A video is a picture of another kind, with a token of its own. A dialect writes either as a ``PicturePart``,
 or leaves OpenAI's form and those that other engines have for videos. A picture stands where the template
-writes the token of its kind, in the order of the messages. A text that has the token itself cannot be told
-from a picture's place, so such a conversation is refused.
+writes the token of its kind, in the order of the messages. A text that spells the token itself is no place of a
+picture (``weft.text.control_tokens``); where such texts are trusted, the conversation is refused.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -108,13 +109,22 @@ def _kind(part: Any) -> PictureKind | None:
 
 
 def with_pictures(
-    text: str, places: Sequence[int], pictures: Sequence[Picture], tokens: Mapping[PictureKind, str]
-) -> tuple[str, list[int], list[ShownPicture]]:
-    """``text`` with each token of a picture replaced by what the picture shows, and ``places`` (characters)
-    moved with it. ``tokens``: by kind. Raises RequestError where the template does not write as many as there
-    are pictures of their kind."""
-    pieces = re.split(f"({'|'.join(map(re.escape, tokens.values()))})", text)
-    pieces, written_tokens = pieces[::2], pieces[1::2]
+    text: str,
+    places: Sequence[Sequence[int]],
+    pictures: Sequence[Picture],
+    tokens: Mapping[PictureKind, str],
+    *,
+    quoted: Collection[int] = (),
+) -> tuple[str, list[ShownPicture], list[list[int]]]:
+    """``text`` with each token of a picture replaced by what the picture shows, and lists of ``places`` (characters)
+    moved with it. ``tokens``: by kind; ``quoted``: places at which a text spells one. Raises RequestError where the
+    template does not write as many as there are pictures of their kind."""
+    spelled = frozenset(quoted)
+    pattern = "|".join(map(re.escape, tokens.values()))
+    spots = [one for one in re.finditer(pattern, text) if one.start() not in spelled]
+    written_tokens = [one[0] for one in spots]
+    bounds = [0, *(at for one in spots for at in one.span()), len(text)]
+    pieces = [text[first:last] for first, last in pairwise(bounds)][::2]
     if written_tokens != [tokens[picture.kind] for picture in pictures]:
         shown_of = Counter(picture.kind for picture in pictures)
         counts = [
@@ -144,10 +154,9 @@ def with_pictures(
         at += len(after)
     # Behind a picture places move by what it and those before it have grown; ``ends`` are in the new text.
     starts = [end - shift for end, shift in zip(ends, (0, *accumulate(shifts)), strict=False)]
-    moved = [
-        place + sum(shift for start, shift in zip(starts, shifts, strict=True) if start < place) for place in places
-    ]
-    return "".join(out), moved, shown
+    grown = [0, *accumulate(shifts)]
+    moved = [[place + grown[bisect_left(starts, place)] for place in one] for one in places]
+    return "".join(out), shown, moved
 
 
 def placed(pictures: Sequence[ShownPicture], positions: Sequence[int]) -> list[PlacedPicture]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weft.errors import CheckpointError, ContextLengthError, RequestError
 from weft.files import parse_json, read_json, read_text
 from weft.request import Pooling
+from weft.text.control_tokens import NO_CONTROL, ControlTokens
 from weft.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -168,9 +169,18 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 class Pooler:
-    """Of one model. ``score_labels``: rows of its score head, 0 without one."""
+    """Of one model. ``score_labels``: rows of its score head, 0 without one. ``control``: what texts do not become."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer, *, name: str, score_labels: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        tokenizer: Tokenizer,
+        *,
+        name: str,
+        score_labels: int,
+        control: ControlTokens | None = None,
+    ) -> None:
+        self._control = control or ControlTokens(NO_CONTROL)
         self.settings = read_embedding_settings(directory)
         self._dense = _read_all_dense(self.settings)
         self._tokenizer = tokenizer
@@ -215,7 +225,8 @@ class Pooler:
                 )
             tokens, front, tail = list(given), 0, 0
         else:
-            tokens, [front] = self._tokenizer.encode_with_boundaries(before + given, [len(before)])
+            text, quoted = self._written((before, prompt is not None), (given, True))
+            tokens, [front] = self._tokenizer.encode_with_boundaries(text, [len(before)], quoted=quoted)
             front = front if before else 0
             tail = self._special_tail(tokens)
         if not tokens:
@@ -236,6 +247,14 @@ class Pooler:
         skip = front if settings.kind == "mean" and not settings.includes_prompt else 0
         pooling = Pooling(kind=settings.kind, skip=min(skip, len(tokens) - 1))
         return PooledPrompt(tokens, pooling, [front] if front else [], left_out)
+
+    def _written(self, *parts: tuple[str, bool]) -> tuple[str, list[int]]:
+        """Return the text of ``parts``, and where those that a request says (True) spell control tokens."""
+        text, quoted = "", list[int]()
+        for part, is_said in parts:
+            quoted += [len(text) + at for at in self._control.spelled(part)] if is_said else []
+            text += part
+        return text, quoted
 
     def _instruction(self, prompt: str | None, prompt_name: str | None) -> str:
         prompts = self.settings.prompts
@@ -309,16 +328,24 @@ class Pooler:
                     "reads query and document alone",
                     param="instruction",
                 )
-            tokens, front, back = self._tokenizer.encode_pair(query, document)
+            places = self._control.spelled(query), self._control.spelled(document)
+            tokens, front, back = self._tokenizer.encode_pair(query, document, quoted=places)
             pooling = Pooling(score=True)
         else:
-            encode = self._tokenizer.encode
+
+            def encode(*parts: tuple[str, bool]) -> list[int]:
+                text, quoted = self._written(*parts)
+                return self._tokenizer.encode(text, add_special_tokens=False, quoted=quoted)
+
             first = encode(
-                f"{_JUDGE}<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>:",
-                add_special_tokens=False,
+                (f"{_JUDGE}<Instruct>: ", False),
+                (instruction or _INSTRUCTION, True),
+                ("\n<Query>: ", False),
+                (query, True),
+                ("\n<Document>:", False),
             )
-            end = encode(_VERDICT, add_special_tokens=False)
-            tokens = [*first, *encode(f" {document}", add_special_tokens=False), *end]
+            end = encode((_VERDICT, False))
+            tokens = [*first, *encode((f" {document}", True)), *end]
             front, back = len(first), len(end)
             pooling = Pooling(tokens=self._tokens)
         left_out = max(0, len(tokens) - bound)

@@ -32,10 +32,13 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
-from weft.text.chat import MARK, ChatMessage, ChatTemplate, common_length
+from weft.text.chat import MARK, ChatMessage, ChatTemplate, common_length, with_parsed_arguments
+from weft.text.control_tokens import NO_CONTROL, ControlTexts, Quoting
 
 CACHE_CONTROLS_MAX = 8
 """Marks in one conversation: each costs a rendering or two (law L11)."""
+_SAID = ("reasoning", "reasoning_content")
+_NAMED = ("name", "tool_call_id", "tool_calls")
 _OTHER_TOOL = {"type": "function", "function": {"name": MARK, "description": MARK, "parameters": {}}}
 
 
@@ -144,6 +147,7 @@ class TemplateStart(msgspec.Struct):
     special_tokens: dict[str, str]
     origin: str
     chars_max: int
+    control: ControlTexts = NO_CONTROL
 
 
 class TemplateFacts(msgspec.Struct, tag=True):
@@ -156,18 +160,20 @@ class TemplateFacts(msgspec.Struct, tag=True):
 class ChatPrompt(msgspec.Struct, tag=True):
     """A conversation as text. ``ends``: characters after which it may differ from another conversation;
     ``marks``: characters behind which the client set a ``cache_control``. ``pictures``: those in the text,
-    which the template does not see."""
+    which the template does not see. ``quoted``: characters at which a text of the request spells a control token
+    (``weft.text.control_tokens``)."""
 
     text: str
     ends: list[int]
     marks: list[int]
     pictures: list[ShownPicture] = []
+    quoted: list[int] = []
 
     def last(self, text: str) -> ChatPrompt:
         """Return the prompt of ``text``, which is its end, with the places in there. It has no pictures."""
         before = len(self.text) - len(text)
         ends, marks = ([at - before for at in places if at > before] for places in (self.ends, self.marks))
-        return ChatPrompt(text, ends, marks)
+        return ChatPrompt(text, ends, marks, quoted=[at - before for at in self.quoted if at >= before])
 
 
 class Refused(msgspec.Struct, tag=True):
@@ -190,14 +196,36 @@ def chat_prompt(
 ) -> ChatPrompt:
     """The text, and the places in it. A text of more than ``chars_cut`` characters gets no places: it is too
     long to be served. Raises RequestError."""
+    messages = [_with_objects(message) for message in messages]
+    quoting = template.control.quoting(variables, *map(_texts_of, messages))
+    if quoting is not None:
+        messages = [_quoted(message, quoting) for message in messages]
+        variables, tools = quoting.marked(variables), quoting.marked(tools)
     text = template.render(messages, variables=variables, **render)
-    if len(text) > chars_cut:
-        return ChatPrompt(text, [], [])
-    return ChatPrompt(
-        text,
-        template.boundaries(messages, text, variables=variables),
-        marked_characters(template, messages, text, variables=variables, tools=tools),
-    )
+    ends, marks = [], []
+    if len(text) <= chars_cut:
+        ends = template.boundaries(messages, text, variables=variables)
+        marks = marked_characters(template, messages, text, variables=variables, tools=tools)
+    if quoting is None:
+        return ChatPrompt(text, ends, marks)
+    restored = quoting.restored(text)
+    return ChatPrompt(restored, ends, marks, quoted=quoting.quoted(text, restored))
+
+
+def _with_objects(message: ChatMessage) -> ChatMessage:
+    """``message`` with the arguments of its calls as objects: JSON may spell a text in many ways."""
+    if not message.tool_calls:
+        return message
+    return msgspec.structs.replace(message, tool_calls=[with_parsed_arguments(call) for call in message.tool_calls])
+
+
+def _texts_of(message: ChatMessage) -> list[Any]:
+    return [getattr(message, name) for name in ("content", *_SAID, *_NAMED)]
+
+
+def _quoted(message: ChatMessage, quoting: Quoting) -> ChatMessage:
+    said = {name: quoting.said(getattr(message, name), message.role) for name in ("content", *_SAID)}
+    return msgspec.structs.replace(message, **said, **{name: quoting.marked(getattr(message, name)) for name in _NAMED})
 
 
 def _answer(template: ChatTemplate, body: bytes) -> Answer:
@@ -225,7 +253,11 @@ def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
     given = msgspec.msgpack.decode(start, type=TemplateStart)
     try:
         template = ChatTemplate(
-            given.source, special_tokens=given.special_tokens, origin=given.origin, chars_max=given.chars_max
+            given.source,
+            special_tokens=given.special_tokens,
+            origin=given.origin,
+            chars_max=given.chars_max,
+            control=given.control,
         )
     except (WeftError, MemoryError, RecursionError, ValueError, OverflowError) as error:
         reason = error.message if isinstance(error, WeftError) else f"{given.origin}: {type(error).__name__}"

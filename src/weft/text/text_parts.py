@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import tokenizers
@@ -61,6 +62,11 @@ def next_cut(text: str, start: int) -> int | None:
     return None
 
 
+def ids_of(encoding: tokenizers.Encoding) -> list[int]:
+    ids: list[int] = encoding.ids
+    return ids
+
+
 class TextParts:
     """``before`` and ``behind``: the special tokens that the tokenizer adds to every text."""
 
@@ -69,13 +75,20 @@ class TextParts:
         self._before = before
         self._behind = behind
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def of(self, backend: tokenizers.Tokenizer) -> TextParts:
+        """Return the same for ``backend``, which differs in its added tokens alone."""
+        return TextParts(backend, self._before, self._behind)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, read: Callable[[tokenizers.Encoding], list[int]] = ids_of
+    ) -> list[int]:
+        """``read``: the ids of a part."""
         spans = list(itertools.pairwise([*cuts(text), len(text)]))
         ids = list(self._before) if add_special_tokens else []
         for first in range(0, len(spans), PARTS_TOGETHER):
             parts = [text[at:end] for at, end in spans[first : first + PARTS_TOGETHER]]
             for encoding in self._backend.encode_batch_fast(parts, add_special_tokens=False):
-                ids += encoding.ids
+                ids += read(encoding)
         return ids + self._behind if add_special_tokens else ids
 
 

@@ -17,6 +17,9 @@ those of the text).
 through the first, alone in its batch. Nor does loading, which takes half a second for 150,000 tokens. So a
 process that answers meanwhile hands in those that it has (``known``).
 
+*Quoted places.* ``quoted`` are characters of a text at which it spells an added token that it does not have
+(``weft.text.control_tokens``): the ids there are those of text.
+
 *Bad words.* Both spellings of a text, inside a word and behind a space, become banned sequences of tokens. As
 in other engines, a word that the model spells with other tokens (``c``, ``at``) passes. Law L11
 (``BAD_WORDS_MAX`` words of ``BAD_WORD_CHARS_MAX`` characters).
@@ -27,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -39,6 +42,7 @@ import tokenizers
 from weft.added_tokens import read_next_to
 from weft.errors import CheckpointError, RequestError, is_panic
 from weft.files import parse_json
+from weft.text.quoted_text import QuotedText, moved, quotable, unused_mark
 from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER, TextParts, cuts, text_parts
 from weft.text.tokenizer_file import byte_of_character, tokenizer_path, tokenizer_text
 
@@ -83,7 +87,9 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = special_tokens or {}
         added = backend.get_added_tokens_decoder()
-        self._added = {index: token.content for index, token in added.items()}
+        self.added = {index: token.content for index, token in added.items()}
+        self._quotable = added.values()
+        self._quoted_texts: dict[str, QuotedText] = {}
         self._added_ids = {token.content: index for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max([*backend.get_vocab(with_added_tokens=True).values(), -1]) + 1
@@ -136,44 +142,76 @@ class Tokenizer:
             longest = max(end - at for at, end in pairwise([*cuts(text), len(text)]))
         return _CHAR_BYTES * len(text) + _UNCUT_CHAR_BYTES * min(len(text), PARTS_TOGETHER * longest)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, quoted: Collection[int] = ()) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
         with _encodable(text):
-            if len(text) <= PART_CHARS or self._parts is None:
+            twin = self._quoted_text(text) if quoted else None
+            backend, parts = self._backend, self._parts if len(text) > PART_CHARS else None
+            if twin is not None:
+                text, _ = twin.marked(text, frozenset(quoted))
+                backend, parts = twin.twin, parts and parts.of(twin.twin)
+            read = _ids_of if twin is None else (lambda encoding: twin.read(encoding)[0])
+            if parts is None:
                 # Without the offsets of tokens, which are a quarter of the time.
-                [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-                ids: list[int] = encoding.ids
-                return ids
-            return self._parts.encode(text, add_special_tokens=add_special_tokens)
+                [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                return read(encoding)
+            return parts.encode(text, add_special_tokens=add_special_tokens, read=read)
 
     def encode_with_boundaries(
-        self, text: str, boundaries: Sequence[int], *, add_special_tokens: bool = True
+        self, text: str, boundaries: Sequence[int], *, add_special_tokens: bool = True, quoted: Collection[int] = ()
     ) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
         with _encodable(text):
+            twin, backend, marks = None, self._backend, list[int]()
+            if quoted:
+                twin = self._quoted_text(text)
+                text, marks = twin.marked(text, frozenset(quoted))
+                backend, boundaries = twin.twin, [moved(at, marks) for at in boundaries]
             if len(text) < LONG_TEXT_CHARS:
-                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+                encoding = backend.encode(text, add_special_tokens=add_special_tokens)
             else:
-                [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        counts = [len(ids) if at >= len(text) else encoding.char_to_token(at) for at in boundaries]
-        if None not in counts:  # the tokens before the one that has the character end at or before it
-            return ids, [count for count in counts if count is not None]
-        # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
-        ends = list(accumulate((end for _, end in encoding.offsets), max))
-        return ids, [bisect_right(ends, at) for at in boundaries]
+                [encoding] = backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
+        count = len(encoding.ids)
+        counts = [count if at >= len(text) else encoding.char_to_token(at) for at in boundaries]
+        if None in counts:
+            # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
+            ends = list(accumulate((end for _, end in encoding.offsets), max))
+            counts = [bisect_right(ends, at) for at in boundaries]
+        # The tokens before the one that has the character end at or before it.
+        return ids, [before[at] if before is not None else at for at in counts if at is not None]
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], int, int]:
+    def encode_pair(
+        self, first: str, second: str, *, quoted: tuple[Collection[int], Collection[int]] = ((), ())
+    ) -> tuple[list[int], int, int]:
         """The ids of two texts as the post-processor joins them; how many go before those of the second one,
         and how many come behind."""
         with _encodable(first, second):
-            [encoding] = self._backend.encode_batch([(first, second)])
-        ids: list[int] = encoding.ids
+            twin, backend = None, self._backend
+            if any(quoted):
+                twin = self._quoted_text(first + second)
+                first, second = (
+                    twin.marked(text, frozenset(at))[0] for text, at in zip((first, second), quoted, strict=True)
+                )
+                backend = twin.twin
+            [encoding] = backend.encode_batch([(first, second)])
+        ids, before = (_ids_of(encoding), None) if twin is None else twin.read(encoding)
         of_second = [at for at, number in enumerate(encoding.sequence_ids) if number == 1]
         if not of_second:
             return ids, len(ids), 0
-        return ids, of_second[0], len(ids) - 1 - of_second[-1]
+        start, end = of_second[0], of_second[-1] + 1
+        if before is not None:
+            start, end = before[start], before[end]
+        return ids, start, len(ids) - end
+
+    def _quoted_text(self, text: str) -> QuotedText:
+        """Raises RequestError."""
+        mark = unused_mark(text)
+        if mark not in self._quoted_texts:
+            letters = {byte: letter for letter, byte in byte_of_character().items()} if self._byte_level else None
+            self._quoted_texts[mark] = QuotedText(self._backend, quotable(self._quotable), mark, letters=letters)
+        return self._quoted_texts[mark]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of an embedding)
@@ -193,7 +231,7 @@ class Tokenizer:
 
     def is_added(self, token: int) -> bool:
         """Whether text is cut at this token before it is tokenized."""
-        return token in self._added
+        return token in self.added
 
     def showing(self, ids: frozenset[int]) -> Tokenizer | ShowingDecoder:
         """A decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
@@ -201,8 +239,8 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that this token adds to a text; a special token's are those of its name."""
-        if token in self._added:
-            return self._added[token].encode()
+        if token in self.added:
+            return self.added[token].encode()
         piece = self._backend.id_to_token(token)
         if piece is None:
             return b""
@@ -220,6 +258,11 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
+
+
+def _ids_of(encoding: tokenizers.Encoding) -> list[int]:
+    ids: list[int] = encoding.ids
+    return ids
 
 
 class ShowingDecoder:

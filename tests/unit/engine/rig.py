@@ -66,6 +66,7 @@ class Rig(LateExecutor):
         pictures_bytes: int = 0,
         max_step_s: float | None = None,
         step_costs: StepCost | None = None,
+        priority_across_keys: bool = False,
     ) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
         also what was compressed once. ``tamper`` changes what the device gets."""
@@ -77,6 +78,7 @@ class Rig(LateExecutor):
             step_tokens_max=step_tokens_max,
             queue_max=queue_max,
             memory_bytes=arena.arena_bytes,
+            priority_across_keys=priority_across_keys,
         )
         self.device = ScriptedExecutor(
             arena,

@@ -229,6 +229,13 @@ def test_old_and_new_scaling_keys_mean_the_same(scaling: Config) -> None:
         ("qwen3", {"num_key_value_heads": 5}, ["num_key_value_heads", "5", "32"]),
         ("qwen3", {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ["rope_type", "longrope", "yarn"]),
         ("qwen3", {"rope_scaling": {"rope_type": "linear"}}, ["linear", "factor"]),
+        ("qwen3", {"rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}}, ["llama3 needs a factor"]),
+        ("qwen3", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["llama3 needs a low_freq_factor"]),
+        (
+            "qwen3",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+            ["rope_parameters is", "llama3 needs a high_freq_factor"],
+        ),
         ("qwen3", {"layer_types": ["sliding_attention"] * 36}, ["layer_types", "sliding_attention"]),
         ("qwen3", {"layer_types": ["full_attention"] * 35}, ["layer_types", "36"]),
         ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),

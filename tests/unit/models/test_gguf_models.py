@@ -23,6 +23,7 @@ from weft.models.blocks.ngrams import NgramsBlock
 from weft.models.embedding import CodedTable, Embedding
 from weft.models.gguf import parts
 from weft.models.gguf.known_keys import NEUTRAL, is_harmless
+from weft.models.gguf.vocabulary import PRE_TOKENIZERS
 from weft.models.hub import resolve_model
 from weft.models.loading import LoadedModel, load_model
 from weft.models.mtp import MtpHead
@@ -262,6 +263,61 @@ def test_the_base_of_window_layers_is_read_by_the_name_of_ollama(tmp_path: Path)
     other = {"rope.freq_base_swa": None, "rope.local.freq_base": 500.0}
     file = write_gguf(original("gemma3"), tmp_path / "model.gguf", change=lambda writer: set_keys(writer, **other))
     assert (logits(load_model(resolve_model(file), "float32")) - expected("gemma3")).abs().max() > 100 * TOLERANCE
+
+
+def as_ollama_writes(file: Path, path: Path, *, first: bool) -> Path:
+    """Rewrite llama.cpp's file of GPT-OSS as Ollama's converter has it. ``first``: as the one of 2025-08 had it, which
+    joins q, k and v, and gate and up row by row, and has the columns of a byte next to each other."""
+    reader, writer = gguf.GGUFReader(file), gguf.GGUFWriter(path, "gptoss")
+    for key, field in reader.fields.items():
+        left_out = key.endswith(("scaling.type", "expert_feed_forward_length", "ggml.pre"))
+        if not key.startswith(("GGUF.", "general.architecture")) and not left_out:
+            kinds = field.types
+            name = key.replace("gpt-oss.", "gptoss.")
+            writer.add_key_value(name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+    writer.add_string("tokenizer.ggml.pre", "default")
+    stored = {tensor.name: (np.array(tensor.data), tensor.tensor_type) for tensor in reader.tensors}
+    if first:
+        for layer in range(4):
+            for end in ("weight", "bias"):
+                rows = [stored.pop(f"blk.{layer}.attn_{part}.{end}") for part in "qkv"]
+                stored[f"blk.{layer}.attn_qkv.{end}"] = np.concatenate([x for x, _ in rows]), rows[0][1]
+                gate, up = (stored.pop(f"blk.{layer}.ffn_{part}_exps.{end}") for part in ("gate", "up"))
+                both = np.stack((gate[0], up[0]), axis=2)
+                joined = both.reshape(both.shape[0], -1, *both.shape[3:])
+                stored[f"blk.{layer}.ffn_gate_up_exps.{end}"] = joined, gate[1]
+    names = {"attn_output": "attn_out", "attn_sinks.weight": "attn_sinks", "post_attention_norm": "ffn_norm"}
+    for name, (values, kind) in stored.items():
+        in_pairs = first and kind.name == "MXFP4"
+        if in_pairs:
+            blocks = values.reshape(-1, 17)
+            codes = np.concatenate((blocks[:, 1:] & 15, blocks[:, 1:] >> 4), axis=1)
+            blocks[:, 1:] = codes[:, 0::2] | codes[:, 1::2] << 4
+        name = functools.reduce(lambda one, pair: one.replace(*pair), names.items(), name)
+        writer.add_tensor(name, values, raw_dtype=kind)
+        if in_pairs:
+            writer.tensors[-1][name].dtype = 4  # type: ignore[assignment]  # ggml has no type of this number
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["of today", "the first"])
+def test_gpt_oss_as_ollama_writes_it_is_the_same_model(first: bool, tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "gpt_oss", intermediate_size=64)
+    parts_of = [f"blk.{layer}.ffn_{part}_exps.weight" for layer in range(4) for part in ("gate", "up", "down")]
+    blocks = dict.fromkeys(parts_of, gguf.GGMLQuantizationType.MXFP4)
+    file = write_gguf(made, tmp_path / "model.gguf", types=blocks)
+    directory = resolve_model(as_ollama_writes(file, tmp_path / "ollama.gguf", first=first))
+    loaded = load_model(directory, "float32")
+    assert torch.equal(logits(loaded), logits(load_model(resolve_model(file), "float32")))
+    assert not loaded.warnings
+    rope = json.loads((directory / "config.json").read_text())["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == ("yarn", 8.0)
+    cut = json.loads((directory / "tokenizer.json").read_text())["pre_tokenizer"]["pretokenizers"][0]
+    assert cut["pattern"]["Regex"] == PRE_TOKENIZERS["gpt-4o"].expression
 
 
 @pytest.mark.parametrize(

@@ -127,3 +127,15 @@ def test_text_turns_by_three_equal_positions_as_by_one() -> None:
         assert torch.allclose(mine, other[0], atol=1e-6)
     wrong, _ = table.at(places[[0, 2, 1]])
     assert not torch.allclose(wrong, theirs[0][0], atol=1e-2), "the control: rows and columns changed places"
+
+
+def test_windows_stay_where_a_scaling_makes_the_context_longer_than_them() -> None:
+    """OLMo 3 turns its window layers plainly: their own length is the one that config.json states."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 512}
+    config = changed(QWEN3_8B, model_type="olmo3", num_hidden_layers=4, sliding_window=64, max_position_embeddings=1)
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": yarn}
+    found = read_architecture({**config, "rope_parameters": ropes})
+    assert [mixer.window for mixer in found.mixers] == [64, 64, 64, None]  # type: ignore[union-attr]
+    assert found.max_positions == 4096
+    plain = read_architecture({**config, "rope_parameters": dict.fromkeys(ropes, ropes["sliding_attention"])})
+    assert [mixer.window for mixer in plain.mixers] == [None] * 4, "the control"  # type: ignore[union-attr]

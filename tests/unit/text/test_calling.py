@@ -185,6 +185,17 @@ def test_a_bad_tool_is_named(value: Any, param: str) -> None:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("stated", [None, ["object", "null"], "OBJECT", "dict"])
+def test_parameters_that_are_an_object_in_other_words_are_an_object(stated: Any) -> None:
+    """As generators of schemas write them (pydantic, Gemini, Python), and models are told one word."""
+    parameters = {"type": stated, "properties": {"x": {"type": "string"}}}
+    [tool] = read_tools([{"function": {"name": "f", "parameters": parameters}}])
+    assert tool.parameters == tool.definition["function"]["parameters"] == parameters | {"type": "object"}
+    for wrong in ("array", ["string", "null"], 3, []):
+        with pytest.raises(RequestError, match="expected the JSON schema of an object"):
+            read_tools([{"function": {"name": "f", "parameters": parameters | {"type": wrong}}}])
+
+
 @pytest.mark.parametrize(
     ("value", "tools", "expected"),
     [

@@ -176,6 +176,50 @@ REPORTED: list[tuple[str, str, str, Calls | None]] = [
         "<|tool_call_start|>[mcp.fs-write_v2(opts={'to': [{'name': 'A, B'}], 'cc': []}, tags=['x'])]<|tool_call_end|>",
         [(FS, {"opts": {"to": [{"name": "A, B"}], "cc": []}, "tags": ["x"]})],
     ),
+    (
+        "vllm 30722: a list of calls without its last bracket",
+        "lfm2",
+        "<|tool_call_start|>[write(path='a', tags=['x', 'y'])<|tool_call_end|>",
+        [("write", {"path": "a", "tags": ["x", "y"]})],
+    ),
+    (
+        "model_server 4487: names in quotes, and types by the names inside",
+        "qwen3_xml",
+        '<tool_call>\n<function="write">\n<parameter="path">\n7\n</parameter>\n<parameter=\'max-n.x\'>\n7\n</parameter>\n'
+        "</function>\n</tool_call>",
+        [("write", {"path": "7", "max-n.x": 7})],
+    ),
+    (
+        "hermes-agent 1796: a comma before each end",
+        "hermes",
+        '<tool_call>\n{"name": "write", "arguments": {"tags": ["a", "b", ],\n "path": "c, }",\n}}\n</tool_call>',
+        [("write", {"tags": ["a", "b"], "path": "c, }"})],
+    ),
+    (
+        "vllm-mlx 63: constants of Python in JSON, beside a raw line end",
+        "hermes",
+        '<tool_call>{"name": "write", "arguments": {"flag": True, "mode": None, "content": "None\nof it"}}</tool_call>',
+        [("write", {"flag": True, "mode": None, "content": "None\nof it"})],
+    ),
+    (
+        "vllm-mlx 63: values of Python in JSON",
+        "hermes",
+        '<tool_call>\n{"name": "write", "arguments": {"opts": {\'a\': "True, b"}, "size": 1_000}}\n</tool_call>',
+        [("write", {"opts": {"a": "True, b"}, "size": 1000})],
+    ),
+    (
+        "vllm-mlx 63, of Mistral",
+        "mistral",
+        '[TOOL_CALLS]write[ARGS]{"flag": False, "tags": ["a",],}',
+        [("write", {"flag": False, "tags": ["a"]})],
+    ),
+    (
+        "smg 2490: a bracket in a text, and ends that are missing",
+        "qwen3_xml",
+        "<tool_call><function=write><parameter=path>echo '}'</parameter></function></tool_call>"
+        "<tool_call><function=write><parameter=path>b</parameter>",
+        [("write", {"path": "echo '}'"}), ("write", {"path": "b"})],
+    ),
 ]
 
 

@@ -389,6 +389,7 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
         memory_bytes=arena.arena_bytes,
         notes=tuple(notes),
         whole_prompts=not spec.causal,
+        priority_across_keys=config.priority_across_keys,
     )
 
 

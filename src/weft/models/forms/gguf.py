@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from weft.errors import CheckpointError
-from weft.models.forms.gguf_blocks import BLOCK_FORMS
+from weft.models.forms.gguf_blocks import BLOCK_FORMS, apart
 from weft.models.forms.stored_form import FLOATS, Ask, Grouping, StoredForm
 from weft.models.gguf.view import GgufTensor
 from weft.tensor.weights.quantized import LINE, BlockNumbers, Codes, floats_of
@@ -84,6 +84,8 @@ class Gguf(StoredForm):
         by_row = raw.reshape(_rows(stored.shape), -1)
         if undo.rows is not None:
             by_row = by_row[torch.from_numpy(undo.rows).to(raw.device)]
+        if stored.in_pairs:
+            by_row = apart(by_row)
         if as_codes:
             return self._for_kernels(_finite(_codes(by_row, stored), stored), name)
         values = by_row.float() if stored.dtype in FLOATS else self._decoded(by_row, stored)

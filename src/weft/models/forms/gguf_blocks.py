@@ -159,6 +159,15 @@ def _mxfp4(blocks: torch.Tensor) -> _Decoded:
     return _nibbles(blocks[:, 1:]), BlockNumbers(powers, torch.full((len(blocks), 1), 0.5)), None
 
 
+def apart(by_row: torch.Tensor) -> torch.Tensor:
+    """Return blocks of MXFP4, uint8 [rows, bytes], with ggml's order of columns, from one in which the two of a byte
+    are next to each other."""
+    blocks = by_row.reshape(-1, BLOCK_FORMS["MXFP4"].block_bytes)
+    first, second = blocks[:, 1:9], blocks[:, 9:]
+    even, odd = first & 15 | second << 4, first >> 4 | second & 240
+    return torch.cat((blocks[:, :1], torch.stack((even, odd), dim=2).flatten(1)), dim=1).reshape(by_row.shape)
+
+
 def _shared(blocks: torch.Tensor, first: int) -> torch.Tensor:
     """The float16 at byte ``first`` as it is, [N, 1]."""
     return blocks[:, first : first + 2].contiguous().view(torch.float16)

@@ -7,7 +7,7 @@
     falcon-h1                falcon_h1            all multipliers folded into the weights
     jamba, mamba, mamba2     jamba, mamba, mamba2 A = -exp(A_log); convolutions squeezed
     qwen3, qwen3moe          qwen3, qwen3_moe
-    gpt-oss                  gpt_oss              rows of gate and up apart
+    gpt-oss, gptoss          gpt_oss              rows of gate and up apart; Ollama's ``gptoss``
     llama                    llama                rows of q and k interleaved
     qwen35[moe], qwen3next, qwen4exp              ``delta``
     kimi-linear, bailingmoe3, gigachat35, glm5-next         ``latent``
@@ -20,13 +20,16 @@ one tensor in the file. A name with several of ours is divided by the rows of th
 is, is seen from its tensors. Other shapes of the same values (a squeezed dim, a column for each head) need no
 word here: the reader takes the numbers in their order.
 
-Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``.
+Source: llama.cpp's ``conversion`` package, and gguf's ``tensor_mapping``; Ollama's ``convert`` package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from weft.errors import UnknownArchitectureError
 from weft.models.gguf import parts
@@ -35,7 +38,7 @@ from weft.models.gguf.gemma import gemma3, gemma4
 from weft.models.gguf.header import Header
 from weft.models.gguf.keys import GgufKeys
 from weft.models.gguf.latent import gigachat35, glm5_next, kimi_linear, ling
-from weft.models.gguf.parts import LOG, FileLayout, Names
+from weft.models.gguf.parts import LOG, FileLayout, Names, Undo
 from weft.models.gguf.rwkv import rwkv7
 
 
@@ -340,8 +343,9 @@ def _plain(keys: GgufKeys) -> FileLayout:
 
 
 def _gpt_oss(keys: GgufKeys) -> FileLayout:
-    """Rows of gate and up are apart. llama.cpp rounds YaRN's ends to whole dims; releases do not."""
-    attended = parts.attention(keys)
+    """Rows of gate and up are apart; in older files of Ollama they take turns. Its files are of YaRN without a word.
+    llama.cpp rounds YaRN's ends to whole dims; releases do not."""
+    attended = parts.attention(keys, scaled="yarn" if keys.architecture == "gptoss" else "linear")
     attended["rope_parameters"]["truncate"] = False
     experts = parts.experts(keys)
     parts.check_gating(keys, parts.CHOSEN_SOFTMAX)
@@ -362,7 +366,38 @@ def _gpt_oss(keys: GgufKeys) -> FileLayout:
         "post_attention_norm": "post_attention_layernorm",
     }
     names |= {f"ffn_{part}_exps.bias": f"mlp.experts.{part}_proj_bias" for part in parts.PARTS}
-    return FileLayout(config, parts.WHOLE, parts.ATTENTION | names | parts.sparse("mlp", router="router"))
+    undo: dict[str, Undo] = {}
+    if keys.architecture == "gptoss":
+        ollama, undo = _of_ollama(config)
+        names |= ollama
+    return FileLayout(config, parts.WHOLE, parts.ATTENTION | names | parts.sparse("mlp", router="router"), undo)
+
+
+def _of_ollama(config: Mapping[str, Any]) -> tuple[Names, dict[str, Undo]]:
+    """Return names of tensors of GPT-OSS in Ollama's files, and what is joined in them: all rows of q, k and
+    v, and the rows of gate and up in turns."""
+    heads = [config["num_attention_heads"], *[config["num_key_value_heads"]] * 2]
+    ends = np.cumsum([0, *heads]) * config["head_dim"]
+    both = ("gate_proj", "up_proj")
+    qkv = tuple(f"self_attn.{part}_proj" for part in "qkv")
+    names: Names = {
+        "attn_out": "self_attn.o_proj",
+        "attn_sinks": "self_attn.sinks",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_qkv": qkv,
+        "ffn_gate_up_exps": tuple(f"mlp.experts.{{e}}.{part}" for part in both),
+        "ffn_gate_up_exps.bias": tuple(f"mlp.experts.{part}_bias" for part in both),
+    }
+    undo = {
+        f"attn_qkv:{part}.{end}": Undo(rows=np.arange(*rows))
+        for part, rows in zip(qkv, pairwise(ends), strict=True)
+        for end in ("weight", "bias")
+    }
+    for first, part in enumerate(both):
+        turns = np.arange(first, 2 * config["intermediate_size"], 2)
+        undo[f"ffn_gate_up_exps:mlp.experts.{{e}}.{part}.weight"] = Undo(rows=turns)
+        undo[f"ffn_gate_up_exps.bias:mlp.experts.{part}_bias"] = Undo(columns=turns)
+    return names, undo
 
 
 ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
@@ -370,6 +405,6 @@ ARCHITECTURES: dict[str, Callable[[GgufKeys], FileLayout]] = {
     "qwen3next": qwen_hybrid, "granitehybrid": _granite, "granite": _granite, "nemotron_h": _nemotron_h,
     "nemotron_h_moe": _nemotron_h, "falcon-h1": _falcon_h1, "jamba": _jamba, "mamba": _mamba_alone,
     "mamba2": _mamba_alone, "qwen3": _plain, "qwen3moe": _plain, "llama": _plain, "gpt-oss": _gpt_oss,
-    "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35, "gemma3": gemma3,
-    "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next
+    "gptoss": _gpt_oss, "kimi-linear": kimi_linear, "bailingmoe3": ling, "gigachat35": gigachat35,
+    "gemma3": gemma3, "gemma4": gemma4, "rwkv7": rwkv7, "qwen4exp": qwen4exp, "glm5-next": glm5_next
 }  # fmt: skip

@@ -51,13 +51,15 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     }.items()
 }
 _STRING, _ARRAY = 8, 9
+_MXFP4, _MXFP4_OF_OLLAMA = 39, 4
 _LEAST_KEY_BYTES, _LEAST_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """A tensor as it lies in ``file``. ``type``: ggml's name of its form ("Q4_K"). ``begin``: its first
-    byte."""
+    """A tensor as it lies in ``file``. ``type``: ggml's name of its form ("Q4_K"). ``begin``: its first byte.
+    ``in_pairs``: a byte of four bits twice has two columns next to each other, as in Ollama's first files of GPT-OSS,
+    not two that are 16 apart."""
 
     file: Path
     name: str
@@ -65,6 +67,7 @@ class FileTensor:
     shape: tuple[int, ...]
     stored_bytes: int
     begin: int
+    in_pairs: bool = False
 
     @property
     def elements(self) -> int:
@@ -178,7 +181,8 @@ class _Reader:
             if name in tensors:
                 refuse(self.path, f"it has the tensor {name} twice")
             try:
-                kind = GGMLQuantizationType(number)
+                in_pairs = number == _MXFP4_OF_OLLAMA
+                kind = GGMLQuantizationType(_MXFP4 if in_pairs else number)
             except ValueError:
                 refuse(
                     self.path,
@@ -196,7 +200,7 @@ class _Reader:
                     self.path,
                     f"it is truncated: {name} ends at byte {data + offset + size} and the file has {self.size}",
                 )
-            tensors[name] = FileTensor(self.path, name, kind.name, shape, size, data + offset)
+            tensors[name] = FileTensor(self.path, name, kind.name, shape, size, data + offset, in_pairs)
         filled = sorted((one for one in tensors.values() if one.stored_bytes), key=lambda one: one.begin)
         for one, following in pairwise(filled):
             if one.begin + one.stored_bytes > following.begin:

@@ -71,7 +71,8 @@ def base(keys: GgufKeys, model_type: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def attention(keys: GgufKeys) -> dict[str, Any]:
+def attention(keys: GgufKeys, scaled: str = "linear") -> dict[str, Any]:
+    """``scaled``: what a factor without a type is; to llama.cpp a linear one."""
     heads = keys.integer("attention.head_count", least=1)
     head_dim = keys.integer("attention.key_length", keys.integer("embedding_length") // heads, least=1)
     if (value_dim := keys.integer("attention.value_length", head_dim)) != head_dim:
@@ -81,8 +82,7 @@ def attention(keys: GgufKeys) -> dict[str, Any]:
     if rotary != head_dim:
         parameters["partial_rotary_factor"] = rotary / head_dim
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
-    # llama.cpp takes a factor without a type for a linear one.
-    kind = keys.get("rope.scaling.type", "none" if factor in (0.0, 1.0) else "linear")
+    kind = keys.get("rope.scaling.type", "none" if factor in (0.0, 1.0) else scaled)
     if kind in ("linear", "yarn"):
         parameters |= {
             "rope_type": kind,
@@ -109,7 +109,7 @@ def attention(keys: GgufKeys) -> dict[str, Any]:
         "head_dim": head_dim,
         "rope_parameters": parameters,
         "num_key_value_heads": keys.integer("attention.head_count_kv", heads, least=1),
-        "attention_bias": keys.tensor(first(keys, "attn_q.bias")) is not None,
+        "attention_bias": any(keys.tensor(first(keys, f"attn_{part}.bias")) is not None for part in ("q", "qkv")),
     }
 
 
@@ -171,8 +171,11 @@ def check_gating(keys: GgufKeys, served: int) -> None:
 
 def _expert_width(keys: GgufKeys) -> int | None:
     """The rows of an expert's matrix: Ollama's converter leaves the key out."""
-    tensor = keys.tensor(first(keys, "ffn_up_exps.weight"))
-    return None if tensor is None or len(tensor.shape) != 3 else tensor.shape[1]
+    for part, parts in (("ffn_up_exps.weight", 1), ("ffn_gate_up_exps.weight", 2)):
+        tensor = keys.tensor(first(keys, part))
+        if tensor is not None and len(tensor.shape) == 3:
+            return tensor.shape[1] // parts
+    return None
 
 
 WHOLE: Names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

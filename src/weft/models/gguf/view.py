@@ -35,7 +35,7 @@ from weft.models.gguf.parts import NOTHING, FileLayout, Undo
 from weft.models.gguf.vocabulary import generation_config, write_tokenizer
 from weft.models.safetensors_header import StoredTensor
 
-_FORM = 7
+_FORM = 8
 """The version of the files of a view. It grows when they are made in another way."""
 _KEY_CHARS = 24
 _VIEWS_MAX = 32
@@ -51,9 +51,10 @@ _FLOATS = ("F32", "F16", "BF16", "F64")
 @dataclass(frozen=True, slots=True)
 class GgufTensor(StoredTensor):
     """``dtype``: ggml's name of the form ("Q4_K"), ``shape`` that of its values. ``undo``: what makes it
-    ours."""
+    ours. ``in_pairs``: see ``FileTensor``."""
 
     undo: Undo = NOTHING
+    in_pairs: bool = False
 
 
 def view_of(path: Path) -> Path:
@@ -194,20 +195,21 @@ def our_tensors(tensor: FileTensor, layout: FileLayout) -> list[GgufTensor]:
         inside = target.removeprefix("mtp.") if later else target
         full = inside + end if inside.startswith("mtp.") else place + inside + end
         if "{e}" in target:
-            ours += [
-                _expert(tensor, full, expert, targets.index(target), len(targets)) for expert in range(tensor.shape[0])
-            ]
+            part, parts = (targets.index(target), len(targets)) if undo.is_nothing else (0, 1)
+            ours += [_expert(tensor, full, expert, part, parts, undo) for expert in range(tensor.shape[0])]
         else:
             ours.append(_as(tensor, full, undo))
     return ours
 
 
 def _as(tensor: FileTensor, name: str, undo: Undo) -> GgufTensor:
-    return GgufTensor(tensor.file, name, tensor.type, tensor.shape, tensor.stored_bytes, tensor.begin, undo)
+    return GgufTensor(
+        tensor.file, name, tensor.type, tensor.shape, tensor.stored_bytes, tensor.begin, undo, tensor.in_pairs
+    )
 
 
-def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int) -> GgufTensor:
-    """One of a stack where it lies, or one of its ``parts``, which are equally many rows each."""
+def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int, undo: Undo) -> GgufTensor:
+    """One of a stack where it lies, or one of its ``parts``, which are equally many rows each; ``undo`` of it."""
     count, rows, *columns = tensor.shape
     size = tensor.stored_bytes // count // parts
     return GgufTensor(
@@ -217,6 +219,8 @@ def _expert(tensor: FileTensor, name: str, expert: int, part: int, parts: int) -
         (rows // parts, *columns),
         size,
         tensor.begin + (expert * parts + part) * size,
+        undo,
+        tensor.in_pairs,
     )
 
 

@@ -109,6 +109,9 @@ PRE_TOKENIZERS: dict[str, _Pre] = {
     **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2", "jais", "granite-docling"), _Pre(None)),
 }
 
+_PRE_OF = {"gptoss": "gpt-4o"}
+"""Architectures of Ollama whose files name no pre-tokenizer: its code has it."""
+
 
 def pieces_of(content: Mapping[str, Any]) -> tuple[str | None, bool, bool]:
     """(expression, whole, nfc) of a tokenizer.json of byte-level BPE, as ``PRE_TOKENIZERS`` has them."""
@@ -214,6 +217,8 @@ class Vocabulary:
 
     def _byte_level(self) -> dict[str, Any]:
         name = self._get("pre")
+        if name in (None, "default"):
+            name = _PRE_OF.get(str(self.keys.get("general.architecture")), name)
         if name not in PRE_TOKENIZERS:
             self._fail("pre", f"is {name!r}; the pre-tokenizers that weft knows are {', '.join(PRE_TOKENIZERS)}")
         pre = PRE_TOKENIZERS[name]

@@ -19,11 +19,11 @@ import uvloop
 
 from weft.fleet.fleet import Fleet
 from weft.host import end_start
+from weft.logs import set_up_child_logging
 from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.client import EngineClient
 from weft.server.edge import SharedCounts
 from weft.server.http import serving
-from weft.server.logs import set_up_logging
 from weft.server.service import Service, load_served_model
 from weft.server.workers.forward import forward_handler
 from weft.server.workers.link import Attached, FleetOfWorker, SupervisorLink, WorkerLaunch
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer, WorkerLaunch)
     die_with_parent(sys.stdin.fileno(), launch.folder)
-    set_up_logging(launch.server_config())
+    set_up_child_logging("http")
     runner: Any = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
         runner.run(answer(launch, arguments[0]))

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.errors import RequestError
+from weft.text.tools.values import types_of
 
 TOOLS_MAX = 512
 _KINDS = ("function", "custom")
@@ -200,12 +201,14 @@ def _tool(where: str, item: Any) -> Tool:
     takes_none = parameters is None
     if parameters is None:
         parameters = _NOTHING
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+    stated = parameters.get("type") if isinstance(parameters, dict) else ""
+    if stated is not None and "object" not in types_of({"type": stated}, {}):
         raise RequestError(
             f"{where}.function.parameters: expected the JSON schema of an object", param=f"{where}.function.parameters"
         )
-    # Templates walk properties without asking whether they are there.
-    parameters = {"type": "object", "properties": {}, **parameters}
+    # Templates walk properties without asking whether they are there. Arguments are an object in any case: also where
+    # the schema allows null, or names no type, or names it in another language's words.
+    parameters = {"properties": {}, **parameters, "type": "object"}
     definition = {**item, "type": "function", "function": {**function, "parameters": parameters}}
     held = _NOTHING_ELSE if takes_none else parameters
     if kind == "custom":

@@ -14,7 +14,8 @@ A reader takes the text between the markers of one envelope. It keeps all of tha
 it has become calls. Text that turns out to be no call is shown as content, so no character is lost.
 
 Where an object begins with its name and its arguments, as nearly all do, the arguments are given out while
-they come: the text of the value itself, with line ends inside strings escaped, as models forget to. Any other
+they come: the text of the value itself, with line ends inside strings escaped, as models forget to, and Python's
+constants and commas before an end as JSON has them. Any other
 order of the keys is read when the object is complete. An object that is no call is broken; one that lacks its
 last brace alone, after whole arguments and before the end of the envelope or the answer, is a call. Kimi's head is
 the id of the call; the name is between its prefix and its number.
@@ -36,7 +37,8 @@ from weft.text.tools.values import is_object, parse_json, parse_literal, to_json
 class CallDelta:
     """What a call gained. ``name`` is set on its first delta, ``complete`` on its last. ``call_id`` comes
     with the name: the model's own where its family writes ids. ``index`` numbers the calls of an answer.
-    With ``is_custom``, ``arguments`` is the text of a custom tool."""
+    With ``is_custom``, ``arguments`` is the text of a custom tool. ``instead``: ``arguments`` are all of them, in place
+    of those so far."""
 
     index: int = -1
     call_id: str | None = None
@@ -44,6 +46,7 @@ class CallDelta:
     arguments: str = ""
     is_custom: bool = False
     complete: bool = False
+    instead: bool = False
 
 
 HELD_CHARS = 512
@@ -61,6 +64,8 @@ class CallGate:
         """The beginning of the current call was given out."""
 
     def push(self, delta: CallDelta) -> CallDelta | None:
+        if delta.instead:
+            self._held = [replace(held, arguments="") for held in self._held]
         self._held.append(delta)
         arguments = "".join(held.arguments for held in self._held)
         if not (delta.complete or self.is_open or len(arguments) > self._held_chars):
@@ -122,10 +127,13 @@ _HEX_DIGITS = 4
 _HEX = re.compile("[0-9a-fA-F]{4}")
 
 
+_JSON_NAMES = {"True": "true", "False": "false", "None": "null"}
+
+
 class ObjectScanner:
     """Follows the JSON object that begins at ``start`` of a growing text to its end: brackets and strings,
-    nothing else. ``escaped`` is the text from ``copy_from`` on, with control characters and lone backslashes in
-    strings escaped."""
+    nothing else. ``escaped`` is the text from ``copy_from`` on as strict JSON has it: control characters and lone
+    backslashes in strings are escaped, constants of Python are JSON's, and no comma is before an end."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -138,6 +146,8 @@ class ObjectScanner:
         self._copy_depth = 0
         self._in_string = False
         self._after_backslash = False
+        self._comma = self._word = ""
+        """Of the copy, outside strings: a comma and the space after it, then a word, of which more may come."""
 
     def scan(self, text: str, until: int | None = None) -> None:
         """Up to ``until``, the end of ``text``, or of the object."""
@@ -147,7 +157,10 @@ class ObjectScanner:
             if self._after_backslash and character == "u" and self.at + _HEX_DIGITS >= len(text):
                 return
             if self.copy_from is not None and self.copy_end is None:
-                self.escaped.append(self._escaped(character, text[self.at + 1 : self.at + 1 + _HEX_DIGITS]))
+                following = text[self.at + 1 : self.at + 1 + _HEX_DIGITS]
+                self.escaped.append(
+                    self._escaped(character, following) if self._in_string else self._outside(character)
+                )
             self._step(character)
             self.at += 1
             if self._depth == 0:
@@ -162,6 +175,24 @@ class ObjectScanner:
             return raw
         is_escape = character in '"\\/bfnrt' or (character == "u" and _HEX.fullmatch(following) is not None)
         return raw if is_escape else f"\\{raw}"
+
+    def _outside(self, character: str) -> str:
+        """Return what is sure of the copy once ``character`` came outside strings."""
+        if character.isalpha():
+            self._word += character
+            return ""
+        sure = ""
+        if self._word:
+            sure = self._comma + _JSON_NAMES.get(self._word, self._word)
+            self._comma = self._word = ""
+        if character == ",":
+            sure, self._comma = sure + self._comma, ","
+        elif self._comma and character.isspace():
+            self._comma += character
+        else:
+            sure += ("" if character in "}]" else self._comma) + character
+            self._comma = ""
+        return sure
 
     def copy(self, start: int) -> None:
         """From here on what is scanned is kept: the value that begins at ``start``, where the scan stands."""
@@ -266,15 +297,25 @@ class JsonCalls(BodyReader):
             return self._object_ended(scanner.copy_end)
         if scanner.end is None:
             return False
-        call = read_call(self.text[scanner.start : scanner.end])
+        text, copied = self.text[scanner.start : scanner.end], "".join(scanner.escaped)
+        call = read_call(text) or read_call(self._as_copied(scanner, text))
         if call is None:
             self.broken = True
             return True
         if self._name is None:
             deltas.append(CallDelta(name=call[0], arguments=call[1], complete=True))
-        else:
+        elif is_object(copied):
             deltas.append(CallDelta(complete=True))
+        else:  # Python, whose quotes and numbers are not those of JSON
+            deltas.append(CallDelta(arguments=call[1], complete=True, instead=True))
         return self._object_ended(scanner.end)
+
+    def _as_copied(self, scanner: ObjectScanner, text: str) -> str:
+        """Return the text of an object with its arguments as they were copied."""
+        if scanner.copy_from is None or scanner.copy_end is None:
+            return text
+        before, behind = scanner.copy_from - scanner.start, scanner.copy_end - scanner.start
+        return text[:before] + "".join(scanner.escaped) + text[behind:]
 
     def _object_ended(self, at: int | None) -> bool:
         assert at is not None
@@ -285,7 +326,7 @@ class JsonCalls(BodyReader):
 
     def _lacks_only_its_end(self, scanner: ObjectScanner) -> bool:
         """Whether the envelope or the answer ends right after the arguments: small models forget the last brace."""
-        if scanner.copy_end is None or not is_object(self.text[scanner.copy_from : scanner.copy_end]):
+        if scanner.copy_end is None or not is_object("".join(scanner.escaped)):
             return False
         rest = self.text[scanner.copy_end :].lstrip()
         return (not rest and self.may_lack_ends) or (self.close is not None and rest.startswith(self.close))
@@ -398,7 +439,7 @@ class HeadedCalls(BodyReader):
             self._given, self.emitted = len(scanner.escaped), scanner.at
         if scanner.end is None:
             return False
-        if not is_object(self.text[scanner.start : scanner.end]):
+        if not is_object("".join(scanner.escaped)):
             self.broken = True
             return True
         rest = self.text[scanner.end :].lstrip()

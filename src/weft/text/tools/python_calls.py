@@ -47,7 +47,7 @@ class PythonCalls(BodyReader):
     def _read(self, last: bool) -> list[CallDelta]:
         while self.close is not None and (at := self.text.find(self.close, self._searched)) >= 0:
             try:
-                return self._calls(self.text[:at], at + len(self.close))
+                return self._calls(self.text[:at], at + len(self.close), lacks_end=True)
             except _Unfinished:
                 self._searched = at + len(self.close)
             except ValueError:
@@ -57,27 +57,28 @@ class PythonCalls(BodyReader):
         if not last:
             return []
         try:
-            return self._calls(self.text, len(self.text))
+            return self._calls(self.text, len(self.text), lacks_end=self.may_lack_ends)
         except ValueError:
             self.broken = True
             return []
 
-    def _calls(self, body: str, end: int) -> list[CallDelta]:
-        calls = read_python_calls(body)
+    def _calls(self, body: str, end: int, *, lacks_end: bool) -> list[CallDelta]:
+        calls = read_python_calls(body, lacks_end=lacks_end)
         self.end = self.whole = self.emitted = end
         self.call_count = len(calls)
         return [CallDelta(name=name, arguments=arguments, complete=True) for name, arguments in calls]
 
 
-def read_python_calls(text: str) -> list[tuple[str, str]]:
-    """Return (name, arguments as JSON text) of each call. Raises ValueError where ``text`` is anything but calls."""
+def read_python_calls(text: str, *, lacks_end: bool = False) -> list[tuple[str, str]]:
+    """Return (name, arguments as JSON text) of each call. Raises ValueError where ``text`` is anything but calls.
+    ``lacks_end``: the bracket around them may be missing at the end."""
     listed = _json_calls(text)
     if listed is None:
         try:
-            listed = _Parser(text).calls()
+            listed = _Parser(text).calls(lacks_end=lacks_end)
         except ValueError as error:
             try:
-                listed = _Parser(text, loose=True).calls()
+                listed = _Parser(text, loose=True).calls(lacks_end=lacks_end)
             except ValueError:
                 raise error from None
     if not listed:
@@ -105,14 +106,15 @@ class _Parser:
         self._text, self._at, self._loose = text, 0, loose
         self._depth = 0
 
-    def calls(self) -> list[tuple[str, str]]:
+    def calls(self, *, lacks_end: bool) -> list[tuple[str, str]]:
         calls: list[tuple[str, str]] = []
         while not self._is_over():
             if self._take("["):
                 while not self._take("]"):
                     calls.append(self._call())
                     if not self._take(","):
-                        self._need("]")
+                        if not (lacks_end and self._is_over()):
+                            self._need("]")
                         break
             else:
                 calls.append(self._call())

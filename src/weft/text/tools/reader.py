@@ -162,6 +162,9 @@ class ToolCallReader:
         if not text and not last:
             return False
         for delta in body.push(text, last=last, is_cut=self._is_cut):
+            if delta.instead and self._gate.is_open:  # other arguments were sent
+                body.broken = True
+                break
             self._take(delta)
         if body.broken:
             done = max(body.whole, body.emitted if self._gate.is_open else 0)

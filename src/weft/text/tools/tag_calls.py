@@ -200,6 +200,7 @@ class TagCalls(BodyReader):
 
     def _begin_value(self, name: str, tag: str, deltas: list[CallDelta]) -> None:
         assert self._function is not None
+        name = self._parameters.parameter(self._function, name)
         if self._tags.quoted:
             self._is_text = 'string="true"' in tag
         else:
@@ -279,7 +280,7 @@ class TagCalls(BodyReader):
         end = _tag_end(self._tags).search(self.text, match.end(), match.end() + _NAME_CHARS_MAX)
         if end is None:
             return None if not last and len(self.text) - match.end() < _NAME_CHARS_MAX else _NO_END
-        name = self.text[match.end() : end.start()].strip()
+        name = self._parameters.parameter(self._function or "", self.text[match.end() : end.start()].strip())
         return (here, here) if name in names and name not in self._given else _NO_END
 
     def _at_proper_end(self, match: re.Match[str], last: bool) -> tuple[int, int] | None:

@@ -22,6 +22,7 @@ _HOPS_MAX = 8
 _BACKSLASH = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _PYTHON_NAMES = {"True": True, "False": False, "None": None}
 _NUMBERS = ("integer", "number")
+_QUOTES = ('"', "'")
 _JSON_TYPES = {name: name for name in ("string", "integer", "number", "boolean", "object", "array", "null")}
 _TYPE_NAMES = {
     **_JSON_TYPES,
@@ -177,9 +178,12 @@ class Parameters:
         self._schemas = schemas
 
     def offered(self, name: str) -> str:
-        """Return the tool that a model calls ``name``: some put namespaces before it (``default_api:f``)."""
+        """Return the tool that a model calls ``name``: some put namespaces before it (``default_api:f``), or quotes
+        around it."""
         if name in self._schemas:
             return name
+        if name[:1] in _QUOTES and name[:1] == name[-1:]:
+            return self.offered(name[1:-1])
         tools = [tool for tool in self._schemas if name.endswith((f":{tool}", f"/{tool}", f".{tool}"))]
         return tools[0] if len(tools) == 1 else name
 
@@ -189,6 +193,11 @@ class Parameters:
     def names(self, tool: str) -> frozenset[str]:
         properties = self._schemas.get(tool, {}).get("properties")
         return frozenset(properties) if isinstance(properties, Mapping) else frozenset()
+
+    def parameter(self, tool: str, name: str) -> str:
+        """Return the parameter that a model calls ``name``, which some put into quotes."""
+        bare = name[1:-1] if name[:1] in _QUOTES and name[:1] == name[-1:] else name
+        return bare if bare in self.names(tool) else name
 
     def types(self, tool: str, name: str) -> set[str]:
         root = self._schemas.get(tool, {})
