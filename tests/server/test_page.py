@@ -19,7 +19,7 @@ from weft.cli.main import cli
 from weft.cli.top import read_metrics
 from weft.costs.step import StepCost
 from weft.server.cache import cache_reports
-from weft.server.metrics import MODEL
+from weft.server.metrics import COUNTERS, FLEET, MODEL
 from weft.server.page import page_files
 
 SERVER = {"api_key": ["a-key"]}
@@ -78,7 +78,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer
     assert policy["require-trusted-types-for"] == "'script'"
     assert policy["trusted-types"] == "dompurify", "nothing else makes HTML of a text"
     imported = re.findall(r'(?:from|import) "\./([^"]*)"', SCRIPTS)
-    links = {"openapi.json", "./", "docs"}
+    links = {"openapi.json", "./", "docs", "#chat", "#server"}
     assert {name.removeprefix("page/") for name in loaded - links} | set(imported) == FILES.keys() - PAGES
     forbidden_by_the_policy = re.compile(r"<script(?![^>]*src=)|\son\w+=|\sstyle=")
     assert not any(forbidden_by_the_policy.search(FILES[page]) for page in PAGES)
@@ -136,8 +136,8 @@ def test_every_number_that_the_script_reads_is_one_that_the_server_has(metrics: 
         for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)
     }
     assert {"num_requests_running", "memory_bytes", "time_to_first_token_seconds_count"} <= asked
-    of_several = {row.sample_name for row in MODEL}
-    assert asked <= {*re.findall(r"^weft:(\w+)", metrics, re.MULTILINE), *of_several}
+    not_yet = {row.sample_name for row in (*MODEL, *FLEET)} | {f"{name}_total" for name in COUNTERS}
+    assert asked <= {*re.findall(r"^weft:(\w+)", metrics, re.MULTILINE), *not_yet}
 
 
 def test_the_script_reads_what_weft_top_reads(readings: MiniRacer, metrics: str) -> None:

@@ -179,7 +179,7 @@ def test_an_answer_is_markdown_and_nothing_in_it_runs(page: Browser | None) -> N
         assert "RETURN_DOM_FRAGMENT: true" in page_files()["markdown.js"].read_text("utf-8")
         return
     say(page, HOSTILE.strip())
-    page.wait_for("document.querySelector('.answer td')")
+    page.wait_for("document.querySelector('.answer td') !== null")
     wait_for_end(page)
     one = "document.querySelector('.answer')"
     assert page.run(f"[...{one}.querySelectorAll('strong, p > code')].map((part) => part.textContent)") == [
@@ -219,9 +219,9 @@ def test_a_growing_answer_keeps_the_blocks_that_are_whole(page: Browser | None) 
     kept, text = page.run(
         "(async () => { const {markdownIn} = await import('./page/markdown.js'); "
         "const box = document.createElement('div'), show = markdownIn(box); show('one\\n\\ntwo'); "
-        "const first = box.children[0], second = box.children[1]; "
+        "const first = box.firstChild, second = box.lastChild; "
         "show('one\\n\\ntwo and **more**'); "
-        "return [[first === box.children[0], second === box.children[1]], box.textContent]; })()"
+        "return [[first === box.firstChild, second === box.lastChild], box.textContent]; })()"
     )
     assert kept == [True, False]
     assert text.replace("\n", "") == "onetwo and more"
@@ -417,7 +417,7 @@ def test_calls_of_tools_are_shown_and_answered_by_hand(page: Browser | None) -> 
         return
     set_field(page, "tools", TOOLS)
     say(page, 'say:<tool_call>\n{"name": "look", "arguments": {"place": 7}}\n</tool_call>')
-    page.wait_for("document.querySelector('.calls textarea')")
+    page.wait_for("document.querySelector('.calls textarea') !== null")
     wait_for_end(page)
     assert page.run(
         "document.querySelector('.calls').textContent.includes('look') && "

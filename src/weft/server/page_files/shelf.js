@@ -22,6 +22,7 @@ export function startShelf(given) {
     if (await isSure(`Delete all ${heads.length} conversations of this browser?`)) remove(heads.map(({id}) => id));
   });
   part("list-open").addEventListener("click", () => setDrawer(part("list-open").getAttribute("aria-expanded") !== "true"));
+  part("conversation").addEventListener("click", closeDrawer);
   part("list").addEventListener("keydown", (event) => {
     const id = event.target.closest("li")?.dataset.id;
     if (event.key === "Escape") closeDrawer();

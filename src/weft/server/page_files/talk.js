@@ -63,7 +63,8 @@ export function turnInFocus(conversation, role) {
   const id = document.activeElement?.closest?.("article")?.dataset.turn;
   const path = pathOf(conversation);
   const focused = path.find((turn) => turn.id === id);
-  return focused?.role === role || (focused && !role) ? focused : path.findLast((turn) => !role || turn.role === role);
+  if (focused && (!role || focused.role === role)) return focused;
+  return path.findLast((turn) => !role || turn.role === role);
 }
 
 export function moveFocus(step) {
