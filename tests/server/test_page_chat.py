@@ -319,7 +319,9 @@ def test_conversations_are_listed_renamed_saved_loaded_and_deleted(page: Browser
     page.press_alt("PageDown")
     page.wait_for(f"{ANSWERS}[0] === 'one'")
     page.press_alt("KeyL")
+    assert page.run("document.activeElement.textContent") == "say:one"
     page.press("F2", 113)
+    page.wait_for("document.activeElement.value === 'say:one'")
     page.type("A title")
     page.press("Enter", 13)
     page.wait_for(f"{TITLES}.includes('A title')")

@@ -33,7 +33,9 @@ export function startShelf(given) {
   return {refresh, step};
 }
 
+// Marks the open conversation at once, then reads the list anew.
 export async function refresh() {
+  draw();
   heads = await listHeads();
   draw();
 }
@@ -48,6 +50,7 @@ export function setDrawer(isOpen) {
 const closeDrawer = () => setDrawer(false);
 
 function draw() {
+  if (part("conversations").querySelector("input")) return;  // a title is being written
   const sought = part("find").value.toLowerCase();
   const now = actions.now();
   const focused = document.activeElement?.closest?.("li")?.dataset.id;
@@ -105,6 +108,7 @@ async function rename(id) {
   const end = (title) => {
     if (isDone) return;
     isDone = true;
+    field.remove();
     if (title !== null) talk.title = title.trim();
     if (title !== null) actions.changed(talk).then(() => { if (talk === actions.now()) actions.open(talk); });
     else draw();
