@@ -134,8 +134,10 @@ fuzz-config: install
 
 # All that is hostile: real servers, mutated input with seeds, and the simulator with several API keys. Minutes.
 hostile: install
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal tests/hostile tests/sim/test_keys.py \
-	  tests/unit/text/test_panics.py tests/unit/text/test_environment.py tests/unit/text/test_worker_lane.py \
+	@OMP_NUM_THREADS=1 TURNS_MUTATED=2000 HOSTILE_MIB=16 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal \
+	  tests/hostile tests/sim/test_keys.py tests/unit/text/test_panics.py tests/unit/text/test_control_tokens.py \
+	  tests/unit/store/test_signing.py tests/server/test_control_tokens.py tests/server/test_gone_clients.py \
+	  tests/unit/text/test_environment.py tests/unit/text/test_worker_lane.py \
 	  tests/unit/text/test_tokenize_memory.py tests/server/test_descriptors.py tests/arch/test_dependencies.py $(ARGS)
 	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
 

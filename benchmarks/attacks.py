@@ -94,7 +94,8 @@ class Server:
 
     def post(self, path: str, body: Any, who: str = "attacker") -> httpx.Response:
         with self.client(who) as client:
-            return client.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
+            content = body if isinstance(body, bytes) else json.dumps(body)
+            return client.post(path, content=content, headers={"content-type": "application/json"})
 
     def peak_mib(self) -> int:
         found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text())
@@ -325,11 +326,13 @@ def main() -> None:
     words = sys.argv[1:]
     for name, attack in ATTACKS.items():
         if not words or any(word in name for word in words):
+            began_s = time.monotonic()
             try:
                 figures = attack()
             except (RuntimeError, httpx.HTTPError) as error:
                 figures = {"failed": f"{type(error).__name__}: {error}"}
-            print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()), flush=True)
+            said = ", ".join(f"{key} {value}" for key, value in figures.items())
+            print(f"{name}: {said}  [{time.monotonic() - began_s:.0f} s]", flush=True)
 
 
 if __name__ == "__main__":

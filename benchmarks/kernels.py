@@ -22,7 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.families.architecture import Architecture, Attention, GatedDelta
+from weft.families.architecture import Architecture
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.delta import GatedDelta
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.tensor.device import multiplies_fp8

@@ -85,7 +85,9 @@ class StatePart:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """``has_values``: False for a layer whose pages have no V block, because values are made of the same
-    numbers as keys (latent attention). ``reads``: the layer whose pages it reads, where it has none."""
+    numbers as keys (latent attention). ``reads``: the layer whose pages it reads, where it has none. ``logged``:
+    numbers that a drafted token logs on the C++ kernels, in the model's dtype and in float32. Layers with a kernel
+    of their own log their projection without the gate of its output; others the inputs of each op with a state."""
 
     kind: str
     kv_heads: int = 0
@@ -93,6 +95,7 @@ class LayerSpec:
     state: tuple[StatePart, ...] = ()
     has_values: bool = True
     reads: int | None = None
+    logged: tuple[int, int] = (0, 0)
 
     @property
     def cached_heads(self) -> int:
@@ -191,6 +194,7 @@ def kimi_delta(heads: int, head_dim: int, conv_kernel: int) -> LayerSpec:
             StatePart("conv", (3 * heads * head_dim, conv_kernel - 1), "model"),
             StatePart("recurrent", (heads, head_dim, head_dim), "float32"),
         ),
+        logged=(6 * heads * head_dim, heads * (head_dim + 1)),
     )
 
 
@@ -202,13 +206,18 @@ def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel:
             StatePart("conv", (channels, conv_kernel - 1), "model"),
             StatePart("recurrent", (v_heads, k_dim, v_dim), "float32"),
         ),
+        logged=(channels + 2 * v_heads, 0),
     )
 
 
 def dynamic_delta(heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
     """The last inputs of v one by one: a kernel of each token weighs them, so no window is summed as it is
     read."""
-    recurrent = LayerSpec("", state=(StatePart("recurrent", (heads, k_dim, v_dim), "float32"),))
+    recurrent = LayerSpec(
+        "",
+        state=(StatePart("recurrent", (heads, k_dim, v_dim), "float32"),),
+        logged=(heads * (2 * k_dim + v_dim), 2 * heads),
+    )
     return together("dynamic_delta", recurrent, shifts(heads * v_dim, 0, conv_kernel - 1))
 
 
@@ -220,11 +229,14 @@ def mamba2(heads: int, head_dim: int, groups: int, state_dim: int, conv_kernel: 
             StatePart("conv", (channels, conv_kernel - 1), "model"),
             StatePart("recurrent", (heads, head_dim, state_dim), "float32"),
         ),
+        logged=(channels + heads, 0),
     )
 
 
 def short_conv(channels: int, conv_kernel: int) -> LayerSpec:
-    return LayerSpec("short_conv", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),))
+    return LayerSpec(
+        "short_conv", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),), logged=(2 * channels, 0)
+    )
 
 
 def mamba1(channels: int, state_dim: int, conv_kernel: int) -> LayerSpec:
@@ -234,11 +246,16 @@ def mamba1(channels: int, state_dim: int, conv_kernel: int) -> LayerSpec:
             StatePart("conv", (channels, conv_kernel - 1), "model"),
             StatePart("recurrent", (channels, state_dim), "float32"),
         ),
+        logged=(3 * channels + 2 * state_dim, 0),
     )
 
 
 def lightning(heads: int, head_dim: int) -> LayerSpec:
-    return LayerSpec("lightning", state=(StatePart("recurrent", (heads, head_dim, head_dim), "float32"),))
+    return LayerSpec(
+        "lightning",
+        state=(StatePart("recurrent", (heads, head_dim, head_dim), "float32"),),
+        logged=(heads * (3 * head_dim + 1), 0),
+    )
 
 
 def matrix_lstm(heads: int, key_dim: int, value_dim: int) -> LayerSpec:
@@ -250,11 +267,16 @@ def matrix_lstm(heads: int, key_dim: int, value_dim: int) -> LayerSpec:
             StatePart("recurrent", (heads, value_dim + 1, key_dim), "float32"),
             StatePart("max", (1, heads), "float32"),
         ),
+        logged=(0, heads * (value_dim + 2 * key_dim + 4)),
     )
 
 
 def wkv7(heads: int, head_dim: int) -> LayerSpec:
-    return LayerSpec("wkv7", state=(StatePart("recurrent", (heads, head_dim, head_dim), "float32"),))
+    return LayerSpec(
+        "wkv7",
+        state=(StatePart("recurrent", (heads, head_dim, head_dim), "float32"),),
+        logged=(5 * heads * head_dim, heads * head_dim),
+    )
 
 
 def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
@@ -263,6 +285,7 @@ def rg_lru(channels: int, conv_kernel: int) -> LayerSpec:
     return LayerSpec(
         "rg_lru",
         state=(StatePart("conv", (channels, conv_kernel - 1), "model"), StatePart("recurrent", rows, "float32")),
+        logged=(channels, 2 * channels + 2),
     )
 
 
@@ -285,6 +308,7 @@ def ngrams(size: int, width: int, reach: int) -> LayerSpec:
             StatePart("conv.tokens", (HISTORY_CHANNELS, size - 1), "model"),
             StatePart("conv.values", (width, reach), "model"),
         ),
+        logged=(HISTORY_CHANNELS + width, 0),
     )
 
 
@@ -296,6 +320,7 @@ def shifts(width: int, delayed: int, reach: int) -> LayerSpec:
             StatePart(f"conv.{number}", (width + (delayed if number == 1 else 0), 1), "model")
             for number in range(1, max(reach, 1) + 1)
         ),
+        logged=(width * max(reach, 1) + delayed, 0),
     )
 
 
@@ -304,12 +329,15 @@ def convolutions(conv_kernel: int, **channels: int) -> LayerSpec:
     return LayerSpec(
         "convolutions",
         state=tuple(StatePart(f"conv.{name}", (count, conv_kernel - 1), "model") for name, count in channels.items()),
+        logged=(sum(channels.values()), 0),
     )
 
 
 def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:
     """A layer with the pages of the first, and the states of both."""
-    return replace(attention, kind=kind, state=attention.state + recurrent.state)
+    (numbers, exact), (more, more_exact) = attention.logged, recurrent.logged
+    logged = numbers + more, exact + more_exact
+    return replace(attention, kind=kind, state=attention.state + recurrent.state, logged=logged)
 
 
 def stateless() -> LayerSpec:

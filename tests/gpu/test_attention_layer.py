@@ -11,7 +11,7 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.kv_pages import blank_pages
-from weft.families.architecture import Attention, Rope
+from weft.families.mixers.attention import Attention, Rope
 from weft.tensor import gpu, native
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, attention_layer

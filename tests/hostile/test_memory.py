@@ -3,13 +3,15 @@
     VmHWM of the HTTP process, its engine and its workers, from the request on
       - VmRSS of the same before it                                   <=  K x N + C
 
-C has ``limits.tokenize_memory``, which long texts may take together. Each body is sent once before: what is imported
-late does not count.
+A small body of the kind is sent before: what is imported late does not count. Most kinds take 3 to 15 times their
+bytes; a body of many small messages takes 43 times as many, for objects.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,9 @@ import pytest
 from tests.server.running import RunningServer
 
 SERVER = {"tokenize_memory": "128MiB"}
-SIZE = 8 << 20
-K = 16
-C = (128 + 96) << 20
+SIZE = int(os.environ.get("HOSTILE_MIB", "2")) << 20
+"""``make hostile`` has more."""
+K, C = 48, 64 << 20
 TEXT = "the cat sat on the mat, "
 
 
@@ -90,9 +92,10 @@ def family(pid: int) -> list[int]:
 def memory(pids: list[int], field: str) -> int:
     total = 0
     for pid in pids:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                total += int(line.split()[1]) * 1024
+        with contextlib.suppress(FileNotFoundError):  # a worker was replaced
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith(f"{field}:"):
+                    total += int(line.split()[1]) * 1024
     return total
 
 

@@ -97,7 +97,8 @@ def test_no_list_of_a_large_body_takes_fifty_milliseconds_to_check(name: str) ->
     assert least_seconds(check) < TURN_MAX_S
 
 
-MUTATED = int(os.environ.get("TURNS_MUTATED", "120"))
+MUTATED = int(os.environ.get("TURNS_MUTATED", "40"))
+"""``make hostile`` has more."""
 HI = [{"role": "user", "content": "say:x"}]
 PATHS = {
     '"messages"': ("/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"),
@@ -154,7 +155,7 @@ def mutated_bodies() -> Iterator[tuple[str, bytes]]:
 def test_no_turn_of_a_server_that_gets_the_corpus_takes_fifty_milliseconds(
     model_directory: Path, tmp_path: Path
 ) -> None:
-    """The first pass imports what is imported late. Of a body that takes long, the least of three counts."""
+    """Of a body that takes long, the least of three counts: the first may import what is imported late."""
     file = tmp_path / "turns"
     file.touch()
     asked = [*large_bodies(), *mutated_bodies()]
@@ -164,8 +165,6 @@ def test_no_turn_of_a_server_that_gets_the_corpus_takes_fifty_milliseconds(
         httpx.Client(base_url=server.url, timeout=60, headers={"content-type": "application/json"}) as client,
     ):
         slow: list[tuple[str, str, float, str]] = []
-        for path, raw in asked:
-            client.post(path, content=raw)
         for path, raw in asked:
             turns = []
             for _ in range(3):

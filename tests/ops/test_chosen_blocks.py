@@ -7,7 +7,7 @@ import torch
 
 from tests.ops.batches import positions_of
 from tests.ops.in_pieces import LENGTH, attended, in_pieces, numbers, unwritten
-from weft.families.architecture import Index
+from weft.families.mixers.attention import Index
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.chosen_blocks import Seen, attend_seen, choose_blocks, sees_all, write_index
 from weft.tensor.ops.write_kv import write_kv

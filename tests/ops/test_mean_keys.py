@@ -7,7 +7,7 @@ import torch
 
 from tests.ops.batches import positions_of
 from tests.ops.in_pieces import LENGTH, attended, in_pieces, numbers, unwritten
-from weft.families.architecture import KeyIndex
+from weft.families.mixers.attention import KeyIndex
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.chosen_blocks import Seen, attend_seen
 from weft.tensor.ops.mean_keys import choose_by_means, sees_all, write_means

@@ -11,7 +11,7 @@ import torch
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.test_native import CLOSE, MIXED, each_dtype, in_each_set, noise, pages
 from tests.support import naive_ops, native_ops
-from weft.families.architecture import Attention, Rope
+from weft.families.mixers.attention import Attention, Rope
 from weft.tensor import native
 from weft.tensor.inputs import LayerCache, OutputRows, Runs, StepInputs
 from weft.tensor.ops import attention_layer as attention_parts

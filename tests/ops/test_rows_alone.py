@@ -43,6 +43,29 @@ def codes(
     return lambda x: native_ops.quantized_linear(x, w, None)
 
 
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_many_rows_meet_dequantised_blocks_in_a_dtype_that_the_cpu_multiplies(
+    multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of bfloat16 that oneDNN emulates take a hundred times as long as those of float32."""
+    monkeypatch.setattr(linear, "_multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(linear, "widened", lambda *_: True)
+    dtypes: list[torch.dtype] = []
+    take = linear.scratch.take
+
+    def noted(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        dtypes.append(dtype)
+        return take(name, shape, dtype)
+
+    monkeypatch.setattr(linear.scratch, "take", noted)
+    w, x = weight(4, 130, 256), noise(2, 20, 256)
+    y = native_ops.quantized_linear(x.bfloat16(), w, None)
+    assert dtypes == [torch.bfloat16 if multiplies else torch.float32]
+    assert y.dtype == torch.bfloat16
+    expected = x.bfloat16().float() @ w.dense(0, 130, torch.float32).T
+    torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=0.1)
+
+
 def float_tiles(dtype: torch.dtype, *, twelve_bit: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
     dense = (noise(1, 130, 256) * 0.1).to(dtype)
     w = in_best_tiles(dense, twelve_bit=True) if twelve_bit else tiles.tiled(dense)

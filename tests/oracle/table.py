@@ -29,7 +29,8 @@ from tests.oracle.test_models_against_transformers import (
     prefill_and_decode,
     prompt,
 )
-from weft.families.architecture import Architecture, Experts
+from weft.families.architecture import Architecture
+from weft.families.mixers.feed_forward import Experts
 from weft.models.loading import load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -39,6 +39,27 @@ def test_a_changed_key_is_followed_as_transformers_follows_it_or_refused(room: P
     assert not wrong, "\n".join(wrong)
 
 
+WRONG_ONCE: tuple[tuple[str, Path_, Any, str], ...] = (
+    ("gemma4", ("layer_types", 0), "full_attention", "refused"),
+    ("gemma4", ("rope_parameters", "full_attention", "rope_type"), "default", "refused"),
+    ("llama", ("rope_parameters", "rope_type"), "llama3", "refused"),
+    ("nemotron_h_moe", ("n_group",), 8, "refused"),
+    ("olmo3", ("max_position_embeddings",), 1, "followed"),
+    ("qwen4_exp", ("seed",), 1, "refused"),
+    ("recurrent_gemma", ("rope_parameters", "rope_type"), "proportional", "refused"),
+)
+"""Changes that a whole run found wrong: served in another way than transformers, or where it refuses."""
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "outcome"), WRONG_ONCE, ids=[f"{c[0]}-{c[1][-1]}" for c in WRONG_ONCE]
+)
+def test_a_change_that_was_once_wrong_stays_right(
+    name: str, path: Path_, value: Any, outcome: str, tmp_path: Path
+) -> None:
+    assert verdict(name, path, value, tmp_path / name)[0] == outcome
+
+
 def test_a_difference_is_seen(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a reader that takes the key's default for its value."""
     name, path, value = "granite", ("logits_scaling",), 2.6

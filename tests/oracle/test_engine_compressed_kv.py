@@ -21,7 +21,7 @@ from tests.oracle.serving import Serving, loaded
 from tests.oracle.test_engine_compressed_state import ONE, conversation
 from tests.oracle.test_engine_prefix_cache import cold, gap, warm
 from tests.support.forced_compression import compress_kv
-from weft.families.architecture import Experts
+from weft.families.mixers.feed_forward import Experts
 from weft.runner import compressed as packed_kv
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder

@@ -17,12 +17,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
 from tests.fixtures.checkpoints import CHECKPOINTS
-from weft.families import FAMILIES, _refuse_what_is_not_served, known_keys, text_config
+from weft.families import _refuse_what_is_not_served, all_families, known_keys, text_config
 from weft.families.config_keys import ConfigKeys
 from weft.families.known_keys import OF_FAMILY, OF_FILE, is_harmless, is_known
 from weft.models import generation
 
-FAMILY_OF = {model_type: family for family in FAMILIES for model_type in family.model_types}
+FAMILY_OF = {model_type: family for family in all_families() for model_type in family.model_types}
 
 
 def stated_and_read() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
@@ -44,7 +44,7 @@ def stated_and_read() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
 
 def test_no_key_of_transformers_is_unknown() -> None:
     stated, read = stated_and_read()
-    assert stated.keys() == {family.name for family in FAMILIES}
+    assert stated.keys() == {family.name for family in all_families()}
     unknown = {
         f"{family}: {key}"
         for family, keys in stated.items()

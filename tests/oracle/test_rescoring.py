@@ -37,8 +37,8 @@ DIFFERS: dict[str, tuple[str, ...]] = {
         "minimax_plain", "olmo_hybrid_rope",
     ),
     "the ring of a window": (
-        "mistral", "qwen3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4", "gemma4_moe",
-        "jet_nemotron", "recurrent_gemma",
+        "mistral", "qwen3_window", "smollm3_window", "olmo3", "lfm3", "lfm3_plain", "gpt_oss", "gemma3", "gemma4",
+        "gemma4_moe", "jet_nemotron", "recurrent_gemma",
     ),
     "attention over latents": (
         "kimi_linear", "kimi_linear_groups", "ling", "ling_plain", "ling_2_5", "ling_2_5_plain", "gigachat3_5",

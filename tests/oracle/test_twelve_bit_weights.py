@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
-from tests.fixtures.packed_weights import pack_small_weights, stored_in_bfloat16
+from tests.fixtures.packed_weights import pack_small_weights, packs_twelve_bits, stored_in_bfloat16
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import prompt
 from weft.models.loading import LoadedModel, load_model
 from weft.models.safetensors_header import StoredTensor
 from weft.models.sharding import Shard
 from weft.models.stored_values import MappedFiles
-from weft.tensor.weights import tiles as tiled
 from weft.tensor.weights.tiles import TwelveBitWeight
 
 FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba", "qwen3_5_moe"]
@@ -40,7 +39,7 @@ def logits_of(loaded: LoadedModel) -> torch.Tensor:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twelve_bit_weights_change_no_bit_of_a_logit(name: str) -> None:
     made, plain = (load_model(checkpoint(name), "bfloat16", twelve_bit=packed) for packed in (True, False))
-    assert (FORM in made.weights_form) == tiled.serves(torch.bfloat16)
+    assert (FORM in made.weights_form) == packs_twelve_bits()
     assert FORM not in plain.weights_form
     assert torch.equal(logits_of(made), logits_of(plain))
 
@@ -63,12 +62,12 @@ def test_large_matrices_are_packed_where_they_lie_in_the_file(
         copied.clear()
         load_model(directory, "bfloat16", twelve_bit=twelve_bit)
         large = [one for one in copied if "in_proj_qkv" in one or "q_proj" in one]
-        assert (not large) == (twelve_bit and tiled.serves(torch.bfloat16)), large
+        assert (not large) == (twelve_bit and packs_twelve_bits()), large
 
 
 def test_a_wrong_bit_of_a_twelve_bit_weight_shows() -> None:
     """The control: the embedding, which is the head as well."""
-    if not tiled.serves(torch.bfloat16):
+    if not packs_twelve_bits():
         return  # no weight is in 12 bits here
     made, plain = (load_model(checkpoint("lfm2"), "bfloat16", twelve_bit=packed) for packed in (True, False))
     table = made.model.embedding

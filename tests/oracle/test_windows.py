@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import weft.families.attention_shapes
+import weft.families.mixers.attention
 from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, reference
 from tests.oracle.model_driver import ModelDriver, page_of
 from tests.oracle.serving import DEVICE
@@ -31,7 +31,7 @@ def truth(name: str, tokens: list[int]) -> torch.Tensor:
 
 @pytest.fixture
 def in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weft.families.attention_shapes, "RING_TOKENS_MAX", 0)
+    monkeypatch.setattr(weft.families.mixers.attention, "RING_TOKENS_MAX", 0)
 
 
 def compare(name: str, loaded: LoadedModel) -> None:
@@ -55,7 +55,7 @@ def test_a_window_in_a_ring_and_in_pages_equals_transformers(name: str, monkeypa
     ring = load_model(checkpoint(name), device=DEVICE)
     assert any(layer.kind == "window_attention" for layer in ring.spec.layers)
     compare(name, ring)
-    monkeypatch.setattr(weft.families.attention_shapes, "RING_TOKENS_MAX", 0)
+    monkeypatch.setattr(weft.families.mixers.attention, "RING_TOKENS_MAX", 0)
     pages = load_model(checkpoint(name), device=DEVICE)
     assert all(layer.kind != "window_attention" for layer in pages.spec.layers)
     assert pages.spec.kv_bytes_per_token("float32") > ring.spec.kv_bytes_per_token("float32")

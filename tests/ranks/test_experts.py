@@ -15,10 +15,11 @@ from tests.ranks.threads import load_ranks, logits_of
 from weft.engine.stats import EngineStats
 from weft.errors import ConfigError
 from weft.families import read_architecture
-from weft.families.sharding import RankPlace, rank_architecture
+from weft.families.rank_place import RankPlace
+from weft.families.sharding import rank_architecture
 from weft.models.blocks.feed_forward import ExpertsBlock
 from weft.models.loading import load_model
-from weft.models.sharded_model import RankShare, Summed
+from weft.models.rank_share import RankShare, Summed
 from weft.planning.weights import count_weights, form_of
 from weft.ranks.peers import Peers
 from weft.server.edge import EdgeLimits, HttpEdge

@@ -18,7 +18,7 @@ from tests.ranks.threads import load_ranks
 from weft.assemble import assembly
 from weft.costs.rows import RowCosts
 from weft.families.architecture import Architecture
-from weft.families.sharding import RankPlace
+from weft.families.rank_place import RankPlace
 from weft.memory.frames.plan import plan_arena
 from weft.models import mtp
 from weft.models.decoder import CausalModel

@@ -11,9 +11,11 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.threads import load_ranks, logits_of
 from weft.errors import CheckpointError, ConfigError
-from weft.families import read_architecture, tensors
-from weft.families.architecture import GatedDelta, ShortConv
-from weft.families.sharding import RankPlace, ShardSpan, rank_architecture
+from weft.families import read_architecture
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.short_conv import ShortConv
+from weft.families.rank_place import RankPlace, ShardSpan
+from weft.families.sharding import rank_architecture
 from weft.families.tensors import Tensor
 from weft.models import weights
 from weft.models.loading import load_model
@@ -72,7 +74,7 @@ def test_fused_projections_are_divided_by_part() -> None:
     [delta] = {
         mixer for mixer in rank_architecture(read_architecture(config), 2).mixers if isinstance(mixer, GatedDelta)
     }
-    fused, *_ = tensors.gated_delta(delta, 64)["project"]
+    fused, *_ = delta.table(64)["project"]
     shard = shard_of(fused, RankPlace(1, 2))
     assert (fused.name, shard) == ("in_proj_qkv.weight", Shard(0, ((16, 16), (48, 16), (96, 32)), 128))
     assert shard is not None
@@ -80,7 +82,7 @@ def test_fused_projections_are_divided_by_part() -> None:
 
 
 def test_the_bias_of_a_sum_is_the_first_ranks() -> None:
-    [bias] = tensors.short_conv(ShortConv(32, 3, bias=True), 64)["out.bias"]
+    [bias] = ShortConv(32, 3, bias=True).table(64)["out.bias"]
     assert shard_of(bias, RankPlace(0, 2)) is None
     other = shard_of(bias, RankPlace(1, 2))
     assert other is not None

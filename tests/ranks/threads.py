@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from tests.oracle.model_driver import ModelDriver
-from weft.families.sharding import RankPlace
+from weft.families.rank_place import RankPlace
 from weft.models.loading import LoadedModel, load_model
-from weft.models.sharded_model import RankGroup
+from weft.models.rank_share import RankGroup
 from weft.models.weights_cache import WeightsCache
 
 

@@ -1,6 +1,6 @@
 """Nothing that the engine does around the model changes a token of a released model in bfloat16.
 
-The answers of five prompts, one after another in an engine that guesses nothing, are what all others are compared with.
+All are compared with the answers of five prompts, one after another in an engine that guesses nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cold(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
         [answer] = answers(engine, [prompt])
         assert answer.cached_tokens == 0
         found.append(list(answer.tokens))
-    assert len({token for tokens in found for token in tokens}) > 60, "equal tokens would prove little"
+    assert len({token for tokens in found for token in tokens}) > 40, "equal tokens would prove little"
     return found
 
 

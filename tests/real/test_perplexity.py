@@ -18,7 +18,7 @@ WITHIN = 0.01
 
 @pytest.fixture(scope="module")
 def tokens(original: Original) -> list[int]:
-    return original.encode(TEXT)
+    return original.encode(TEXT)[:400]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def served(model: Path, tokens: list[int], dtype: str) -> float:
 def test_the_perplexity_of_a_text_is_that_of_the_widened_model(
     model: Path, tokens: list[int], expected: tuple[float, float], dtype: str
 ) -> None:
-    assert 650 < len(tokens) < 1000
+    assert len(tokens) == 400
     whole, damaged = expected
     assert 5 < whole < 40, "the text is neither known by heart nor noise to the model"
     assert served(model, tokens, dtype) == pytest.approx(whole, rel=WITHIN)

@@ -16,7 +16,10 @@ from weft.config import Sizes
 from weft.costs.fit import fit_steps
 from weft.costs.step import StepCost, Work, pairs_of
 from weft.errors import ConfigError
-from weft.families.architecture import Architecture, Attention, Experts, GatedDelta
+from weft.families.architecture import Architecture
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.feed_forward import Experts
 from weft.planning.roofline import DEVICES, model_load, roofline
 from weft.rpc.recording import Fingerprints, header_line, sequence_line
 from weft_tools.sim.arms import find_arm

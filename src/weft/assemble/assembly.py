@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
-    from weft.models.sharded_model import RankGroup
+    from weft.models.rank_share import RankGroup
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
     from weft.runner.graphs import Capture

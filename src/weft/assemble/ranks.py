@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
-    from weft.models.sharded_model import RankGroup
+    from weft.models.rank_share import RankGroup
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
     from weft.runner.torch_executor import TorchExecutor
@@ -127,8 +127,8 @@ def meet(config: EngineConfig, folder: Path, rank: int, device: torch.device) ->
 
 
 def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> RankGroup:
-    from weft.families.sharding import RankPlace
-    from weft.models.sharded_model import RankGroup
+    from weft.families.rank_place import RankPlace
+    from weft.models.rank_share import RankGroup
 
     return RankGroup(RankPlace(rank, config.tp, config.ep), collectives)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
-    from weft.models.sharded_model import RankGroup
+    from weft.models.rank_share import RankGroup
     from weft.models.weights_cache import WeightsCache
 
 

@@ -3,6 +3,7 @@
     model_type        family           mixers                         feed-forward
     llama, mistral    llama            attention                      dense
     qwen3, qwen3_moe  qwen3            attention                      dense or experts
+    smollm3           smollm3          attention, some unturned       dense
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
@@ -18,39 +19,33 @@
     lfm3_vl           lfm3             as lfm3, with a vision tower
     olmo3             olmo3            attention, some with a window  dense
     olmo_hybrid       olmo_hybrid      gated delta + attention        dense
-    jet_nemotron      jet_nemotron     gated delta, v convolved by kernels of each token, + attention, windows
-                                                                      dense
     kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid    ling             Kimi delta + latent attention  dense or experts + shared expert
     bailing_hybrid,   ling             lightning + latent attention   dense or experts + shared expert
     bailing_moe_v2_5                   (Ling and Ring 2.5)
     gigachat3_5       gigachat3_5      gated delta + latent attention, gated norms
                                                                       dense or experts + shared expert
-    zaya              zaya             attention, q and k convolved     experts, router over layers
-    inkling_mm_model, inkling          attention with a bias by       dense or experts + shared experts
-    inkling_text                       distance, convolutions         under one router
     gpt_oss           gpt_oss          attention with sinks, windows  experts with biases
     gemma3[_text]     gemma3           attention, windows             dense
     gemma4[_text]     gemma4           attention, windows, shared KV  dense, or experts beside dense
-    recurrent_gemma   recurrent_gemma  RG-LRU + attention, windows    dense
     minimax           minimax          lightning + attention          experts
-    minicpm_sala      minicpm_sala     lightning + attention over chosen blocks
-                                                                      dense
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
     bamba             bamba            Mamba-2 + attention            dense
     falcon_h1         falcon_h1        Mamba-2 beside attention       dense
     nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
     jamba             jamba            Mamba-1 + attention            dense or experts
-    zamba             zamba            Mamba-1 by head, some beside a shared transformer block
     zamba2            zamba2           Mamba-2, some beside a shared transformer block
     mamba2            mamba2           Mamba-2                        none
     mamba             mamba            Mamba-1                        none
     falcon_mamba      falcon_mamba     Mamba-1                        none
-    xlstm             xlstm            matrix LSTM                    dense
     rwkv7             rwkv7            time mixing (WKV7), channel mixing, in turns
 
-One file here for each kin of families, over ``reading.py``. Dialects, all read the same: a multimodal wrapper
-with ``text_config`` (its text part is served, and the towers of ``towers``); ``torch_dtype`` and ``dtype``;
+One file here for each kin of families, over ``reading.py``. Further families are found by the entry point group
+``weft.families``, by name of their ``model_type``, and are imported when a checkpoint names them: those in ``more``,
+which are rarely served, and those of other packages (docs/adding-a-model.md).
+
+Dialects, all read the same: a multimodal wrapper with ``text_config`` (its text part is served, and the towers of
+``towers``); ``torch_dtype`` and ``dtype``;
 ``rope_theta`` / ``rope_scaling`` / ``partial_rotary_factor`` at top level and ``rope_parameters``; layer
 kinds by ``layer_types``, ``layers_block_type``, ``full_attention_interval`` or ``full_attn_idxs``.
 
@@ -62,8 +57,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
@@ -72,15 +69,14 @@ from weft.families import (
     gemma,
     gigachat,
     gpt_oss,
+    granite,
     indexed,
-    inkling,
-    jet_nemotron,
     lfm2,
     lightning,
     mamba,
+    nemotron_h,
     rwkv,
-    xlstm,
-    zaya,
+    zamba2,
 )
 from weft.families.architecture import Architecture
 from weft.families.causality import as_causality_says
@@ -89,11 +85,14 @@ from weft.families.known_keys import is_harmless
 from weft.families.reading import Family
 from weft.spec import DTypeName, ModelSpec
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 
 def read_spec(config: Mapping[str, Any]) -> ModelSpec:
     """What memory needs of the model that ``config`` (the parsed config.json) describes.
 
-    Raises UnknownArchitectureError for a ``model_type`` outside SUPPORTED, and CheckpointError naming the
+    Raises UnknownArchitectureError for a ``model_type`` outside ``served``, and CheckpointError naming the
     key for a setting that is missing, malformed, or not served.
     """
     return read_architecture(config).spec()
@@ -102,17 +101,17 @@ def read_spec(config: Mapping[str, Any]) -> ModelSpec:
 def read_architecture(config: Mapping[str, Any]) -> Architecture:
     """As ``read_spec``, with everything the model code needs besides."""
     model_type = config.get("model_type")
-    family = _OF_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
+    family = find_family(model_type)
     if family is None:
         named = ", ".join(str(name) for name in config.get("architectures") or ())
         raise UnknownArchitectureError(
             f"config.json has model_type {model_type!r}{f' ({named})' if named else ''}; {_nearest(config)}"
-            f"weft serves {', '.join(SUPPORTED)}",
+            f"weft serves {', '.join(served())}",
             param="model",
         )
     keys = ConfigKeys(text_config(config), fallback=config)
     _refuse_what_is_not_served(keys, family.activation)
-    return as_causality_says(family.read(family.name, keys), keys)
+    return as_causality_says(replace(family.read(family.name, keys), names=family.names), keys)
 
 
 _KEYS_LEAST, _KEYS_SHOWN, _TRIES = 3, 12, 8
@@ -129,7 +128,7 @@ def _nearest(config: Mapping[str, Any]) -> str:
         likeness = SequenceMatcher(None, str(config.get("model_type")), family.name).ratio()
         return len(_unread(family, stated, own)), -likeness
 
-    nearest = min(FAMILIES, key=order)
+    nearest = min(all_families(), key=order)
     left = sorted(_unread(nearest, stated, own))
     more = f" and {len(left) - _KEYS_SHOWN} more" if len(left) > _KEYS_SHOWN else ""
     missing = f", which does not serve {', '.join(left[:_KEYS_SHOWN])}{more}" if left else ""
@@ -157,7 +156,7 @@ def _unread(family: Family, stated: Mapping[str, Any], own: set[str]) -> set[str
 
 def name_here(config: Mapping[str, Any]) -> Callable[[str], str]:
     """What names of tensors in released files are called here."""
-    family = _OF_MODEL_TYPE.get(str(config.get("model_type")))
+    family = find_family(config.get("model_type"))
 
     def renamed(name: str) -> str:
         for pattern, here in family.released if family is not None else ():
@@ -213,19 +212,61 @@ FAMILIES: tuple[Family, ...] = tuple(
         gemma,
         gigachat,
         gpt_oss,
+        granite,
         indexed,
-        inkling,
-        jet_nemotron,
         lfm2,
         lightning,
         mamba,
+        nemotron_h,
         rwkv,
-        xlstm,
-        zaya,
+        zamba2,
     )
     for family in module.FAMILIES
 )
 _OF_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+GROUP = "weft.families"
+"""Entry points of further families: a ``model_type``, and where a tuple of families is that has it."""
 
-SUPPORTED: tuple[str, ...] = tuple(_OF_MODEL_TYPE)
-"""The ``model_type`` values of config.json that weft serves."""
+
+def _further() -> Mapping[str, EntryPoint]:
+    """Return the entry points of further families by ``model_type``. Nothing of them is imported."""
+    # Most checkpoints need neither the module nor a walk over all installed packages.
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _OF_MODEL_TYPE}
+
+
+def _load(point: EntryPoint) -> Family:
+    """Return the family that ``point`` names. Raises CheckpointError naming the package where it has none."""
+    try:
+        families: tuple[Family, ...] = point.load()
+        return next(family for family in families if point.name in family.model_types)
+    except (ImportError, AttributeError, TypeError, StopIteration) as error:
+        package = point.dist.name if point.dist else "an unknown package"
+        raise CheckpointError(
+            f"the family {point.name} of {package} ({GROUP}: {point.value}) cannot be imported: "
+            f"{error or 'no family there has this model_type'}",
+            param="model",
+        ) from error
+
+
+def find_family(model_type: object) -> Family | None:
+    """Return the family of ``model_type``, here or of an entry point; None where there is none."""
+    if not isinstance(model_type, str) or model_type in _OF_MODEL_TYPE:
+        return _OF_MODEL_TYPE.get(str(model_type))
+    point = _further().get(model_type)
+    return None if point is None else _load(point)
+
+
+def served() -> tuple[str, ...]:
+    """Return the ``model_type`` values of config.json that weft serves, those of entry points last."""
+    return (*_OF_MODEL_TYPE, *sorted(_further()))
+
+
+def all_families() -> tuple[Family, ...]:
+    """Return all families, but those of packages that cannot be imported."""
+    families = dict.fromkeys(FAMILIES)
+    for point in _further().values():
+        with suppress(CheckpointError):
+            families[_load(point)] = None
+    return tuple(families)

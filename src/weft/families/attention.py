@@ -1,4 +1,4 @@
-"""Attention in every layer: Llama and Mistral, Qwen3 (dense and sparse), OLMo 3. Some layers with a window.
+"""Attention in every layer: Llama and Mistral, Qwen3 (dense and sparse), SmolLM3, OLMo 3. Some layers with a window.
 
 OLMo's attention norms queries and keys over all heads at once, and what comes out of a layer.
 """
@@ -8,9 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.families import reading
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
+
+OLMO_NAMES = Names(layer_reader="weft.models.spellings:olmo_layers")
 
 
 def read_llama(family: str, keys: ConfigKeys) -> Architecture:
@@ -78,6 +83,40 @@ def qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool) -> FeedForw
     )
 
 
+def read_smollm3(family: str, keys: ConfigKeys) -> Architecture:
+    """Layers turn where ``no_rope_layers`` says 1: all but every fourth. Windows are of layers that do not turn."""
+    keys = keys.with_defaults(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=11_008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+    )
+    keys.only(mlp_bias=False)
+    count, every = keys.integer("num_hidden_layers"), keys.integer("no_rope_layer_interval", 4)
+    turns = keys.get("no_rope_layers", [int((layer + 1) % every != 0) for layer in range(count)])
+    if not isinstance(turns, list) or len(turns) < count or any(turn not in (0, 1) for turn in turns):
+        fail("no_rope_layers", turns, f"it must say 0 or 1 of each of the {count} layers")
+    windows = keys.boolean("use_sliding_window", False) and keys.get("sliding_window") is not None
+    full = read_attention(keys, theta=2e6)
+    kinds = reading.kinds_with_windows(
+        keys,
+        ("full_attention", WINDOW_KIND),
+        [WINDOW_KIND if windows and not turns[layer] else "full_attention" for layer in range(count)],
+    )
+    window = windowed(full, keys) if windows else full
+    each = [window if kind == WINDOW_KIND else full for kind in kinds]
+    return build_architecture(
+        family,
+        keys,
+        [mixer if turn else replace(mixer, rope=None) for mixer, turn in zip(each, turns, strict=False)],
+        [Dense(keys.integer("intermediate_size"))] * count,
+        tied=keys.boolean("tie_word_embeddings", True),
+    )
+
+
 def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
     """The rotary scaling of a release is for its full layers; window layers turn at the plain base."""
     count = keys.integer("num_hidden_layers")
@@ -105,9 +144,11 @@ def read_olmo3(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
+_NAMES = Names({Attention: "self_attn"})
 FAMILIES = (
-    Family("llama", ("llama",), read_llama),
-    Family("llama", ("mistral",), read_mistral),
-    Family("qwen3", ("qwen3", "qwen3_moe"), read_qwen3),
-    Family("olmo3", ("olmo3",), read_olmo3),
+    Family("llama", ("llama",), read_llama, names=_NAMES),
+    Family("llama", ("mistral",), read_mistral, names=_NAMES),
+    Family("qwen3", ("qwen3", "qwen3_moe"), read_qwen3, names=_NAMES),
+    Family("smollm3", ("smollm3",), read_smollm3, names=_NAMES),
+    Family("olmo3", ("olmo3",), read_olmo3, names=OLMO_NAMES),
 )

@@ -17,8 +17,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.families.architecture import Architecture, Attention, Mixer, ShortConv
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.short_conv import ShortConv
 
 CENTRED = "Lfm2Bidirectional"
 """The beginning of the names of classes whose convolutions are centred."""

@@ -17,13 +17,17 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, get_args
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Rope, RopeKind
+from weft.families.mixers.attention import Rope, RopeKind
 from weft.spec import DTypeName
 
 INTEGER_MAX = 2**31 - 1
 """No size of a published model is larger, and products of two such sizes fit into 64 bits."""
 _MOST = {"num_hidden_layers": 10_000}
 _SHOWN_CHARS = 200
+
+
+HEAD_DIM_MAX = 1 << 16
+"""Numbers of a head: no model has a hundredth of that many."""
 
 
 def fail(key: str, value: object, reason: str) -> NoReturn:
@@ -152,8 +156,10 @@ def read_rope(
     ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling
     of a single set is for other layers than these, its theta for all.
 
-    Raises CheckpointError for a scaling that is not served or lacks a number.
+    Raises CheckpointError for a scaling that is not served or lacks a number, and for heads beyond HEAD_DIM_MAX.
     """
+    if head_dim > HEAD_DIM_MAX:  # before a table of its angles is made
+        fail("head_dim", head_dim, f"it must be at most {HEAD_DIM_MAX}")
     stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
     if layer_kind is not None and isinstance(stated, Mapping):
         if any(isinstance(value, Mapping) for value in stated.values()):

@@ -13,10 +13,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from weft.families import architecture as shapes
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, GatedDelta
-from weft.families.attention import qwen_feed_forward
+from weft.families.architecture import Architecture, MtpLayer
+from weft.families.attention import OLMO_NAMES, qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.mixers.lightning import Lightning
+from weft.families.names import Names
 from weft.families.reading import (
     Family,
     build_architecture,
@@ -25,6 +30,7 @@ from weft.families.reading import (
     layer_kinds,
     read_attention,
 )
+from weft.families.residuals import PLAIN, Residual
 from weft.families.towers import read_qwen3_5_tower
 
 
@@ -68,12 +74,12 @@ def read_gated_delta(
     return delta
 
 
-def qwen_mtp(keys: ConfigKeys, attention: Attention, streams: shapes.Streams | None = None) -> shapes.MtpLayer | None:
+def qwen_mtp(keys: ConfigKeys, attention: Attention, residual: Residual = PLAIN) -> MtpLayer | None:
     """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
     layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
     if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
         return None
-    return shapes.MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True), streams)
+    return MtpLayer(attention, qwen_feed_forward(keys, 0, shared=True), residual)
 
 
 def read_olmo_hybrid(family: str, keys: ConfigKeys) -> Architecture:
@@ -113,7 +119,7 @@ def _last_of_four(count: int) -> list[str]:
 def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
     settings = keys.get("linear_attn_config") or {}
     inner = ConfigKeys(settings if isinstance(settings, Mapping) else {}, fallback={})
-    delta = shapes.KimiDelta(
+    delta = KimiDelta(
         heads=inner.integer("num_heads", keys.integer("linear_num_heads", 32)),
         head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
         conv_kernel=inner.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)),
@@ -139,7 +145,7 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
         fail("kda_lower_bound", floor, "a floor of log decays is below 0")
     # What transformers saves has the dims that positions turn under head_dim.
     head_dim = keys.integer("linear_head_dim", keys.integer("head_dim", 128))
-    delta = shapes.KimiDelta(
+    delta = KimiDelta(
         heads=keys.integer("num_attention_heads", 32),
         head_dim=head_dim,
         conv_kernel=keys.integer("short_conv_kernel_size", 4),
@@ -164,12 +170,12 @@ def read_ling(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def mtp_behind(
-    keys: ConfigKeys, attention: Attention | shapes.LatentAttention, feed: FeedForward
-) -> shapes.MtpLayer | None:
+    keys: ConfigKeys, attention: Attention | LatentAttention, feed: FeedForward, residual: Residual = PLAIN
+) -> MtpLayer | None:
     """A head that is stored as the layer behind the last (DeepSeek-V3), with the last one's feed-forward. Of
     several, one for each place of a draft, the first drafts all places."""
     stored = keys.integer("num_nextn_predict_layers", keys.integer("num_mtp_layers", 0, least=0), least=0)
-    return shapes.MtpLayer(attention, feed) if stored else None
+    return MtpLayer(attention, feed, residual) if stored else None
 
 
 def scale_of_rope(keys: ConfigKeys) -> float:
@@ -197,7 +203,7 @@ def _kimi_kinds(inner: ConfigKeys, count: int) -> list[str]:
     return kinds
 
 
-def read_latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
+def read_latent_attention(keys: ConfigKeys) -> LatentAttention:
     heads = keys.integer("num_attention_heads", 32)
     if keys.integer("num_key_value_heads", heads) != heads:
         fail(
@@ -207,7 +213,7 @@ def read_latent_attention(keys: ConfigKeys) -> shapes.LatentAttention:
         )
     rank = keys.get("q_lora_rank")
     own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64, least=0)
-    return shapes.LatentAttention(
+    return LatentAttention(
         heads=heads,
         latent_dim=keys.integer("kv_lora_rank", 512),
         shared_dim=shared,
@@ -276,9 +282,18 @@ def _kimi_experts(keys: ConfigKeys, default: FeedDefaults) -> Experts:
     )
 
 
+_QWEN = Names({Attention: "self_attn", GatedDelta: "linear_attn"}, shared="shared_expert", plus_one=True)
+# Two tensors for the projection of a delta layer in place of four, with rows grouped by key head.
+_QWEN_NEXT = replace(_QWEN, spelled={GatedDelta: {"names": "by_key_head"}})
+KIMI_NAMES = Names(
+    layer_reader="weft.models.spellings:kimi_layers",
+    spelled={Lightning: {"names": ("query_key_value", "g_proj", "g_norm", "dense"), "by_head": False, "eps": None}},
+    feed_reader="weft.models.spellings:kimi_feed",
+    embeddings=("word_embeddings", "embed_tokens"),
+)
 FAMILIES = (
-    Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid),
-    Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid),
-    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid),
-    Family("kimi_linear", ("kimi_linear",), read_kimi_linear),
+    Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
+    Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, names=_QWEN_NEXT),
+    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=OLMO_NAMES),
+    Family("kimi_linear", ("kimi_linear",), read_kimi_linear, names=KIMI_NAMES),
 )

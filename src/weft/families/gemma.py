@@ -1,7 +1,6 @@
-"""Gemma 3 and Gemma 4, their text part, and RecurrentGemma: GELU, an embedding times the root of its width.
+"""Gemma 3 and Gemma 4, their text part: GELU, an embedding times the root of its width.
 
-The first two have full attention after each five layers with a window, and a norm before and behind each
-block. RecurrentGemma has two layers of RG-LRU for each with a window, and biases.
+Both have full attention after each five layers with a window, and a norm before and behind each block.
 
 Gemma 4 has more. Full layers have wider heads, of which a quarter turns, and values may be the keys before
 their norm. Values are normed. The last layers have no keys: they read those of the last layer of their kind
@@ -10,25 +9,25 @@ before them. A second embedding gives each token some numbers for each layer.
     layer      0 w   1 w   2 full   3 w   4 full        w: a window, in a ring
     reads      0     1     2        1     2             1 is read by 3 too, so it is in pages
 
-Source: transformers ``Gemma3TextConfig``, ``Gemma4TextConfig``, ``RecurrentGemmaConfig`` and their models;
-their defaults stand here.
+Source: transformers ``Gemma3TextConfig``, ``Gemma4TextConfig`` and their models; their defaults stand here.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from weft.families import reading
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, RgLru, Rope
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
+from weft.families.residuals import PerLayer, Residual
 
 FULL = "full_attention"
-POSITIONS = 1 << 20
-"""Of RecurrentGemma, which names no longest text."""
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -61,6 +60,7 @@ def read_gemma3(family: str, keys: ConfigKeys) -> Architecture:
         keys,
         [window if kind == WINDOW_KIND else full for kind in kinds],
         [Dense(keys.integer("intermediate_size"), "gelu_tanh")] * len(kinds),
+        Residual(out_norms=True),
     )
 
 
@@ -83,17 +83,16 @@ def read_gemma4(family: str, keys: ConfigKeys) -> Architecture:
         if layer >= own:
             mixer = replace(mixer, kv_of=source[kind])
         mixers.append(replace(mixer, shared=own < count and source[kind] == layer))
+    for kind in source:
+        widths = {mixer.head_dim for mixer, one in zip(mixers, kinds, strict=True) if one == kind}
+        if len(widths) > 1:
+            fail("layer_types", kinds, f"per_layer_config has heads of {sorted(widths)} for layers that are {kind}")
     width = keys.integer("hidden_size_per_layer_input", 256, least=0)
     vocab = keys.integer("vocab_size_per_layer_input", keys.integer("vocab_size"))
     if width and vocab != keys.integer("vocab_size"):
         fail("vocab_size_per_layer_input", vocab, f"it must be vocab_size {keys.integer('vocab_size')}")
     return _architecture(
-        family,
-        keys,
-        mixers,
-        [_feed4(keys, layer >= own) for layer in range(count)],
-        layer_scalars=True,
-        per_layer_width=width,
+        family, keys, mixers, [_feed4(keys, layer >= own) for layer in range(count)], PerLayer(width, out_norms=True)
     )
 
 
@@ -155,7 +154,7 @@ def _kinds(keys: ConfigKeys, every: int) -> list[str]:
 
 
 def _architecture(
-    family: str, keys: ConfigKeys, mixers: Sequence[Attention], feeds: Sequence[FeedForward], **more: Any
+    family: str, keys: ConfigKeys, mixers: Sequence[Attention], feeds: Sequence[FeedForward], residual: Residual
 ) -> Architecture:
     return build_architecture(
         family,
@@ -163,60 +162,25 @@ def _architecture(
         mixers,
         feeds,
         tied=keys.outer_boolean("tie_word_embeddings", True),
-        sandwich_norms=True,
         rounded_multiplier=True,
         embedding_multiplier=keys.integer("hidden_size") ** 0.5,
         logits_cap=keys.number("final_logit_softcapping", 0.0),
-        **more,
+        residual=residual,
     )
 
 
-def read_recurrent_gemma(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(
-        hidden_size=2560,
-        intermediate_size=7680,
-        num_attention_heads=10,
-        num_hidden_layers=26,
-        vocab_size=256_000,
-        attention_window_size=2048,
-        max_position_embeddings=POSITIONS,
-        hidden_activation="gelu_pytorch_tanh",
-        block_types=["recurrent", "recurrent", "attention"],
-    )
-    keys.only(hidden_activation="gelu_pytorch_tanh")
-    count, hidden = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
-    pattern = keys.get("block_types")
-    if not isinstance(pattern, list) or not pattern or set(pattern) - {"recurrent", "attention"}:
-        fail("block_types", pattern, "it must be a list of recurrent and attention")
-    attended = replace(read_attention(keys, partial=0.5), window=keys.integer("attention_window_size"), out_bias=True)
-    if attended.rope is not None and attended.rope.kind != "default":
-        fail("rope_type", attended.rope.kind, "of RecurrentGemma only default is served, as in transformers")
-    width = keys.integer("lru_width", hidden)
-    if width % attended.heads:
-        fail("lru_width", width, f"num_attention_heads {attended.heads} must divide it")
-    recurrent = RgLru(attended.heads, width // attended.heads, keys.integer("conv1d_width", 4))
-    mixers = [attended if pattern[i % len(pattern)] == "attention" else recurrent for i in range(count)]
-    dense = Dense(keys.integer("intermediate_size") // 2, "gelu_tanh", bias=True)
-    return build_architecture(
-        family,
-        keys,
-        mixers,
-        [dense] * count,
-        tied=keys.boolean("tie_word_embeddings", True),
-        embedding_multiplier=_bfloat16(hidden**0.5),
-        logits_cap=keys.number("logits_soft_cap", 30.0),
-    )
-
-
-def _bfloat16(x: float) -> float:
-    """``x`` rounded to bfloat16, as this model rounds its factor whatever the dtype of the weights."""
-    [bits] = struct.unpack("<I", struct.pack("<f", x))
-    [rounded] = struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))
-    return float(rounded)
-
-
+_NAMES = Names(
+    {Attention: "self_attn"},
+    feed_norm="pre_feedforward_layernorm",
+    feed_reader="weft.models.spellings:gemma_feed",
+    out_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+)
+_GEMMA4 = replace(
+    _NAMES,
+    layer_reader="weft.models.blocks.per_layer:layer_reader",
+    ends_reader="weft.models.blocks.per_layer:ends_reader",
+)
 FAMILIES = (
-    Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh"),
-    Family("recurrent_gemma", ("recurrent_gemma",), read_recurrent_gemma, "gelu_pytorch_tanh"),
-    Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh"),
+    Family("gemma3", ("gemma3", "gemma3_text"), read_gemma3, "gelu_pytorch_tanh", replace(_NAMES, plus_one=True)),
+    Family("gemma4", ("gemma4", "gemma4_text"), read_gemma4, "gelu_pytorch_tanh", _GEMMA4),
 )

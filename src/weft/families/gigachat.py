@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.families.architecture import Architecture, Dense, GatedDelta, LatentAttention, NormGate
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.delta import (
     FeedDefaults,
@@ -25,7 +25,13 @@ from weft.families.delta import (
     read_latent_attention,
     scale_of_rope,
 )
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, layer_kinds
+from weft.families.residuals import Residual
+from weft.families.tensors import NormGate
 
 GATE_RANK = 16
 """No configuration names it."""
@@ -61,6 +67,7 @@ def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
     )
     hidden, eps = keys.integer("hidden_size"), keys.number("rms_norm_eps", 1e-6)
     gate = NormGate(GATE_RANK, keys.number("layernorm_gating_weight", 2.0))
+    residual = Residual(out_norms=True, gate=gate)
     attention, delta = _attention(keys, hidden, eps, gate), _delta(keys, eps)
     kinds = layer_kinds(keys, lambda count: _kinds(keys, count))
     limit = keys.number("swiglu_limit", 0.0)
@@ -72,9 +79,8 @@ def read_gigachat3_5(family: str, keys: ConfigKeys) -> Architecture:
         keys,
         [attention if kind == "attention" else delta for kind in kinds],
         feeds,
-        sandwich_norms=True,
-        norm_gate=gate,
-        mtp=mtp_behind(keys, attention, of_head),
+        residual=residual,
+        mtp=mtp_behind(keys, attention, of_head, residual),
     )
 
 
@@ -118,4 +124,12 @@ def _delta(keys: ConfigKeys, eps: float) -> GatedDelta:
     )
 
 
-FAMILIES = (Family("gigachat3_5", ("gigachat3_5",), read_gigachat3_5),)
+_NAMES = Names(
+    {GatedDelta: "self_attn", LatentAttention: "self_attn"},
+    swiglu=False,
+    plus_one=True,
+    shared="shared_experts",
+    out_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),
+    spelled={GatedDelta: {"names": "by_key_head"}, Experts: {"exact_router": True}},
+)
+FAMILIES = (Family("gigachat3_5", ("gigachat3_5",), read_gigachat3_5, names=_NAMES),)

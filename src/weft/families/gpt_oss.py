@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.families import reading
-from weft.families.architecture import Architecture, Experts, Rope
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.feed_forward import Experts
+from weft.families.names import Names
 from weft.families.reading import WINDOW_KIND, Family, build_architecture, read_attention, windowed
 
 MAX_POSITIONS = 131_072
@@ -74,4 +77,5 @@ def _rope(keys: ConfigKeys, head_dim: int) -> Rope:
     return read_rope(silent, head_dim, theta=theta, partial=1.0)
 
 
-FAMILIES = (Family("gpt_oss", ("gpt_oss",), read_gpt_oss),)
+_NAMES = Names({Attention: "self_attn"}, spelled={Experts: {"router": "router.weight", "paired": True}})
+FAMILIES = (Family("gpt_oss", ("gpt_oss",), read_gpt_oss, names=_NAMES),)

@@ -21,8 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft.families import architecture as shapes
-from weft.families.architecture import Architecture, Index, KimiDelta, Ngrams, Streams, WithNgrams
+from weft.families.architecture import Architecture
 from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.delta import (
@@ -33,6 +32,13 @@ from weft.families.delta import (
     read_kimi_feed_forwards,
     read_latent_attention,
 )
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention, Index
+from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.mixers.feed_forward import Experts
+from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.mixers.ngrams import Ngrams, WithNgrams
+from weft.families.names import Names
 from weft.families.reading import (
     INDEXED_KINDS,
     Family,
@@ -41,6 +47,7 @@ from weft.families.reading import (
     layer_kinds,
     read_attention,
 )
+from weft.families.residuals import Streams
 
 
 def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
@@ -68,7 +75,7 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
     delta = replace(read_gated_delta(keys), sigmoid_gate=gate == "sigmoid")
     ngrams = _ngrams(keys, streams.count * keys.integer("hidden_size"), kinds)
 
-    def mixer(layer: int) -> shapes.Mixer:
+    def mixer(layer: int) -> Mixer:
         if kinds[layer] == "attention":
             return attention
         return WithNgrams(delta, ngrams[layer]) if layer in ngrams else delta
@@ -79,7 +86,7 @@ def read_qwen4_exp(family: str, keys: ConfigKeys) -> Architecture:
         keys,
         [mixer(layer) for layer in range(len(kinds))],
         [feed] * len(kinds),
-        streams=streams,
+        residual=streams,
         tied=keys.outer_boolean("tie_word_embeddings", False),
         mtp=qwen_mtp(keys, attention, streams),
     )
@@ -206,7 +213,7 @@ def read_glm5_next(family: str, keys: ConfigKeys) -> Architecture:
         [attention if kind == "attention" else delta for kind in kinds],
         feeds,
         tied=keys.outer_boolean("tie_word_embeddings", False),
-        streams=streams,
+        residual=streams,
         mtp=mtp_behind(keys, attention, feeds[-1]),
     )
 
@@ -231,7 +238,27 @@ def _pooled_index(keys: ConfigKeys, kinds: list[str]) -> Index:
     )
 
 
+_GLM_NAMES = Names(
+    {KimiDelta: "self_attn", LatentAttention: "self_attn"},
+    mixes=("attn", "ffn"),
+    layer_reader="weft.models.blocks.streams:layer_reader",
+    ends_reader="weft.models.blocks.streams:ends_reader",
+    swiglu=False,
+    shared="shared_experts",
+    spelled={KimiDelta: {"flat": True}, Experts: {"exact_router": True}},
+)
+_QWEN_NAMES = Names(
+    {Attention: "self_attn", GatedDelta: "linear_attn"},
+    shared="shared_expert",
+    plus_one=True,
+    mixes=("attn_hyper_connection", "mlp_hyper_connection"),  # with norms of their own
+    mixer_norm="",
+    feed_norm="",
+    final_norm="",
+    layer_reader="weft.models.blocks.streams:layer_reader",
+    ends_reader="weft.models.blocks.streams:ends_reader",
+)
 FAMILIES = (
-    Family("glm5_next", ("glm5_next", "glm5_next_text"), read_glm5_next),
-    Family("qwen4_exp", ("qwen4_exp", "qwen4_exp_text"), read_qwen4_exp),
+    Family("glm5_next", ("glm5_next", "glm5_next_text"), read_glm5_next, names=_GLM_NAMES),
+    Family("qwen4_exp", ("qwen4_exp", "qwen4_exp_text"), read_qwen4_exp, names=_QWEN_NAMES),
 )

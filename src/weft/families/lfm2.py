@@ -4,9 +4,15 @@ has a tower of its own."""
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
-from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.short_conv import ShortConv
+from weft.families.names import W_NAMES, Names
 from weft.families.reading import (
     CONVOLVED_KINDS,
     WINDOW_KIND,
@@ -19,6 +25,7 @@ from weft.families.reading import (
     whole_or_proportional,
     windowed,
 )
+from weft.families.residuals import Residual
 from weft.families.towers import read_lfm3_tower, read_siglip2
 from weft.families.vision import VisionTower
 
@@ -137,7 +144,7 @@ def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
         tied=keys.boolean("tie_word_embeddings", True),
         eps=keys.number("norm_eps", 1e-5),
         max_positions=128_000,
-        sandwich_norms=keys.boolean("use_sandwich_norm", True),
+        residual=Residual(out_norms=keys.boolean("use_sandwich_norm", True)),
     )
 
 
@@ -155,10 +162,21 @@ LFM3_ROPE = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
 }
 
+_LFM3 = Names(
+    {Attention: "self_attn", ShortConv: "conv"},
+    feed="feed_forward",
+    mixer_norm="operator_norm",
+    feed_norm="ffn_norm",
+    final_norm="embedding_norm",  # after the last layer, not the embedding
+    spelled={Dense: {"names": W_NAMES}, Experts: {"names": W_NAMES, "choice_bias": "expert_bias"}},
+)
+_LFM2 = replace(
+    _LFM3, spelled={**_LFM3.spelled, Attention: {"out": "out_proj", "norms": ("q_layernorm", "k_layernorm")}}
+)
 FAMILIES = (
-    Family("lfm2", ("lfm2", "lfm2_bidirectional"), read_lfm2),
-    Family("lfm2", ("lfm2_moe",), read_lfm2_moe),
-    Family("lfm2", ("lfm2_vl",), read_lfm2_vl),
-    Family("lfm3", ("lfm3",), read_lfm3),
-    Family("lfm3", ("lfm3_vl",), read_lfm3_vl),
+    Family("lfm2", ("lfm2", "lfm2_bidirectional"), read_lfm2, names=_LFM2),
+    Family("lfm2", ("lfm2_moe",), read_lfm2_moe, names=_LFM2),
+    Family("lfm2", ("lfm2_vl",), read_lfm2_vl, names=_LFM2),
+    Family("lfm3", ("lfm3",), read_lfm3, names=_LFM3),
+    Family("lfm3", ("lfm3_vl",), read_lfm3_vl, names=_LFM3),
 )

@@ -1,4 +1,4 @@
-"""Lightning attention beside softmax attention: MiniMax-Text-01, Ling and Ring 2.5, MiniCPM-SALA.
+"""Lightning attention beside softmax attention: MiniMax-Text-01, Ling and Ring 2.5.
 
 A state for each head that forgets at a rate of its own, the same for every token: the later the layer and the
 head, the slower. Queries, keys and values pass a silu; a norm over all heads and a gate follow. The stream is
@@ -9,12 +9,9 @@ what the norm in front of a block gives, so a layer forgets what came in before 
 Ling 2.5 has latent attention beside it, and feed-forwards as Ling 3; it shares that one's ``model_type``. Its
 queries and keys pass a norm and are turned in place of the silu, and the norm of the output has groups.
 
-MiniCPM-SALA has attention over blocks that its own keys choose, without positions. All its layers forget
-alike, and queries and keys of lightning layers are normed and turned.
-
 Sources: Qin et al., "Lightning Attention-2" (2024); transformers ``MiniMaxConfig`` and
-``MiniMaxForCausalLM``; ``modeling_bailing_moe_v2_5.py`` of inclusionAI's repository Ring-V2.5;
-``modeling_minicpm_sala.py`` of openbmb's repository MiniCPM-SALA. Their defaults stand here.
+``MiniMaxForCausalLM``; ``modeling_bailing_moe_v2_5.py`` of inclusionAI's repository Ring-V2.5. Their defaults
+stand here.
 """
 
 from __future__ import annotations
@@ -22,12 +19,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.families import reading
-from weft.families.architecture import Architecture, Attention, Dense, Experts, KeyIndex, Lightning
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail, read_rope
-from weft.families.delta import FeedDefaults, mtp_behind, read_kimi_feed_forwards, read_latent_attention, scale_of_rope
+from weft.families.delta import (
+    KIMI_NAMES,
+    FeedDefaults,
+    mtp_behind,
+    read_kimi_feed_forwards,
+    read_latent_attention,
+    scale_of_rope,
+)
 from weft.families.delta import read_ling as read_ling_3
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Experts
+from weft.families.mixers.lightning import Lightning
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, read_attention, windowed
-from weft.units import PAGE_TOKENS
+from weft.families.residuals import NormedStream
 
 
 def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
@@ -74,7 +82,7 @@ def read_minimax(family: str, keys: ConfigKeys) -> Architecture:
         mixers,
         [feed] * count,
         default_eps=1e-5,
-        normed_stream=tuple((*of_kind[kind], *pair("mlp")) for kind in kinds),
+        residual=NormedStream(tuple((*of_kind[kind], *pair("mlp")) for kind in kinds)),
     )
 
 
@@ -128,93 +136,12 @@ def read_ling_2_5(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-_SPARSE = "minicpm4"
-_LIGHTNING = ("lightning", "lightning_attn", "lightning-attn")
-_SCALES = {"1/sqrt(d)": -0.5, "1/d": -1.0}
-"""``lightning_scale``: the power of ``head_dim``."""
-
-
-def read_minicpm_sala(family: str, keys: ConfigKeys) -> Architecture:
-    keys = keys.with_defaults(
-        vocab_size=73_448,
-        hidden_size=4096,
-        intermediate_size=16_384,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        max_position_embeddings=524_288,
-    )
-    count, width = keys.integer("num_hidden_layers"), keys.integer("hidden_size")
-    kinds = keys.get("mixer_types")
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_SPARSE, *_LIGHTNING) for kind in kinds):
-        fail("mixer_types", kinds, f"it must list {_SPARSE} or lightning-attn for each of the {count} layers")
-    full = _read_sala_attention(keys)
-    lightning = _read_sala_lightning(keys, full)
-    return build_architecture(
-        family,
-        keys,
-        [full if kind == _SPARSE else lightning for kind in kinds],
-        [Dense(keys.integer("intermediate_size"))] * count,
-        embedding_multiplier=keys.number("scale_emb", 12.0),
-        residual_multiplier=keys.number("scale_depth", 1.4) / count**0.5,
-        logits_divisor=width / keys.integer("dim_model_base", 256),
-    )
-
-
-def _read_sala_attention(keys: ConfigKeys) -> Attention:
-    for key in ("attn_use_rope", "attn_use_output_gate"):  # published defaults of these differ
-        if not isinstance(keys.get(key), bool):
-            fail(key, keys.get(key), "it must be true or false")
-    keys.only(attention_bias=False)
-    rotary = keys.boolean("attn_use_rope", False)
-    full = read_attention(keys, rotary=rotary, gated=keys.boolean("attn_use_output_gate", True))
-    if full.heads * full.head_dim != keys.integer("hidden_size"):
-        fail("head_dim", full.head_dim, f"{full.heads} heads must fill hidden_size {keys.get('hidden_size')}")
-    sparse = keys.inner("sparse_config")
-    return full if sparse is None else replace(full, index=_read_key_index(sparse, rotary))
-
-
-def _read_key_index(keys: ConfigKeys, rotary: bool) -> KeyIndex:
-    """Of ``sparse_config``. Its ``topk`` does not count the window."""
-    size, stride = keys.integer("kernel_size", 32), keys.integer("kernel_stride", 16)
-    block, window = keys.integer("block_size", 64), keys.integer("window_size", 2048)
-    dense, first = keys.integer("dense_len", 8192), keys.integer("init_blocks", 1)
-    if rotary and keys.boolean("use_nope", False):
-        fail("sparse_config.use_nope", True, "keys are scored as they are kept: turned, with attn_use_rope")
-    if PAGE_TOKENS % stride or stride == 1:
-        fail("sparse_config.kernel_stride", stride, f"it must be 2, 4, 8 or {PAGE_TOKENS}")
-    if size != 2 * stride:
-        fail("sparse_config.kernel_size", size, f"it must be twice kernel_stride {stride}")
-    if block % stride:
-        fail("sparse_config.block_size", block, f"it must be a multiple of kernel_stride {stride}")
-    if window % block:
-        fail("sparse_config.window_size", window, f"it must be a multiple of block_size {block}")
-    if dense < 4 * size:
-        fail("sparse_config.dense_len", dense, f"it must be at least four times kernel_size {size}")
-    near = window // block
-    chosen = keys.integer("topk", 64) + near
-    if chosen <= first + near:
-        fail("sparse_config.topk", chosen - near, f"it must be more than init_blocks {first}")
-    return KeyIndex(stride, block, chosen, first, near, dense)
-
-
-def _read_sala_lightning(keys: ConfigKeys, full: Attention) -> Lightning:
-    heads, dim = full.heads, full.head_dim
-    for key, served in (("lightning_nh", heads), ("lightning_nkv", heads), ("lightning_head_dim", dim)):
-        if keys.integer(key, full.kv_heads if key == "lightning_nkv" else served) != served:
-            fail(key, keys.get(key), f"{served} is served, as queries of attention have")
-    keys.only(qk_norm=True, use_output_gate=True, use_output_norm=True, lightning_layerwise_decay=False)
-    if heads & (heads - 1):
-        fail("num_attention_heads", heads, "lightning attention is served with a power of two of them")
-    scale = keys.get("lightning_scale", "1/sqrt(d)")
-    if scale not in [*_SCALES]:
-        fail("lightning_scale", scale, f"{' and '.join(_SCALES)} are served")
-    rotary = keys.boolean("lightning_use_rope", True)
-    rope = read_rope(keys, dim, theta=10_000.0, partial=1.0) if rotary else None
-    return Lightning(heads, dim, 1.0, silu=False, qk_norm=True, rope=rope, scale=dim ** _SCALES[scale])
-
-
+_MINIMAX = Names(
+    {Attention: "self_attn", Lightning: "self_attn"},
+    layer_reader="weft.models.spellings:minimax_layers",
+    feed_reader="weft.models.spellings:minimax_feed",
+)
 FAMILIES = (
-    Family("ling", ("bailing_hybrid", "bailing_moe_v2_5"), read_ling),
-    Family("minicpm_sala", ("minicpm_sala",), read_minicpm_sala),
-    Family("minimax", ("minimax",), read_minimax),
+    Family("ling", ("bailing_hybrid", "bailing_moe_v2_5"), read_ling, names=KIMI_NAMES),
+    Family("minimax", ("minimax",), read_minimax, names=_MINIMAX),
 )

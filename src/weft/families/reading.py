@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from weft.families import architecture as shapes
+from weft.families.architecture import Architecture, MtpLayer
 from weft.families.config_keys import ConfigKeys, fail, read_rope
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.mamba import GatedNorm, Mamba2
+from weft.families.names import Names
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have. ``released``:
-    patterns of names in released files, and what stands in their place here, one after the other."""
+    """``model_types``: of config.json. ``activation``: the one that its feed-forward may have. ``names``: where its
+    blocks are. ``released``: patterns of names in released files, and what stands in their place here, one after the
+    other."""
 
     name: str
     model_types: tuple[str, ...]
-    read: Callable[[str, ConfigKeys], shapes.Architecture]
+    read: Callable[[str, ConfigKeys], Architecture]
     activation: str = "silu"
+    names: Names = field(default_factory=Names)
     released: tuple[tuple[str, str], ...] = ()
 
 
@@ -77,7 +84,7 @@ def read_attention(
     head_dim: int | None = None,
     qk_norm: bool = False,
     gated: bool = False,
-) -> shapes.Attention:
+) -> Attention:
     heads = keys.integer("num_attention_heads")
     kv_heads = keys.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -87,7 +94,7 @@ def read_attention(
         fail("hidden_size", hidden, f"each of num_attention_heads {heads} needs a part of it")
     head_dim = keys.integer("head_dim", head_dim or hidden // heads)
     rope = read_rope(keys, head_dim, theta=theta, partial=partial) if rotary else None
-    return shapes.Attention(
+    return Attention(
         heads,
         kv_heads,
         head_dim,
@@ -103,17 +110,17 @@ def read_mamba2(
     keys: ConfigKeys,
     *,
     inner: int | None = None,
-    norm: shapes.GatedNorm = "gate_first",
+    norm: GatedNorm = "gate_first",
     multipliers: tuple[float, ...] = (),
     output_bias: bool | None = None,
-) -> shapes.Mamba2:
+) -> Mamba2:
     """From the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if
     it is not ``mamba_expand`` times the hidden size."""
     heads, groups = keys.integer("mamba_n_heads", 128), keys.integer("mamba_n_groups", 1)
     stated = "mamba_d_ssm" if inner is not None else "mamba_expand x hidden_size"
     inner = inner or keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
     head_dim = inner // heads if keys.get("mamba_d_head", "auto") == "auto" else keys.integer("mamba_d_head")
-    mamba = shapes.Mamba2(
+    mamba = Mamba2(
         heads=heads,
         head_dim=head_dim,
         groups=groups,
@@ -129,7 +136,7 @@ def read_mamba2(
     return check_mamba2(mamba, inner, stated, heads="mamba_n_heads", groups="mamba_n_groups")
 
 
-def check_mamba2(mamba: shapes.Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> shapes.Mamba2:
+def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> Mamba2:
     """``mamba`` itself. ``heads`` and ``groups`` are the names of the keys; ``inner``, by the name
     ``stated``, is what the heads must fill."""
     if mamba.inner_width != inner:
@@ -142,22 +149,20 @@ def check_mamba2(mamba: shapes.Mamba2, inner: int, stated: str, *, heads: str, g
 def build_architecture(
     family: str,
     keys: ConfigKeys,
-    mixers: Sequence[shapes.Mixer | None],
-    feed_forwards: Sequence[shapes.FeedForward | None],
+    mixers: Sequence[Mixer | None],
+    feed_forwards: Sequence[FeedForward | None],
     *,
     tied: bool | None = None,
     eps: float | None = None,
     default_eps: float = 1e-6,
     max_positions: int | None = None,
-    residual_float32: bool = False,
-    sandwich_norms: bool = False,
-    mtp: shapes.MtpLayer | None = None,
+    mtp: MtpLayer | None = None,
     **more: Any,
-) -> shapes.Architecture:
+) -> Architecture:
     """``tied`` None: as ``tie_word_embeddings`` says, and not where it is silent. ``eps`` None: as
     ``rms_norm_eps`` says, and ``default_eps`` where it is silent. ``more``: further fields, as they are."""
     longest = _positions(keys.integer("max_position_embeddings", max_positions), mixers)
-    return shapes.Architecture(
+    return Architecture(
         family=family,
         vocab_size=keys.integer("vocab_size"),
         hidden_size=keys.integer("hidden_size"),
@@ -167,15 +172,13 @@ def build_architecture(
         tied_embeddings=keys.boolean("tie_word_embeddings", False) if tied is None else tied,
         mixers=tuple(_without_whole_windows(mixer, longest) for mixer in mixers),
         feed_forwards=tuple(feed_forwards),
-        residual_float32=residual_float32,
-        sandwich_norms=sandwich_norms,
         mtp=mtp,
         vision=None,
         **more,
     )
 
 
-def _positions(stated: int, mixers: Sequence[shapes.Mixer | None]) -> int:
+def _positions(stated: int, mixers: Sequence[Mixer | None]) -> int:
     """Return the longest context: of a YaRN rope its factor times the original length, since model cards add
     ``rope_scaling`` and leave ``max_position_embeddings`` as it was."""
     attentions = (getattr(mixer, "attention", mixer) for mixer in mixers)
@@ -183,7 +186,7 @@ def _positions(stated: int, mixers: Sequence[shapes.Mixer | None]) -> int:
     return max([stated, *(int(rope.factor * rope.original_positions) for rope in ropes if _is_yarn(rope))])
 
 
-def _is_yarn(rope: shapes.Rope | None) -> TypeGuard[shapes.Rope]:
+def _is_yarn(rope: Rope | None) -> TypeGuard[Rope]:
     return rope is not None and rope.kind == "yarn"
 
 
@@ -207,7 +210,7 @@ def expert_groups(keys: ConfigKeys, count: int, name: str, groups: int, default:
     return groups, chosen
 
 
-def whole_or_proportional(rope: shapes.Rope, head_dim: int) -> shapes.Rope:
+def whole_or_proportional(rope: Rope, head_dim: int) -> Rope:
     """Return ``rope``. Raises CheckpointError where a part of a head turns in another way than ``proportional``: of
     these families transformers then leaves the part out of account."""
     if rope.kind == "default" and rope.rotary_dim != head_dim:
@@ -223,14 +226,14 @@ def states_window(keys: ConfigKeys) -> bool:
     return keys.get("sliding_window") is not None or not keys.has("sliding_window")
 
 
-def windowed(attention: shapes.Attention, keys: ConfigKeys, *, default: int | None = None) -> shapes.Attention:
+def windowed(attention: Attention, keys: ConfigKeys, *, default: int | None = None) -> Attention:
     """``attention`` with the ``sliding_window`` of ``keys``."""
     return dataclasses.replace(attention, window=keys.integer("sliding_window", default))
 
 
-def _without_whole_windows(mixer: shapes.Mixer | None, max_positions: int) -> shapes.Mixer | None:
+def _without_whole_windows(mixer: Mixer | None, max_positions: int) -> Mixer | None:
     """Return ``mixer``, whose window is none where it holds the longest context."""
-    if isinstance(mixer, shapes.Attention) and mixer.window is not None and mixer.window >= max_positions:
+    if isinstance(mixer, Attention) and mixer.window is not None and mixer.window >= max_positions:
         return dataclasses.replace(mixer, window=None)
     return mixer
 

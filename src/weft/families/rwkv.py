@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.families.architecture import Architecture, Mixer
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mamba import POSITIONS
-from weft.families.mixing import ChannelMix, TimeMix
+from weft.families.mixers import Mixer
+from weft.families.mixers.mixing import ChannelMix, TimeMix
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
+from weft.families.residuals import LayerNorms
 from weft.units import ceil_div
 
 
@@ -52,7 +55,7 @@ def read_rwkv7(family: str, keys: ConfigKeys) -> Architecture:
     pair: list[Mixer] = [later, channels]
     mixers = [first, channels, *pair * (count - 1)]
     return build_architecture(
-        family, keys, mixers, [None] * len(mixers), eps=keys.number("norm_eps", 1e-5), layer_norms=True
+        family, keys, mixers, [None] * len(mixers), eps=keys.number("norm_eps", 1e-5), residual=LayerNorms()
     )
 
 
@@ -67,4 +70,10 @@ def _refuse(keys: ConfigKeys, hidden: int, heads: int) -> None:
         fail("value_dim", widths, f"values as wide as the stream are served, {hidden}")
 
 
-FAMILIES = (Family("rwkv7", ("rwkv7",), read_rwkv7, "sqrelu"),)
+_NAMES = Names(
+    layer_reader="weft.models.blocks.rwkv:layer_reader",
+    ends_reader="weft.models.blocks.rwkv:ends_reader",
+    final_norm="",
+    embeddings=("embeddings",),
+)
+FAMILIES = (Family("rwkv7", ("rwkv7",), read_rwkv7, "sqrelu", _NAMES),)

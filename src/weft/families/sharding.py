@@ -13,17 +13,17 @@ figures compare.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.families.architecture import Architecture, Attention, Experts, KeyIndex, Mamba2
+from weft.families.architecture import Architecture
+from weft.families.mixers.attention import KeyIndex
+from weft.families.mixers.feed_forward import Experts
 from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
 """By the names of fields: a new mixer that calls its heads ``heads`` is divided without a word here."""
-_COPIED: dict[type, tuple[str, str]] = {Attention: ("kv_heads", "kv_copies"), Mamba2: ("groups", "group_copies")}
-"""What ranks share once there are fewer than ranks, and the field that says how many share one."""
 _WORDS = {
     "heads": "heads",
     "k_heads": "key heads",
@@ -36,41 +36,6 @@ _WORDS = {
 }
 TP_MAX = 64
 """Largest ``--tp`` that is looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSpan:
-    """``count`` entries from ``begin`` on, of ``total``."""
-
-    total: int
-    begin: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """Rank ``rank`` of ``size``. ``by_expert``: experts are divided by their number, not by their width."""
-
-    rank: int = 0
-    size: int = 1
-    by_expert: bool = False
-
-    def of_units(self, own: int, width: int = 1, copies: int = 1) -> ShardSpan:
-        """Of units of ``width`` entries, ``own`` a rank; ``copies`` neighbours hold the same."""
-        # Queries of neighbours need the same KV head. Choosing it by `rank % heads` gives numbers that look
-        # right and are not (SGLang issue 30997); a test keeps that as its control.
-        return ShardSpan(own * self.size // copies * width, self.rank // copies * own * width, own * width)
-
-    def of_tokens(self, count: int) -> ShardSpan:
-        """Of the vocabulary: spans of equal length, the last ones shorter."""
-        own = -(-count // self.size)
-        begin = min(self.rank * own, count)
-        return ShardSpan(count, begin, min(own, count - begin))
-
-    def of_experts(self, count: int) -> ShardSpan:
-        """Spans whose lengths differ by one at most: none is empty while there are as many as ranks."""
-        begin = self.rank * count // self.size
-        return ShardSpan(count, begin, (self.rank + 1) * count // self.size - begin)
 
 
 def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) -> Architecture:
@@ -134,12 +99,12 @@ def _share(record: Any, tp: int) -> Any:
     if not is_dataclass(record) or isinstance(record, type):
         return record
     changes: dict[str, Any] = {}
-    copied = _COPIED.get(type(record))
+    copied = getattr(record, "copied", ("", ""))
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name in _DIVIDED and not _is_of_whole_experts(record, field.name):
             changes[field.name] = value // tp
-        elif copied is not None and field.name == copied[0]:
+        elif field.name == copied[0]:
             changes[field.name] = max(1, value // tp)
             changes[copied[1]] = max(1, tp // value)
         elif is_dataclass(value):
@@ -163,7 +128,7 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
         value = getattr(record, field.name)
         if _is_of_whole_experts(record, field.name):
             continue
-        copied = field.name == _COPIED.get(type(record), ("",))[0]
+        copied = field.name == getattr(record, "copied", ("",))[0]
         # A KV head that chooses for all its queries needs them on one rank.
         copies = copied and not isinstance(getattr(record, "index", None), KeyIndex)
         if (field.name in _DIVIDED or copied) and value % tp and not (copies and tp % value == 0):

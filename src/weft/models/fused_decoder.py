@@ -4,8 +4,8 @@
     a stack          x -> [ norm chain  add norm chain  ...  add norm ] -> hidden
 
 The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
-result. It takes steps of few rows, all of them asked for, of models whose layers are the plain residual pair:
-a norm before each mixer and SwiGlu, nothing behind or beside them. Products add what the adapters of their
+result. It takes steps of few rows, all of them asked for, of models whose layers are plain residual
+blocks: a norm before each mixer and SwiGlu, nothing behind or beside them. Products add what the adapters of their
 rows add, in the order of ``AdaptedProduct``; an adapter that trained a whole matrix is not among them.
 Everything else goes layer by layer.
 """
@@ -19,15 +19,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.families.architecture import Rope
-from weft.models.blocks.attention import AttentionBlock, CosSin
+from weft.families.mixers.attention import Rope
+from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.feed_forward import SwiGlu
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.recurrent import RecurrentBlock, ShortConvBlock
-from weft.models.layer import DecoderLayer
+from weft.models.layer import DecoderLayer, ResidualBlock
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.replay_log import LoggedRuns, ReplayLog
 
 _FEW_ROWS = 16
@@ -137,9 +138,7 @@ class FusedDecoder:
         """The kernels' side or None, then what it has addresses of."""
         width, stages, norms = x_TD.shape[1], [], []
         for layer, cache, rope in zip(self._layers, caches, self._ropes, strict=False):
-            for norm, block in ((layer.mixer_norm, layer.mixer), (layer.feed_norm, layer.feed_forward)):
-                if block is None:
-                    continue
+            for norm, block in ((residual.norm, residual.block) for residual in layer.residuals):
                 assert isinstance(block, (SwiGlu, *_MIXERS))
                 staged = block.staged(x_TD) if isinstance(block, SwiGlu) else block.staged(x_TD, cache)
                 if staged is None or norm is None:
@@ -190,22 +189,18 @@ def _log(bound: Any, runs: Runs, log: ReplayLog, dtype: torch.dtype) -> None:
 
 
 def _plain(layer: DecoderLayer) -> bool:
-    """Whether the layer is a residual pair of blocks that may be fused blocks."""
-    around = (layer.before, layer.beside, layer.behind, layer.factors, layer.feed_conv, *layer.mixes)
-    if any(one is not None for one in around):
-        return False
-    if layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
-        return False
-    if layer.mixer is None and layer.feed_forward is None:
-        return False
-    return (layer.mixer is None or (isinstance(layer.mixer, _MIXERS) and layer.mixer.fused is not None)) and (
-        layer.feed_forward is None or (isinstance(layer.feed_forward, SwiGlu) and layer.feed_forward.fused is not None)
+    """Whether the layer is residual blocks that may be fused blocks."""
+    return bool(layer.blocks) and all(
+        type(block) is ResidualBlock
+        and block.out_norm is None
+        and isinstance(block.block, (SwiGlu, *_MIXERS))
+        and block.block.fused is not None
+        for block in layer.blocks
     )
 
 
 def _first_fused(layer: DecoderLayer) -> FusedBlock:
-    block = layer.mixer or layer.feed_forward
-    fused = getattr(block, "fused", None)
+    fused = layer.residuals[0].block.fused
     assert isinstance(fused, FusedBlock)
     return fused
 

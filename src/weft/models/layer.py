@@ -1,36 +1,41 @@
-"""One layer of a decoder: what the loop over layers and the fused decoder both read."""
+"""A layer of a decoder: a list of blocks, each of which changes the residual stream.
+
+    x = embed(tokens)
+    for each layer, for each of its blocks:     block(stream, step)
+        ResidualBlock       x += scale * out_norm(block(norm(x)))               (either norm may be absent)
+        blocks.streams      several streams: a block sees a mix, and each stream gets a share of what it gives
+        blocks.per_layer    x = behind(x), of further numbers of each token                           (Gemma 4)
+        blocks.combined     a block that layers share adds to what the mixer sees                       (Zamba)
+        ...                 a family with another kind of residual brings its own block
+
+The loop over layers and the fused decoder both read it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
-from weft.models.blocks.attention import CosSin
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Rope
+from weft.families.mixers.feed_forward import FeedForward
 from weft.models.blocks.linear import Norm
-from weft.models.blocks.streams import StreamMix
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
+from weft.tensor.ops.norm import add_norm
+
+Carried = Sequence[torch.Tensor]
+"""What ``ResidualBlock.leave`` needs of ``enter``, a row for each token."""
 
 
-class Mixer(Protocol):
+class MixerBlock(Protocol):
     """Moves information between the tokens of a sequence."""
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None, /
-    ) -> torch.Tensor: ...
-
-
-class Beside(Protocol):
-    """What reads the stream and the embedding, and is added to what a mixer sees."""
-
-    def __call__(
-        self,
-        x_TD: torch.Tensor,
-        embedded_TD: torch.Tensor,
-        inputs: StepInputs,
-        cache: LayerCache,
-        cos_sin: CosSin | None,
     ) -> torch.Tensor: ...
 
 
@@ -41,42 +46,139 @@ class FeedForwardBlock(Protocol):
     def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, /) -> torch.Tensor: ...
 
 
-class Behind(Protocol):
-    """What makes a layer's output of the stream [T, D] and the layer's own numbers of each token [T, P]."""
-
-    def __call__(self, x_TD: torch.Tensor, own_TP: torch.Tensor | None, /) -> torch.Tensor: ...
+def normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
+    return x_TD if norm is None else norm(x_TD)
 
 
-class Before(Protocol):
-    """What is added to the stream in front of a layer, of the tokens and the layer's state."""
+@dataclass(slots=True)
+class ResidualStream:
+    """The residual stream of a step. ``y_TD`` is still to be added to ``x_TD``, times ``scale``: a norm of the sum
+    comes with it. ``dtype``: of what blocks see. ``rows``: what blocks hand on to later ones of each token."""
 
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, /) -> torch.Tensor: ...
+    x_TD: torch.Tensor
+    dtype: torch.dtype
+    scale: float = 1.0
+    y_TD: torch.Tensor | None = None
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def summed(self) -> torch.Tensor:
+        """Return the stream with all that blocks gave."""
+        if self.y_TD is not None:
+            self.x_TD = self.x_TD + (self.y_TD if self.scale == 1.0 else self.y_TD * self.scale)
+            self.y_TD = None
+        return self.x_TD
+
+    def normed(self, norm: Norm | None) -> torch.Tensor:
+        """Return the norm of the stream, taken in ``dtype``."""
+        x_TD, y_TD = self.x_TD, self.y_TD
+        if y_TD is not None and norm is not None and x_TD.dtype == y_TD.dtype == self.dtype:
+            self.x_TD, normed_TD = add_norm(x_TD, y_TD, norm.weight, norm.eps, plus_one=norm.plus_one, scale=self.scale)
+            self.y_TD = None
+            return normed_TD if norm.gate is None else norm.gate(normed_TD)
+        return normed(norm, self.summed().to(self.dtype))
 
 
-class Convolved(Protocol):
-    """What makes y [T, D] of a block's output and of those of the tokens before."""
+@dataclass(slots=True)
+class LayerStep:
+    """What blocks read beside the stream. ``whole``: ``inputs`` with all rows asked for. ``cache`` and ``rope``: of
+    the layer at hand. ``positions_T``: None where no row is PAD. ``turned``: rotary tables of inputs. ``readers``:
+    layers follow the last one that writes, and read pages. ``streams_TN``: several streams, before they are one."""
 
-    def __call__(self, y_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, /) -> torch.Tensor: ...
+    inputs: StepInputs
+    whole: StepInputs
+    rotated: dict[Rope | None, CosSin | None]
+    cache: LayerCache
+    positions_T: torch.Tensor | None = None
+    rope: Rope | None = None
+    readers: Callable[[StepInputs], Iterator[tuple[Rope, CosSin]]] | None = None
+    streams_TN: torch.Tensor | None = None
+
+    @property
+    def cos_sin(self) -> CosSin | None:
+        return self.rotated[self.rope]
+
+    def cut(self, stream: ResidualStream, carried: Carried = ()) -> Carried:
+        """Leave out the rows that nothing asks for: KV and states are written, and nothing reads further values.
+        Layers behind that read pages alone see the last token of each run. Return ``carried`` without these rows."""
+        asked_of = self.inputs.asked_of
+        if self.inputs.asked is None:
+            return carried
+        stream.x_TD = asked_of(stream.x_TD)
+        stream.rows = {name: asked_of(rows) for name, rows in stream.rows.items()}
+        self.positions_T = None if self.positions_T is None else asked_of(self.positions_T)
+        if self.readers is not None:
+            self.whole = self.inputs = self.inputs.of_asked()
+            self.rotated.update(self.readers(self.inputs))
+        return [asked_of(rows) for rows in carried]
+
+
+class StreamBlock(Protocol):
+    """Changes the stream."""
+
+    def __call__(self, stream: ResidualStream, step: LayerStep, /) -> None: ...
+
+
+@dataclass(slots=True)
+class ResidualBlock:
+    """Adds what ``block`` gives. Most families norm what goes in; OLMo's attention layers norm what comes out, LFM3
+    both. ``mixes``: ``block`` is a ``MixerBlock``, or else a ``FeedForwardBlock``. ``last``: no later one writes KV or
+    a state."""
+
+    norm: Norm | None
+    block: Any
+    out_norm: Norm | None = None
+    mixes: bool = True
+    last: bool = field(default=False, init=False)
+
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
+        seen_TD, carried = self.enter(stream, step)
+        if self.mixes:
+            y_TD = self.block(seen_TD, step.inputs if self.last else step.whole, step.cache, step.cos_sin)
+        else:
+            y_TD = self.block(seen_TD, step.positions_T)
+        if self.last:
+            carried = step.cut(stream, carried)
+        self.leave(stream, carried, normed(self.out_norm, y_TD))
+
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
+        """Return what ``block`` sees, and what is carried past it."""
+        return stream.normed(self.norm), ()
+
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
+        """Give ``y_TD`` to the stream."""
+        stream.y_TD = y_TD
+
+
+@dataclass(slots=True)
+class OnStream:
+    """Makes another stream of the whole one."""
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
+        stream.x_TD = self.make(stream.summed())
 
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
-    (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
-    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block; ``behind``: Gemma 4's per-layer inputs.
-    ``factors``: MiniMax's; see ``Architecture.normed_stream``. ``before``: n-grams of Qwen4; ``mixes``: of
-    several residual streams, around the mixer and around the feed-forward. ``feed_conv``: what the
-    feed-forward gives passes it (Inkling)."""
+    """``blocks``: in their order. One of mixer and feed-forward may be missing (Nemotron-H, Mamba)."""
 
-    mixer_norm: Norm | None
-    mixer: Mixer | None
-    feed_norm: Norm | None
-    feed_forward: FeedForwardBlock | None
-    mixer_out_norm: Norm | None = None
-    feed_out_norm: Norm | None = None
-    beside: Beside | None = None
-    factors: tuple[float, float, float, float] | None = None
-    behind: Behind | None = None
-    before: Before | None = None
-    mixes: tuple[StreamMix | None, StreamMix | None] = (None, None)
-    feed_conv: Convolved | None = None
+    blocks: list[StreamBlock]
+
+    @property
+    def residuals(self) -> list[ResidualBlock]:
+        return [block for block in self.blocks if isinstance(block, ResidualBlock)]
+
+    @property
+    def mixer(self) -> Any:
+        """The first mixer, None without one."""
+        return next((block.block for block in self.residuals if block.mixes), None)
+
+    @property
+    def feed_forward(self) -> Any:
+        """The first feed-forward, None without one."""
+        return next((block.block for block in self.residuals if not block.mixes), None)
+
+
+ReadLayer = Callable[[str, Mixer | None, FeedForward | None], DecoderLayer]
+"""Reads "layers.3" of its mixer and its feed-forward."""

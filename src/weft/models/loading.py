@@ -29,10 +29,10 @@ from weft.models.families import build
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
+from weft.models.rank_share import RankGroup, RankShare
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.runtime_form import RuntimeForm
 from weft.models.score_head import SCORE_HEAD, architecture_in, is_headless, read_score_head
-from weft.models.sharded_model import RankGroup, RankShare
 from weft.models.stored_values import check_copies, check_derived, check_unused
 from weft.models.weights import OnProgress
 from weft.models.weights_cache import WeightsCache

@@ -32,26 +32,31 @@ first makes all drafts: the next would need what the one before it made of every
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture, MtpLayer, Rope
-from weft.models.blocks.attention import AttentionBlock, LatentAttentionBlock
+from weft.families.architecture import Architecture, MtpLayer
+from weft.families.mixers.attention import Rope
+from weft.families.residuals import Streams
+from weft.models.block_reader import BlockReader
+from weft.models.blocks.attention import AttentionBlock
+from weft.models.blocks.latent_attention import LatentAttentionBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.blocks.streams import StreamMix
+from weft.models.blocks.streams import StreamMix, read_streams
 from weft.models.checkpoint_files import DraftWeights
 from weft.models.decoder import CausalModel
 from weft.models.embedding import Embedding, Lookup
-from weft.models.families import ReadLayer, layers_of, reader_of
+from weft.models.families import layers_of
 from weft.models.fused_decoder import FusedDecoder
-from weft.models.layer import DecoderLayer
+from weft.models.layer import DecoderLayer, LayerStep, ReadLayer, ResidualStream
+from weft.models.rank_share import RankShare, RankVocabulary, Summed
 from weft.models.reader import TensorCheck, TensorReader
 from weft.models.rotary import RotaryTable
 from weft.models.runtime_form import RuntimeForm
-from weft.models.sharded_model import RankedModel, RankShare, RankVocabulary, Summed
+from weft.models.sharded_model import RankedModel
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.weights.tiles import TILE_ROWS, TiledWeight, TwelveBitWeight
@@ -132,25 +137,26 @@ class MtpHead:
         layer = self.layer
         block = layer.mixer.block if isinstance(layer.mixer, Summed) else layer.mixer
         assert isinstance(block, AttentionBlock | LatentAttentionBlock)
-        seen_TD = joined_TN if layer.mixes[0] is None else layer.mixes[0].enter(joined_TN)[0]
-        if layer.mixer_norm is not None:
-            seen_TD = layer.mixer_norm(seen_TD)
-        block.write(seen_TD, inputs, cache, None if self.rotary is None else self.rotary.at(inputs.turned))
+        step = self._step(inputs, cache)
+        seen_TD, _ = layer.residuals[0].enter(ResidualStream(joined_TN, joined_TN.dtype), step)
+        block.write(seen_TD, inputs, cache, step.cos_sin)
 
     def draft(self, joined_TN: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """The whole layer: -> hidden [T, D or S D]. Writes keys and values. ``caches``: of this layer alone,
         the same list in each step. Valid until the next call."""
-        layer = self.layer
-        cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
+        step = self._step(inputs, caches[0])
         if self._fused is not None:
-            hidden_TD = self._fused.run(joined_TN, inputs, caches, {self.rope: cos_sin})
+            hidden_TD = self._fused.run(joined_TN, inputs, caches, step.rotated)
             if hidden_TD is not None:
                 return hidden_TD
-        around, around_feed = layer.mixes
-        mixer_norms = layer.mixer_norm, layer.mixer_out_norm
-        x_TN = _through(around, mixer_norms, layer.mixer, joined_TN, inputs, caches[0], cos_sin)
-        x_TN = _through(around_feed, (layer.feed_norm, layer.feed_out_norm), layer.feed_forward, x_TN)
-        return x_TN if self.norm is None else self.norm(x_TN)
+        stream = ResidualStream(joined_TN, joined_TN.dtype)
+        for block in self.layer.blocks:
+            block(stream, step)
+        return stream.normed(self.norm)
+
+    def _step(self, inputs: StepInputs, cache: LayerCache) -> LayerStep:
+        cos_sin = None if self.rotary is None else self.rotary.at(inputs.turned)
+        return LayerStep(inputs, inputs, {self.rope: cos_sin}, cache, rope=self.rope)
 
     def best(self, hidden_XN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely token of each row (int64 [X]), and its probability."""
@@ -165,18 +171,6 @@ class MtpHead:
             return torch.from_numpy(tokens_X), torch.from_numpy(1 / np.exp(host_XV - highest_X).sum(axis=1))
         best = logits_XV.softmax(-1).max(-1)
         return best.indices, best.values
-
-
-def _through(
-    around: StreamMix | None, norms: tuple[Norm | None, Norm | None], block: Any, x_TN: torch.Tensor, *more: Any
-) -> torch.Tensor:
-    """The stream behind one block, or several streams of which it sees a mix. ``norms``: before the block
-    and behind it."""
-    seen_TD, carried = (x_TN, ()) if around is None else around.enter(x_TN)
-    before, behind = norms
-    y_TD = block(seen_TD if before is None else before(seen_TD), *more)
-    y_TD = y_TD if behind is None else behind(y_TD)
-    return x_TN + y_TD if around is None else around.leave(x_TN, carried, y_TD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,28 +213,27 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
     shape = architecture.mtp
     assert shape is not None
     hidden, rope, names = architecture.hidden_size, shape.attention.rope, _names_in(source, len(trunk.layers))
-    width = hidden * (1 if shape.streams is None else shape.streams.count)
-    read = reader_of(replace(architecture, streams=shape.streams), source)
+    streams = shape.residual if isinstance(shape.residual, Streams) else None
+    width = hidden * (1 if streams is None else streams.count)
+    read = BlockReader(replace(architecture, residual=shape.residual), source)
     layer = _layer(names, shape, layers_of(read))
     embedding: Lookup = Embedding(trunk.embedding)
     vocabulary = None
     if source.share is not None:
         assert isinstance(trunk, RankedModel)
         embedding, vocabulary = trunk.lookup, trunk.draft_vocabulary(VOCAB_MAX)
-        [layer] = source.share.joined([layer])
     joins = [source.linear([(f"{join}.weight", hidden)], 2 * hidden // len(names.joins)) for join in names.joins]
     last = next((name for name in names.last if source.has(f"{name}.weight")), names.last[0])
-    one = shape.streams is None
     return MtpHead(
         rope,
         embedding,
         architecture.embedding_multiplier,
         read.norm(names.embedding_norm),
         read.norm(names.hidden_norm, width),
-        JoinedOnce(*joins) if one else JoinedStreams(*joins),
+        JoinedOnce(*joins) if streams is None else JoinedStreams(*joins),
         layer,
-        read.norm(last) if one else None,
-        None if shape.streams is None else read.streams(shape.streams, last, last=True),
+        read.norm(last) if streams is None else None,
+        None if streams is None else read_streams(read, streams, last, last=True),
         _first_tokens(trunk.head),
         None if rope is None else RotaryTable(rope, trunk.embedding.device, architecture.turn_sections),
         vocabulary,
@@ -251,8 +244,7 @@ def _layer(names: _Names, shape: MtpLayer, read: ReadLayer) -> DecoderLayer:
     if names.feed is None:
         return read(names.layer, shape.attention, shape.feed_forward)
     layer, after = read(names.layer, shape.attention, None), read(names.feed, None, shape.feed_forward)
-    layer.feed_norm, layer.feed_forward = after.feed_norm, after.feed_forward
-    return layer
+    return DecoderLayer([*layer.blocks, *after.blocks])
 
 
 def load_mtp(

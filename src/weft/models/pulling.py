@@ -161,6 +161,12 @@ def _listed_by_hub(name: str, revision: str | None) -> Manifest:
                 + (f"; one of its GGUF files is named by its type, {name}:Q4_K_M; it has {types}" if types else ""),
             )
     files = [_file(name, siblings[path], flat=bool(kind)) for path in sorted(wanted)]
+    folders = {str(parent) for file in files for parent in PurePosixPath(file.path).parents}
+    for file in files:
+        if file.path in folders:
+            raise CheckpointError(
+                f"model {name!r}: the hub lists {file.path} as a file and as a folder of others", param="model"
+            )
     return Manifest(
         name=name, revision=revision or "main", commit=str(info.sha or ""), pulled_s=time.time(), files=files
     )

@@ -26,9 +26,9 @@ import torch
 from weft.errors import CheckpointError
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.forms.stored_form import FLOATS
+from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
-from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard
 from weft.models.stored_values import TORCH_DTYPES, MappedFiles, is_finite
 from weft.models.weights import OnProgress, Part, TensorSource

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.families.architecture import Rope
+from weft.families.mixers.attention import Rope
 from weft.families.vision import turn_axes
 from weft.tensor import native
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from weft.errors import CheckpointError
-from weft.families.sharding import RankPlace, ShardSpan
+from weft.families.rank_place import RankPlace, ShardSpan
 from weft.families.tensors import Tensor
 from weft.models.forms.stored_form import MatrixPiece
 from weft.models.safetensors_header import StoredTensor

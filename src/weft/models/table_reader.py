@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from weft.families import architecture as shapes
-from weft.families.tensors import Table, Tensor
+from weft.families.tensors import NormGate, Table, Tensor
 from weft.models.blocks.linear import Linear, LowRankGate, Norm
 from weft.models.weights import Order, TensorSource
 
@@ -70,7 +69,7 @@ class TableReader:
         for role in ("q_norm", "k_norm"):
             yield self.norm(role, eps, plus_one=plus_one) if role in self.table else None
 
-    def gate(self, role: str, shape: shapes.NormGate | None, factor: float = 1.0) -> LowRankGate | None:
+    def gate(self, role: str, shape: NormGate | None, factor: float = 1.0) -> LowRankGate | None:
         """Of the norm of ``role``, with a further ``factor``."""
         if shape is None:
             return None

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.families.sharding import RankPlace
+from weft.families.rank_place import RankPlace
 from weft.families.tensors import Tensor
 from weft.models.adapter_targets import Target
 from weft.models.blocks.linear import Linear
@@ -35,8 +35,8 @@ from weft.models.checkpoint_files import HEADS, CheckpointFiles
 from weft.models.embedding import CodedTable, Table
 from weft.models.forms import stored_form
 from weft.models.forms.stored_form import FLOATS, Grouping
+from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
-from weft.models.sharded_model import RankShare
 from weft.models.sharding import Shard, ShardHeaders, shard_of, shard_of_piece
 from weft.tensor.fused_block import JoinedWeight, PlainWeight
 from weft.tensor.ops.moe import ExpertWeights

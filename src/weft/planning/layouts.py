@@ -207,45 +207,10 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
 
 
 def draft_log_bytes(spec: ModelSpec) -> int:
-    """The replay log of one token of a window on the C++ kernels: what all recurrent layers consume.
-
-    Layers with a kernel of their own log their projection without the gate of its output. Mamba-1 and Kimi
-    delta log the inputs of two ops: of the convolution, then of the recurrence.
-    """
-    return sum(_layer_log_bytes(layer, ITEM_BYTES[spec.dtype]) for layer in _stateful(spec))
-
-
-def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
-    parts = {part.name: part.shape for part in layer.state}
-    windows = sum(shape[0] for name, shape in parts.items() if name.startswith("conv."))
-    if windows:  # n-grams, shifts, convolutions: the inputs of their convolutions beside what the layer logs
-        own = replace(layer, state=tuple(part for part in layer.state if not part.name.startswith("conv.")))
-        return windows * item + (_layer_log_bytes(own, item) if own.state else 0)
-    recurrent = parts.get("recurrent")
-    if layer.kind == "lightning":  # q, k, v and a step for each head
-        heads, width, _ = parts["recurrent"]
-        return (3 * heads * width + heads) * item
-    if layer.kind == "matrix_lstm":  # float32: values, keys, queries and a step; both gates of the largest
-        heads, lines, width = parts["recurrent"]
-        return heads * (lines + 2 * width + 3) * 4
-    if layer.kind == "dynamic_delta":  # q, k, v; decays and betas
-        heads, keys, values = parts["recurrent"]
-        return heads * ((2 * keys + values) * item + 2 * 4)
-    if layer.kind == "wkv7":  # r, k, v, kk, b; decays
-        heads, width, _ = parts["recurrent"]
-        return heads * width * (5 * item + 4)
-    channels = parts["conv"][0]
-    if recurrent is None:
-        return 2 * channels * item  # the gate of the input, and the input
-    if layer.kind == "rg_lru":  # the recurrence's inputs are float32: x, the step, B and C
-        return channels * item + (2 * channels + 2) * 4
-    if len(recurrent) == 2:
-        return (3 * channels + 2 * recurrent[1]) * item  # x twice, dt, B and C
-    heads = recurrent[0]
-    if layer.kind == "kimi_delta":  # q, k, v twice; decays and betas
-        return 2 * channels * item + (heads * recurrent[2] + heads) * 4
-    numbers = 2 if layer.kind == "gated_delta" else 1
-    return (channels + numbers * heads) * item
+    """Return the bytes of the replay log of one token of a window: what all recurrent layers consume."""
+    return sum(
+        numbers * ITEM_BYTES[spec.dtype] + 4 * exact for numbers, exact in (layer.logged for layer in spec.layers)
+    )
 
 
 def _stateful(spec: ModelSpec) -> list[LayerSpec]:

@@ -21,7 +21,11 @@ from typing import Any
 
 from weft.costs.step import Work, pairs_of
 from weft.errors import ConfigError
-from weft.families import architecture as shapes
+from weft.families.architecture import Architecture
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Experts
+from weft.families.mixers.latent_attention import LatentAttention
 from weft.units import parse_byte_rate
 
 
@@ -139,7 +143,7 @@ def roofline(load: ModelLoad, device: str, *, count: int) -> Roofline:
 
 
 def model_load(
-    architecture: shapes.Architecture,
+    architecture: Architecture,
     *,
     parameters: int,
     weight_bytes: float,
@@ -153,7 +157,7 @@ def model_load(
     Parameters are counted by kind: routed experts, of which a token passes some, and all else. A lookup in
     the embedding is no arithmetic and reads one row, so it is left out if the head is a separate table.
     Recurrent layers cost far less than their projections, so they are left out."""
-    experts = [feed for feed in architecture.feed_forwards if isinstance(feed, shapes.Experts)]
+    experts = [feed for feed in architecture.feed_forwards if isinstance(feed, Experts)]
     routed = [(_routed_parameters(feed, architecture.hidden_size), feed.per_token / feed.count) for feed in experts]
     total = sum(count for count, _ in routed)
     table = 0 if architecture.tied_embeddings else architecture.vocab_size * architecture.hidden_size
@@ -169,17 +173,16 @@ def model_load(
     )
 
 
-def _routed_parameters(feed: shapes.Experts, hidden: int) -> int:
+def _routed_parameters(feed: Experts, hidden: int) -> int:
     return feed.count * (3 if feed.gated else 2) * feed.width * (feed.latent_width or hidden)
 
 
-def _pair_flops(mixer: shapes.Mixer | None) -> float:
-    if isinstance(mixer, shapes.Parallel | shapes.SharedBlock | shapes.ConvolvedAttention | shapes.RelativeAttention):
-        mixer = mixer.attention
-    if isinstance(mixer, shapes.Attention):
-        return 0.0 if mixer.window is not None else 4.0 * mixer.heads * mixer.head_dim
-    if isinstance(mixer, shapes.LatentAttention):
-        return 2.0 * mixer.heads * (mixer.key_dim + mixer.value_dim)
+def _pair_flops(mixer: Mixer | None) -> float:
+    attended = getattr(mixer, "attention", mixer)
+    if isinstance(attended, Attention):
+        return 0.0 if attended.window is not None else 4.0 * attended.heads * attended.head_dim
+    if isinstance(attended, LatentAttention):
+        return 2.0 * attended.heads * (attended.key_dim + attended.value_dim)
     return 0.0
 
 

@@ -16,18 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.errors import CheckpointError
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    ConvolvedAttention,
-    Dense,
-    Experts,
-    LatentAttention,
-    RelativeAttention,
-    SharedBlock,
-)
-from weft.families.stream_tensors import behind_layer, per_layer, residual_scale, stream_mix
-from weft.families.tensors import Form, Table, norm_gate, shared_block, tables, vocabulary
+from weft.families.architecture import Architecture
+from weft.families.mixers.combined import SharedBlock
+from weft.families.tensors import Form, Table, vocabulary
 from weft.families.tower_tensors import vision_ends, vision_layers, vision_projector
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
@@ -307,34 +298,17 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
     yield "embedding", "plain", table
     if not architecture.tied_embeddings:
         yield "head", "plain", table
-    streams, layers = architecture.streams, architecture.layer_count
-    norm = _norm_elements(architecture, tp)
-    if streams is None or streams.kind == "mixed":
-        yield "norms", "plain", norm * (1 + architecture.layer_norms + architecture.embedding_norm)
-    if streams is not None:
-        yield from _record_pieces("streams", [stream_mix(streams, hidden)] * 2 * layers, tp)
-    if streams is not None and streams.kind == "gated":
-        yield from _record_pieces("streams", [stream_mix(streams, hidden, last=True)], tp)
-    if architecture.scaled_residual:
-        yield "norms", "plain", 2 * hidden
-        yield from _record_pieces("norms", [residual_scale(hidden)] * 2 * layers, tp)
-    width = architecture.per_layer_width
-    if architecture.layer_scalars:
-        yield from _record_pieces("behind layers", [behind_layer(width, hidden)] * layers, tp)
-    if width:
-        yield from _record_pieces("second embedding", [per_layer(width, layers, architecture.vocab_size, hidden)], tp)
+    for part, beside in architecture.tables_beside:
+        yield from _record_pieces(part, [beside], tp)
     shared_seen: set[int] = set()
     for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
         for record in (mixer, feed):
             if record is None:
                 continue
-            apart = isinstance(record, Experts) and record.normed_apart
-            if streams is None or streams.kind == "mixed":
-                yield "norms", "plain", norm * (1 + architecture.sandwich_norms + 3 * apart)
-            yield from _record_pieces(_PART.get(type(record), "recurrent"), tables(record, hidden), tp)
+            yield from _record_pieces(record.part, record.tables(hidden), tp)
         if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
             shared_seen.add(mixer.block)
-            yield from _record_pieces("attention", shared_block(mixer, hidden), tp)
+            yield from _record_pieces("attention", mixer.block_tables(hidden), tp)
             yield "attention", "plain", 3 * hidden
     if architecture.vision is not None:  # whole, on the first rank
         tower = architecture.vision
@@ -343,26 +317,15 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, in
         )
 
 
-def _norm_elements(architecture: Architecture, tp: int) -> int:
-    """Return the elements of one norm of the stream, its gate included."""
-    hidden = architecture.hidden_size
-    gate = norm_gate("", architecture.norm_gate, hidden, "")
-    return hidden * (1 + architecture.layer_norms) + sum(one.elements(tp) for [one] in gate.values())
-
-
 def _mtp_pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Form, int]]:
     """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
     and output matrix are the trunk's. Several streams have mixes in place of norms inside."""
     assert architecture.mtp is not None
-    hidden, streams = architecture.hidden_size, architecture.mtp.streams
-    norms = 5 + 2 * architecture.sandwich_norms if streams is None else 1 + streams.count
-    yield "draft head", "plain", norms * _norm_elements(architecture, tp)
+    hidden = architecture.hidden_size
     yield "draft head", "matrix", 2 * hidden * hidden
-    if streams is not None:
-        mixes = [*[stream_mix(streams, hidden)] * 2, stream_mix(streams, hidden, last=True)]
-        yield from _record_pieces("draft head", mixes, tp)
+    yield from _record_pieces("draft head", architecture.mtp.residual.head_tables(hidden), tp)
     for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
-        yield from _record_pieces("draft head", tables(record, hidden), tp)
+        yield from _record_pieces("draft head", record.tables(hidden), tp)
 
 
 def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[tuple[str, Form, int]]:
@@ -377,12 +340,3 @@ def _record_pieces(part: str, of_record: Iterable[Table], tp: int) -> Iterator[t
 
 
 _NGRAMS = "n-gram tables"
-_PART: dict[type, str] = {
-    Attention: "attention",
-    ConvolvedAttention: "attention",
-    LatentAttention: "attention",
-    RelativeAttention: "attention",
-    Dense: "feed-forward",
-    Experts: "experts",
-}
-"""All others are recurrent."""

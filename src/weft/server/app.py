@@ -52,7 +52,18 @@ from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RER
 from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
 from weft.server.responses.routes import ResponseHandlers
 from weft.server.service import ListedModel, ServedModel, Service
-from weft.server.sse import JSON_LINES, ClientGoneError, Handler, Job, Way, answer_job, json_response, read_raw, salt_of
+from weft.server.sse import (
+    JSON_LINES,
+    ClientGoneError,
+    Handler,
+    Job,
+    Way,
+    answer_job,
+    json_response,
+    read_raw,
+    salt_of,
+    unless_gone,
+)
 from weft.server.tenants import Keys
 from weft.server.workers.forward import forwarded_operations
 from weft.text.chat_request import PictureSpan, picture_spans
@@ -175,8 +186,7 @@ class _Handlers:
 
     async def _embed_ollama(self, request: Request, way: Way) -> Response:
         body = await self._body(request, way, undeclared=True)
-        job = await self._ollama_job(way, body)
-        return await answer_job(request, job, stream=False, keep_alive_s=0.0)
+        return await answer_job(request, self._ollama_job(way, body), stream=False, keep_alive_s=0.0)
 
     async def _ollama_job(self, way: Way, body: Any) -> Job:
         stays_s = keep_alive_of(body.keep_alive, self._service)
@@ -188,7 +198,7 @@ class _Handlers:
         body = await self._body(request, way)
         return await answer_job(
             request,
-            await way.prepare(self._service, body),
+            way.prepare(self._service, body),
             stream=bool(body.stream),
             keep_alive_s=self._service.config.sse_keep_alive,
         )
@@ -200,7 +210,7 @@ class _Handlers:
         # Its lines have no place for a comment that keeps a connection alive.
         return await answer_job(
             request,
-            await self._ollama_job(way, body),
+            self._ollama_job(way, body),
             keep_alive_s=0.0,
             stream=body.stream is not False,
             media_type=JSON_LINES,
@@ -250,7 +260,8 @@ class _Handlers:
         model = await self._service.model_for(body.model)
         if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
-            chat, prompt = await model.write_chat(chat_conversation(body), with_places=False)
+            writing = model.write_chat(chat_conversation(body), with_places=False)
+            chat, prompt = await unless_gone(writing, request.receive)
             encoded = await model.encode_chat(prompt, add_special_tokens=add_special_tokens)
             tokens, spans = encoded.tokens, picture_spans(chat, encoded)
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from weft.errors import RequestError, WeftError
 from weft.server.errors import WrongMediaTypeError, bug, error_body
 from weft.server.generation import Generation
-from weft.server.protocol import Unserved
+from weft.server.protocol import LARGE_BODY_BYTES, Unserved
 from weft.server.service import BodyChecker, Service
 from weft.server.tenants import Tenant
 from weft.server.tracing import RequestTrace
@@ -172,30 +173,42 @@ class Way:
     prepare: Callable[[Service, Any], Awaitable[Job]]
 
 
+async def prepared(job: Job) -> Job:
+    """Return ``job``, which was prepared before."""
+    return job
+
+
 async def answer_job(
-    request: Request, job: Job, *, stream: bool, keep_alive_s: float, media_type: str = EVENTS
+    request: Request, making: Awaitable[Job], *, stream: bool, keep_alive_s: float, media_type: str = EVENTS
 ) -> Response:
-    """Raises what the engine refuses the job with."""
+    """``making`` waits in lines for templates and pictures, and leaves them with its client. Raises what it is refused
+    with, by itself or by the engine."""
     tenant = tenant_of(request)
     trace: RequestTrace = request.scope["state"]["trace"]
 
-    def end() -> None:
+    async def started() -> Job:
+        job = await making
+        await job.generation.start()
+        return job
+
+    def end(job: Job) -> None:
         job.generation.close()
         trace.outcome = job.generation.outcome(stream=stream)
         if tenant is not None:
             tenant.spend(job.generation.usage().total_tokens)
 
     async def whole() -> bytes:
-        await job.generation.start()
+        job = await started()
         try:
             return await job.answer()
         finally:
-            end()
+            end(job)
 
     if not stream:
         return Response(await unless_gone(whole(), request.receive), media_type="application/json")
-    await unless_gone(job.generation.start(), request.receive)
-    return EventStream(job.lines(), on_end=end, keep_alive_s=keep_alive_s, media_type=media_type)
+    job = await unless_gone(started(), request.receive)
+    on_end = functools.partial(end, job)
+    return EventStream(job.lines(), on_end=on_end, keep_alive_s=keep_alive_s, media_type=media_type)
 
 
 async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
@@ -225,7 +238,8 @@ async def read_raw(request: Request, *, undeclared: bool = False) -> bytes:
         if refusal is not None:
             raise refusal
     checker: BodyChecker = request.app.state.body_checker
-    await checker.check(raw)
+    if len(raw) > LARGE_BODY_BYTES:
+        await unless_gone(checker.check(raw), request.receive)
     return raw
 
 

@@ -164,10 +164,9 @@ class Quoting:
         marks = (chr(code) for code in _PRIVATE)
         unused = (mark for mark in marks if mark not in control.template and not any(mark in text for text in texts))
         try:
-            self._marks = {ord(first): next(unused) for first in control.firsts}
+            self._marks = [(first, next(unused)) for first in control.firsts]
         except StopIteration:
             raise RequestError("messages: the texts use all private characters of Unicode", param="messages") from None
-        self._firsts = {ord(mark): chr(first) for first, mark in self._marks.items()}
 
     def marked(self, value: Any) -> Any:
         """Return ``value`` (JSON) with its texts marked."""
@@ -195,7 +194,9 @@ class Quoting:
         return self.marked(value)
 
     def restored(self, text: str) -> str:
-        return text.translate(self._firsts)
+        for first, mark in self._marks:
+            text = text.replace(mark, first)
+        return text
 
     def quoted(self, written: str, restored: str) -> list[int]:
         """Return the places in ``restored`` at which a text of the request spells a control token. ``written``: the
@@ -212,7 +213,12 @@ class Quoting:
         return places
 
     def _text(self, text: str) -> str:
-        return text.translate(self._marks) if self._control.needs_marks(text) else text
+        return self._replaced(text) if self._control.needs_marks(text) else text
+
+    def _replaced(self, text: str) -> str:
+        for first, mark in self._marks:
+            text = text.replace(first, mark)
+        return text
 
     def _spoken(self, text: str) -> str:
         if not self._control.needs_marks(text):
@@ -220,9 +226,9 @@ class Quoting:
         parts, at = [], 0
         for start, token in self._control.finder.starts(text):
             if start >= at and token in self._control.spoken:
-                parts += [text[at:start].translate(self._marks), token]
+                parts += [self._replaced(text[at:start]), token]
                 at = start + len(token)
-        return "".join([*parts, text[at:].translate(self._marks)])
+        return "".join([*parts, self._replaced(text[at:])])
 
 
 _ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(db[89ab][0-9a-f])\\u(d[c-f][0-9a-f]{2})")

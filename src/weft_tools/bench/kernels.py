@@ -22,18 +22,13 @@ import torch
 
 from weft.errors import ConfigError
 from weft.families import read_architecture
-from weft.families.architecture import (
-    Architecture,
-    Attention,
-    Experts,
-    GatedDelta,
-    KimiDelta,
-    Mamba1,
-    Mamba2,
-    Parallel,
-    SharedBlock,
-    ShortConv,
-)
+from weft.families.architecture import Architecture
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.combined import Parallel, SharedBlock
+from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.mixers.feed_forward import Experts
+from weft.families.mixers.mamba import Mamba1, Mamba2
+from weft.families.mixers.short_conv import ShortConv
 from weft.host import cpu_name_and_flags, usable_cores
 from weft.planning.geometries import find_geometry, near_names
 from weft.tensor import gpu, layout, native
@@ -361,7 +356,7 @@ def _convolution(of: object, bench: Bench) -> Iterator[Case]:
             call = partial(short_conv, projected, weight, None, window, runs)
             yield Case(f"short conv {name}", call, size_of(projected, weight) * 4 // 3 + 2 * size_of(window))
         return
-    if isinstance(of, GatedDelta) and not of.kernel_rank:
+    if isinstance(of, GatedDelta):
         channels = 2 * of.key_width + of.value_width
     elif isinstance(of, Mamba2):
         channels = of.inner_width + 2 * of.groups * of.state_dim

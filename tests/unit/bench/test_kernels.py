@@ -10,7 +10,7 @@ import torch
 from benchmarks.kernels import GROUPS, cases_of
 from weft.errors import ConfigError
 from weft.families import read_architecture
-from weft.families.architecture import Experts
+from weft.families.mixers.feed_forward import Experts
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
 from weft_tools.bench import kernels

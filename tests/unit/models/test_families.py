@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from weft.errors import CheckpointError, UnknownArchitectureError
-from weft.families import SUPPORTED, named_dtype, read_architecture, read_spec
-from weft.families.architecture import Attention, Dense, Experts, GatedDelta, Mamba2, Rope, ShortConv
+from weft.families import named_dtype, read_architecture, read_spec, served
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.delta import GatedDelta
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.mamba import Mamba2
+from weft.families.mixers.short_conv import ShortConv
 
 Config = dict[str, Any]
 
@@ -139,7 +143,7 @@ def test_granite_is_read_as_released() -> None:
     assert model.mixers[5] == Attention(32, 8, 128, 0.0078125, None)
     assert model.mixers[0] == Mamba2(128, 64, 1, 128, 4, True, False, (0.0, float("inf")))
     assert set(model.feed_forwards) == {Experts(72, 10, 768, True, shared_width=1536)}
-    assert (model.embedding_multiplier, model.residual_multiplier, model.logits_divisor) == (12, 0.22, 16)
+    assert (model.embedding_multiplier, model.residual.scale, model.logits_divisor) == (12, 0.22, 16)
     assert model.tied_embeddings
     dense = read_architecture(changed(GRANITE_4_H_SMALL, num_local_experts=0, num_experts_per_tok=0))
     assert set(dense.feed_forwards) == {Dense(1536)}
@@ -263,7 +267,7 @@ def test_an_unknown_architecture_is_named_beside_those_that_are_served(config: C
     with pytest.raises(UnknownArchitectureError) as caught:
         read_spec(config)
     assert str(config.get("model_type")) in caught.value.message
-    assert all(name in caught.value.message for name in SUPPORTED)
+    assert all(name in caught.value.message for name in served())
 
 
 def test_of_a_family_that_is_not_served_the_nearest_and_what_is_missing_are_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,26 +12,20 @@ import pytest
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError, ConfigError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import (
-    Attention,
-    ConvolvedAttention,
-    Dense,
-    Experts,
-    GatedDelta,
-    Index,
-    KeyIndex,
-    KimiDelta,
-    LatentAttention,
-    Lightning,
-    MtpLayer,
-    NormGate,
-    RelativeAttention,
-    Rope,
-    ShortConv,
-    Streams,
-    WithNgrams,
-)
+from weft.families.architecture import MtpLayer
+from weft.families.mixers.attention import Attention, Index, KeyIndex, Rope
+from weft.families.mixers.delta import GatedDelta, KimiDelta
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.latent_attention import LatentAttention
+from weft.families.mixers.lightning import Lightning
+from weft.families.mixers.ngrams import WithNgrams
+from weft.families.mixers.short_conv import ShortConv
+from weft.families.more.inkling import EmbeddingNorm, RelativeAttention
+from weft.families.more.jet_nemotron import DynamicDelta
+from weft.families.more.zaya import ConvolvedAttention
+from weft.families.residuals import NormedStream, Residual, Streams
 from weft.families.sharding import possible_tps, rank_architecture
+from weft.families.tensors import NormGate
 
 Config = dict[str, Any]
 
@@ -316,7 +311,18 @@ MINICPM_SALA: Config = {
     "tie_word_embeddings": False, "use_output_gate": True, "use_output_norm": True, "vocab_size": 73448,
 }  # fmt: skip
 
+SMOLLM3_3B: Config = {
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 11008, "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+    "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36,
+    "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "torch_dtype": "bfloat16",
+    "use_cache": False, "use_sliding_window": False, "vocab_size": 128256}  # fmt: skip
+
 RELEASES_MORE = {
+    "smollm3": SMOLLM3_3B,
     "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
     "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
     "ling": LING_3_FLASH, "gpt_oss": GPT_OSS_20B, "minimax": MINIMAX_TEXT_01,
@@ -328,6 +334,7 @@ RELEASES_MORE = {
 
 SMALLER_MORE: dict[str, Config] = {
     "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
+    "smollm3": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
     "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
     "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {},
     "glm5_next": {"num_hidden_layers": 4, "layer_types": GLM_5_NEXT["layer_types"][:4],
@@ -347,6 +354,21 @@ SMALLER_MORE: dict[str, Config] = {
     "gpt_oss": {"num_hidden_layers": 2, "num_local_experts": 8,
                 "layer_types": GPT_OSS_20B["layer_types"][:2]}}  # fmt: skip
 """As many layers as show each kind: names repeat after that."""
+
+
+def test_smollm3_turns_all_layers_but_every_fourth() -> None:
+    model = read_architecture(SMOLLM3_3B)
+    turned = Attention(16, 4, 128, 128**-0.5, Rope(5e6, 128))
+    assert model.mixers == (turned, turned, turned, replace(turned, rope=None)) * 9
+    assert (model.vocab_size, model.max_positions, model.tied_embeddings) == (128256, 65536, True)
+    silent = read_architecture({"model_type": "smollm3", "no_rope_layer_interval": 2})
+    turned = replace(turned, rope=Rope(2e6, 128))
+    assert silent.mixers == (turned, replace(turned, rope=None)) * 18
+    windows = {"use_sliding_window": True, "sliding_window": 64}
+    unturned = read_architecture({"model_type": "smollm3", **windows}).mixers[3]
+    assert unturned == replace(turned, rope=None, window=64)
+    with pytest.raises(CheckpointError, match=r"no_rope_layers is .*must say 0 or 1 of each of the 36 layers"):
+        read_architecture(SMOLLM3_3B | {"no_rope_layers": [1, 0]})
 
 
 def test_llama_is_read_as_released() -> None:
@@ -529,7 +551,7 @@ def test_lfm3_is_read_as_released() -> None:
         ShortConv(2048, 7, False),
         Attention(16, 4, 128, 128**-0.5, Rope(1e4, 128), window=256, **common),
     )
-    assert model.sandwich_norms
+    assert model.residual.out_norms
     silent = {
         key: LFM3_1_7B[key]
         for key in (
@@ -609,8 +631,8 @@ def test_gigachat_3_5_is_read_as_released_and_where_it_is_silent() -> None:
             limit=10.0,
         )
     }
-    assert (model.norm_gate, model.sandwich_norms) == (NormGate(16, 2.0), True)
-    assert model.mtp == MtpLayer(model.mixers[3], Dense(18432, limit=10.0))
+    assert model.residual == Residual(out_norms=True, gate=NormGate(16, 2.0))
+    assert model.mtp == MtpLayer(model.mixers[3], Dense(18432, limit=10.0), model.residual)
     said = (
         "model_type",
         "full_attention_layers",
@@ -646,7 +668,7 @@ def test_minicpm_sala_is_read_as_released() -> None:
     assert {model.mixers[layer] for layer in model.indexed} == {full}
     assert model.mixers[1] == Lightning(32, 128, 1.0, silu=False, qk_norm=True, rope=Rope(1e4, 128), scale=128**-0.5)
     assert (model.embedding_multiplier, model.logits_divisor) == (12.0, 16.0)
-    assert math.isclose(model.residual_multiplier, 1.4 / 32**0.5)
+    assert math.isclose(model.residual.scale, 1.4 / 32**0.5)
     assert full.index_width == 16
     dense = read_architecture(changed(MINICPM_SALA, sparse_config=None))
     assert dense.mixers[0] == dataclasses.replace(full, index=None)
@@ -699,7 +721,8 @@ def test_minimax_turns_part_of_a_head_if_it_says_so_and_its_layers_forget_at_rat
     assert model.mixers[6] == Lightning(64, 128, 1 - 6 / (79 + 1e-5) + 1e-5)
     assert set(model.feed_forwards) == {Experts(32, 2, 9216, True)}
     alpha = 3.5565588200778455
-    assert set(model.normed_stream) == {(alpha, 1.0, alpha, 1.0)}
+    assert isinstance(model.residual, NormedStream)
+    assert set(model.residual.factors) == {(alpha, 1.0, alpha, 1.0)}
     turned = read_architecture(MINIMAX_TEXT_01 | {"rotary_dim": 64}).mixers[7]
     assert isinstance(turned, Attention)
     assert turned.rope == Rope(1e7, 64)
@@ -718,7 +741,7 @@ def test_qwen4_keeps_index_rows_behind_its_layers_and_the_last_tokens_in_a_layer
     tables = with_tables.ngrams
     assert (tables.rows[0], len(tables.rows), len(set(tables.rows))) == (20000003, 16, 16)
     assert (tables.width, tables.end, tables.table_rows % 128) == (160, 248044, 0)
-    assert model.streams == Streams("gated", 4, rank=320)
+    assert model.residual == Streams("gated", 4, rank=320)
     wrapped = {"model_type": "qwen4_exp", "tie_word_embeddings": False, "text_config": QWEN4_EXP}
     assert read_architecture(wrapped) == model
     layers = model.spec().layers
@@ -747,7 +770,7 @@ def test_glm5_next_is_read_as_released_and_where_it_is_silent() -> None:
             limit=10.0,
         )
     }
-    assert model.streams == Streams("mixed", 4, rounds=20, eps=1e-6)
+    assert model.residual == Streams("mixed", 4, rounds=20, eps=1e-6)
     silent = {key: GLM_5_NEXT[key] for key in ("model_type", "dtype", "mlp_layer_types")}
     assert read_architecture(silent) == model
     wrapped = {"model_type": "glm5_next", "tie_word_embeddings": False, "text_config": GLM_5_NEXT}
@@ -772,14 +795,12 @@ def test_zaya_is_read_as_released_and_where_it_is_silent() -> None:
 def test_jet_nemotron_is_read_as_released_and_where_it_is_silent() -> None:
     model = read_architecture(JET_NEMOTRON_2B)
     full = Attention(12, 2, 128, 128**-0.5, Rope(1e6, 128), bias=True, out_bias=False)
-    delta = GatedDelta(12, 12, 96, 256, 4, kernel_rank=384, norm_eps=1e-5)
+    delta = DynamicDelta(12, 96, 256, 4, 384, 1e-5)
     assert (model.mixers[13:15], model.mixers[20]) == ((delta, full), dataclasses.replace(full, window=1152))
     assert (model.norm_eps, model.tied_embeddings) == (1e-6, True)
     silent = {"model_type": "jet_nemotron", "torch_dtype": "bfloat16", "layer_types": ["jet"] * 28}
     settings = {"efficient_attention_config": {"jet": {"head_dim": 96, "num_heads": 12, "expand_v": 2}}}
-    assert set(read_architecture(silent | settings).mixers) == {
-        GatedDelta(12, 12, 96, 192, 4, kernel_rank=288, norm_eps=1e-5)
-    }
+    assert set(read_architecture(silent | settings).mixers) == {DynamicDelta(12, 96, 192, 4, 288, 1e-5)}
     assert set(read_architecture({"model_type": "jet_nemotron", "torch_dtype": "bfloat16"}).mixers) == {full}
 
 
@@ -792,7 +813,7 @@ def test_inkling_is_read_as_transformers_has_it_and_in_the_words_of_releases() -
     assert set(model.feed_forwards) == {
         Experts(256, 6, 3072, False, shared_width=3072, scoring="sigmoid", choice_bias=True, scale=8.0, shared_count=2)
     }
-    assert (model.logits_divisor, model.embedding_norm, model.head_tokens) == (24.0, True, 200058)
+    assert (model.logits_divisor, model.residual, model.head_tokens) == (24.0, EmbeddingNorm(), 200058)
     silent = {"model_type": "inkling_text", "dtype": "bfloat16", "unpadded_vocab_size": 200058}
     assert read_architecture(silent) == model
     released = changed(
@@ -831,6 +852,7 @@ def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() ->
     assert sizes == {
         "llama": (131072, 0),
         "mistral": (131072, 0),
+        "smollm3": (36 * 2 * 4 * 128 * 2, 0),
         "qwen3_moe": (98304, 0),
         "olmo3": (524288, 0),
         "qwen3_5_moe": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),

@@ -15,7 +15,10 @@ from tests.unit.models.releases_gemma import (
 )
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import Attention, Dense, Experts, RgLru, Rope
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.more.recurrent_gemma import RgLru
+from weft.families.residuals import PerLayer
 
 
 def changed(name: str, **changes: object) -> Config:
@@ -45,7 +48,7 @@ def test_the_later_layers_of_gemma_4_read_the_last_layer_of_their_kind_that_has_
     assert sources == [None] * 15 + [14 if (i + 1) % 5 == 0 else 13 for i in range(15, 35)]
     assert [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, Attention) and mixer.shared] == [13, 14]
     assert model.feed_forwards[14:16] == (Dense(6144, "gelu_tanh"), Dense(12288, "gelu_tanh"))
-    assert (model.per_layer_width, model.logits_cap) == (256, 30.0)
+    assert (model.residual, model.logits_cap) == (PerLayer(256, out_norms=True), 30.0)
 
 
 def test_a_shared_window_is_in_pages_and_all_others_are_rings() -> None:

@@ -8,18 +8,13 @@ from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B
 from tests.unit.models.test_families import changed
 from weft.errors import CheckpointError
 from weft.families import read_architecture, read_spec
-from weft.families.architecture import (
-    Attention,
-    Dense,
-    Experts,
-    Mamba1,
-    Mamba2,
-    MatrixLstm,
-    Parallel,
-    Rope,
-    SharedBlock,
-)
-from weft.families.mixing import ChannelMix, TimeMix
+from weft.families.mixers.attention import Attention, Rope
+from weft.families.mixers.combined import Parallel, SharedBlock
+from weft.families.mixers.feed_forward import Dense, Experts
+from weft.families.mixers.mamba import Mamba1, Mamba2
+from weft.families.mixers.mixing import ChannelMix, TimeMix
+from weft.families.more.xlstm import MatrixLstm
+from weft.families.residuals import LayerNorms
 
 NO_LIMIT = (0.0, float("inf"))
 
@@ -28,7 +23,7 @@ def test_mamba_and_falcon_mamba_are_read_as_released() -> None:
     model = read_architecture(MAMBA_RELEASES["mamba"])
     assert set(model.mixers) == {Mamba1(5120, 16, 160, 4, True, False)}
     assert set(model.feed_forwards) == {None}
-    assert (model.layer_count, model.tied_embeddings, model.residual_float32) == (64, True, True)
+    assert (model.layer_count, model.tied_embeddings, model.residual.float32) == (64, True, True)
     falcon = read_architecture(MAMBA_RELEASES["falcon_mamba"])
     assert set(falcon.mixers) == {Mamba1(8192, 16, 256, 4, True, False, "plain", 1e-6)}
     assert (falcon.family, falcon.tied_embeddings, falcon.dtype) == ("falcon_mamba", False, "bfloat16")
@@ -159,7 +154,7 @@ def test_rwkv7_is_read_as_released_and_where_it_is_silent() -> None:
     assert model.mixers[0] == TimeMix(40, 64, 2560, 96, 96, 320, 0)
     assert set(model.mixers[2::2]) == {TimeMix(40, 64, 2560, 96, 96, 320, 64)}
     assert set(model.mixers[1::2]) == {ChannelMix(2560, 10240)}
-    assert (model.layer_count, model.layer_norms, model.norm_eps) == (64, True, 1e-5)
+    assert (model.layer_count, model.residual, model.norm_eps) == (64, LayerNorms(), 1e-5)
     silent = {"model_type": "rwkv7", "hidden_size": 1024, "num_hidden_layers": 2, "hidden_ratio": 3.5}
     assert read_architecture(silent).mixers[2:] == (TimeMix(16, 64, 1024, 64, 64, 160, 64), ChannelMix(1024, 3584))
 

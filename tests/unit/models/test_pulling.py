@@ -241,6 +241,12 @@ def test_a_hub_writes_nowhere_else(hub: Hub, path: str, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("evil.json"))
 
 
+def test_a_name_that_is_a_file_and_a_folder_is_refused_in_one_line(hub: Hub) -> None:
+    hub.names["generation_config.json"] = "config.json/x.json"
+    with pytest.raises(CheckpointError, match=r"lists config.json as a file and as a folder"):
+        pull("maker/tiny")
+
+
 def test_a_hub_replaces_no_manifest_and_fills_no_disk(hub: Hub, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files / MANIFEST).write_text("{}")
     assert find("maker/tiny") is None

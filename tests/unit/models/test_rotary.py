@@ -11,8 +11,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
 from tests.unit.models.test_families import QWEN3_8B, changed
+from weft.errors import CheckpointError
 from weft.families import read_architecture
-from weft.families.architecture import Attention, Rope
+from weft.families.mixers.attention import Attention, Rope
 from weft.models.rotary import RotaryTable
 
 SCALINGS: dict[str, dict[str, Any] | None] = {
@@ -139,3 +140,14 @@ def test_windows_stay_where_a_scaling_makes_the_context_longer_than_them() -> No
     assert found.max_positions == 4096
     plain = read_architecture({**config, "rope_parameters": dict.fromkeys(ropes, ropes["sliding_attention"])})
     assert [mixer.window for mixer in plain.mixers] == [None] * 4, "the control"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("head_dim", 10**9), ("partial_rotary_factor", 1e308), ("partial_rotary_factor", -1.0)]
+)
+def test_heads_that_no_model_has_are_refused_before_a_table_is_made(key: str, value: float) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = {**QWEN3_8B, "head_dim": 128, "rope_parameters": rope}
+    (config if key == "head_dim" else rope)[key] = value
+    with pytest.raises(CheckpointError, match=f"config.json: {key} is .*: it must be"):
+        read_architecture(config)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from weft.errors import CheckpointError, ConfigError
 from weft.families import named_dtype, read_architecture
-from weft.families.architecture import FeedForward, Mixer
+from weft.families.mixers import BlockShape
 from weft.families.sharding import possible_tps, rank_architecture
-from weft.families.tensors import tables
 from weft.planning.geometries import GEOMETRIES, find_geometry
 from weft.planning.model_plan import ModelPlan, PlanOptions, make_plan
 from weft.planning.weights import FORMS, TWELVE_BIT, count_weights, form_of
@@ -60,17 +59,22 @@ def test_a_row_has_the_kv_heads_and_states_of_its_model(name: str, kv_heads: int
     assert plan.state_bytes / 1e6 == pytest.approx(state_mb, abs=0.0005 if state_mb < 1 else 0.05)
 
 
+def kinds_of(kind: type) -> Iterator[type]:
+    for below in kind.__subclasses__():
+        yield from (below, *kinds_of(below))
+
+
 def test_every_mixer_and_feed_forward_can_be_weighed() -> None:
     architectures = [
         read_architecture(json.loads((checkpoint(name) / "config.json").read_text())) for name in CHECKPOINTS
     ]
-    records = [record for one in architectures for record in (*one.mixers, *one.feed_forwards)]
-    assert {type(record) for record in records if record} == {*get_args(Mixer), *get_args(FeedForward)}
+    records = [record for one in architectures for record in (*one.mixers, *one.feed_forwards) if record]
+    kinds = {kind.__name__ for kind in kinds_of(BlockShape) if kind.__module__.startswith("weft.")}
+    assert {type(record).__name__ for record in records} == kinds - {"Mixer"}
     assert all(
         tensor.elements(1) > 0
         for record in records
-        if record
-        for table in tables(record, 64)
+        for table in record.tables(64)
         for stored in table.values()
         for tensor in stored
     )

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import Index
+from weft.families.mixers.attention import Index, Rope
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm, by_head
 from weft.models.rotary import RotaryTable
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -116,3 +117,20 @@ class LearnedIndex:
 
 
 IndexBlock = MeanIndex | LearnedIndex
+
+
+def read_index(read: BlockReader, shape: Index, name: str, rope: Rope | None, rank: int = 0) -> IndexBlock:
+    apart = read.source.has(f"{name}.indexer.index_q_proj.weight")  # of GGUF files
+    table = read.table(shape.table(read.hidden, rank, apart=apart), f"{name}.indexer")
+    if shape.learned:
+        return LearnedIndex(
+            shape,
+            table.linear("project"),
+            table.linear("query"),
+            table.tensor("norm"),
+            table.tensor("norm.bias"),
+            table.tensor("places"),
+        )
+    assert rope is not None
+    q_norm, k_norm = (table.norm(role, read.eps, plus_one=read.plus_one) for role in ("q_norm", "k_norm"))
+    return MeanIndex(shape, table.linear("project"), q_norm, k_norm, RotaryTable(rope, read.source.device))

@@ -13,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
-from weft.families.architecture import Dense, Experts
+from weft.families.mixers.feed_forward import GATED, Dense, Experts
+from weft.families.tensors import Names
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.adapted import AdaptedBlock, ExpertsChange
-from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
+from weft.models.blocks.linear import Linear, Norm, Projection, by_turns, fused_block_of
+from weft.models.table_reader import TableReader
+from weft.models.weights import Order
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.elementwise import activate, silu_mul, staged
 from weft.tensor.ops.moe import (
@@ -214,3 +219,157 @@ def _of_own(ids_TX: torch.Tensor, own: range) -> torch.Tensor:
     """Numbers of experts -> their places among ``own``, PAD for others."""
     places_TX = ids_TX - own.start
     return places_TX.masked_fill((places_TX < 0) | (places_TX >= len(own)), PAD)
+
+
+def read_swiglu(read: BlockReader, shape: Dense, name: str, names: Names = GATED, *, paired: bool = False) -> SwiGlu:
+    """The usual feed-forward; ``names`` and ``paired`` as in its table."""
+    table = read.table(shape.table(read.hidden, names=names, paired=paired), name)
+    orders: dict[str, Order] = {f"{names[0]}.weight": by_turns} if paired else {}
+    return SwiGlu(table.linear("into", orders=orders), table.linear("down"))
+
+
+def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED) -> DenseBlock:
+    """A feed-forward in any of the forms that ``Dense`` tells of."""
+    table = read.table(shape.table(read.hidden, names=names), name)
+    return DenseBlock(shape, table.linear("into"), table.linear("down"))
+
+
+def read_experts(
+    read: BlockReader, shape: Experts, name: str, *, exact_router: bool = False, paired: bool = False, **names: Any
+) -> ExpertsBlock:
+    """Without the expert that every token passes. ``names`` and ``paired``: as ``Experts.table`` takes
+    them; ``exact_router``: it is read in float32; experts in pairs are stored transposed, but in blocks of codes."""
+    known_pairs = paired
+    paired = paired and read.source.has(f"{name}.experts.gate_up_proj_bias")  # GGUF has them apart
+    transposed = paired and read.source.stored_rows(f"{name}.experts.gate_up_proj") > 0
+    table = read.table(shape.table(read.hidden, paired=paired, transposed=transposed, **names), name)
+    order = gate_first if paired else None
+    router, each = table.plain("router", torch.float32 if exact_router else None), names.get("names", GATED)
+    # With pairs, adapters of experts are not served, and refused as unknown modules.
+    block = routed_block(
+        read, shape, table, router, names=each, transposed=transposed, order=order, adapted=not known_pairs
+    )
+    block.choice_bias = table.get("choice_bias")
+    if shape.bias:
+        of_into = (
+            torch.cat((table.tensor("gate.bias"), table.tensor("up.bias")), dim=1)
+            if order is None
+            else order(table.tensor("into.bias"))
+        )
+        block.biases = ExpertBiases(of_into, table.tensor("down.bias"))
+    if shape.shared_gate:
+        block.shared_gate = table.plain("shared_gate")
+    if shape.latent_width:
+        block.latent_in, block.latent_out = table.linear("latent_in"), table.linear("latent_out")
+    return block
+
+
+def routed_block(
+    read: BlockReader,
+    shape: Experts,
+    table: TableReader,
+    router: Linear,
+    *,
+    names: Names = GATED,
+    transposed: bool = False,
+    order: Order | None = None,
+    adapted: bool = True,
+) -> ExpertsBlock:
+    """Return the routed experts of ``table``. ``adapted``: adapters may change them."""
+    into, down = _read_routed(read, shape, table, names, transposed, order)
+    block = ExpertsBlock(shape, router, into, down)
+    if read.source.place.by_expert:
+        block.own = read.source.own_experts(shape.count)
+        block.choices = torch.zeros(shape.count, dtype=torch.int64, device=block.router_weight.device)
+    if adapted:
+        _note_experts(read, shape, table, block, names)
+    return block
+
+
+def _note_experts(read: BlockReader, shape: Experts, table: TableReader, block: ExpertsBlock, names: Names) -> None:
+    """What adapters change: each expert's own matrices, and the stacks of all."""
+    source, own = read.source, read.source.own_experts(shape.count)
+    source.note(f"{table.name}.experts", block, 0, 0, kind="experts", experts=own)
+    for role in ("into", "down"):
+        [stack] = table.table[role]
+        source.declare(source.checkpoint.prefix + f"{table.name}.{stack.name}", stack)
+        *_, rows, columns = stack.shape(source.place)
+        stacked = f"{table.name}.experts.{'down_proj' if role == 'down' else 'gate_up_proj'}"
+        for spelled in {f"{table.name}.{stack.name}", stacked}:
+            source.note(spelled, block, rows, columns, tensor=stack, kind="experts", experts=own, role=role)
+        each, first = shape.expert_table(read.hidden, names=names)[role], 0
+        for tensor in each:
+            rows, columns = tensor.shape(source.place)
+            for number in range(shape.count):  # of experts that other ranks hold, this one uses nothing
+                source.note(
+                    f"{table.name}.experts.{number}.{tensor.name}",
+                    block if number in own else None,
+                    rows,
+                    columns,
+                    first=first,
+                    tensor=tensor,
+                    kind="experts",
+                    experts=range(number, number + 1),
+                    role=role,
+                )
+            first += rows
+
+
+def _read_routed(
+    read: BlockReader, shape: Experts, table: TableReader, names: Names, transposed: bool, order: Order | None
+) -> tuple[ExpertWeights, ExpertWeights]:
+    """What goes into all experts, and what comes out."""
+    # Hub releases store each expert by itself (experts.3.gate_proj.weight); transformers may save them
+    # as two tensors of all experts (experts.gate_up_proj).
+    source, weights = read.source, []
+    for role in ("into", "down"):
+        [stack] = table.table[role]
+        each, parts = shape.expert_table(read.hidden, names=names)[role], []
+        if source.has(f"{table.name}.{stack.name}"):
+            full, (count, *sides) = table.declared(stack)
+            rows, columns = reversed(sides) if transposed else sides
+            weights.append(
+                source.all_experts(
+                    [full],
+                    count,
+                    rows,
+                    columns,
+                    transposed=transposed,
+                    order=order if role == "into" else None,
+                    apart=[f"{table.name}.experts.{{}}.{one.name}" for one in each],
+                )
+            )
+            continue
+        for expert in source.own_experts(shape.count):
+            one = read.table({role: each}, f"{table.name}.experts.{expert}")
+            parts.append([one.declared(tensor) for tensor in each])
+        rows, columns = parts[0][0][1]
+        weights.append(source.experts([[full for full, _ in part] for part in parts], rows, columns))
+    into, down = weights
+    return into, down
+
+
+def gate_first(rows: torch.Tensor) -> torch.Tensor:
+    """[experts, rows, ...] whose rows of gate and up take turns -> all rows of the gate, then all of up."""
+    return torch.cat((rows[:, 0::2], rows[:, 1::2]), dim=1)
+
+
+def read_experts_apart(
+    read: BlockReader, shape: Experts, name: str, norms: tuple[tuple[str, str], tuple[str, str]], **names: Any
+) -> ExpertsApart:
+    """``norms``: in front of the dense one and the routed ones, and behind both, in the layer
+    ``name``."""
+    block = read_experts(read, shape, name, router="router.proj.weight", **names)
+    own = read.table(shape.apart_table(read.hidden), f"{name}.router")
+    # The router sees x / rms(x) / sqrt(D), times its own factors.
+    router_norm = Norm(own.tensor("scale") * read.hidden**-0.5, read.eps)
+    (before, after), summed = norms, read.source.summed
+    return ExpertsApart(
+        block,
+        summed(block.of_choices),
+        summed(read_dense(read, shape.shared, f"{name}.mlp")),
+        (read.norm(f"{name}.{before[0]}"), read.norm(f"{name}.{before[1]}")),
+        (read.norm(f"{name}.{after[0]}"), read.norm(f"{name}.{after[1]}")),
+        router_norm,
+        own.tensor("factors"),
+    )

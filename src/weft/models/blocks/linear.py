@@ -140,3 +140,8 @@ class Norm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, group_size=self.group_size)
         return y if self.gate is None else self.gate(y)
+
+
+def by_turns(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of two halves that take turns -> the first half, then the second."""
+    return torch.cat((rows[0::2], rows[1::2]))

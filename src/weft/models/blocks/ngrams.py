@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.families.architecture import Ngrams
+from weft.families.mixers.ngrams import Ngrams
+from weft.families.residuals import Streams
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Norm, Projection
-from weft.models.embedding import Lookup
+from weft.models.embedding import Embedding, Lookup
+from weft.models.layer import LayerStep, ResidualStream
 from weft.spec import HISTORY_BASE, HISTORY_CHANNELS
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.conv import causal_conv
@@ -60,8 +63,12 @@ class NgramsBlock:
         rows_H = torch.tensor(shape.rows, device=device)
         self._hash = torch.tensor(shape.multipliers, device=device), rows_H, rows_H.cumsum(0) - rows_H
 
-    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
-        """What is added to the streams."""
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
+        x_TN = stream.summed()
+        stream.x_TD = x_TN + self.added(x_TN, step.whole, step.cache)
+
+    def added(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
+        """Return what is added to the streams."""
         width = x_TN.shape[1] // self.streams
 
         def normed(norm: Norm, y_TN: torch.Tensor) -> torch.Tensor:
@@ -106,3 +113,31 @@ class NgramsBlock:
             ended_T = ended_T | (token_T < 0) | (token_T == self.shape.end)
             earlier.append(torch.where(ended_T, self.shape.end, token_T))
         return earlier
+
+
+def read_ngrams(read: BlockReader, shape: Ngrams, name: str) -> NgramsBlock:
+    source, inner = read.source, f"{name}.ple_embedding"
+    shards = 0
+    while source.has(f"{inner}.ngram_embedding.shard_{shards}.weight"):
+        shards += 1
+    stored = read.table(shape.table(read.hidden, shards=shards), name)
+    rows_H = torch.tensor(shape.rows)
+    source.leave(f"{inner}.layer_multipliers", torch.tensor(shape.multipliers), "seed, vocab_size, ple_layer_ids")
+    source.leave(f"{inner}.ngram_heads_vocab_sizes", rows_H, "ngram_vocab_size_base")
+    source.leave(f"{inner}.ngram_heads_offsets", rows_H.cumsum(0) - rows_H, "ngram_vocab_size_base")
+    first = stored.table["table"][0]
+    parts = [(full, rows) for full, (rows, _) in map(stored.declared, stored.table["table"])]
+    table = (
+        source.rows(parts, stored.declared(first)[1][1])
+        if shards
+        # codes of a GGUF file stay
+        else source.table(parts[0][0], first, is_head=False)
+    )
+    streams = read.architecture.residual
+    assert isinstance(streams, Streams)
+    key, query, conv = (
+        Norm(stored.tensor(f"{norm}_norm"), read.eps, read.plus_one) for norm in ("key", "query", "conv")
+    )
+    return NgramsBlock(
+        shape, Embedding(table), source.summed(stored.linear("project")), key, query, conv, stored.conv(), streams.count
+    )

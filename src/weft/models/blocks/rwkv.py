@@ -13,8 +13,7 @@
 
     w, a, v, gate    products of low rank, with tanh, nothing, nothing and a sigmoid in the middle
 
-The stream is [ x | values of the first layer ]: what a block gives is added to it, zeros behind y but in the
-first layer, whose values meet zeros there. So a step cuts, pads and orders rows of both alike.
+Values of the first layer are rows of the stream that later layers read.
 
 Source: Peng et al., "RWKV-7 Goose" (2025), section 4 and appendix F.
 """
@@ -26,15 +25,21 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from weft.families.mixing import TimeMix
-from weft.models.blocks.attention import CosSin
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.mixing import ChannelMix, TimeMix
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Projection, by_head
+from weft.models.layer import DecoderLayer, LayerStep, OnStream, ReadLayer, ResidualBlock, ResidualStream, StreamBlock
 from weft.models.vision.encoder import LayerNorm
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.elementwise import activate, each
 from weft.tensor.ops.wkv7 import wkv7
 
+VALUES = "values"
+"""Name of the first layer's values among the rows of the stream."""
 _LEAST_LOG_DECAY = -0.6065306597126334
 """-exp(-0.5)."""
 
@@ -50,9 +55,9 @@ class Shifted:
         zeros_D = torch.zeros_like(self.norm.weight)
         self._shift = torch.stack((zeros_D + 1, zeros_D), 1)
 
-    def __call__(self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> x_TD, and the distance from it to that of the token before."""
-        x_TD = self.norm(x_TN[:, : len(self.norm.weight)])
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norm of ``x_TD``, and the distance from it to that of the token before."""
+        x_TD = self.norm(x_TD)
         return x_TD, causal_conv(x_TD, self._shift, None, None, cache.state["conv.1"], inputs.runs) - x_TD
 
 
@@ -80,22 +85,20 @@ class TimeMixBlock:
     out_norm: tuple[torch.Tensor, torch.Tensor, float]
     out: Projection
 
-    def __call__(
-        self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
-    ) -> torch.Tensor:
-        x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
+        inputs, cache = step.whole, step.cache
+        x_TD, distance_TD = self.shifted(stream.summed(), inputs, cache)
         for_r, for_w, for_k, for_v, for_a, for_g = torch.addcmul(x_TD, distance_TD, self.mixes)
         heads, (into, up) = self.shape.heads, self.decay
         r_TC, k_TC, v_TC = self.r(for_r), self.k(for_k), self.v(for_v)
         g_TC = each(torch.sigmoid, up(each(torch.tanh, into(for_w))).float()) * _LEAST_LOG_DECAY
         a_TC = each(torch.sigmoid, self.rate[1](self.rate[0](for_a)).float())
         gate_TC = self.gate[1](each(torch.sigmoid, self.gate[0](for_g)))
-        first_TC = torch.zeros_like(v_TC)
         if self.value is None:
-            first_TC = v_TC
+            stream.rows[VALUES] = v_TC
         else:
             share_TC = each(torch.sigmoid, self.value[1](self.value[0](for_v)))
-            v_TC = torch.lerp(v_TC, x_TN[:, x_TD.shape[1] :], share_TC)
+            v_TC = torch.lerp(v_TC, stream.rows[VALUES], share_TC)
         # float32 up to the one rounding, of what the recurrence reads.
         kk_THK = F.normalize(by_head(k_TC.float() * self.k_k, heads), dim=-1)
         k_TC = (k_TC.float() * (1 + (a_TC - 1) * self.k_a)).to(k_TC.dtype)
@@ -115,22 +118,82 @@ class TimeMixBlock:
         normed_TC = F.group_norm(o_THV.flatten(1), heads, *self.out_norm)
         y_TC = (normed_TC + own_THV.flatten(1)) * gate_TC
         # Never the last layer that keeps a state: channel mixing follows, so all rows are asked for.
-        return torch.cat((self.out(y_TC), first_TC), -1)
+        stream.y_TD = self.out(y_TC)
 
 
 @dataclass(slots=True)
 class ChannelMixBlock:
-    """``mix`` [D]; ``carried``: numbers behind x in the stream."""
+    """``mix`` [D]."""
 
     shifted: Shifted
     mix: torch.Tensor
     into: Linear
     down: Projection
-    carried: int
 
     def __call__(
-        self, x_TN: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:
-        x_TD, distance_TD = self.shifted(x_TN, inputs, cache)
+        x_TD, distance_TD = self.shifted(x_TD, inputs, cache)
         mixed_TD = inputs.asked_of(torch.addcmul(x_TD, distance_TD, self.mix))
-        return F.pad(self.down(activate(self.into(mixed_TD), "relu2")), (0, self.carried))
+        return self.down(activate(self.into(mixed_TD), "relu2"))
+
+
+def layer_reader(read: BlockReader) -> ReadLayer:
+    """Of layer n of the release, 2n is time mixing and 2n + 1 channel mixing."""
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        stored = f"layers.{int(name.rpartition('.')[2]) // 2}"
+        if isinstance(mixer, TimeMix):
+            return DecoderLayer([read.block(mixer, f"{stored}.attn", norm=f"{stored}.attn_norm")])
+        assert isinstance(mixer, ChannelMix)
+        return DecoderLayer([ResidualBlock(None, read.block(mixer, f"{stored}.ffn", norm=f"{stored}.ffn_norm"))])
+
+    return layer
+
+
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
+    first, last = read.layer_norm("layers.0.pre_norm"), read.layer_norm("norm")
+    return [OnStream(first)], [OnStream(last)]
+
+
+def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) -> TimeMixBlock:
+    joined = read.source.has(f"{name}.x_x")  # of the library's first version
+    table = read.table(shape.table(read.hidden, joined=joined), name)
+    mixes = table.tensor("x_x")[:, None] if joined else torch.cat([table.tensor(f"x_{part}") for part in "rwkvag"])
+
+    if not shape.value_rank:  # of some files the first layer has them too, and nothing is made of them
+        for end in ("0.weight", "2.weight", "2.bias"):
+            read.source.leave(f"{name}.v_lora.lora.{end}")
+
+    def low_rank(part: str) -> tuple[Linear, Linear]:
+        return table.linear(f"{part}.0", finer=True), table.linear(f"{part}.1", finer=True)
+
+    out_norm = table.tensor("norm"), table.tensor("norm.bias"), read.eps * shape.head_dim
+    r, k, v = (table.linear(part) for part in "rkv")
+    return TimeMixBlock(
+        shape,
+        Shifted(read.layer_norm(norm)),
+        mixes,
+        r,
+        k,
+        v,
+        decay=low_rank("w"),
+        rate=low_rank("a"),
+        gate=low_rank("g"),
+        value=low_rank("v") if shape.value_rank else None,
+        k_k=table.tensor("k_k"),
+        k_a=table.tensor("k_a"),
+        r_k=table.tensor("r_k"),
+        out_norm=out_norm,
+        out=read.source.summed(table.linear("out")),
+    )
+
+
+def read_channel_mix(read: BlockReader, shape: ChannelMix, name: str, *, norm: str) -> ChannelMixBlock:
+    table = read.table(shape.table(read.hidden), name)
+    return ChannelMixBlock(
+        Shifted(read.layer_norm(norm)),
+        table.tensor("x_k"),
+        table.linear("into"),
+        read.source.summed(table.linear("down")),
+    )

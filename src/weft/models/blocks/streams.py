@@ -13,20 +13,34 @@ Sources: Hyper-Connections (Zhu et al., 2024); manifold-constrained ones (Xie et
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import Streams
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import FeedForward
+from weft.families.mixers.ngrams import WithNgrams
+from weft.families.residuals import Streams
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.ngrams import read_ngrams
+from weft.models.blocks.plain import plain_layer
+from weft.models.layer import (
+    Carried,
+    DecoderLayer,
+    LayerStep,
+    OnStream,
+    ReadLayer,
+    ResidualBlock,
+    ResidualStream,
+    StreamBlock,
+    normed,
+)
 from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.norm import rms_norm
-
-Carried = Sequence[torch.Tensor]
-"""What ``leave`` needs, a row for each token."""
 
 
 class StreamMix(Protocol):
@@ -96,3 +110,81 @@ class MixedStreams:
         give_TS, mix_TSS = carried
         mixed_TSD = mix_TSS.transpose(1, 2) @ torch.unflatten(x_TN, 1, (self.shape.count, -1))
         return (give_TS[..., None] * y_TD[:, None] + mixed_TSD).flatten(1)
+
+
+@dataclass(slots=True)
+class StreamsBlock(ResidualBlock):
+    """A residual block around which ``mix`` is."""
+
+    mix: StreamMix = field(kw_only=True)
+
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
+        seen_TD, carried = self.mix.enter(stream.summed())
+        return normed(self.norm, seen_TD), carried
+
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
+        stream.x_TD = self.mix.leave(stream.x_TD, carried, y_TD)
+
+
+@dataclass(slots=True)
+class Collapse:
+    """Makes one stream of several, behind the last layer."""
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
+        step.streams_TN = stream.summed()
+        stream.x_TD = self.make(step.streams_TN)
+
+
+def read_streams(read: BlockReader, shape: Streams, name: str, *, last: bool = False) -> StreamMix:
+    """Return what is around the block whose streams are under ``name``; ``last``: behind all layers."""
+    if shape.kind == "mixed":  # layers.3.hc_attn_fn, or layers.3.attn_hc.fn
+        layer, _, block = name.rpartition(".")
+        joint = f"hc_{block}_" if read.source.has(f"{layer}.hc_{block}_fn") else f"{block}_hc."
+        table = read.table(shape.mix_table(read.hidden, joint=joint), layer)
+        return MixedStreams(shape, table.tensor("fn"), table.tensor("base"), table.tensor("scale"), read.eps)
+    table = read.table(shape.mix_table(read.hidden, last=last), name)
+    return GatedStreams(
+        shape,
+        table.norm("norm", read.eps, plus_one=read.plus_one),
+        table.linear("down"),
+        table.linear("up"),
+        None if last else table.linear("inject"),
+    )
+
+
+def layer_reader(read: BlockReader) -> ReadLayer:
+    """N-grams of a layer are added in front of it. A head for multi-token prediction may have one stream."""
+    shape, names = read.architecture.residual, read.architecture.names
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        before: list[StreamBlock] = []
+        if isinstance(mixer, WithNgrams):
+            before, mixer = [read_ngrams(read, mixer.ngrams, f"{name}.ple")], mixer.mixer
+        plain = plain_layer(read, name, mixer, feed)
+        if not isinstance(shape, Streams):
+            return plain
+        mixed = [
+            StreamsBlock(
+                block.norm,
+                block.block,
+                block.out_norm,
+                block.mixes,
+                mix=read_streams(read, shape, f"{name}.{names.mixes[0 if block.mixes else 1]}"),
+            )
+            for block in plain.residuals
+        ]
+        return DecoderLayer([*before, *mixed])
+
+    return layer
+
+
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
+    shape = read.architecture.residual
+    assert isinstance(shape, Streams)
+    expand = OnStream(lambda x_TD: x_TD.repeat(1, shape.count))
+    if shape.kind == "mixed":
+        return [expand], [Collapse(lambda x_TN: torch.unflatten(x_TN, 1, (shape.count, -1)).mean(1))]
+    mix = read_streams(read, shape, "hyper_connection_mixer", last=True)
+    return [expand], [Collapse(lambda x_TN: mix.enter(x_TN)[0])]

@@ -11,7 +11,7 @@ matrix, head by head, into keys and values, and turns the keys' part round:
 
     kv_b_proj [H (own + value), latent]  ->  attn_k_b [H, latent, own]    attn_v_b [H, value, latent]
 
-``BlockReader.latent_attention`` reads either. A block of the file lies along ``own`` there, so the parts
+``read_latent_attention`` reads either. A block of the file lies along ``own`` there, so the parts
 cannot be joined in their form; both are values in memory, as the matrix of a checkpoint is.
 
 Source: llama.cpp's ``conversion`` package.

@@ -43,6 +43,7 @@ from weft.server.responses.turns import (
     conversation,
     in_own_words,
     prepare_response,
+    read_apart,
     read_history,
 )
 from weft.server.service import Service
@@ -53,6 +54,7 @@ from weft.server.sse import (
     json_response,
     owner_of,
     page_of,
+    prepared,
     read_raw,
     salt_of,
     tenant_of,
@@ -79,7 +81,8 @@ class ResponseHandlers:
         history, response_id = await self._history(request, body), new_response_id()
         items = await self._items(request, body, history, response_id)
         try:
-            turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
+            preparing = prepare_response(self._service, body, [*history.items, *items], history.known)
+            turn = await unless_gone(preparing, request.receive)
         except RequestError as error:
             said = in_own_words(error)
             if isinstance(said, ContextLengthError) and body.stream and not body.background:
@@ -89,7 +92,7 @@ class ResponseHandlers:
         if body.background:
             return await self._begin(request, body, job, items)
         return await answer_job(
-            request, job, stream=bool(body.stream), keep_alive_s=self._service.config.sse_keep_alive
+            request, prepared(job), stream=bool(body.stream), keep_alive_s=self._service.config.sse_keep_alive
         )
 
     async def response_input_tokens(self, request: Request) -> Response:
@@ -98,7 +101,8 @@ class ResponseHandlers:
         model = await self._service.model_for(body.model)
         history = await self._history(request, body)
         items = await self._items(request, body, history, new_response_id())
-        fields = conversation(body, [*history.items, *items])
+        whole = [*history.items, *items]
+        fields = await read_apart(len(whole), conversation, body, whole)
         _, prompt = await model.write_chat(fields, with_places=False)
         await model.check_text(prompt.text, param="input")
         encoded = await model.encode_chat(prompt, add_special_tokens=False, known=history.known)
@@ -235,7 +239,7 @@ class ResponseHandlers:
         if not isinstance(given, str) and any(map(is_reference, given)):
             owner, store = owner_of(request), self._store()
             given = await with_items(given, history.items, lambda name: store.get(name, owner), store.limits)
-        return read_items(given, response_id)
+        return await read_apart(0 if isinstance(given, str) else len(given), read_items, given, response_id)
 
     def _keep(
         self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item], history: TurnHistory

@@ -11,10 +11,11 @@ these tokens stand for it (``KnownPrefix``). Tokens are stored as a difference t
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -46,6 +47,16 @@ def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefi
         answer_field="max_output_tokens",
         known=known,
     )
+
+
+_ITEMS_AT_ONCE = 500
+"""Items that are read in one turn of the event loop."""
+Read = TypeVar("Read")
+
+
+async def read_apart(count: int, read: Callable[..., Read], *given: Any) -> Read:
+    """Return ``read(*given)``, from a thread where it reads ``count`` items and these are many."""
+    return read(*given) if count <= _ITEMS_AT_ONCE else await asyncio.to_thread(read, *given)
 
 
 def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFields:
@@ -192,7 +203,7 @@ async def prepare_response(
     TURNS_STEP at a time: the shown beginning is then the same for several turns, and the cache has it. Raises
     RequestError, UnknownModelError, EngineUnavailableError."""
     try:
-        return await prepare_turn(service, responses_turn(body, items, known))
+        return await prepare_turn(service, await read_apart(len(items), responses_turn, body, items, known))
     except ContextLengthError:
         if body.truncation != "auto":
             raise
@@ -204,7 +215,7 @@ async def prepare_response(
     if fitting is not None:
         return fitting
     shortest = items if not starts else [*items[:leading], *items[starts[-1] :]]
-    return await prepare_turn(service, responses_turn(body, shortest))
+    return await prepare_turn(service, await read_apart(len(shortest), responses_turn, body, shortest))
 
 
 async def _first_fitting(
@@ -225,7 +236,7 @@ async def _first_fitting(
 
 async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item]) -> PreparedTurn | None:
     try:
-        turn = await prepare_turn(service, responses_turn(body, items))
+        turn = await prepare_turn(service, await read_apart(len(items), responses_turn, body, items))
     except ContextLengthError:
         return None
     context = turn.model.info.sizes.max_model_len

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from weft.families.architecture import Attention, KeyIndex
+from weft.families.mixers.attention import Attention, KeyIndex
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import Index
+from weft.families.mixers.attention import Index
 from weft.tensor.inputs import LayerCache, Runs
 from weft.tensor.layout import unpack_k, unpack_v
 from weft.tensor.ops.latent_attention import put_rows, read_rows, rows_of, write_rows

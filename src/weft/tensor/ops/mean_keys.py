@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import KeyIndex
+from weft.families.mixers.attention import KeyIndex
 from weft.tensor.inputs import LayerCache, Runs
 from weft.tensor.ops.chosen_blocks import SCORES_AT_ONCE, Seen, ended_blocks, keys_of
 from weft.tensor.ops.latent_attention import put_rows, read_rows

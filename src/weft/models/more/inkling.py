@@ -14,19 +14,23 @@ Source: transformers ``InklingAttention``, ``InklingShortConvolution``, ``Inklin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from weft.families.architecture import RelativeAttention
-from weft.models.blocks.attention import CosSin
-from weft.models.blocks.feed_forward import ExpertsBlock
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import Experts, FeedForward
+from weft.families.more.inkling import RelativeAttention
+from weft.models.block_reader import BlockReader
+from weft.models.blocks.feed_forward import ExpertsBlock, gate_first, read_swiglu, routed_block
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head
+from weft.models.layer import DecoderLayer, FeedForwardBlock, OnStream, ReadLayer, ResidualBlock, StreamBlock
+from weft.models.weights import Order
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, attend
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attend
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.elementwise import each
-from weft.tensor.ops.moe import ChoiceRule, choose_experts
+from weft.tensor.ops.moe import ChoiceRule, ExpertWeights, choose_experts
 from weft.units import PAD
 
 
@@ -116,3 +120,92 @@ def of_parts(experts: ExpertsBlock, shared: ExpertsBlock) -> Callable[..., torch
         return experts.of_choices(x_TD, ids_TX, weights_TX) + shared.of_choices(x_TD, every_TS, shared_TS.contiguous())
 
     return both
+
+
+@dataclass(slots=True)
+class ConvolvedFeed:
+    """A feed-forward whose output passes a convolution: a mixer."""
+
+    feed: FeedForwardBlock
+    conv: OutputConv
+
+    def __call__(
+        self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
+    ) -> torch.Tensor:
+        y_TD = self.feed(x_TD, inputs.positions_T if inputs.runs.padded else None)
+        return inputs.asked_of(self.conv(y_TD, inputs, cache))
+
+
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
+    return [OnStream(read.norm("embed_tokens.embed_norm"))], []
+
+
+def layer_reader(read: BlockReader) -> ReadLayer:
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        assert isinstance(mixer, RelativeAttention)
+        assert feed is not None
+        sparse = isinstance(feed, Experts)
+        around = read.table(mixer.around_table(read.hidden, f"mlp.{'gate.' if sparse else ''}global_scale"), name)
+        out_conv, feed_conv = (
+            OutputConv(with_input(around.tensor(part).squeeze(1)), f"conv.{part}") for part in ("mixer", "feed")
+        )
+        feed_conv.taps = feed_conv.taps * around.tensor("scale")
+        block: FeedForwardBlock
+        if isinstance(feed, Experts):
+            block = _sharing_experts(read, feed, f"{name}.mlp")
+        elif read.source.has(f"{name}.mlp.w13_dn.weight"):
+            block = read.source.summed(read_swiglu(read, feed, f"{name}.mlp", ("w13_dn", "down_proj"), paired=True))
+        else:
+            block = read.source.summed(read_swiglu(read, feed, f"{name}.mlp"))
+        attention = read.block(mixer, f"{name}.self_attn", out_conv=out_conv)
+        return DecoderLayer(
+            [
+                ResidualBlock(read.norm(f"{name}.input_layernorm"), attention),
+                ResidualBlock(read.norm(f"{name}.post_attention_layernorm"), ConvolvedFeed(block, feed_conv)),
+            ]
+        )
+
+    return layer
+
+
+def read_relative_attention(
+    read: BlockReader, shape: RelativeAttention, name: str, *, out_conv: OutputConv
+) -> RelativeAttentionBlock:
+    table = read.table(shape.table(read.hidden), name)
+    q_norm, k_norm = (Norm(table.tensor(f"{part}_norm"), read.eps) for part in "qk")
+    taps = torch.cat([table.tensor(f"{part}_conv").squeeze(1) for part in "kv"])
+    return RelativeAttentionBlock(
+        shape,
+        table.linear("qkv"),
+        OutputConv(with_input(taps), "conv.kv"),
+        q_norm,
+        k_norm,
+        table.tensor("rel_logits_proj.proj"),
+        read.source.summed(table.linear("out")),
+        out_conv,
+    )
+
+
+def _sharing_experts(read: BlockReader, shape: Experts, name: str) -> SharingExperts:
+    paired = read.source.has(f"{name}.experts.w13_weight")
+    table = read.table(
+        shape.table(read.hidden, paired=paired, stacks=("experts.w13_weight", "experts.w2_weight") if paired else None),
+        name,
+    )
+    order = gate_first if paired else None
+    router = table.plain("router", torch.float32)
+    experts = routed_block(read, shape, table, router, order=order)
+    # ``weft quantize`` takes the routed experts apart and leaves these.
+    shared_paired = read.source.has(f"{name}.shared_experts.shared_w13_weight")
+    both = read.table(shape.shared_table(read.hidden, paired=shared_paired), name)
+    one = replace(shape, count=shape.shared_count, width=shape.shared_width, own_count=0)
+
+    def stack(role: str, order: Order | None) -> ExpertWeights:
+        parts = [both.declared(tensor) for tensor in both.table[role]]
+        count, rows, columns = parts[0][1]
+        return read.source.all_experts([full for full, _ in parts], count, rows, columns, order=order)
+
+    shared = ExpertsBlock(one, router, stack("into", gate_first if shared_paired else None), stack("down", None))
+    return SharingExperts(
+        experts, shared, router, table.tensor("choice_bias"), read.source.summed(of_parts(experts, shared))
+    )

@@ -8,8 +8,7 @@
 Inputs of the first convolution are kept, and nothing between the two: what the second one needs of tokens
 before is computed again, a product by channel.
 
-The stream is [ x | state of the router ]. An attention block passes the second part by; experts read it and
-put their own in its place. So a step cuts, pads and orders rows of both alike.
+The state of a router is rows of the stream: experts read it and put their own in its place.
 
 Source: transformers ``ZayaCCAProjection``, ``ZayaQKNorm``, ``ZayaRouter``, ``ZayaResidualScaling``.
 """
@@ -22,13 +21,27 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import ConvolvedAttention
-from weft.families.sharding import ShardSpan
-from weft.models.blocks.attention import CosSin
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import Experts, FeedForward
+from weft.families.more.zaya import ConvolvedAttention, ScaledResidual
+from weft.families.rank_place import ShardSpan
+from weft.families.tensors import Units
+from weft.models.block_reader import BlockReader
+from weft.models.blocks.feed_forward import routed_block
 from weft.models.blocks.linear import HeadLinear, Linear, Norm, by_head
-from weft.models.blocks.streams import Carried
+from weft.models.layer import (
+    Carried,
+    DecoderLayer,
+    LayerStep,
+    OnStream,
+    ReadLayer,
+    ResidualBlock,
+    ResidualStream,
+    StreamBlock,
+    normed,
+)
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, attention_layer
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.elementwise import each, softmax_
 from weft.units import PAD
@@ -96,36 +109,46 @@ class ConvolvedAttentionBlock:
         return causal_conv(x_TC, self.shift[: x_TC.shape[1]], None, None, cache.state[f"conv.{number}"], inputs.runs)
 
 
+Scaled = tuple[torch.Tensor, torch.Tensor]
+"""A bias and a factor of each channel."""
+
+
 @dataclass(slots=True)
-class ScaledResidual:
-    """Around a block: (x + bias) scale of the stream, and of what the block gives. ``inside``: the block
-    reads and gives the whole stream."""
+class ScaledBlock(ResidualBlock):
+    """(x + bias) scale of the stream, and of what the block gives."""
 
-    residual: tuple[torch.Tensor, torch.Tensor]
-    given: tuple[torch.Tensor, torch.Tensor]
-    inside: bool
+    residual: Scaled = field(kw_only=True)
+    given: Scaled = field(kw_only=True)
 
-    def enter(self, x_TN: torch.Tensor) -> tuple[torch.Tensor, Carried]:
-        bias, _ = self.given
-        return (x_TN if self.inside else x_TN[:, : len(bias)].to(bias.dtype)), ()
+    def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
+        return normed(self.norm, stream.summed().to(stream.dtype)), ()
 
-    def leave(self, x_TN: torch.Tensor, carried: Carried, y_TN: torch.Tensor) -> torch.Tensor:
-        width = len(self.given[0])
-        x_TD, y_TD = (
-            (part_TN[:, :width] + bias) * scale
-            for part_TN, (bias, scale) in ((x_TN, self.residual), (y_TN, self.given))
-        )
-        return torch.cat((x_TD + y_TD, (y_TN if self.inside else x_TN)[:, width:]), -1)
+    def leave(self, stream: ResidualStream, carried: Carried, y_TD: torch.Tensor) -> None:
+        (bias, scale), (y_bias, y_scale) = self.residual, self.given
+        stream.x_TD = (stream.x_TD + bias) * scale + (y_TD + y_bias) * y_scale
+
+
+@dataclass(slots=True)
+class ContinuedBlock(ScaledBlock):
+    """Experts that read the state of the router before, and hand theirs on."""
+
+    def __call__(self, stream: ResidualStream, step: LayerStep) -> None:
+        seen_TD, carried = self.enter(stream, step)
+        y_TD, stream.rows[ROUTER] = self.block(seen_TD, stream.rows.get(ROUTER), step.positions_T)
+        self.leave(stream, carried, y_TD)
+
+
+ROUTER = "router"
+"""Name of the state of the router among the rows of the stream."""
 
 
 @dataclass(slots=True)
 class ContinuedExperts:
-    """[ x | state of the router before ] -> [ y | its own state ]. ``routed``: (rows, expert, weight) of one
+    """x and the state of the router before -> y and its own state. ``routed``: (rows, expert, weight) of one
     expert each. ``continued``: [R], None in the first layer; ``choices``: of R, the last one is none;
     ``biases``: float32, added to choose and not to weigh."""
 
     routed: Callable[..., torch.Tensor]
-    norm: Norm
     router: Linear
     continued: torch.Tensor | None
     router_norm: Norm
@@ -135,20 +158,84 @@ class ContinuedExperts:
     experts: object
     """The block of ``routed``."""
 
-    def __call__(self, x_TN: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
-        width, dtype = len(self.norm.weight), self.norm.weight.dtype
-        x_TD = self.norm(x_TN[:, :width].to(dtype))
+    def __call__(
+        self, x_TD: torch.Tensor, before_TR: torch.Tensor | None, positions_T: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         state_TR = self.router(x_TD)
-        if self.continued is not None:
-            state_TR = state_TR + x_TN[:, width:].to(dtype) * self.continued
+        if self.continued is not None and before_TR is not None:
+            state_TR = state_TR + before_TR * self.continued
         inner_TR = self.router_norm(state_TR)
         for product in self.inner:
             inner_TR = each(F.gelu, product(inner_TR))
         shares_TE = softmax_(self.choices(inner_TR).float(), 1.0)
         ids_T1 = (shares_TE + self.biases).argmax(-1, keepdim=True)
-        weights_T1 = shares_TE.gather(-1, ids_T1).to(dtype)
+        weights_T1 = shares_TE.gather(-1, ids_T1).to(x_TD.dtype)
         skipped_T1 = ids_T1 == len(self.biases) - 1
         if positions_T is not None:
             skipped_T1 = skipped_T1 | (positions_T == PAD)[:, None]
         y_TD = self.routed(x_TD, ids_T1.masked_fill(skipped_T1, PAD), weights_T1.masked_fill(skipped_T1, 0.0))
-        return torch.cat((y_TD, state_TR), -1)
+        return y_TD, state_TR
+
+
+def read_convolved_attention(read: BlockReader, shape: ConvolvedAttention, name: str) -> ConvolvedAttentionBlock:
+    of, table = shape.attention, read.table(shape.table(read.hidden), name)
+    second = torch.unflatten(table.tensor("second"), 0, (-1, of.head_dim))
+    values = Units(of.kv_heads, of.head_dim, of.kv_copies).span(read.source.place)
+    return ConvolvedAttentionBlock(
+        shape,
+        table.linear("project"),
+        table.tensor("first").squeeze(1),
+        table.tensor("first.bias"),
+        HeadLinear.of(second.permute(0, 3, 2, 1).flatten(1, 2).contiguous()),
+        table.tensor("second.bias"),
+        table.tensor("factors"),
+        values,
+        table.linear("out"),
+    )
+
+
+def read_continued_experts(read: BlockReader, shape: Experts, name: str) -> ContinuedExperts:
+    table = read.table(shape.table(read.hidden), name)
+    router = table.plain("router")
+    experts = routed_block(read, shape, table, router)
+    return ContinuedExperts(
+        read.source.summed(experts.of_choices),
+        router,
+        table.get("continued"),
+        table.norm("router_norm", read.eps),
+        (table.plain("fc1"), table.plain("fc2")),
+        table.plain("choice"),
+        table.tensor("choice_bias"),
+        experts,
+    )
+
+
+def layer_reader(read: BlockReader) -> ReadLayer:
+    shape = read.architecture.residual
+    assert isinstance(shape, ScaledResidual)
+
+    def scaled(name: str) -> tuple[Scaled, Scaled]:
+        table = read.table(shape.table(read.hidden), name)
+        residual, given = (
+            (table.tensor(f"{part}_bias"), table.tensor(f"{part}_scale")) for part in ("residual", "hidden_states")
+        )
+        return residual, given
+
+    def layer(name: str, mixer: Mixer | None, feed: FeedForward | None) -> DecoderLayer:
+        assert isinstance(mixer, ConvolvedAttention)
+        assert isinstance(feed, Experts)
+        norm = read.norm(f"{name}.input_layernorm")
+        attention = read.source.summed(read.block(mixer, f"{name}.self_attn"))
+        residual, given = scaled(f"{name}.post_attention_residual_scale")
+        first = ScaledBlock(norm, attention, residual=residual, given=given)
+        norm = read.norm(f"{name}.post_attention_layernorm")
+        experts = read_continued_experts(read, feed, f"{name}.mlp")
+        residual, given = scaled(f"{name}.post_mlp_residual_scale")
+        return DecoderLayer([first, ContinuedBlock(norm, experts, mixes=False, residual=residual, given=given)])
+
+    return layer
+
+
+def ends_reader(read: BlockReader) -> tuple[list[StreamBlock], list[StreamBlock]]:
+    bias, scale = (read.source.tensor(f"input_hidden_states_{part}", read.hidden) for part in ("bias", "scale"))
+    return [OnStream(lambda x_TD: (x_TD + bias) * scale)], []

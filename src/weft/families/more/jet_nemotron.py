@@ -1,6 +1,6 @@
 """Jet-Nemotron: delta nets whose values pass a convolution that each token makes itself; some attention.
 
-    layer_types   "jet"    GatedDelta with a kernel_rank; its settings are efficient_attention_config.jet
+    layer_types   "jet"    DynamicDelta; its settings are efficient_attention_config.jet
                   "attn"   attention, with biases on q, k and v
                   "swa"    the same over a window, efficient_attention_config.swa.window_size
 
@@ -10,11 +10,54 @@ NVIDIA's ``JetNemotronConfig`` and ``JetBlockConfig``, whose defaults stand here
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from weft.families.architecture import Architecture, Dense, GatedDelta, Mixer
+from weft import spec
+from weft.families.architecture import Architecture
 from weft.families.config_keys import INTEGER_MAX, ConfigKeys, fail
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows, read_attention, windowed
+from weft.families.tensors import Table, Tensor, Units, exact, norm_weight, product
+from weft.spec import LayerSpec
+
+_KERNELS = "dynamic_conv1d.kernel_generator"
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicDelta(Mixer):
+    """The gated delta rule, of which v alone is convolved, by kernels that each token makes through a bottleneck
+    of ``kernel_rank`` numbers. ``norm_eps``: of the gated norm."""
+
+    reader = "weft.models.more.jet_nemotron:read_dynamic_delta"
+
+    heads: int
+    k_dim: int
+    v_dim: int
+    conv_kernel: int
+    kernel_rank: int
+    norm_eps: float
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.dynamic_delta(self.heads, self.k_dim, self.v_dim, self.conv_kernel)
+
+    def table(self, hidden: int) -> Table:
+        """The rows of beta and decay are never quantised in files. Of the kernels the first product is whole, and
+        the second divided: rows by channel, place by place."""
+        key, value, heads = Units(self.heads, self.k_dim), Units(self.heads, self.v_dim), Units(self.heads)
+        table = product("project", hidden, ("q_proj", key), ("k_proj", key), ("v_proj", value), ("g_proj", value))
+        table["project"] += tuple(Tensor(f"{part}_proj.weight", (heads, hidden), "plain") for part in "ba")
+        table["project"] += (Tensor(f"{_KERNELS}.w1.weight", (self.kernel_rank, hidden)),)
+        rows = Units(self.heads, self.v_dim * self.conv_kernel)
+        return (
+            table
+            | product("kernels", self.kernel_rank, (f"{_KERNELS}.w2", rows), bias=True)
+            | exact("A_log", "dt_bias", dims=(heads,))
+            | norm_weight("norm", self.v_dim, "o_norm")
+            | product("out", value, ("o_proj", hidden))
+        )
 
 
 def read_jet_nemotron(family: str, keys: ConfigKeys) -> Architecture:
@@ -48,7 +91,7 @@ def read_jet_nemotron(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-def _jet(keys: ConfigKeys) -> GatedDelta:
+def _jet(keys: ConfigKeys) -> DynamicDelta:
     heads, k_dim = keys.integer("num_heads", 6), keys.integer("head_dim", 256)
     factor = keys.number("expand_v", 2.0)
     if not 1 <= k_dim * factor <= INTEGER_MAX or int(heads * k_dim * factor) != heads * int(k_dim * factor):
@@ -65,7 +108,8 @@ def _jet(keys: ConfigKeys) -> GatedDelta:
     rank = heads * v_dim // keys.integer("dconv_generator_reduction", 1 if keys.has("dconv_generator_reduction") else 8)
     if not rank:
         fail("dconv_generator_reduction", keys.get("dconv_generator_reduction"), f"at most {heads * v_dim}")
-    return GatedDelta(heads, heads, k_dim, v_dim, kernel, kernel_rank=rank, norm_eps=keys.number("norm_eps", 1e-5))
+    return DynamicDelta(heads, k_dim, v_dim, kernel, rank, keys.number("norm_eps", 1e-5))
 
 
-FAMILIES = (Family("jet_nemotron", ("jet_nemotron",), read_jet_nemotron),)
+_NAMES = Names({Attention: "self_attn", DynamicDelta: "self_attn"})
+FAMILIES = (Family("jet_nemotron", ("jet_nemotron",), read_jet_nemotron, names=_NAMES),)

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import MatrixLstm
-from weft.models.blocks.attention import CosSin
+from weft.families.more.xlstm import MatrixLstm
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.elementwise import each
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.running_max import running_max
@@ -75,3 +76,10 @@ class MatrixLstmBlock:
         h_THV = h_THV / (norm_TH1.abs().clamp_min(1.0) + shape.floor * each(torch.exp, asked(largest_TH))[..., None])
         h_THV = F.layer_norm(h_THV, (shape.value_dim,), eps=shape.norm_eps)
         return self.out(h_THV.flatten(1).to(x_TD.dtype) * self.norm * each(torch.sigmoid, asked(gate_TC)))
+
+
+def read_matrix_lstm(read: BlockReader, shape: MatrixLstm, name: str) -> MatrixLstmBlock:
+    table = read.table(shape.table(read.hidden), name)
+    return MatrixLstmBlock(
+        shape, table.linear("project"), table.linear("gates"), table.tensor("norm"), table.linear("out")
+    )

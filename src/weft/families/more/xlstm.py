@@ -10,10 +10,50 @@ Source: Beck et al., "xLSTM 7B: A Recurrent LLM for Fast and Efficient Inference
 
 from __future__ import annotations
 
-from weft.families.architecture import Architecture, Dense, MatrixLstm
+from dataclasses import dataclass
+
+from weft import spec
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.mamba import POSITIONS
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import Dense
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture
+from weft.families.tensors import Table, Units, all_plain, norm_weight, product
+from weft.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLstm(Mixer):
+    """Matrix memory of xLSTM (Beck et al., 2024). Its input gate is an exponential, its forget gate a
+    sigmoid; both pass a soft cap of ``gate_cap``. ``norm_eps``: of the norm of each head's output;
+    ``floor``: what is added to the normaliser, relative to the largest input that the memory has."""
+
+    reader = "weft.models.more.xlstm:read_matrix_lstm"
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    gate_cap: float
+    norm_eps: float
+    floor: float
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.matrix_lstm(self.heads, self.key_dim, self.value_dim)
+
+    def table(self, hidden: int) -> Table:
+        """Gates are never quantised in files: they decide how long a memory lives."""
+        heads, keys = Units(self.heads), Units(self.heads, self.key_dim)
+        values = Units(self.heads, self.value_dim)
+        table = (
+            product("project", hidden, ("q", keys), ("k", keys), ("v", values), ("ogate_preact", values))
+            | norm_weight("norm", values, "multihead_norm")
+            | product("out", values, ("out_proj", hidden))
+        )
+        gates = product("gates", hidden, ("igate_preact", heads), ("fgate_preact", heads), bias=True)
+        return table | all_plain(gates)
+
 
 CAP_MAX = 40.0
 """Exponentials of an input gate, and sums of them over a text, are then far from the end of float32."""
@@ -53,4 +93,14 @@ def read_xlstm(family: str, keys: ConfigKeys) -> Architecture:
     )
 
 
-FAMILIES = (Family("xlstm", ("xlstm",), read_xlstm),)
+_NAMES = Names(
+    {MatrixLstm: "mlstm_layer"},
+    feed="ffn",
+    mixer_norm="norm_mlstm",
+    feed_norm="norm_ffn",
+    final_norm="out_norm",
+    stack="blocks",
+    embeddings=("embeddings",),
+    spelled={Dense: {"names": ("proj_up_gate", "proj_up", "proj_down")}},
+)
+FAMILIES = (Family("xlstm", ("xlstm",), read_xlstm, names=_NAMES),)

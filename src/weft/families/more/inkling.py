@@ -9,12 +9,82 @@ Sources: transformers ``InklingTextConfig`` and ``InklingForCausalLM``, whose de
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from weft import spec
 from weft.families import reading
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, RelativeAttention
+from weft.families.architecture import Architecture
 from weft.families.config_keys import ConfigKeys, fail
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Attention
+from weft.families.mixers.feed_forward import Dense, Experts, FeedForward
+from weft.families.names import Names
 from weft.families.reading import Family, build_architecture, kinds_with_windows
+from weft.families.residuals import ModelShape, Residual
+from weft.families.tensors import Table, Tensor, Units, exact
+from weft.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingNorm(Residual):
+    """What is embedded is normed."""
+
+    adapts_embedding = False
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        yield from Residual.tables(self, model)
+        yield "norms", self.norm_table(model.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeAttention(Mixer):
+    """Attention whose scores have a bias by distance, of each query's own (Inkling): ``states`` numbers of a
+    query's head, times a bank of profiles over ``extent`` distances; 0 for keys farther away. Keys and values
+    pass a short convolution of ``conv_kernel`` tokens. So do the outputs of the layer and of its
+    feed-forward, of ``stream`` channels each; every rank has those whole. From position ``floor`` on queries
+    and biases are multiplied by 1 + ``growth`` log((position + 1) / ``floor``); 0: they are not."""
+
+    reader = "weft.models.more.inkling:read_relative_attention"
+    part = "attention"
+
+    attention: Attention
+    states: int
+    extent: int
+    conv_kernel: int
+    stream: int
+    floor: int = 0
+    growth: float = 0.0
+
+    def layer_spec(self) -> LayerSpec:
+        of = self.attention
+        return spec.together(
+            "relative_attention",
+            of.layer_spec(),
+            spec.convolutions(self.conv_kernel, kv=2 * of.kv_heads * of.head_dim, mixer=self.stream, feed=self.stream),
+        )
+
+    def table(self, hidden: int) -> Table:
+        of = self.attention
+        table = of.table(hidden)
+        table["qkv"] += (Tensor("r_proj.weight", (Units(of.heads, self.states), hidden)),)
+        keys = Units(of.kv_heads, of.head_dim, of.kv_copies)
+        for part in "kv":
+            name, dims = f"{part}_sconv.conv1d.weight", (keys, 1, self.conv_kernel)
+            table[f"{part}_conv"] = (Tensor(name, dims, "float32"),)
+        return table | exact("rel_logits_proj.proj", dims=(self.states, self.extent))
+
+    def tables(self, hidden: int) -> list[Table]:
+        return [self.table(hidden), self.around_table(hidden)]
+
+    def around_table(self, hidden: int, scale: str = "mlp.global_scale") -> Table:
+        """The convolutions of what the two blocks of its layer give; ``scale``: a factor on the feed-forward."""
+        table: Table = {
+            part: (Tensor(f"{name}_sconv.conv1d.weight", (hidden, 1, self.conv_kernel), "float32"),)
+            for part, name in (("mixer", "attn"), ("feed", "mlp"))
+        }
+        return table | {"scale": (Tensor(scale, (1,), "float32"),)}
+
 
 _WINDOW = "hybrid_sliding"
 _OLD_NAMES = {
@@ -77,7 +147,7 @@ def read_inkling(family: str, keys: ConfigKeys) -> Architecture:
         _feeds(keys, count),
         tied=False,
         logits_divisor=keys.number("logits_mup_width_multiplier", 24.0),
-        embedding_norm=True,
+        residual=EmbeddingNorm(),
         head_tokens=unpadded if unpadded < keys.integer("vocab_size") else 0,
     )
 
@@ -131,4 +201,5 @@ RELEASED = (
 )
 """How names of releases become those that transformers has in memory."""
 
-FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, released=RELEASED),)
+_NAMES = Names(layer_reader="weft.models.more.inkling:layer_reader", ends_reader="weft.models.more.inkling:ends_reader")
+FAMILIES = (Family("inkling", ("inkling_mm_model", "inkling_text"), read_inkling, names=_NAMES, released=RELEASED),)

@@ -14,14 +14,16 @@ Source: Gu et al., "Jet-Nemotron" (2025), section 2.3, and the released ``jet_bl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from weft.families.architecture import GatedDelta
-from weft.models.blocks.attention import CosSin
+from weft.families.more.jet_nemotron import DynamicDelta
+from weft.models.block_reader import BlockReader
 from weft.models.blocks.linear import Linear, by_head
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.conv import causal_conv
 from weft.tensor.ops.delta_rule import delta_gates, delta_rule
 from weft.tensor.ops.norm import rms_norm
@@ -38,7 +40,7 @@ class DynamicDeltaBlock:
     """``kernels``: from the bottleneck to [places x value_width], with its bias; ``decay``: -exp(A_log),
     float32 [heads]; ``dt_bias``: float32 [heads]; ``norm``: [V], shared by the heads."""
 
-    shape: GatedDelta
+    shape: DynamicDelta
     project: Linear
     kernels: Linear
     decay: torch.Tensor
@@ -49,14 +51,14 @@ class DynamicDeltaBlock:
     _shift: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        zeros_C = self.norm.new_zeros(self.shape.value_width)
+        zeros_C = self.norm.new_zeros(self.shape.heads * self.shape.v_dim)
         self._shift = torch.stack((zeros_C + 1, zeros_C), 1)
 
     def __call__(
         self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None
     ) -> torch.Tensor:
-        shape, heads = self.shape, self.shape.v_heads
-        keys, values = shape.key_width, shape.value_width
+        shape, heads = self.shape, self.shape.heads
+        keys, values = heads * shape.k_dim, heads * shape.v_dim
         q_TC, k_TC, v_TC, z_TC, b_TH, a_TH, r_TR = torch.split(
             self.project(x_TD), [keys, keys, values, values, heads, heads, shape.kernel_rank], dim=-1
         )
@@ -78,3 +80,20 @@ class DynamicDeltaBlock:
             seen_TC = causal_conv(seen_TC, self._shift, None, None, cache.state[f"conv.{number}"], inputs.runs)
             y_TC = torch.addcmul(y_TC, kernel_TC, seen_TC.float())
         return F.silu(y_TC).to(v_TC.dtype)
+
+
+def read_dynamic_delta(read: BlockReader, shape: DynamicDelta, name: str) -> DynamicDeltaBlock:
+    table = read.table(shape.table(read.hidden), name)
+    order, [stored] = partial(by_place, kernel=shape.conv_kernel), table.table["kernels"]
+    bias = table.tensor("kernels.bias")
+    kernels = table.linear("kernels", orders={stored.name: order}, bias=bias if bias.is_meta else order(bias))
+    return DynamicDeltaBlock(
+        shape,
+        table.linear("project"),
+        kernels,
+        table.decay(),
+        table.tensor("dt_bias"),
+        table.tensor("norm"),
+        shape.norm_eps,
+        table.linear("out"),
+    )

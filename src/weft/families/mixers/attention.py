@@ -1,12 +1,11 @@
-"""The geometry of attention layers: what a head sees, what is kept of each token, how positions turn.
+"""Softmax attention: what a head sees, what is kept of each token, how positions turn.
 
     Attention         keys and values of some heads        pages, or a ring for a short window
-    LatentAttention   one latent for all heads             pages without a V block
-    Rope              positions, beside either             nothing
-    Index             chooses what either sees             rows of its own
+    Rope              positions                            nothing
+    Index             chooses what attention sees          rows of its own
     KeyIndex          chooses what heads see               means of their keys, as rows of its own
 
-``architecture`` has them beside the other mixers. Pure data, no torch.
+Pure data, no torch.
 """
 
 from __future__ import annotations
@@ -15,10 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft import spec
+from weft.families.mixers import Mixer
+from weft.families.tensors import Table, Tensor, Units, exact, layer_norm, norm_weight, product
 from weft.spec import LayerSpec
 from weft.units import ceil_div
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
+
 
 RING_TOKENS_MAX = 1024
 """Windows up to this many tokens are a ring in the state slot; wider ones stay in pages and are masked.
@@ -50,15 +52,6 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class NormGate:
-    """What a norm's output is multiplied by: ``factor`` times sigmoid of a gate that the output makes itself,
-    over a bottleneck of ``rank`` numbers (GigaChat 3.5)."""
-
-    rank: int
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
 class Index:
     """What lets attention see ``chosen`` blocks of ``block`` tokens and the unfinished block behind them.
     Each block has one key of ``key_dim`` numbers, made of a row that each token keeps; ``queries`` of the
@@ -77,6 +70,32 @@ class Index:
         """Numbers that a token keeps: its key, and how it weighs."""
         return self.key_dim * (2 if self.learned else 1)
 
+    def table(self, hidden: int, rank: int = 0, *, apart: bool = False) -> Table:
+        """What lies under ``indexer``, whole on each rank. ``rank``: width of the query's bottleneck. ``apart``:
+        queries and key are two tensors."""
+        dim = self.key_dim
+        if not self.learned:
+            both = (
+                (("index_q_proj", self.queries * dim), ("index_k_proj", dim))
+                if apart
+                else (("index_qk_proj", (self.queries + 1) * dim),)
+            )
+            return (
+                product("project", hidden, *both)
+                | norm_weight("q_norm", dim, "q_layernorm")
+                | norm_weight("k_norm", dim, "k_layernorm")
+            )
+        table = product("project", hidden, ("wk", dim)) | product("query", rank, ("wq_b", self.queries * dim))
+        table["project"] += (
+            Tensor("index_kpool_compress_gate", (dim, hidden)),
+            Tensor("weights_proj.weight", (self.queries, hidden)),
+        )
+        return (
+            table
+            | layer_norm("norm", dim, "k_norm")
+            | {"places": (Tensor("index_kpool_compress_ape", (self.block, dim), "plain"),)}
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
@@ -93,7 +112,7 @@ class KeyIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Mixer):
     """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
     the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
     own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
@@ -106,6 +125,10 @@ class Attention:
     projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
     ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most so many
     places away on either side."""
+
+    reader = "weft.models.blocks.attention:read_attention"
+    part = "attention"
+    copied = ("kv_heads", "kv_copies")
 
     heads: int
     kv_heads: int
@@ -160,47 +183,40 @@ class Attention:
             return spec.window_attention(self.kv_heads, self.head_dim, self.window)
         return spec.attention(self.kv_heads, self.head_dim)
 
+    def table(
+        self,
+        hidden: int,
+        *,
+        inputs: int | None = None,
+        out: str = "o_proj",
+        norms: tuple[str, str] = ("q_norm", "k_norm"),
+        gates: str = "g_proj",
+        gate: str | None = None,
+    ) -> Table:
+        """``inputs``: width of what it reads, where that is not the stream. Head gates have no bias. ``gate``: of
+        a gate that is stored by itself; else the query projection has its rows."""
+        queries = Units(self.heads, self.head_dim)
+        keys = Units(self.kv_heads, self.head_dim, self.kv_copies)
+        apart = ((gate, queries),) if self.gated and gate else ()
+        asked = Units(self.heads, self.head_dim * 2) if self.gated and not gate else queries
+        read = inputs or hidden
+        own = (("k_proj", keys), ("v_proj", keys))[: 0 if self.kv_of is not None else 2 - self.values_are_keys]
+        table = product("qkv", read, ("q_proj", asked), *apart, *own, bias=self.bias)
+        if self.head_gated:
+            table["qkv"] += (Tensor(f"{gates}.weight", (Units(self.heads), read)),)
+        if self.qk_norm:
+            table |= norm_weight("q_norm", queries if self.norm_whole else self.head_dim, norms[0])
+            if self.kv_of is None:
+                table |= norm_weight("k_norm", keys if self.norm_whole else self.head_dim, norms[1])
+        if self.sinks:
+            table |= exact("sinks", dims=(Units(self.heads),))
+        out_bias = self.bias if self.out_bias is None else self.out_bias
+        return table | product("out", queries, (out, hidden), bias=out_bias)
 
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent
-    of ``latent_dim`` numbers per token. Only the latent is cached, with ``shared_dim`` numbers of key that
-    all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
-    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
-    the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
-    number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
-    chosen blocks alone (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: what gates them;
-    ``query_factor`` and ``latent_factor``: on what they give."""
+    def tables(self, hidden: int) -> list[Table]:
+        return [self.table(hidden), *index_tables(self.index, hidden)]
 
-    heads: int
-    latent_dim: int
-    shared_dim: int
-    own_dim: int
-    value_dim: int
-    scale: float
-    query_rank: int | None = None
-    bias: bool = False
-    rope: Rope | None = None
-    head_gated: bool = False
-    index: Index | None = None
-    norm_eps: float = 1e-6
-    gated: bool = False
-    norm_gate: NormGate | None = None
-    query_factor: float = 1.0
-    latent_factor: float = 1.0
 
-    @property
-    def index_width(self) -> int:
-        return 0 if self.index is None else self.index.row_width
-
-    @property
-    def key_dim(self) -> int:
-        return self.own_dim + self.shared_dim
-
-    @property
-    def gate_width(self) -> int:
-        """Numbers for each head that the output is multiplied by sigmoid of."""
-        return self.value_dim if self.gated else int(self.head_gated)
-
-    def layer_spec(self) -> LayerSpec:
-        return spec.latent_attention(self.latent_dim + self.shared_dim)
+def index_tables(index: Index | KeyIndex | None, hidden: int, rank: int = 0) -> list[Table]:
+    """Return the table of an index that has tensors. ``rank``: as ``Index.table`` takes it."""
+    return [index.table(hidden, rank)] if isinstance(index, Index) else []

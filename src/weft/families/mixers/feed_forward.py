@@ -1,0 +1,194 @@
+"""Feed-forwards: dense ones, and mixtures of experts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.families.mixers import BlockShape
+from weft.families.tensors import Dim, Names, Numbered, Table, Tensor, Units, all_plain, norm_weight, product
+
+Activation = Literal["silu", "gelu", "relu2", "clamped_swiglu", "gelu_tanh"]
+"""``relu2``: the square of relu. ``clamped_swiglu``: of gpt-oss's experts, gate and up together."""
+
+
+GATED: Names = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(BlockShape):
+    """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
+    down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's. ``limit``: gate(x)
+    is at most this, and up(x) at most this on both sides (GLM 5); 0 for none."""
+
+    reader = "weft.models.blocks.feed_forward:read_dense"
+    part = "feed-forward"
+
+    width: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
+    limit: float = 0.0
+
+    def table(self, hidden: int, *, names: Names = GATED, whole: bool = False, paired: bool = False) -> Table:
+        """``names``: of what goes in, and of what comes out; one name of gate and up where they are one tensor.
+        ``whole``: ranks do not divide it. ``paired``: rows of gate and up take turns in the one tensor."""
+        *into, down = names if self.gated else names[-2:]
+        width: Dim = self.width if whole else Units(self.width)
+        rows = width
+        if self.gated and len(into) == 1:
+            rows = 2 * width if isinstance(width, int) else (Units(self.width), Units(self.width))
+            rows = Units(self.width, 2) if paired else rows
+        return product("into", hidden, *((name, rows) for name in into), bias=self.bias) | product(
+            "down", width, (down, hidden), bias=self.bias
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(BlockShape):
+    """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert
+    every token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate.
+    ``normalized``: the weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum).
+    ``scoring``: what makes a weight of a router's score. ``choice_bias``: a learned number per expert is
+    added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
+    groups, of which the ``groups_chosen`` with the best two scores in sum are chosen from. ``latent_width``:
+    routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
+    that a rank holds where ranks divide them (0: all). ``bias``: the router and both products of an expert
+    have one. ``normed_apart``: the shared expert, the routed ones and the router have norms of their own, and
+    each expert a factor on its weight (Gemma 4). ``limit``: as of ``Dense``. ``router_width``: the router is
+    a feed-forward of this width over a state that layers hand on, and may choose none (ZAYA); 0: a product.
+    ``router_continues``: there is a layer before. ``shared_count``: so many experts of ``shared_width`` that
+    every token passes; the router scores them too, and weights are shares of the sum over them and the chosen
+    ones (Inkling)."""
+
+    reader = "weft.models.blocks.feed_forward:read_experts"
+    part = "experts"
+
+    count: int
+    per_token: int
+    width: int
+    normalized: bool
+    shared_width: int = 0
+    shared_gate: bool = False
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    scale: float = 1.0
+    normalizer_eps: float = 0.0
+    groups: int = 1
+    groups_chosen: int = 1
+    activation: Activation = "silu"
+    gated: bool = True
+    latent_width: int = 0
+    own_count: int = 0
+    bias: bool = False
+    normed_apart: bool = False
+    limit: float = 0.0
+    router_width: int = 0
+    router_continues: bool = False
+    shared_count: int = 0
+
+    @property
+    def further_norms(self) -> int:
+        return 3 if self.normed_apart else 0
+
+    @property
+    def shared(self) -> Dense:
+        """The expert that every token passes."""
+        return Dense(self.shared_width, self.activation, self.gated, limit=self.limit)
+
+    def table(
+        self,
+        hidden: int,
+        *,
+        names: Names = GATED,
+        router: str = "gate.weight",
+        choice_bias: str = "gate.e_score_correction_bias",
+        stacks: tuple[str, str] | None = None,
+        paired: bool = False,
+        transposed: bool = False,
+    ) -> Table:
+        """The routed experts as one tensor each way, whatever they are stored as (``stacks``: what those are
+        called), and what belongs to them beside the expert that every token passes. ``paired``: rows of gate and
+        up take turns. ``transposed``: each matrix is stored as [columns, rows]."""
+        count: Dim = Numbered("experts", self.count) if self.own_count else self.count
+        into, down = stacks or ("experts.gate_up_proj" if self.gated else "experts.up_proj", "experts.down_proj")
+        fused = self.expert_table(hidden, names=("into", "down"))
+        dims = {role: one.dims for role, [one] in fused.items()}
+        if paired:
+            dims["into"] = (2 * self.width if self.own_count else Units(self.width, 2), dims["into"][1])
+        table: Table = (
+            self._router_over_layers(hidden)
+            if self.router_width
+            else {"router": (Tensor(router, (self.count + self.shared_count, hidden), "plain"),)}
+        )
+        for role, name in (("into", into), ("down", down)):
+            table[role] = (Tensor(name, (count, *(dims[role][::-1] if transposed else dims[role]))),)
+            if self.bias and (paired or role == "down"):
+                of_first = role == "down" and not self.own_count
+                table[f"{role}.bias"] = (Tensor(f"{name}_bias", (count, dims[role][0]), "float32", of_first),)
+            elif self.bias:
+                for part in ("gate", "up"):
+                    table[f"{part}.bias"] = (
+                        Tensor(
+                            f"experts.{part}_proj_bias",
+                            (count, self.width if self.own_count else Units(self.width)),
+                            "float32",
+                        ),
+                    )
+        if self.bias:
+            table["router.bias"] = (Tensor(router.replace("weight", "bias"), (self.count,), "plain"),)
+        if self.choice_bias and not self.router_width:
+            table["choice_bias"] = (Tensor(choice_bias, (self.count,), "float32"),)
+        if self.shared_gate:
+            table["shared_gate"] = (Tensor("shared_expert_gate.weight", (1, hidden), "plain"),)
+        if self.latent_width:
+            table |= product("latent_in", hidden, ("fc1_latent_proj", self.latent_width)) | product(
+                "latent_out", self.latent_width, ("fc2_latent_proj", hidden)
+            )
+        return table
+
+    def tables(self, hidden: int) -> list[Table]:
+        if self.shared_count:
+            return [self.table(hidden), self.shared_table(hidden)]
+        shared = [self.shared.table(hidden)] if self.shared_width else []
+        apart = [self.apart_table(hidden)] if self.normed_apart else []
+        return [self.table(hidden), *shared, *apart]
+
+    def _router_over_layers(self, hidden: int) -> Table:
+        """It has one choice more than experts: none."""
+        width, inner = self.router_width, "gate.router_mlp"
+        table = (
+            product("router", hidden, ("gate.down_proj", width), bias=True)
+            | product("fc1", width, (f"{inner}.fc1", width), bias=True)
+            | product("fc2", width, (f"{inner}.fc2", width), bias=True)
+            | product("choice", width, (f"{inner}.out_proj", self.count + 1))
+        )
+        if self.router_continues:
+            table["continued"] = (Tensor("gate.router_states_scale", (width,)),)
+        biases = Tensor("gate.balancing_biases", (self.count + 1,), "float32")
+        return all_plain(table) | norm_weight("router_norm", width, f"{inner}.norm") | {"choice_bias": (biases,)}
+
+    def shared_table(self, hidden: int, *, paired: bool = False) -> Table:
+        """``shared_count`` experts, always divided by their width. ``paired``: as of ``experts``."""
+        count, width = self.shared_count, Units(self.shared_width)
+        into = tuple(Tensor(f"shared_experts.{part}_proj", (count, width, hidden)) for part in ("gate", "up"))
+        if paired:
+            into = (Tensor("shared_experts.shared_w13_weight", (count, Units(self.shared_width, 2), hidden)),)
+        down = f"shared_experts.{'shared_w2_weight' if paired else 'down_proj'}"
+        return {"into": into, "down": (Tensor(down, (count, hidden, width)),)}
+
+    def apart_table(self, hidden: int) -> Table:
+        """Of Gemma 4's router, besides its product."""
+        return {
+            "scale": (Tensor("scale", (hidden,), "plain"),),
+            "factors": (Tensor("per_expert_scale", (self.count,), "plain"),),
+        }
+
+    def expert_table(self, hidden: int, *, names: Names = GATED) -> Table:
+        """One of them. Its width is divided, unless experts are divided by their number."""
+        one = Dense(self.width, self.activation, self.gated)
+        return one.table(self.latent_width or hidden, names=names, whole=bool(self.own_count))
+
+
+FeedForward = Dense | Experts

@@ -1,0 +1,88 @@
+"""Latent attention: one latent for all heads, in pages without a V block. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft import spec
+from weft.families.mixers import Mixer
+from weft.families.mixers.attention import Index, Rope, index_tables
+from weft.families.tensors import Dim, NormGate, Table, Tensor, Units, norm_gate, norm_weight, product
+from weft.spec import LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention(Mixer):
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent
+    of ``latent_dim`` numbers per token. Only the latent is cached, with ``shared_dim`` numbers of key that
+    all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
+    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. ``rope`` turns
+    the shared part, None for no positions (Kimi); ``head_gated``: the output is multiplied by sigmoid of one
+    number per head (Ling 3), ``gated``: of one for each number of it (GigaChat 3.5). ``index``: it sees
+    chosen blocks alone (GLM 5). ``norm_eps``: of the norms inside, ``norm_gate``: what gates them;
+    ``query_factor`` and ``latent_factor``: on what they give."""
+
+    reader = "weft.models.blocks.latent_attention:read_latent_attention"
+    part = "attention"
+
+    heads: int
+    latent_dim: int
+    shared_dim: int
+    own_dim: int
+    value_dim: int
+    scale: float
+    query_rank: int | None = None
+    bias: bool = False
+    rope: Rope | None = None
+    head_gated: bool = False
+    index: Index | None = None
+    norm_eps: float = 1e-6
+    gated: bool = False
+    norm_gate: NormGate | None = None
+    query_factor: float = 1.0
+    latent_factor: float = 1.0
+
+    @property
+    def index_width(self) -> int:
+        return 0 if self.index is None else self.index.row_width
+
+    @property
+    def key_dim(self) -> int:
+        return self.own_dim + self.shared_dim
+
+    @property
+    def gate_width(self) -> int:
+        """Numbers for each head that the output is multiplied by sigmoid of."""
+        return self.value_dim if self.gated else int(self.head_gated)
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.latent_attention(self.latent_dim + self.shared_dim)
+
+    def table(self, hidden: int, *, out: str = "o_proj") -> Table:
+        """Gates have no bias."""
+        rank, latent = self.query_rank, self.latent_dim
+        into: tuple[tuple[str, Dim], ...] = (("kv_a_proj_with_mqa", latent + self.shared_dim),)
+        queries = Units(self.heads, self.key_dim)
+        if rank is None:
+            table = product("query", hidden, ("q_proj", queries))
+        else:
+            table = (
+                product("query", rank, ("q_b_proj", queries))
+                | norm_weight("query_norm", rank, "q_a_layernorm")
+                | norm_gate("query_norm", self.norm_gate, rank, "q_a_layernorm")
+            )
+            into = (("q_a_proj", rank), *into)
+        table |= product("latent", hidden, *into, bias=self.bias)
+        if self.gate_width:
+            gates = f"{'gate' if self.gated else 'g'}_proj.weight"
+            table["latent"] += (Tensor(gates, (Units(self.heads, self.gate_width), hidden)),)
+        return (
+            table
+            | norm_weight("latent_norm", latent, "kv_a_layernorm")
+            | norm_gate("latent_norm", self.norm_gate, latent, "kv_a_layernorm")
+            | product("expansion", latent, ("kv_b_proj", Units(self.heads, self.own_dim + self.value_dim)))
+            | product("out", Units(self.heads, self.value_dim), (out, hidden), bias=self.bias)
+        )
+
+    def tables(self, hidden: int) -> list[Table]:
+        return [self.table(hidden), *index_tables(self.index, hidden, self.query_rank or 0)]

@@ -1,0 +1,1 @@
+"""Families that are rarely served, each with its kind of layer where no other family has it."""

@@ -1,0 +1,50 @@
+"""Where the blocks of a family are in a checkpoint, as data: a row of names, which ``models.families`` reads by.
+
+    layers.3.input_layernorm            Names.mixer_norm
+    layers.3.self_attn                  Names.mixers[Attention]
+    layers.3.post_attention_layernorm   Names.feed_norm
+    layers.3.mlp                        Names.feed
+
+A family whose layers are more than names says which function reads them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.families.mixers import BlockShape, Mixer
+
+W_NAMES = ("w1", "w3", "w2")
+"""Names of gate, up and down."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Names:
+    """``mixers``: where each kind of mixer is. ``spelled``: what the reader of a kind is called with, of mixers and
+    feed-forwards. ``stack``: what the layers are called. ``shared``: where the expert that every token passes is, if
+    it has a width. ``swiglu``: dense feed-forwards are of the usual form. ``plus_one``: norms are stored as the
+    distance from 1. ``embeddings``: the first of them that the files have. ``out_norms``: of a model with sandwich
+    norms. ``mixes``: where what mixes several streams is, around mixer and feed-forward.
+
+    ``feed_reader`` and ``layer_reader``: "module:function" of what reads a feed-forward, or whole layers, in place of
+    the usual way; ``ends_reader``: of what reads blocks before the first layer and behind the last one. ``mixer_norm``,
+    ``feed_norm`` and ``final_norm`` are "" where there is none."""
+
+    mixers: Mapping[type[Mixer], str] = field(default_factory=dict)
+    feed: str = "mlp"
+    mixer_norm: str = "input_layernorm"
+    feed_norm: str = "post_attention_layernorm"
+    final_norm: str = "norm"
+    stack: str = "layers"
+    embeddings: tuple[str, ...] = ("embed_tokens",)
+    spelled: Mapping[type[BlockShape], Mapping[str, Any]] = field(default_factory=dict)
+    shared: str | None = None
+    swiglu: bool = True
+    plus_one: bool = False
+    out_norms: tuple[str, str] = ("post_operator_norm", "post_ffn_norm")
+    mixes: tuple[str, str] = ("", "")
+    feed_reader: str = ""
+    layer_reader: str = ""
+    ends_reader: str = ""

@@ -1,0 +1,164 @@
+"""How blocks are joined to the residual stream, as data: the tensors beside mixers and feed-forwards.
+
+    Residual          x + scale * block(norm(x))                    most families
+    Streams           several streams, mixed around each block      Qwen4, GLM 5
+    PerLayer          a second embedding, and a factor              Gemma 4
+    NormedStream      the stream is what a norm gives               MiniMax
+    LayerNorms        norms that subtract the mean                  RWKV-7
+
+A family with another kind has a record of its own. Every rank holds all but the second embedding whole. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from weft.families.mixers import BlockShape
+from weft.families.tensors import Dim, NormGate, Numbered, Table, Tensor, layer_norm, norm_gate, norm_weight, product
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the tables beside the blocks depend on. ``records``: mixers and feed-forwards of all layers."""
+
+    hidden: int
+    vocab: int
+    layers: int
+    records: tuple[BlockShape, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """``scale``: on what a block gives (Granite, MiniCPM). ``out_norms``: what comes out of each block is normed too
+    (LFM3, Gemma). ``float32``: the stream is kept in float32 whatever the weights are in (Mamba). ``gate``: of every
+    norm of the stream (GigaChat 3.5)."""
+
+    adapts_embedding: ClassVar[bool] = True
+    """Whether adapters may change the embedding: nothing is between it and the stream."""
+    scale: float = 1.0
+    out_norms: bool = False
+    float32: bool = False
+    gate: NormGate | None = None
+
+    def norm_table(self, hidden: int) -> Table:
+        """Return the table of one norm of the stream."""
+        return norm_weight("norm", hidden) | norm_gate("norm", self.gate, hidden, "norm")
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        """Return all tables beside the blocks, embedding and head aside, each with what plans count it as."""
+        norms = 1 + sum(1 + self.out_norms + record.further_norms for record in model.records)
+        yield from _norms(self.norm_table(model.hidden), norms)
+
+    def head_tables(self, hidden: int) -> Iterator[Table]:
+        """Return those of a head for multi-token prediction: norms of its two inputs, of its layer and of its output.
+        The join of the inputs is the same for all."""
+        yield from [self.norm_table(hidden)] * (5 + 2 * self.out_norms)
+
+
+PLAIN = Residual()
+"""Most families'."""
+
+
+def _norms(table: Table, count: int) -> Iterable[tuple[str, Table]]:
+    return [("norms", table)] * count
+
+
+@dataclass(frozen=True, slots=True)
+class Streams(Residual):
+    """``count`` residual streams beside each other (hyper-connections). Each block sees a mix of them, and
+    each stream gets a share of what the block gives.
+
+    ``rank``: of "gated" (Qwen4), the width between streams and gates: every number of every stream has a
+    gate. "mixed" (GLM 5) has a weight for each stream, and mixes the streams by a matrix. Its rows and
+    columns sum to 1 after ``rounds`` rounds of Sinkhorn's iteration."""
+
+    kind: Literal["gated", "mixed"]
+    count: int
+    rank: int = 0
+    rounds: int = 0
+    eps: float = 0.0
+
+    def mix_table(self, hidden: int, *, last: bool = False, joint: str = "") -> Table:
+        """Return what mixes streams around one block; ``last``: behind all layers. ``joint``: what joins the names of
+        mixed streams to that of their block."""
+        width = self.count * hidden
+        if self.kind == "gated":
+            table = (
+                norm_weight("norm", width, "hc_norm")
+                | product("down", width, ("input_mix_weight_down", self.rank))
+                | product("up", self.rank, ("input_mix_weight_up", width))
+            )
+            return table if last else table | product("inject", width, ("block_inject_weight", self.count))
+        weights = (2 + self.count) * self.count
+        each: dict[str, tuple[Dim, ...]] = {"fn": (weights, width), "base": (weights,), "scale": (3,)}
+        return {role: (Tensor(f"{joint}{role}", dims, "float32"),) for role, dims in each.items()}
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        if self.kind == "mixed":
+            yield from Residual.tables(self, model)
+        for _ in range(2 * model.layers):
+            yield "streams", self.mix_table(model.hidden)
+        if self.kind == "gated":
+            yield "streams", self.mix_table(model.hidden, last=True)
+
+    def head_tables(self, hidden: int) -> Iterator[Table]:
+        yield from [self.norm_table(hidden)] * (1 + self.count)
+        yield from [self.mix_table(hidden)] * 2
+        yield self.mix_table(hidden, last=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayer(Residual):
+    """A factor on the stream behind each layer; with a ``width``, so many numbers of a second embedding too, which
+    each token has for each layer."""
+
+    width: int = 0
+
+    def embedding_table(self, vocab: int, layers: int, hidden: int) -> Table:
+        """Return the second embedding, and what it adds of the first."""
+        columns = layers * self.width
+        return {
+            "table": (Tensor("embed_tokens_per_layer.weight", (Numbered("tokens", vocab), columns), "plain"),),
+            **product("project", hidden, ("per_layer_model_projection", columns)),
+            **norm_weight("norm", self.width, "per_layer_projection_norm"),
+        }
+
+    def behind_table(self, hidden: int) -> Table:
+        """Return what a layer makes of its numbers of the second embedding, and the factor on the stream."""
+        scalar: Table = {"scalar": (Tensor("layer_scalar", (1,), "plain"),)}
+        if not self.width:
+            return scalar
+        return scalar | (
+            product("gate", hidden, ("per_layer_input_gate", self.width))
+            | product("out", self.width, ("per_layer_projection", hidden))
+            | norm_weight("norm", hidden, "post_per_layer_input_norm")
+        )
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        yield from Residual.tables(self, model)
+        for _ in range(model.layers):
+            yield "behind layers", self.behind_table(model.hidden)
+        if self.width:
+            yield "second embedding", self.embedding_table(model.vocab, model.layers, model.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedStream(Residual):
+    """The stream is what the norm before a block gives. ``factors``: four for each layer, on the stream and the
+    mixer's output, then on the stream and the feed-forward's."""
+
+    factors: tuple[tuple[float, float, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms(Residual):
+    """Norms subtract the mean and have biases, blocks hold their own, and the embedding has one."""
+
+    def norm_table(self, hidden: int) -> Table:
+        return layer_norm("norm", hidden, "norm")
+
+    def tables(self, model: ModelShape) -> Iterator[tuple[str, Table]]:
+        yield from Residual.tables(self, model)
+        yield "norms", self.norm_table(model.hidden)

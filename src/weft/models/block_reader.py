@@ -1,0 +1,62 @@
+"""Blocks out of a checkpoint: the tables of ``families.tensors``, read under the names of a family.
+
+``models.families`` says which block lies under which name and puts the layers together. All of it runs twice:
+against the check, then for real.
+
+    read = BlockReader(architecture, source)
+    read.mixer(shape, {Attention: "layers.3.self_attn", Mamba2: "layers.3.mamba"})
+    read.swiglu(feed, "layers.3.mlp")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from weft.families.architecture import Architecture
+from weft.families.mixers import BlockShape
+from weft.families.tensors import Table, norm_gate
+from weft.models.blocks.linear import Norm
+from weft.models.table_reader import TableReader
+from weft.models.vision.encoder import LayerNorm
+from weft.models.weights import TensorSource
+
+
+def function(name: str) -> Callable[..., Any]:
+    """Return what "module:function" names."""
+    module, _, attribute = name.partition(":")
+    reader: Callable[..., Any] = getattr(import_module(module), attribute)
+    return reader
+
+
+class BlockReader:
+    """Reads the blocks of ``architecture`` from ``source``. ``plus_one``: norms of the stream and of attention are
+    stored as the distance from 1."""
+
+    def __init__(self, architecture: Architecture, source: TensorSource) -> None:
+        self.architecture = architecture
+        self.source = source
+        self.plus_one = architecture.names.plus_one
+        self.hidden, self.eps = architecture.hidden_size, architecture.norm_eps
+
+    def table(self, table: Table, name: str) -> TableReader:
+        return TableReader(self.source, table, name)
+
+    def block(self, shape: BlockShape, name: str, /, **spelled: Any) -> Any:
+        """Return the block of ``shape``, whose tensors are under ``name``. ``spelled``: as its reader takes it."""
+        return function(shape.reader)(self, shape, name, **spelled)
+
+    def norm(self, name: str, width: int | None = None) -> Norm:
+        """Of the stream; ``width``: of several beside each other."""
+        shape, width = self.architecture.residual.gate, width or self.hidden
+        gate = self.table(norm_gate("norm", shape, width, name), "").gate("norm", shape)
+        return Norm(self.source.tensor(f"{name}.weight", width), self.eps, self.plus_one, gate=gate)
+
+    def layer_norm(self, name: str) -> LayerNorm:
+        weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
+        return LayerNorm(weight, bias, self.eps)
+
+    def out_name(self, name: str) -> str:
+        """Of a Kimi or Ling layer."""
+        return "dense" if self.source.has(f"{name}.dense.weight") else "o_proj"

@@ -1,0 +1,47 @@
+"""Layers of residual blocks by a row of names: what most families are made of."""
+
+from __future__ import annotations
+
+from weft.families.mixers import Mixer
+from weft.families.mixers.feed_forward import Dense, FeedForward
+from weft.families.names import Names
+from weft.models.block_reader import BlockReader, function
+from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
+from weft.models.blocks.linear import Norm
+from weft.models.layer import DecoderLayer, FeedForwardBlock, ResidualBlock, StreamBlock
+
+
+def plain_layer(
+    read: BlockReader, name: str, mixer: Mixer | None, feed: FeedForward | None, names: Names | None = None
+) -> DecoderLayer:
+    """Return the layer ``name``, which may lack one of both. ``names``: in place of those of the architecture."""
+    names = names or read.architecture.names
+    out_norms = names.out_norms if read.architecture.residual.out_norms else ("", "")
+    blocks: list[StreamBlock] = []
+
+    def norm(of: str) -> Norm | None:
+        return read.norm(f"{name}.{of}") if of else None
+
+    if mixer is not None:
+        at = names.mixers[type(mixer)]
+        block = read.block(mixer, f"{name}.{at}" if at else name, **names.spelled.get(type(mixer), {}))
+        blocks.append(ResidualBlock(norm(names.mixer_norm), read.source.summed(block), norm(out_norms[0])))
+    if feed is not None:
+        own = feed.further_norms == 0
+        reader = function(names.feed_reader) if names.feed_reader else plain_feed
+        before = norm(names.feed_norm) if own else None
+        blocks.append(ResidualBlock(before, reader(read, feed, name), norm(out_norms[1]), mixes=False))
+    return DecoderLayer(blocks)
+
+
+def plain_feed(read: BlockReader, shape: FeedForward, layer: str) -> FeedForwardBlock:
+    """Return the feed-forward of ``layer``."""
+    names = read.architecture.names
+    name = f"{layer}.{names.feed}"
+    dense, spelled = read_swiglu if names.swiglu else read_dense, names.spelled.get(type(shape), {})
+    if isinstance(shape, Dense):
+        return read.source.summed(dense(read, shape, name, **spelled))
+    block = read_experts(read, shape, name, **spelled)
+    if names.shared is not None and shape.shared_width:
+        block.shared = dense(read, shape.shared, f"{name}.{names.shared}")
+    return read.source.summed(block)

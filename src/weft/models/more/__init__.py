@@ -1,0 +1,1 @@
+"""The blocks of families that are rarely served; see ``weft.families.more``."""
