@@ -47,9 +47,16 @@ class Browser:
         target = next(one for one in self._ask("Target.getTargets")["targetInfos"] if one["type"] == "page")
         attached = self._ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = attached["sessionId"]
+        self.resize(width)
+
+    def resize(self, width: int, height: int = 800) -> None:
         self._ask(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
+
+    def prefer_colours(self, scheme: str) -> None:
+        """Set what the user prefers: light or dark."""
+        self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, url: str) -> None:
         self._ask("Page.navigate", url=url)
@@ -91,6 +98,27 @@ class Browser:
     def press(self, key: str, code: int) -> None:
         for kind in ("rawKeyDown", "keyUp"):
             self._ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def press_alt(self, name: str) -> None:
+        """Press Alt and the key with this name of a place on the keyboard, such as KeyN."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self._ask("Input.dispatchKeyEvent", type=kind, key=name.removeprefix("Key").lower(), code=name, modifiers=1)
+
+    def choose_file(self, selector: str, file: Path) -> None:
+        field = self._ask("Runtime.evaluate", expression=f"document.querySelector({selector!r})")["result"]
+        self._ask("DOM.setFileInputFiles", files=[str(file)], objectId=field["objectId"])
+
+    def save_downloads_in(self, folder: Path) -> None:
+        self._ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    def names_for_readers(self) -> list[tuple[str, str]]:
+        """Return role and name of what a screen reader finds, in order."""
+        nodes = self._ask("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node["ignored"] and "role" in node
+        ]
 
     def close(self) -> None:
         self._process.kill()

@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.hostile.test_browser import CHROMIUM
 from tests.server.browser import Browser
 from tests.server.running import RunningServer, running_server
+from weft.server.page import page_files
 
 OPERATOR = {"Authorization": "Bearer operator-key-of-a-test"}
 MESSAGES = [{"role": "user", "content": "The fox and the hare went out."}]
@@ -196,7 +196,7 @@ def test_embeddings_are_the_adapters(server: RunningServer) -> None:
 def test_the_page_lets_one_choose_the_adapter_that_answers(server: RunningServer, tmp_path: Path) -> None:
     if CHROMIUM is None:
         warnings.warn("no Chromium: adapters on the page were not tried in a browser", stacklevel=1)
-        assert "listModels()" in (resources.files("weft.server") / "page_files" / "ask.js").read_text("utf-8")
+        assert "listModels()" in page_files()["models.js"].read_text("utf-8")
         return
     said = [
         server.post(
@@ -216,7 +216,7 @@ def test_the_page_lets_one_choose_the_adapter_that_answers(server: RunningServer
         for at, name in enumerate(("", "first")):
             if name:
                 browser.run(f"document.getElementById('model-name').value = '{name}'")
-            browser.run("document.getElementById('forget').click(); document.getElementById('ask').focus()")
+            browser.run("document.getElementById('new').click(); document.getElementById('ask').focus()")
             browser.type("the fox")
             browser.press("Enter", 13)
             answer = "document.querySelector('#talk .answer')"
@@ -226,6 +226,7 @@ def test_the_page_lets_one_choose_the_adapter_that_answers(server: RunningServer
             "document.getElementById('key').value = 'operator-key-of-a-test';"
             "document.getElementById('key-form').requestSubmit()"
         )
+        browser.run("location.hash = '#server'")
         browser.wait_for("document.getElementById('adapters').textContent.startsWith('Adapters: ')")
     finally:
         browser.close()

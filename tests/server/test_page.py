@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from importlib import resources
 from typing import Any
 
+import click
 import msgspec
 import pytest
 from py_mini_racer import MiniRacer
 
-from tests.server.running import RunningServer
+from tests.server.running import ROOT, RunningServer
 from tests.unit.engine.rig import Rig
+from weft.cli.main import cli
 from weft.cli.top import read_metrics
 from weft.costs.step import StepCost
 from weft.server.cache import cache_reports
-from weft.server.metrics import MODEL
+from weft.server.metrics import COUNTERS, FLEET, MODEL
+from weft.server.page import page_files
 
 SERVER = {"api_key": ["a-key"]}
-FOLDER = resources.files("weft.server") / "page_files"
-FILES = {file.name: file.read_text("utf-8") for file in FOLDER.iterdir()}
+FILES = {name: file.read_text("utf-8") for name, file in page_files().items()}
 PAGES = {"index.html", "docs.html"}
-SCRIPTS = "".join(text for name, text in FILES.items() if name.endswith(".js"))
+SCRIPTS = "".join(text for name, text in FILES.items() if name.endswith(".js") and "/" not in name)
+VENDOR = resources.files("weft.server") / "page_files" / "vendor"
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,15 @@ def test_the_page_needs_no_key_and_its_numbers_do(server: RunningServer) -> None
     assert server.get("/docs").text == FILES["docs.html"]
     for name in FILES.keys() - PAGES:
         assert server.get(f"/page/{name}").text == FILES[name]
-    for path in ("/metrics", "/v1/cache", "/version", "/page/", "/page/other.js", "/page/..%2fpage.py"):
+    for path in (
+        "/metrics",
+        "/v1/cache",
+        "/version",
+        "/page/",
+        "/page/other.js",
+        "/page/..%2fpage.py",
+        "/page/vendor/",
+    ):
         assert server.get(path).status_code == 401, path
 
 
@@ -63,12 +75,30 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     loaded = {name for page in PAGES for name in re.findall(r'(?:src|href)="(?!data:)([^"]*)"', FILES[page])}
-    imported = re.findall(r'from "\./([^"]*)"', SCRIPTS)
-    links = {"openapi.json", "./", "docs"}
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert policy["trusted-types"] == "dompurify", "nothing else makes HTML of a text"
+    imported = re.findall(r'(?:from|import) "\./([^"]*)"', SCRIPTS)
+    links = {"openapi.json", "./", "docs", "#chat", "#server"}
     assert {name.removeprefix("page/") for name in loaded - links} | set(imported) == FILES.keys() - PAGES
     forbidden_by_the_policy = re.compile(r"<script(?![^>]*src=)|\son\w+=|\sstyle=")
     assert not any(forbidden_by_the_policy.search(FILES[page]) for page in PAGES)
     assert "innerHTML" not in SCRIPTS
+
+
+def test_the_libraries_of_the_page_are_those_that_their_authors_published() -> None:
+    rows = re.findall(r"^\| `([^`]+)` .* `([^`]+)` \| `([0-9a-f]{64})` \|$", (VENDOR / "README.md").read_text(), re.M)
+    assert {name for name, _, _ in rows} == {file.name for file in VENDOR.iterdir() if file.name.endswith(".js")}
+    for name, licence, digest in rows:
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == digest, name
+        assert "Copyright" in (VENDOR / licence).read_text("utf-8")
+    assert licence_patterns_match({file.name for file in VENDOR.iterdir() if file.name.startswith("LICENSE")})
+
+
+def licence_patterns_match(names: set[str]) -> bool:
+    """Return whether the wheel's metadata carries these licences of the libraries."""
+    [patterns] = re.findall(r"^license-files = (\[.*\])$", (ROOT / "pyproject.toml").read_text(), re.M)
+    found = {path.name for pattern in json.loads(patterns) for path in ROOT.glob(pattern)}
+    return {"LICENSE", *names} <= found
 
 
 @pytest.mark.parametrize(
@@ -106,8 +136,8 @@ def test_every_number_that_the_script_reads_is_one_that_the_server_has(metrics: 
         for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)
     }
     assert {"num_requests_running", "memory_bytes", "time_to_first_token_seconds_count"} <= asked
-    of_several = {row.sample_name for row in MODEL}
-    assert asked <= {*re.findall(r"^weft:(\w+)", metrics, re.MULTILINE), *of_several}
+    not_yet = {row.sample_name for row in (*MODEL, *FLEET)} | {f"{name}_total" for name in COUNTERS}
+    assert asked <= {*re.findall(r"^weft:(\w+)", metrics, re.MULTILINE), *not_yet}
 
 
 def test_the_script_reads_what_weft_top_reads(readings: MiniRacer, metrics: str) -> None:
@@ -203,7 +233,7 @@ def test_saved_seconds_are_priced_by_the_engine_and_not_by_the_prompts_computed_
         expected = count * cost.prefill_s(0, reused // count) if count else 0.0
         assert saved[tokens] == pytest.approx(expected)
     assert {row["saved_s"] for row in prefixes(None)} == {None}, "nothing was measured: the page says tokens"
-    assert "prefix.saved_s === null" in FILES["page.js"]
+    assert "prefix.saved_s === null" in FILES["monitor.js"]
 
 
 def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> None:
@@ -220,6 +250,71 @@ def test_drafts_that_cost_time_save_no_negative_seconds(readings: MiniRacer) -> 
         (-0.01, "no time saved yet"),
     ):
         assert call(readings, "speculation", reading(1, spec_decode_saved_seconds=seconds))["saved"] == said
+
+
+@pytest.fixture(scope="module")
+def faults() -> MiniRacer:
+    engine = MiniRacer()
+    engine.eval(FILES["faults.js"].replace("export ", ""))
+    return engine
+
+
+def faults_of(engine: MiniRacer, **seen: Any) -> list[tuple[str, str, str]]:
+    """Return what is wrong, why, and the command that mends it."""
+    usual = {"health": {"status": "ok"}, "replicas": [], "cards": [], "url": "http://127.0.0.1:8000/", "hasKey": False}
+    rows = call(engine, "faultsOf", {**usual, **seen})
+    return [(row["what"], row["why"], row["command"]) for row in rows]
+
+
+def test_nothing_is_wrong_with_a_server_that_serves(faults: MiniRacer) -> None:
+    now = reading(1, num_preemptions_total=3)
+    assert faults_of(faults, now=now, first=now) == []
+    assert faults_of(faults, now=reading(2, num_preemptions_total=3), first=now) == [], "it was before the page looked"
+
+
+@pytest.mark.parametrize(
+    ("seen", "what", "command"),
+    [
+        (
+            {
+                "health": {"status": "degraded", "reason": "r"},
+                "replicas": [{"replica": 1, "state": "dead", "reason": "r"}],
+            },
+            "Engine 1 is dead: its restarts are used up.",
+            "weft drain 1 --start --url http://gpu:8000",
+        ),
+        (
+            {"replicas": [{"replica": 0, "state": "drained"}]},
+            "Engine 0 is drained.",
+            "weft drain 0 --start --url http://gpu:8000",
+        ),
+        ({"health": {"status": "dead", "reason": "r"}}, "Nothing computes any more.", "systemctl restart weft"),
+        ({"health": {"status": "sleeping"}}, "The server sleeps.", "curl -X POST http://gpu:8000/wake_up"),
+        (
+            {"health": {"status": "paused"}, "hasKey": True},
+            "The server is paused.",
+            'curl -X POST -H "Authorization: Bearer $WEFT_OPERATOR_KEY" http://gpu:8000/resume',
+        ),
+        ({"cards": [{"id": "two", "state": "failed", "reason": "r"}]}, "The model two does not load.", "weft doctor"),
+        (
+            {"now": reading(9, num_preemptions_total=5), "first": reading(1, num_preemptions_total=3)},
+            "2 running answers gave way to others, to be computed again.",
+            "weft plan MODEL --memory SIZE",
+        ),
+    ],
+)
+def test_each_fault_names_the_command_that_mends_it(
+    faults: MiniRacer, seen: dict[str, Any], what: str, command: str
+) -> None:
+    [(said, why, mend)] = faults_of(faults, url="http://gpu:8000/", **seen)
+    assert (said, mend) == (what, command)
+    assert why == "r" or "reason" not in json.dumps(seen)
+
+
+def test_every_command_of_a_fault_is_one_of_weft(faults: MiniRacer) -> None:
+    verbs = set(re.findall(r'"weft (\w+)', SCRIPTS)) | set(re.findall(r"`weft (\w+)", FILES["faults.js"]))
+    assert {"drain", "plan", "serve", "doctor", "join", "ps"} <= verbs
+    assert verbs <= set(cli.list_commands(click.Context(cli)))
 
 
 def test_shares_of_replicas_are_a_mean_on_the_page(readings: MiniRacer) -> None:

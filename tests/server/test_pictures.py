@@ -8,7 +8,6 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from weft.errors import RequestError
 from weft.images.decoding import ImageLimits
 from weft.images.video import Sampling
 from weft.images.worker import read_picture, read_video
+from weft.server.page import page_files
 
 NEW_TOKENS = 12
 SIZE = (200, 120)
@@ -668,7 +668,7 @@ GIVES = """(async (how, width, height) => {
   const blob = await new Promise((done) => canvas.toBlob(done, 'image/png'));
   const data = new DataTransfer();
   data.items.add(new File([blob], how + '.png', {type: 'image/png'}));
-  const form = document.getElementById('ask-form'), file = document.getElementById('picture-file');
+  const form = document.getElementById('ask-form'), file = document.getElementById('attach-file');
   if (how === 'dropped') {
     form.dispatchEvent(new DragEvent('dragover', {dataTransfer: data, bubbles: true, cancelable: true}));
     form.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}));
@@ -686,33 +686,35 @@ ANSWERS = "[...document.querySelectorAll('#talk .answer')].map((one) => one.text
 def test_the_page_asks_about_a_dropped_a_pasted_and_a_chosen_picture(server: RunningServer, tmp_path: Path) -> None:
     if CHROMIUM is None:
         warnings.warn("no Chromium: pictures of the page were not tried in a browser", stacklevel=1)
-        files = resources.files("weft.server") / "page_files"
-        assert "startPictures()" in (files / "ask.js").read_text("utf-8")
+        assert "startFiles(" in page_files()["chat.js"].read_text("utf-8")
         return
     browser = Browser(CHROMIUM, tmp_path)
     try:
         browser.open(server.url)
         browser.run("sessionStorage.setItem('weft-key', 'boss')")
         browser.open(f"{server.url}/?again")
-        browser.wait_for("document.getElementById('picture').checkVisibility()")
+        browser.wait_for("document.getElementById('max-tokens').placeholder !== ''")
         for number, how in enumerate(("dropped", "pasted", "chosen")):
             browser.run(f"{GIVES}('{how}', 160, {100 + 20 * number})")
-            browser.wait_for(f"document.querySelectorAll('#pictures img[alt=\"{how}.png\"]').length === 1")
-        browser.wait_for("[...document.querySelectorAll('#pictures img')].every((one) => one.naturalWidth)")
-        browser.click("#pictures button")  # leaves the first one out
-        assert browser.run("document.querySelectorAll('#pictures img').length") == 2
+            browser.wait_for(f"document.querySelectorAll('#files img[alt=\"{how}.png\"]').length === 1")
+        browser.wait_for("[...document.querySelectorAll('#files img')].every((one) => one.naturalWidth)")
+        browser.click("#files button")  # leaves the first one out
+        assert browser.run("document.querySelectorAll('#files img').length") == 2
         before = metric(server, "pictures_encoded_total")
         browser.run("document.getElementById('max-tokens').value = '8';document.getElementById('ask').focus()")
         browser.type("what is it?")
         browser.press("Enter", 13)
         browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
         assert browser.run("document.querySelectorAll('#talk .row img').length") == 2
-        assert browser.run("document.querySelectorAll('#pictures img').length") == 0
-        assert browser.run("document.querySelectorAll('#talk .failed').length") == 0
+        assert browser.run("document.querySelectorAll('#files img').length") == 0
+        assert browser.run("document.querySelectorAll('#talk .end.failed').length") == 0
         assert metric(server, "pictures_encoded_total") == before + 2
+        browser.run("location.hash = '#server'")
         browser.wait_for(
             "/^Pictures: rows of .* of 3.8 MiB; /.test(document.getElementById('picture-rows').textContent)"
         )
+        browser.run("location.hash = '#chat'")
+        browser.wait_for("document.getElementById('ask').checkVisibility()")
         browser.run("document.getElementById('ask').focus()")
         browser.type("and now?")  # the pictures are a part of the conversation
         browser.press("Enter", 13)
@@ -737,8 +739,7 @@ def test_the_page_asks_about_a_dropped_video(qwen: RunningServer, tmp_path: Path
     """Its answer is that of the API. A file that is no video is one line, and waits for another try."""
     if CHROMIUM is None:
         warnings.warn("no Chromium: videos of the page were not tried in a browser", stacklevel=1)
-        files = resources.files("weft.server") / "page_files"
-        assert '{type: "video_url", video_url: {url}}' in (files / "pictures.js").read_text("utf-8")
+        assert 'kind: "video"' in page_files()["files.js"].read_text("utf-8")
         return
     film = base64.b64encode(filmed(drawn_frames(160, 120, 8), "webm", "libvpx", fps=4)).decode()
     said = chat(
@@ -758,9 +759,9 @@ def test_the_page_asks_about_a_dropped_video(qwen: RunningServer, tmp_path: Path
     browser = Browser(CHROMIUM, tmp_path)
     try:
         browser.open(qwen.url)
-        browser.wait_for("document.getElementById('picture').checkVisibility()")
+        browser.wait_for("document.getElementById('max-tokens').placeholder !== ''")
         browser.run(f"{DROPS_FILE}('unknown.mkv', '', {json.dumps(base64.b64encode(b'no video').decode())})")
-        browser.wait_for("document.getElementById('pictures').textContent === 'unknown.mkv'")
+        browser.wait_for("document.getElementById('files').textContent === 'unknown.mkv×'")
         browser.run(
             "document.getElementById('max-tokens').value = '8';"
             "document.getElementById('temperature').value = '0';"
@@ -768,17 +769,17 @@ def test_the_page_asks_about_a_dropped_video(qwen: RunningServer, tmp_path: Path
         )
         browser.type("what happens?")
         browser.press("Enter", 13)
-        browser.wait_for("/the video is in no known format/.test(document.querySelector('.failed')?.textContent)")
-        browser.wait_for("document.getElementById('pictures').textContent === 'unknown.mkv'")
-        browser.click("#pictures button")
+        browser.wait_for("/the video is in no known format/.test(document.querySelector('#notice')?.textContent)")
+        browser.wait_for("document.getElementById('files').textContent === 'unknown.mkv×'")
+        browser.click("#files button")
         browser.run(f"{DROPS_FILE}('film.webm', 'video/webm', {json.dumps(film)})")
-        browser.wait_for("document.querySelector('#pictures video[aria-label=\"film.webm\"]')?.videoWidth === 160")
+        browser.wait_for("document.querySelector('#files video[aria-label=\"film.webm\"]')?.videoWidth === 160")
         browser.run("document.getElementById('ask').focus()")
         browser.press("Enter", 13)  # the text of the failed try is still there
         browser.wait_for("/prompt tokens/.test(document.getElementById('talk').textContent)")
         assert browser.run(f"{ANSWERS}.at(-1)") == said["choices"][0]["message"]["content"]
         browser.wait_for("document.querySelector('#talk .row video').readyState >= 2")
-        assert browser.run("document.querySelectorAll('#pictures button').length") == 0
+        assert browser.run("document.querySelectorAll('#files button').length") == 0
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         browser.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").stat().st_size > 10_000

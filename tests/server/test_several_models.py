@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,6 +31,7 @@ from weft.config import EngineConfig
 from weft.models.hub import resolve_model
 from weft.planning.residency import Resident
 from weft.server.config import ServerConfig
+from weft.server.page import page_files
 from weft.server.service import ListedModel, load_served_model
 from weft.server.several import HostedModel
 from weft.server.sources import read_sources
@@ -269,7 +270,7 @@ def children(pid: int) -> list[int]:
 def test_the_page_shows_each_model_and_asks_the_chosen_one(server: RunningServer, tmp_path: Path) -> None:
     if CHROMIUM is None:
         warnings.warn("no Chromium: several models on the page were not tried in a browser", stacklevel=1)
-        assert "drawModels(" in (resources.files("weft.server") / "page_files" / "page.js").read_text("utf-8")
+        assert "drawModels(" in page_files()["page.js"].read_text("utf-8")
         return
     browser = Browser(CHROMIUM, tmp_path / "profile", width=1100)
     rows = "[...document.querySelectorAll('#models tr')]"
@@ -280,13 +281,17 @@ def test_the_page_shows_each_model_and_asks_the_chosen_one(server: RunningServer
             "document.getElementById('key').value = 'operator-key-of-a-test';"
             "document.getElementById('key-form').requestSubmit()"
         )
-        browser.wait_for(f"{rows}.length === 3")
         browser.wait_for("document.getElementById('model').textContent === '3 models'")
         browser.run("document.getElementById('model-name').value = 'two';document.getElementById('ask').focus()")
         browser.type("say:hello")
         browser.press("Enter", 13)
         browser.wait_for("document.querySelector('#talk .answer').textContent === 'hello'")
+        browser.run("location.hash = '#server'")
+        browser.wait_for(f"{rows}.length === 3")
         browser.wait_for(f"{cell}[1].textContent === 'loaded' && {cell}[2].textContent !== '0 B'")
+        total = browser.run("document.getElementById('models-total').textContent")
+        assert re.fullmatch(r"\S+ \S+ of \S+ \S+ taken", total)
+        assert "free" in browser.run("document.getElementById('models-legend').textContent"), "the bar is not full"
         assert browser.run("document.getElementById('model-name').value") == "two"
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         browser.screenshot(tmp_path / "page.png")

@@ -419,8 +419,9 @@ async def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequen
 
 
 def _model_card(listed: ListedModel) -> dict[str, Any]:
-    """``state`` is there with several models alone."""
+    """``state`` is there with several models alone, ``reason`` where it is failed."""
     state = {} if listed.state is None else {"state": listed.state}
+    state |= {"reason": listed.reason} if listed.reason else {}
     root = listed.name if listed.adapter is not None else listed.info.name
     return {
         "id": listed.name,

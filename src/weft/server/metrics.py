@@ -305,6 +305,8 @@ class FleetReport:
     """By replica; empty for a router that predicts nothing."""
     handoffs: int = 0
     resident: Resident | None = None
+    budget: int | None = None
+    """Bytes that the models of a server with several share."""
 
 
 @dataclass(frozen=True)
@@ -399,6 +401,13 @@ FLEET = (
     ),
     Row[FleetReport](
         "request_deadly", "counter", "Requests refused because engines died of them.", lambda fleet: fleet.deadly
+    ),
+    Row[FleetReport](
+        "model_memory_budget_bytes",
+        "gauge",
+        "With several models: the memory that they share.",
+        lambda fleet: fleet.budget,
+        combine="once",
     ),
 )
 REPLICA = (

@@ -131,6 +131,9 @@ class LoadableModel(Protocol):
     def state(self) -> str: ...
 
     @property
+    def reason(self) -> str: ...
+
+    @property
     def info(self) -> ModelInfo: ...
 
     async def preview(self) -> ServedModel: ...
@@ -425,7 +428,7 @@ def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class ListedModel:
     """As lists of models show it. ``parent``: the model of an adapter; ``state``: of a server with several
-    models."""
+    models; ``reason``: why its last load failed."""
 
     name: str
     info: ModelInfo
@@ -434,6 +437,7 @@ class ListedModel:
     state: str | None = None
     adapter: Adapter | None = None
     preset: Preset | None = None
+    reason: str = ""
 
     @property
     def chat_sampling(self) -> dict[str, Any]:
@@ -646,7 +650,7 @@ class Service:
             ]
         models = self.several.models.values()
         return [
-            *(ListedModel(one.name, one.info, one.created_s, None, one.state) for one in models),
+            *(ListedModel(one.name, one.info, one.created_s, None, one.state, reason=one.reason) for one in models),
             *(
                 ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
                 for one in models
@@ -687,7 +691,8 @@ class Service:
         """For /metrics, of each model."""
         if self.several is None:
             return [_report(*self.fleets[0])]
-        return [_report(name, model.fleet, model.resident) for name, model in self.several.models.items()]
+        budget = self.several.residency.budget
+        return [_report(name, model.fleet, model.resident, budget) for name, model in self.several.models.items()]
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         if self.several is not None:
@@ -738,9 +743,9 @@ class Service:
         return {"store": f"the bucket does not answer: {', '.join(sorted(faults))}"} if faults else {}
 
 
-def _report(name: str, fleet: Fleet | None, resident: Resident | None = None) -> FleetReport:
+def _report(name: str, fleet: Fleet | None, resident: Resident | None = None, budget: int | None = None) -> FleetReport:
     if fleet is None:
-        return FleetReport(name, [], 0, 0, resident=resident)
+        return FleetReport(name, [], 0, 0, resident=resident, budget=budget)
     return FleetReport(
         name,
         [
@@ -753,4 +758,5 @@ def _report(name: str, fleet: Fleet | None, resident: Resident | None = None) ->
         fleet.router.counts(),
         fleet.requests.handoff_count,
         resident,
+        budget,
     )

@@ -84,6 +84,11 @@ class HostedModel:
         return "failed" if self.resident.state == "absent" and self.error is not None else self.resident.state
 
     @property
+    def reason(self) -> str:
+        """Return why the last load failed; empty where it did not."""
+        return self.error.message if self.state == "failed" and self.error is not None else ""
+
+    @property
     def info(self) -> ModelInfo:
         """Of its last load; before it, what config.json says."""
         if self.served is not None:

@@ -131,7 +131,7 @@ export function storeState(reading) {
   const values = reading.values;
   if (!values.store_capacity_bytes) return "";
   const writes = reading.byLabel.store_writes_total ?? {};
-  return `Store: ${formatCount(values.store_checkpoints)} snapshots in ${formatBytes(values.store_bytes)}`
+  return `Store: ${counted(values.store_checkpoints, "snapshot")} in ${formatBytes(values.store_bytes)}`
     + ` of ${formatBytes(values.store_capacity_bytes)}; ${formatCount(values.store_restored_tokens_total)} tokens read`
     + ` instead of computed, ${formatSeconds(values.store_saved_seconds_total)} saved;`
     + ` ${formatCount(values.store_damaged_total)} damaged, ${formatCount(writes.dropped)} writes dropped.`
@@ -173,7 +173,6 @@ export function engineState(number, values, replicas) {
   if (values.engine_up) return "up";
   const row = replicas.find((one) => String(one.replica) === number);
   if (!row) return "not up";
-  if (row.state === "dead") return `dead: ${row.reason}`;
   return row.state === "waiting" ? "restarting" : row.state;
 }
 
@@ -187,6 +186,11 @@ export function formatBytes(size) {
 export function formatCount(value) {
   if (value === null || value === undefined) return "–";
   return Math.round(value).toLocaleString("en");
+}
+
+// "1 state", "2 states".
+export function counted(count, noun) {
+  return `${formatCount(count)} ${noun}${Math.round(count) === 1 ? "" : "s"}`;
 }
 
 export function formatSeconds(seconds) {

@@ -8,6 +8,13 @@ export function keepKey(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
+// What /health says; it needs no key, and answers 503 where it says that something is wrong.
+export async function readHealth() {
+  return (await fetch("health", {cache: "no-store"})).json();
+}
+
 // Throws KeyWantedError where the server wants a key or another one, Error with the server's own words otherwise.
 export async function ask(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
