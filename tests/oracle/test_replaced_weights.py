@@ -276,7 +276,7 @@ def test_the_tokenizer_of_the_fixture_has_the_prompt() -> None:
 def test_the_control_a_weights_cache_under_one_name_serves_old_matrices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.fixtures.packed_weights import pack_small_weights, stored_in_bfloat16
+    from tests.fixtures.packed_weights import pack_small_weights, packs_twelve_bits, stored_in_bfloat16
 
     pack_small_weights(monkeypatch)
     directory = stored_in_bfloat16("qwen3_5", tmp_path / "model")
@@ -285,6 +285,8 @@ def test_the_control_a_weights_cache_under_one_name_serves_old_matrices(
     change_one_element(directory)
     expected = fresh(directory, dtype="bfloat16")
     assert fresh(directory, **packed) == expected
+    if not packs_twelve_bits():
+        return  # no AVX-512: the cache is empty
     for file in (tmp_path / "cache").iterdir():
         file.unlink()
     monkeypatch.setattr(WeightsReading, "digest", lambda self: "0" * 64)

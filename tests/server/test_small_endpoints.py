@@ -22,6 +22,8 @@ def values(server: RunningServer) -> dict[str, float]:
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(server.get("/metrics").text):
         for sample in family.samples:
+            if ":" not in sample.name:  # of the process
+                continue
             labels = {key: value for key, value in sample.labels.items() if key not in ("engine", "model_name")}
             assert sample.labels["model_name"] == "first/name"
             if "le" not in labels:

@@ -456,10 +456,10 @@ def _check(path: Path, checkpoint: CheckpointFiles) -> None:
     for field in fields(wanted):
         if field.name in _NOT_IN_FILES:
             continue
-        ours, found = getattr(wanted, field.name), getattr(as_read, field.name)
+        ours, theirs = getattr(wanted, field.name), getattr(as_read, field.name)
         if isinstance(ours, Names):
-            ours, found = _apart_from_joins(ours), _apart_from_joins(found)
-        if ours != found:
+            ours, theirs = _apart_from_joins(ours), _apart_from_joins(theirs)
+        if ours != theirs:
             raise CheckpointError(
-                f"config.json has {field.name} {ours}; a reader of the GGUF file would find {found}", param="SOURCE"
+                f"config.json has {field.name} {ours}; a reader of the GGUF file would find {theirs}", param="SOURCE"
             )
