@@ -91,7 +91,7 @@ def gap(model: CausalModel) -> float:
         gaps.append(torch.cat(scored)[PROMPT - 1 :] - decoded)
     for company in (7, 32):
         driver = ModelDriver(model, sequences=company, length=PROMPT + STEPS)
-        driver.step(*((at, prompt[: PROMPT - at]) for at in range(company)))
+        driver.step((0, prompt), *((at, prompt[: 1 + at]) for at in range(1, company)))
         beside = [driver.step(*((at, [token]) for at in range(company)))[0] for token in whole[PROMPT : PROMPT + 2]]
         gaps.append(torch.cat(beside) - decoded[1:3])
     return float(max(one.abs().max() for one in gaps))
