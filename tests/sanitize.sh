@@ -96,11 +96,16 @@ fi
 [ "${ONLY:-}" != compile ] || exit 0
 
 # --capture=sys: what a sanitizer writes as the process ends is not kept by pytest, and lost with it. Two processes and no
-# pytest-xdist, which waits for workers that are gone.
+# pytest-xdist, which waits for workers that are gone. The folder is named, and not its files: a file that is named is
+# collected although tests/ops/conftest.py leaves it out on this machine.
 tested() {
+  local file others=()
+  for file in tests/ops/test_*.py; do
+    [[ " $* " = *" $file "* ]] || others+=("--ignore=$file")
+  done
   LD_PRELOAD=$("$CXX" -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     WEFT_NATIVE_UNDER_TEST="$PWD/$extension" OMP_NUM_THREADS=1 \
-    "$PYTHON" -m pytest -x --capture=sys -p no:cacheprovider -p tests.sanitized_native "$@" \
+    "$PYTHON" -m pytest -x --capture=sys -p no:cacheprovider -p tests.sanitized_native tests/ops "${others[@]}" \
     --deselect tests/ops/test_native.py::test_the_kernels_are_there_where_a_compiler_is
 }
 first_half=(tests/ops/test_native.py tests/ops/test_native_matrix_unit.py tests/ops/test_native_expert_tiles.py
