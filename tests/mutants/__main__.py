@@ -117,6 +117,9 @@ def main() -> None:
         "--stages", type=int, nargs="*", default=list(range(len(STAGES))), help="0: unit, 1: servers, 2: sim"
     )
     parser.add_argument("--first", type=int, default=1_000_000, help="this many of the sample alone")
+    parser.add_argument(
+        "--places", nargs="*", default=[], metavar="PATH", help="mutants of these folders or files alone"
+    )
     parser.add_argument("--files", nargs="*", default=[], metavar="FILE", help="these files of tests alone")
     parser.add_argument("--wide", action="store_true", help="try what survived with five times the tests")
     parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")

@@ -136,8 +136,8 @@ class Worker:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two workers would switch each other's mutants
         self.switches.clear()
         self.end_s = time.monotonic() + given["seconds"]
-        first = list(enumerate(self.mutants))[: given["first"]]
-        self.due = [(number, mutant) for number, mutant in first if not is_equivalent(mutant)]
+        first, places = list(enumerate(self.mutants))[: given["first"]], tuple(given["places"] or ["src/"])
+        self.due = [(at, one) for at, one in first if one.path.startswith(places) and not is_equivalent(one)]
         self.only = set(given["files"])
         self.again, self.wide = bool(given["again"]), bool(given["wide"])
         self.pause = Path(given["pause"]) if given["pause"] else None
