@@ -159,6 +159,17 @@ def test_between_good_calls_the_content_is_the_words(row: ToolFormat) -> None:
     holds()
 
 
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_an_end_marker_that_the_limit_cuts_is_no_content_behind_a_call(row: ToolFormat) -> None:
+    call = good_call(row)
+    whole = parts_of(row, [call], eager=True, is_cut=False)
+    for end in filter(call.endswith, row.ends):
+        for text in (call[:-missing] for missing in range(1, len(end))):
+            for pieces in ([text], list(text)):
+                found = parts_of(row, pieces, eager=True, is_cut=True)
+                assert found in (whole, [text]), f"{found} of {text!r}"  # a call that was cut is content
+
+
 @pytest.mark.parametrize("row", REASONING, ids=lambda row: row.name)
 @pytest.mark.parametrize("inside", [False, True])
 def test_reasoning_is_told_apart_however_the_text_is_cut(row: ReasoningFormat, inside: bool) -> None:
