@@ -131,6 +131,7 @@ def test_any_text_is_read_by_the_laws(row: ToolFormat) -> None:
     @LAW
     @given(texts, st.lists(st.integers(0, HELD_CHARS), max_size=6), st.booleans())
     @example("", [], False)
+    @example("<function=two\nwords>{}</function>", [], False)
     def holds(text: str, places: list[int], is_cut: bool) -> None:
         if len(text) < HELD_CHARS:  # of longer calls a stream sends the beginning
             check(row, text, places, is_cut=is_cut)
