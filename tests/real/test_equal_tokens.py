@@ -99,7 +99,7 @@ def test_company_in_a_step_changes_no_token(engine: Engine, prompts: list[list[i
 
 
 def test_preemption_changes_no_token(model: Path, prompts: list[list[int]], cold: list[list[int]]) -> None:
-    with engine_of(model, memory="14MiB", max_model_len=512) as small:
+    with engine_of(model, memory="16.5MiB", max_model_len=512) as small:
         together = answers(small, prompts)
         assert small.stats().preemptions > 0
     assert tokens_of(together) == cold
