@@ -8,7 +8,7 @@ import time
 import pytest
 
 from weft.errors import EngineUnavailableError, SlowClientError
-from weft.fleet.request_stream import EVENTS_MAX, RequestStream, UnreadAnswers
+from weft.fleet.live_request import EVENTS_MAX, RequestStream, UnreadAnswers
 from weft.request import FinishReason, LostTokens, TokenEvent, TokenLogprobs
 from weft.server.generation import joined
 

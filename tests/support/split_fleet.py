@@ -30,8 +30,8 @@ from weft.config import EngineConfig
 from weft.costs.restore import RestorePrices
 from weft.engine.engine import EngineCore
 from weft.errors import EngineUnavailableError, WeftError
+from weft.fleet.live_request import RequestStream
 from weft.fleet.placement import Placement
-from weft.fleet.request_stream import RequestStream
 from weft.handoff import Role
 from weft.memory.memory import Memory
 from weft.memory.prefix_store import TransferBuffers

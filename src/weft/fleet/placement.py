@@ -29,9 +29,8 @@ import msgspec
 
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, QueueFullError, WeftError
-from weft.fleet.live_request import LiveRequest
+from weft.fleet.live_request import EventSink, LiveRequest, RequestStream
 from weft.fleet.replica import Replica
-from weft.fleet.request_stream import EventSink, RequestStream
 from weft.handoff import Handoff
 from weft.request import Request, TokenEvent, split_seed
 from weft.router.protocol import ReplicaLoad, Route, Router

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from weft.errors import ContextLengthError, RequestError, WeftError
-from weft.fleet.request_stream import RequestStream
+from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes

@@ -28,7 +28,7 @@ from weft.errors import (
     maximum_context,
 )
 from weft.fleet.fleet import Fleet
-from weft.fleet.request_stream import UnreadAnswers
+from weft.fleet.live_request import UnreadAnswers
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
 from weft.server.access_log import log_request

@@ -16,7 +16,7 @@ import zmq
 
 from weft.config import EngineConfig
 from weft.errors import WeftError
-from weft.fleet.request_stream import RequestStream
+from weft.fleet.live_request import RequestStream
 from weft.request import Request, TokenEvent
 from weft.rpc.client import EngineClient
 from weft.rpc.loop_socket import LoopSocket
