@@ -351,7 +351,7 @@ class Trials:
         for _ in range(2):  # the second time shows that the server goes on
             before = server.metric(count)
             process = trial.start(TASK, CONTEXT)
-            _until(lambda: server.metric(count) > before + 100 or process.poll() is not None)  # noqa: B023
+            _until(lambda: server.metric(count) > before + 100 or process.poll() is not None, LIMIT_S)  # noqa: B023
             assert process.poll() is None, f"it ended: {process.communicate()[0][-300:]!r}"
             os.killpg(process.pid, signal.SIGINT)
             time.sleep(1)
