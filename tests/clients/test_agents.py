@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients import tape
 from tests.clients.agent_table import AGENTS, settings
-from tests.clients.agents import unknown_fields
+from tests.clients.agents import unknown_endpoints, unknown_fields
 from tests.server.agent_bodies import BODIES
 
 URL = "http://127.0.0.1:4321"
@@ -63,6 +63,12 @@ def test_what_a_newer_release_sends_is_named(case: str) -> None:
     body = copy.deepcopy(known)
     change(body)
     assert f"{path} {expected}" in unknown_fields([{"path": path, "body": body}])
+
+
+def test_an_endpoint_that_the_server_lacks_is_named() -> None:
+    asked = [("POST", "/v1/responses/compact", 404), ("GET", "/v1/models", 200), ("POST", "/v1/messages", 400)]
+    seen = [{"method": method, "path": path, "status": status} for method, path, status in asked]
+    assert unknown_endpoints(seen) == {"POST /v1/responses/compact"}
 
 
 @pytest.mark.parametrize("name", BODIES)
