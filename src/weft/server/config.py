@@ -17,7 +17,7 @@ from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
-from weft.server.edge import EdgeLimits, Origins
+from weft.server.edge import EdgeLimits, Origins, is_loopback
 from weft.server.objects import Bounds
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.running import state_directory
@@ -48,6 +48,20 @@ class ServerConfig:
         "Port to listen on; 0 takes any free one. Default: 8000, or the next one that is free.",
         least=0,
         most=PORT_MAX,
+    )
+    uds: str | None = flag(
+        None, "Path of a Unix socket to listen at instead of --host and --port; its owner and its group may connect."
+    )
+    uds_mode: str = flag("660", "Who may connect at the socket of --uds, as chmod writes it.", table="server")
+    ssl_certfile: str | None = flag(
+        None,
+        "File with the certificate of this server and its chain (PEM): the port speaks HTTPS. It is read again when "
+        "it changes.",
+    )
+    ssl_keyfile: str | None = flag(None, "File with the key of --ssl-certfile, unless that has it (PEM).")
+    ssl_keyfile_password: str | None = flag(None, "Password of an encrypted --ssl-keyfile.", table="server")
+    ssl_ca_certs: str | None = flag(
+        None, "File with certificates (PEM): clients must show one that these have signed. Needs --ssl-certfile."
     )
     api_key: tuple[str, ...] = flag(
         (),
@@ -314,6 +328,33 @@ class ServerConfig:
             )
         return RecordingTarget(str(file), limit, self.record_tokens)
 
+    def socket_mode(self) -> int:
+        """Raises ConfigError."""
+        if not re.fullmatch(r"0?[0-7]{3}", self.uds_mode):
+            raise ConfigError(
+                f"server.uds_mode is {self.uds_mode!r}; it is three digits from 0 to 7, such as 660",
+                param="server.uds_mode",
+            )
+        return int(self.uds_mode, 8)
+
+    def is_local(self) -> bool:
+        """Return whether programs of this machine alone can connect."""
+        return self.uds is not None or is_loopback(self.host)
+
+    def _check_socket(self) -> None:
+        self.socket_mode()
+        if self.uds is None:
+            return
+        if not self.uds.strip():
+            raise ConfigError("--uds is empty: it takes the path of a Unix socket", param="--uds")
+        if self.port is not None:
+            raise ConfigError(f"--uds {self.uds} listens at no port; leave --port {self.port} out", param="--port")
+        if self.ssl_certfile is not None:
+            raise ConfigError(
+                "--ssl-certfile is for a port: nothing of a Unix socket (--uds) leaves this machine",
+                param="--ssl-certfile",
+            )
+
     def template_bytes(self) -> int:
         return parse_bytes(self.template_memory, flag="limits.template_memory")
 
@@ -508,6 +549,7 @@ class ServerConfig:
             raise ConfigError("--operator-key is empty: leave it out to let every --api-key in", param="--operator-key")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
+        self._check_socket()
         self._check_joining()
         self.replica_roles()
         if self.record is not None and not self.own_replicas:

@@ -11,6 +11,7 @@ import functools
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
@@ -19,6 +20,7 @@ import uvicorn
 from weft.server.app import build_app
 from weft.server.config import BACKLOG
 from weft.server.connection import BoundedProtocol
+from weft.server.listening import follow_certificate
 from weft.server.service import Service
 from weft.server.sse import Handler
 
@@ -53,6 +55,13 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
             backlog=BACKLOG,
             timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
             timeout_graceful_shutdown=1,
+            # Who may open a Unix socket is its proxy, or may do anything here: without one, clients have no address.
+            forwarded_allow_ips=None if config.uds is None else "*",
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_keyfile_password=config.ssl_keyfile_password,
+            ssl_ca_certs=config.ssl_ca_certs,
+            ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
         )
     )
 
@@ -62,8 +71,11 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
     """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
     ``service`` is closed."""
     service.edge.cap_connections(raise_file_limit(service.config.max_connections))
-    sweeping = asyncio.create_task(service.edge.sweep_forever())
     http = http_server(service, forward)
+    http.config.load()
+    watching = [asyncio.create_task(service.edge.sweep_forever())]
+    if http.config.ssl is not None:
+        watching.append(asyncio.create_task(follow_certificate(http.config.ssl, service.config)))
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         yield
@@ -71,7 +83,8 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
         http.should_exit = True
         await asyncio.wait((answering,), timeout=_LAST_ANSWERS_S)
         service.edge.abort_all()
-        sweeping.cancel()
+        for task in watching:
+            task.cancel()
         http.force_exit = True
         await answering
         await service.close()
