@@ -159,18 +159,28 @@ def test_two_http_workers_speak_tls_and_take_a_renewed_certificate(
         assert eventually(is_renewed)
 
 
-def test_without_a_certificate_of_their_own_clients_are_refused_where_authorities_are_named(
-    pem: Path, model: Path
-) -> None:
-    both, own = str(pem / "both.pem"), str(pem / "own.crt")
-    settings = {"ssl_certfile": both, "ssl_ca_certs": own}
-    with running_server("build", engine={"model": str(model)}, server=settings) as server:
-        url = server.url.replace("127.0.0.1", "localhost")
-        trust = ssl.create_default_context(cafile=both)
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{url}/health", verify=trust)
-        trust.load_cert_chain(own, str(pem / "own.key"))
-        assert httpx.get(f"{url}/health", verify=trust).status_code == 200
+def test_clients_need_a_certificate_where_their_authorities_are_named(pem: Path) -> None:
+    server = tls_context(flags(pem, certfile="both.pem", ca_certs="own.crt"))
+    assert server is not None
+    client = ssl.create_default_context(cafile=str(pem / "both.pem"))
+    with pytest.raises(ssl.SSLError, match="did not return a certificate"):
+        shake_hands(client, server)
+    client.load_cert_chain(pem / "other.crt", pem / "other.key")
+    with pytest.raises(ssl.SSLError, match="certificate verify failed"):
+        shake_hands(client, server)
+    client = ssl.create_default_context(cafile=str(pem / "both.pem"))
+    client.load_cert_chain(pem / "own.crt", pem / "own.key")
+    shake_hands(client, server)
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Raises SSLError of the side that refuses."""
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [client.wrap_bio(down, up, server_hostname="localhost"), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(4):
+        for side in sides:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
 
 
 # ---------------------------------------------------------------------- a Unix socket
@@ -183,7 +193,6 @@ def at_socket(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "port": None,
         "uds": str(file),
         "max_connections_per_address": 1,
-        "http_workers": 2,
         "log_file": str(file.with_suffix(".log")),
     }
     with running_server("build", engine={"model": str(model)}, server=settings) as server:

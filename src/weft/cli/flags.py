@@ -50,7 +50,7 @@ TEST_VARIABLES = frozenset(
 )
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "default_sampling",
-              "served_model_name", "chat_template", "reasoning_parser", "tool_parser", "lora"),
+              "served_model_name", "pulled", "chat_template", "reasoning_parser", "tool_parser", "lora"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "snapshots", "exact", "store", "store_size"),
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "speculate",

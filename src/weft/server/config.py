@@ -124,6 +124,11 @@ class ServerConfig:
         "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
         "Default: the model's own.",
     )
+    pulled: bool = flag(
+        False,
+        "Serve each model on this machine's disk too, and those that are pulled while the server runs: `weft pull`, "
+        "/api/pull, /api/create. They are loaded when they are asked for, as several models are.",
+    )
     keep_alive: str = limit(
         "5m",
         "With several models: how long one without requests stays in memory, such "
@@ -287,6 +292,7 @@ class ServerConfig:
         "Default: weft/names.json in the user's state directory.",
         table="server",
     )
+    blob_size: str = limit("100GB", "Size of one GGUF file that is uploaded to /api/blobs (413).", size=True)
     name_store_size: str = limit("4MB", "Size of that file.", size=True)
     max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
@@ -347,8 +353,9 @@ class ServerConfig:
             return
         if not self.uds.strip():
             raise ConfigError("--uds is empty: it takes the path of a Unix socket", param="--uds")
-        if self.port is not None:
-            raise ConfigError(f"--uds {self.uds} listens at no port; leave --port {self.port} out", param="--port")
+        if self.port is not None or self.host != "127.0.0.1":
+            named = f"--host {self.host}" if self.port is None else f"--port {self.port}"
+            raise ConfigError(f"--uds {self.uds} and {named} are two places to listen; leave one out", param="--uds")
         if self.ssl_certfile is not None:
             raise ConfigError(
                 "--ssl-certfile is for a port: nothing of a Unix socket (--uds) leaves this machine",
@@ -406,6 +413,9 @@ class ServerConfig:
 
         path, size = self.names()
         return None if path is None else PresetStore(path, count_max=self.max_created_names, bytes_max=size)
+
+    def blob_bytes(self) -> int:
+        return parse_bytes(self.blob_size, flag="limits.blob_size")
 
     def keep_alive_s(self) -> float | None:
         """None for ever. Raises ConfigError."""
@@ -469,6 +479,7 @@ class ServerConfig:
             connections=self.max_connections,
             connections_per_address=self.max_connections_per_address,
             buffered_bytes=self.max_buffered_mb * _MB,
+            blob_bytes=self.blob_bytes(),
         )
 
     def _check_joining(self) -> None:

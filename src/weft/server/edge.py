@@ -111,6 +111,7 @@ class EdgeLimits:
     connections_per_address: int = 1024
     pipelined: int = 16
     buffered_bytes: int = 256_000_000
+    blob_bytes: int = 100_000_000_000
 
 
 ADDRESS_CELLS = 8192

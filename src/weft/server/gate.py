@@ -49,6 +49,7 @@ _OPERATOR_PATHS = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/api/create",
+    "/api/blobs",
     "/api/copy",
     "/api/delete",
     "/api/pull",

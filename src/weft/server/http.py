@@ -11,7 +11,6 @@ import functools
 import logging
 import resource
 import socket
-import ssl
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
@@ -20,7 +19,7 @@ import uvicorn
 from weft.server.app import build_app
 from weft.server.config import BACKLOG
 from weft.server.connection import BoundedProtocol
-from weft.server.listening import follow_certificate
+from weft.server.listening import follow_certificate, tls_context
 from weft.server.service import Service
 from weft.server.sse import Handler
 
@@ -55,13 +54,8 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
             backlog=BACKLOG,
             timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
             timeout_graceful_shutdown=1,
-            # Who may open a Unix socket is its proxy, or may do anything here: without one, clients have no address.
+            # Clients of a Unix socket have no address, unless its proxy says one.
             forwarded_allow_ips=None if config.uds is None else "*",
-            ssl_certfile=config.ssl_certfile,
-            ssl_keyfile=config.ssl_keyfile,
-            ssl_keyfile_password=config.ssl_keyfile_password,
-            ssl_ca_certs=config.ssl_ca_certs,
-            ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
         )
     )
 
@@ -72,10 +66,12 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
     ``service`` is closed."""
     service.edge.cap_connections(raise_file_limit(service.config.max_connections))
     http = http_server(service, forward)
-    http.config.load()
     watching = [asyncio.create_task(service.edge.sweep_forever())]
-    if http.config.ssl is not None:
-        watching.append(asyncio.create_task(follow_certificate(http.config.ssl, service.config)))
+    tls = tls_context(service.config)
+    if tls is not None:
+        http.config.load()
+        http.config.ssl = tls
+        watching.append(asyncio.create_task(follow_certificate(tls, service.config)))
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         yield

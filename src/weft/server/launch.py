@@ -42,6 +42,7 @@ from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.logs import is_json, set_up_logging
 from weft.models.hub import local_checkpoint, resolve_model
+from weft.models.local import model_directory
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from weft.server.service import Service
     from weft.server.several import SeveralModels
 
+_LOOK_S = 1.0
+"""Between two looks at the models on this machine's disk."""
 _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -79,7 +82,7 @@ def serve(
             _complain(error)
             return EXIT_CONFIG
         runner = until_end.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        name = ", ".join(models) if len(models) > 1 else engine_config.model
+        name = ", ".join(models) or engine_config.model
         until_end.enter_context(
             contextlib.closing(Announcement(serving_once.url, name, certificate=server_config.ssl_certfile))
         )
@@ -102,7 +105,7 @@ def _prepared(
     parse_snapshots(engine_config.snapshots)
     given_cost(engine_config.step_costs)
     tls_context(server_config)
-    if len(models) > 1:
+    if len(models) > 1 or server_config.pulled:
         return _serving_several(engine_config, server_config, models, console, factory, until_end)
     if server_config.own_replicas and factory == ASSEMBLE:
         _check_model(engine_config)
@@ -139,9 +142,9 @@ def _serving_several(
     from weft.planning.together import share_out
     from weft.server.service import Service
     from weft.server.several import SeveralModels
-    from weft.server.sources import memory_of, read_sources
+    from weft.server.sources import memory_of, read_pulled, read_sources
 
-    sources = read_sources(models, engine, config, reads_weights=factory == ASSEMBLE)
+    sources = read_sources(models or [_one_model(engine, config)], engine, config, reads_weights=factory == ASSEMBLE)
     memory = memory_of(engine)
     shares = share_out([source.need for source in sources], memory)
     listener = until_end.enter_context(listening(config))
@@ -153,9 +156,20 @@ def _serving_several(
         factory=factory,
         background=engine.device == "cpu" or not visible_gpus(),  # a GPU's context is its thread's
         tell=lambda line: console.print(line, markup=False, highlight=False),
+        read_pulled=partial(read_pulled, engine, config) if config.pulled else None,
     )
     service = _with_open_stores(Service(config, None, several=several))
     return ServingSeveral(service, several, listener, console)
+
+
+def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
+    """Return NAME=MODEL of the only model, the embedded one where none is named. Raises ConfigError."""
+    from weft.assemble import find_model
+
+    if engine.model is None:
+        name, directory = find_model(engine, lambda text: None)
+        return f"{name}={directory}"
+    return engine.model
 
 
 def _with_open_stores(service: Service) -> Service:
@@ -214,6 +228,7 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
         otlp_endpoint=None,
         ssl_certfile=None,
         ssl_keyfile=None,
+        ssl_keyfile_password=None,
         ssl_ca_certs=None,
     )
     service = Service(inner, fleet, workers.counts, is_supervisor=True)
@@ -442,8 +457,11 @@ class ServingSeveral(Serving):
     async def _until_stopped(self) -> int:
         for work in self._service.background:
             work.start()
+        await self._several.look()
         print_models(self._console, self._several, self.url, self._config)
+        looking = asyncio.create_task(_look_forever(self._several))
         await self._first_stop.wait()
+        looking.cancel()
         return await self._end_work()
 
     async def _stop_engines(self, reason: str) -> None:
@@ -451,6 +469,25 @@ class ServingSeveral(Serving):
 
     async def _no_engine(self) -> object:
         return await asyncio.Event().wait()
+
+
+async def _look_forever(several: SeveralModels) -> None:
+    """Serve what `weft pull` and `weft rm` of another process change."""
+    seen = None
+    while several.serves_pulled:
+        now = await asyncio.to_thread(_changed_s)
+        if now != seen and seen is not None:
+            await several.look()
+        seen = now
+        await asyncio.sleep(_LOOK_S)
+
+
+def _changed_s() -> float:
+    """Return when a model came to this machine's disk, or left it."""
+    try:
+        return model_directory().stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:

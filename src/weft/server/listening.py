@@ -110,6 +110,8 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     _load_key(context, config)
     if authorities is not None:
         _check_certificates(authorities, "--ssl-ca-certs")
+        context.load_verify_locations(authorities)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
@@ -185,10 +187,10 @@ def _in_words(error: OSError) -> str:
 def _file_of(path: Path) -> tuple[int, int, int] | None:
     """Return what tells whether the same file is at ``path``, unchanged; None where there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, 0 if stat.S_ISSOCK(found.st_mode) else found.st_mtime_ns
+    return status.st_dev, status.st_ino, 0 if stat.S_ISSOCK(status.st_mode) else status.st_mtime_ns
 
 
 def _listen_at_file(path: Path, mode: int) -> socket.socket:
@@ -200,7 +202,7 @@ def _listen_at_file(path: Path, mode: int) -> socket.socket:
             param="--uds",
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o777 & ~mode)  # nobody else connects before a change of the mode
+    before = os.umask(0o777 & ~mode)  # the mode holds from the first moment on
     try:
         if path.is_socket():
             _remove_stale(path)

@@ -169,6 +169,16 @@ class Models(Protocol):
 
     def states(self) -> dict[str, int]: ...
 
+    @property
+    def serves_pulled(self) -> bool: ...
+
+    @property
+    def unserved(self) -> Mapping[str, str]: ...
+
+    def forgets(self, name: str) -> bool: ...
+
+    async def look(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
