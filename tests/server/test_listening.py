@@ -45,14 +45,14 @@ def flags(pem: Path, **given: str) -> ServerConfig:
     [
         ({"certfile": "own.crt"}, "--ssl-certfile .*own.crt: it has no private key .*--ssl-keyfile"),
         ({"keyfile": "own.key"}, "--ssl-keyfile needs --ssl-certfile"),
-        ({"ca_certs": "own.crt"}, "--ssl-ca-certs needs --ssl-certfile"),
+        ({"ca_certs": "own.crt"}, "server.ssl_ca_certs needs --ssl-certfile"),
         ({"certfile": "none.crt", "keyfile": "own.key"}, "--ssl-certfile .*none.crt: no such file or directory"),
         ({"certfile": "own.crt", "keyfile": "none.key"}, "--ssl-keyfile .*none.key: no such file or directory"),
         ({"certfile": "own.key", "keyfile": "own.key"}, "--ssl-certfile .*own.key: it has no certificate in PEM form"),
         ({"certfile": "own.crt", "keyfile": "own.crt"}, "--ssl-keyfile .*own.crt: it has no private key"),
         ({"certfile": "own.crt", "keyfile": "other.key"}, "other.key: it is not the key of the certificate .*own.crt"),
         ({"certfile": "secret.crt", "keyfile": "secret.key"}, "the key is encrypted; .*WEFT_SSL_KEYFILE_PASSWORD"),
-        ({"certfile": "both.pem", "ca_certs": "own.key"}, "--ssl-ca-certs .*own.key: it has no certificate"),
+        ({"certfile": "both.pem", "ca_certs": "own.key"}, "server.ssl_ca_certs .*own.key: it has no certificate"),
     ],
 )
 def test_a_certificate_that_cannot_work_is_one_line_that_names_the_flag(

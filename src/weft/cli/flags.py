@@ -57,7 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                    "priority_across_keys"),
     "Server": ("host", "port", "uds", "log_level", "log_format", "log_file", "otlp_endpoint", "record", "replicas",
                "roles", "listen_engines", "token", "http_workers", "ray"),
-    "Security": ("api_key", "api_key_file", "operator_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs",
+    "Security": ("api_key", "api_key_file", "operator_key", "ssl_certfile", "ssl_keyfile",
                  "allowed_host", "allowed_origin", "media_domains", "tenant_by_key", "trust_control_tokens"),
     "Device": ("device", "threads", "tp", "ep"),
 }  # fmt: skip

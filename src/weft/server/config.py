@@ -61,7 +61,9 @@ class ServerConfig:
     ssl_keyfile: str | None = flag(None, "File with the key of --ssl-certfile, unless that has it (PEM).")
     ssl_keyfile_password: str | None = flag(None, "Password of an encrypted --ssl-keyfile.", table="server")
     ssl_ca_certs: str | None = flag(
-        None, "File with certificates (PEM): clients must show one that these have signed. Needs --ssl-certfile."
+        None,
+        "File with certificates (PEM): clients must show one that these have signed. Needs --ssl-certfile.",
+        table="server",
     )
     api_key: tuple[str, ...] = flag(
         (),
@@ -448,7 +450,8 @@ class ServerConfig:
         try:
             lines = Path(self.api_key_file).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {self.api_key_file}: {error}", param="--api-key-file") from None
+            words = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {words}", param="--api-key-file") from None
         keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
         if not keys:
             raise ConfigError(f"--api-key-file {self.api_key_file}: it has no key", param="--api-key-file")

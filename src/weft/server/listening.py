@@ -95,7 +95,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
             name
             for name, value in (
                 ("--ssl-keyfile", key),
-                ("--ssl-ca-certs", authorities),
+                ("server.ssl_ca_certs", authorities),
                 ("server.ssl_keyfile_password", config.ssl_keyfile_password),
             )
             if value is not None
@@ -109,7 +109,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load_key(context, config)
     if authorities is not None:
-        _check_certificates(authorities, "--ssl-ca-certs")
+        _check_certificates(authorities, "server.ssl_ca_certs")
         context.load_verify_locations(authorities)
         context.verify_mode = ssl.CERT_REQUIRED
     return context

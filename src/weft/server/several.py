@@ -31,7 +31,14 @@ from msgspec import UNSET
 from weft.adapters import named_paths
 from weft.config import EngineConfig, Sizes
 from weft.default_sampling import read_default_sampling
-from weft.errors import ConfigError, EngineUnavailableError, ModelLoadError, QueueFullError, WeftError
+from weft.errors import (
+    ConfigError,
+    EngineUnavailableError,
+    ModelLoadError,
+    QueueFullError,
+    UnknownModelError,
+    WeftError,
+)
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.models.local import whole_models
@@ -181,6 +188,8 @@ class SeveralModels:
         )
         self.models = {source.name: HostedModel(source, self.residency.models[source.name], self) for source in sources}
         self.adapters = AdapterNames()
+        self.refused: dict[str, str] = {}
+        """Why adapters of models are not served, by MODEL/NAME."""
         self.on_fleet: Callable[[str, Fleet], None] = lambda name, fleet: None
         self.other_names: Callable[[], Iterable[str]] = lambda: ()
         self._config = config
@@ -244,7 +253,8 @@ class SeveralModels:
         model = self.models[name]
         own = [f"{name}/{adapter}" for adapter in named_paths(model.source.engine.lora)]
         bound = [full for full in self.adapters if self.base_of(full) is model]
-        return list(dict.fromkeys([*own, *bound])) if model.served is None else bound
+        refused = [full for full in self.refused if self.base_of(full) is model]
+        return list(dict.fromkeys([*own, *bound])) if model.served is None else [*bound, *refused]
 
     def find(self, name: str | None) -> HostedModel:
         """The model of a name, of an adapter's too. Raises UnknownModelError with those that there are."""
@@ -279,6 +289,8 @@ class SeveralModels:
         if name is None or name in (ANY_NAME, model.name):
             return model.served
         adapter = self.adapters.find(name)
+        if adapter is None and name in self.refused:
+            raise UnknownModelError(f"the adapter {name!r} is not served: {self.refused[name]}", param="model")
         if adapter is None:  # released while the model was loaded
             return await self.model_for(self.find(name).name)
         return replace(model.served, names=(name,), adapter=adapter)
@@ -412,6 +424,10 @@ class SeveralModels:
         if known is not None and (known.info.identity, known.info.sizes) == (info.identity, info.sizes):
             return
         model.served = replace(await model.read_text(info), loadable=model)
+        self.refused = {full: why for full, why in self.refused.items() if self.base_of(full) is not model}
+        for name, why in info.refused_adapters.items():
+            self.refused[f"{model.name}/{name}"] = why
+            self._tell(f"{model.name}/{name}: not served: {why}")
         for adapter in info.adapters:
             self.adapters.bind(msgspec.structs.replace(adapter, name=f"{model.name}/{adapter.name}"))
 

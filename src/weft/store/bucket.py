@@ -67,17 +67,25 @@ def is_bucket(location: str) -> bool:
     return "://" in location
 
 
+def check_location(location: str) -> None:
+    """Raises ConfigError for a scheme that is not known, and for a URL without a bucket."""
+    scheme, _, rest = location.partition("://")
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}", param="--store"
+        )
+    if not rest.strip("/"):
+        raise ConfigError(f"--store {location}: it names no bucket; write {scheme}://BUCKET/PREFIX", param="--store")
+
+
 class Bucket:
     """``location``: such as s3://bucket/prefix. Raises ConfigError for one that obstore cannot read."""
 
     def __init__(
         self, location: str, *, signer: Signer | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        check_location(location)
         scheme = location.partition("://")[0]
-        if scheme not in SCHEMES:
-            raise ConfigError(
-                f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}", param="--store"
-            )
         try:
             import obstore
             from obstore.store import from_url
