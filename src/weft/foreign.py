@@ -175,9 +175,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     # server
     "--allowed-origins": Foreign(_OTHER_NAME, "--allowed-origin"),
     "--root-path": Foreign("the API is served at /", "strip the prefix in the proxy"),
-    "--ssl-cert-reqs": Foreign(
-        "clients must show a certificate where their authorities are named", "server.ssl_ca_certs of the --config file"
-    ),
+    "--ssl-cert-reqs": Foreign("clients must show a certificate that server.ssl_ca_certs has signed", _LEAVE_OUT),
     "--enable-ssl-refresh": Foreign("a certificate that changes is read again", _LEAVE_OUT),
     "--ssl-cert-file": Foreign(_OTHER_NAME, "--ssl-certfile"),
     "--ssl-key-file": Foreign(_OTHER_NAME, "--ssl-keyfile"),

@@ -18,7 +18,7 @@ from weft.errors import ConfigError
 from weft.host import usable_cores
 from weft.models.hub import is_path
 from weft.server.config import ServerConfig
-from weft.store.bucket import check_location, is_bucket
+from weft.store.location import check_location, is_bucket
 
 THREADS_A_CORE = WORKERS_A_CORE = 4
 LEAST_BOUND = 16

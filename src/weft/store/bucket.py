@@ -27,10 +27,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from weft.errors import ConfigError
+from weft.store.location import check_location
 from weft.store.reading import UNREACHABLE
 from weft.store.signing import TAG_BYTES, Signer
 
-SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 3.0, 20.0, 10.0
 CHECK_S = 8.0
 """A start waits no longer for a bucket."""
@@ -61,21 +61,6 @@ class Stored:
     key: str
     nbytes: int
     modified: datetime
-
-
-def is_bucket(location: str) -> bool:
-    return "://" in location
-
-
-def check_location(location: str) -> None:
-    """Raises ConfigError for a scheme that is not known, and for a URL without a bucket."""
-    scheme, _, rest = location.partition("://")
-    if scheme not in SCHEMES:
-        raise ConfigError(
-            f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}", param="--store"
-        )
-    if not rest.strip("/"):
-        raise ConfigError(f"--store {location}: it names no bucket; write {scheme}://BUCKET/PREFIX", param="--store")
 
 
 class Bucket:
