@@ -117,6 +117,9 @@ def make(path: Path, script: Script, *, positions: int = 262_144) -> Path:
     says = dict(zip(_CALLS, script.calls, strict=False)) | {_SUMMARY: script.summary, _LAST: script.last}
     if len(script.calls) > len(_CALLS):
         raise ValueError(f"{len(script.calls)} calls, and a tape has room for {len(_CALLS)}")
+    values: dict[str, Any] = {"MARK": script.mark, "LAST": _LAST, "SUMMARY": _SUMMARY}
+    values |= {"CALLS": _CALLS[: len(script.calls)], "SUM_UP": SUM_UP}
+    template = re.sub(r"\b(MARK|LAST|SUMMARY|CALLS|SUM_UP)\b", lambda found: json.dumps(values[found[0]]), _TEMPLATE)
     vocabulary, merges = _learned()
     ids = dict(vocabulary)
     seen: set[str] = {END}
@@ -124,7 +127,7 @@ def make(path: Path, script: Script, *, positions: int = 262_144) -> Path:
         ids[piece] = len(ids)
     chains: list[list[int]] = []
     for start, text in says.items():
-        pieces = _pieces(text, seen)
+        pieces = _pieces(text, seen, template)
         for piece in pieces:
             ids.setdefault(_as_bytes(piece) if len(piece) == 1 else piece, len(ids))
         chain = [ids[_as_bytes(piece) if len(piece) == 1 else piece] for piece in pieces]
@@ -133,14 +136,6 @@ def make(path: Path, script: Script, *, positions: int = 262_144) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     _save_model(path, len(ids), ids[END], chains, positions)
     _save_tokenizer(path, ids, vocabulary, merges)
-    values: dict[str, Any] = {
-        "MARK": script.mark,
-        "LAST": _LAST,
-        "SUMMARY": _SUMMARY,
-        "CALLS": _CALLS[: len(script.calls)],
-    }
-    values["SUM_UP"] = SUM_UP
-    template = re.sub(r"\b(MARK|LAST|SUMMARY|CALLS|SUM_UP)\b", lambda found: json.dumps(values[found[0]]), _TEMPLATE)
     (path / "chat_template.jinja").write_text(template)
     return path
 
@@ -169,8 +164,9 @@ def _learned() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return model["vocab"], [tuple(pair) for pair in model["merges"]]
 
 
-def _pieces(text: str, seen: set[str]) -> list[str]:
-    """``text`` cut into pieces of which none was seen before: a piece decides what follows it."""
+def _pieces(text: str, seen: set[str], template: str) -> list[str]:
+    """``text`` cut into pieces of which none was seen before: a piece decides what follows it. A token that begins
+    with a sign is a control token if the template has it, so no piece is one."""
     pieces: list[str] = []
     marks = [mark for mark in _MARKS if mark not in seen]
     for part in filter(None, re.split(f"({'|'.join(marks) or '(?!)'})", text)):
@@ -178,7 +174,10 @@ def _pieces(text: str, seen: set[str]) -> list[str]:
         while rest:
             longest = len(rest)
             least = longest if rest in marks else min(_PIECE_CHARS, longest)
-            size = next((size for size in range(least, longest + 1) if rest[:size] not in seen), 0)
+            sizes = [size for size in range(least, longest + 1) if rest[:size] not in seen]
+            size = next(
+                (size for size in sizes if rest in marks or rest[0].isalnum() or rest[:size] not in template), 0
+            )
             if size == 0:  # joined with the piece before it, so that both are a new one
                 if not pieces or pieces[-1] in marks:
                     raise ValueError(f"no new piece in {rest!r}")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.clients import tape
 from tests.clients.agent_table import AGENTS, settings
-from tests.clients.agents import unknown_fields
+from tests.clients.agents import unknown_endpoints, unknown_fields
 from tests.server.agent_bodies import BODIES
 
 URL = "http://127.0.0.1:4321"
@@ -64,6 +65,12 @@ def test_what_a_newer_release_sends_is_named(case: str) -> None:
     assert f"{path} {expected}" in unknown_fields([{"path": path, "body": body}])
 
 
+def test_an_endpoint_that_the_server_lacks_is_named() -> None:
+    asked = [("POST", "/v1/responses/compact", 404), ("GET", "/v1/models", 200), ("POST", "/v1/messages", 400)]
+    seen = [{"method": method, "path": path, "status": status} for method, path, status in asked]
+    assert unknown_endpoints(seen) == {"POST /v1/responses/compact"}
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_what_the_bodies_have_and_what_tools_define_is_no_news(name: str) -> None:
     path, known = BODIES[name]
@@ -74,3 +81,12 @@ def test_what_the_bodies_have_and_what_tools_define_is_no_news(name: str) -> Non
             if key in inner:
                 inner[key] = {"type": "object", "properties": {"anything": {"type": "string"}}}
     assert not unknown_fields([{"path": path, "body": body}])
+
+
+def test_no_piece_of_a_tape_is_a_control_token_of_its_template() -> None:
+    """A text of an agent that spells one would be hidden from the template, which looks for words in it."""
+    said = "".join(f"Part {at}.{tape.call('read_file', {'file_path': '/a'})}" for at in range(4))
+    pieces = tape._pieces(said, set(), tape._TEMPLATE)
+    assert "".join(pieces) == said
+    signs = [piece for piece in pieces if not piece[0].isalnum() and piece in tape._TEMPLATE]
+    assert set(signs) <= set(tape._MARKS)

@@ -96,6 +96,32 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "LOAD_SEQS_FROM = 1 << 39",
         "only apart from the numbers of sequences, of which there are fewer",
     ),
+    (
+        "src/weft/memory/arena_work.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/memory/prefix/eviction.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/memory/transaction.py",
+        "slot, epoch = NO_SLOT, 0",
+        "slot, epoch = NO_SLOT, 1",
+        "the epoch of no slot is not read",
+    ),
+    ("src/weft/memory/relief.py", "first = -1", "first = - 0", "while there is no run its first place is not read"),
+    ("src/weft/memory/prefix/edge.py", "if 2 * used <= len(self.tokens):", "if 1 * used <= len(self.tokens):", BOUND),
+    (
+        "src/weft/memory/prefix/readings.py",
+        "self.number = 0",
+        "self.number = 1",
+        "a router takes the number of the first report for what it is, and looks for gaps after it",
+    ),
 )
 
 

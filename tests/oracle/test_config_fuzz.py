@@ -46,6 +46,7 @@ WRONG_ONCE: tuple[tuple[str, Path_, Any, str], ...] = (
     ("nemotron_h_moe", ("n_group",), 8, "refused"),
     ("olmo3", ("max_position_embeddings",), 1, "followed"),
     ("qwen4_exp", ("seed",), 1, "refused"),
+    ("smollm3_window", ("use_sliding_window",), False, "refused"),
     ("recurrent_gemma", ("rope_parameters", "rope_type"), "proportional", "refused"),
 )
 """Changes that a whole run found wrong: served in another way than transformers, or where it refuses."""

@@ -131,6 +131,7 @@ def test_any_text_is_read_by_the_laws(row: ToolFormat) -> None:
     @LAW
     @given(texts, st.lists(st.integers(0, HELD_CHARS), max_size=6), st.booleans())
     @example("", [], False)
+    @example("<function=two\nwords>{}</function>", [], False)
     def holds(text: str, places: list[int], is_cut: bool) -> None:
         if len(text) < HELD_CHARS:  # of longer calls a stream sends the beginning
             check(row, text, places, is_cut=is_cut)
@@ -157,6 +158,17 @@ def test_between_good_calls_the_content_is_the_words(row: ToolFormat) -> None:
         assert content.split() == " ".join(item for item in listed if item[0] == "I").split()
 
     holds()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_an_end_marker_that_the_limit_cuts_is_no_content_behind_a_call(row: ToolFormat) -> None:
+    call = good_call(row)
+    whole = parts_of(row, [call], eager=True, is_cut=False)
+    for end in filter(call.endswith, row.ends):
+        for text in (call[:-missing] for missing in range(1, len(end))):
+            for pieces in ([text], list(text)):
+                found = parts_of(row, pieces, eager=True, is_cut=True)
+                assert found in (whole, [text]), f"{found} of {text!r}"  # a call that was cut is content
 
 
 @pytest.mark.parametrize("row", REASONING, ids=lambda row: row.name)

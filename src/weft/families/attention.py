@@ -46,13 +46,7 @@ def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:
     full = read_attention(keys, qk_norm=True, head_dim=None if sparse else 128)
     windows = keys.boolean("use_sliding_window", False) and reading.states_window(keys)
     first = 0 if sparse else keys.integer("max_window_layers", 28, least=0)
-    kinds = reading.kinds_with_windows(
-        keys,
-        ("full_attention", WINDOW_KIND),
-        [WINDOW_KIND if windows and i >= first else "full_attention" for i in range(count)],
-    )
-    if WINDOW_KIND in kinds and not windows:
-        fail("layer_types", WINDOW_KIND, "use_sliding_window and sliding_window say that there is no window")
+    kinds = _kinds_that_switch(keys, windows, [i >= first for i in range(count)])
     window = windowed(full, keys, default=4096) if windows else full
     return build_architecture(
         family,
@@ -61,6 +55,16 @@ def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:
         [qwen_feed_forward(keys, layer, shared=False) for layer in range(count)],
         max_positions=32768,
     )
+
+
+def _kinds_that_switch(keys: ConfigKeys, windows: bool, in_window: list[bool]) -> list[str]:
+    """Return the kind of each layer. ``windows``: whether the model has windows at all; ``in_window``: which layers
+    have one where ``layer_types`` is silent."""
+    stated = [WINDOW_KIND if windows and inside else "full_attention" for inside in in_window]
+    kinds = reading.kinds_with_windows(keys, ("full_attention", WINDOW_KIND), stated)
+    if WINDOW_KIND in kinds and not windows:
+        fail("layer_types", WINDOW_KIND, "use_sliding_window and sliding_window say that there is no window")
+    return kinds
 
 
 def _expert_count(keys: ConfigKeys) -> int:
@@ -101,11 +105,7 @@ def read_smollm3(family: str, keys: ConfigKeys) -> Architecture:
         fail("no_rope_layers", turns, f"it must say 0 or 1 of each of the {count} layers")
     windows = keys.boolean("use_sliding_window", False) and keys.get("sliding_window") is not None
     full = read_attention(keys, theta=2e6)
-    kinds = reading.kinds_with_windows(
-        keys,
-        ("full_attention", WINDOW_KIND),
-        [WINDOW_KIND if windows and not turns[layer] else "full_attention" for layer in range(count)],
-    )
+    kinds = _kinds_that_switch(keys, windows, [not turn for turn in turns[:count]])
     window = windowed(full, keys) if windows else full
     each = [window if kind == WINDOW_KIND else full for kind in kinds]
     return build_architecture(

@@ -182,6 +182,12 @@ class ServerConfig:
         "MB that the bodies of all unfinished requests may hold together; the first 64 KB of each are free (503).",
         least=1,
     )
+    max_unread_mb: int = limit(
+        256,
+        "MB of streamed answers that clients have not read, of all together; beyond it the answer that holds the most "
+        "ends with an error (408).",
+        least=1,
+    )
     max_request_line: int = limit(8192, "Bytes of the longest request line (414).", least=64)
     max_header_bytes: int = limit(32768, "Bytes of all headers of a request (431).", least=256)
     max_headers: int = limit(100, "Headers of a request (431).", least=8)

@@ -153,7 +153,7 @@ class SharedCounts:
 
     def __init__(self, file: Path, *, process: int, processes: int, keys: int) -> None:
         self._process = process
-        self._processes = processes
+        self.processes = processes
         self._keys = keys
         tallies = _FIRST_FREE + keys + ADDRESS_CELLS
         self._buckets_at = tallies * processes
@@ -196,12 +196,12 @@ class SharedCounts:
 
     def clear(self, process: int) -> None:
         """It has died: what it counted is gone."""
-        for at in range(process, self._buckets_at, self._processes):
+        for at in range(process, self._buckets_at, self.processes):
             self._cells[at] = 0.0
 
     def _tally(self, number: int) -> Tally:
-        at = number * self._processes
-        return Tally(self._cells[at : at + self._processes], self._process)
+        at = number * self.processes
+        return Tally(self._cells[at : at + self.processes], self._process)
 
 
 class _Locked(contextlib.AbstractContextManager[None]):

@@ -28,6 +28,7 @@ from weft.errors import (
     maximum_context,
 )
 from weft.fleet.fleet import Fleet
+from weft.fleet.live_request import UnreadAnswers
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
 from weft.server.access_log import log_request
@@ -486,6 +487,8 @@ class Service:
         self.counts = counts
         self.workers: Workers | None = None
         self.edge = HttpEdge(config.edge_limits(), counts, is_inner=is_supervisor)
+        processes = 1 if counts is None else counts.processes
+        self.unread = UnreadAnswers(config.max_unread_mb * 1_000_000 // processes)
         self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         if engine is not None:

@@ -19,6 +19,9 @@ The rules, each applied only where the template does not take the message as it 
     messages of one role in a row         one message, joined by an empty line
     an answer without a question          an empty message of the user before it
     a question behind a call or result    an empty answer before it
+    several calls in one answer           an answer for each call, with its result behind it
+    a result without a call               a message of the user in the same place
+    an empty answer                       a space
     system messages alone                 a message of the user
     arguments of a call                   an object, or JSON text to a template that prints them
     ids of calls                          nine letters and digits
@@ -58,6 +61,9 @@ class Takes(Protocol):
     def answer_first(self) -> bool: ...
     def question_behind(self, role: str) -> bool: ...
     def system_alone(self, role: str) -> bool: ...
+    def several_calls(self) -> bool: ...
+    def lone_result(self) -> bool: ...
+    def empty_answer(self) -> bool: ...
     def object_arguments(self) -> bool: ...
     def any_call_ids(self) -> bool: ...
 
@@ -100,6 +106,18 @@ class TemplateTakes:
 
     def system_alone(self, role: str) -> bool:
         return self._tried(("alone", role), _said(role, 0))
+
+    def several_calls(self) -> bool:
+        question, answer = _called()
+        turns = (question, {**answer, "tool_calls": answer["tool_calls"] * 2}, _said("tool", 1), _said("tool", 2))
+        return self._tried(("several calls",), *turns) or not self.tool_results()
+
+    def lone_result(self) -> bool:
+        return self._tried(("lone",), _said("user", 0), _said("tool", 1))
+
+    def empty_answer(self) -> bool:
+        answer: Turn = {"role": "assistant", "content": ""}
+        return self._tried(("empty",), _said("user", 0), answer, _said("user", 1), words=_WORDS[:2])
 
     def object_arguments(self) -> bool:
         """False only for a template that writes JSON text as it is, and an object in Python's form or not at all."""
@@ -156,6 +174,12 @@ class _Nothing:
     system_alone = several_systems
     question_behind = several_systems
 
+    def several_calls(self) -> bool:
+        return False
+
+    lone_result = several_calls
+    empty_answer = several_calls
+
     def tool_results(self) -> bool:
         return True
 
@@ -171,12 +195,12 @@ STRICTEST: Takes = _Nothing()
 
 def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
     """``turns`` by the rules at the head of this file."""
-    if any(turn.get("tool_calls") for turn in turns):
-        turns = _with_calls(turns, takes)
+    if any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
+        turns = _with_results(_with_calls(turns, takes), takes)
     turns = _with_system(turns, takes)
     if any(turn["role"] == "tool" for turn in turns) and not takes.tool_results():
         turns = [{"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn for turn in turns]
-    return _joined(_with_question(turns, takes), takes)
+    return [_filled(turn, takes) for turn in _joined(_with_question(turns, takes), takes)]
 
 
 def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
@@ -196,6 +220,47 @@ def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
 def _as_user(turn: Turn, takes_role: Callable[[str], bool]) -> Turn:
     role = turn["role"]
     return {**turn, "role": "user"} if role in SYSTEM_ROLES and not takes_role(role) else turn
+
+
+def _filled(turn: Turn, takes: Takes) -> Turn:
+    if turn["role"] != "assistant" or turn["content"] or turn.get("tool_calls") or takes.empty_answer():
+        return turn
+    return {**turn, "content": " "}
+
+
+def _with_results(turns: list[Turn], takes: Takes) -> list[Turn]:
+    """Each result behind its call, and those without a call as messages of the user, where the template asks it."""
+    if any(len(turn.get("tool_calls") or ()) > 1 for turn in turns) and not takes.several_calls():
+        turns = _one_call_each(turns)
+    out, called = [], False
+    for turn in turns:
+        if turn["role"] == "assistant":
+            called = bool(turn.get("tool_calls"))
+        is_lone = turn["role"] == "tool" and not called and not takes.lone_result()
+        out.append({"role": "user", "content": turn["content"]} if is_lone else turn)
+    return out
+
+
+def _one_call_each(turns: list[Turn]) -> list[Turn]:
+    out: list[Turn] = []
+    at = 0
+    while at < len(turns):
+        turn, at = turns[at], at + 1
+        calls = turn.get("tool_calls") or []
+        if len(calls) < 2:
+            out.append(turn)
+            continue
+        end = next((end for end in range(at, len(turns)) if turns[end]["role"] != "tool"), len(turns))
+        results, at = turns[at:end], end
+        for call in calls:
+            out.append({**turn, "tool_calls": [call]})
+            turn = {"role": "assistant", "content": ""}
+            own = next((one for one in results if one.get("tool_call_id") in (None, call.get("id"))), None)
+            if own is not None:
+                results.remove(own)
+                out.append(own)
+        out += results
+    return out
 
 
 def _with_question(turns: list[Turn], takes: Takes) -> list[Turn]:

@@ -217,6 +217,8 @@ class ChatTemplate:
         if message.tool_calls:
             turn["tool_calls"] = [with_parsed_arguments(call) for call in message.tool_calls]
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+        if reasoning is None:
+            reasoning = _thought(message)
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
             if not turn.get("content"):  # gpt-oss's template refuses both in one turn
@@ -294,6 +296,10 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
     return (source, str(path)) if isinstance(source, str) else None
 
 
+_THOUGHT_KINDS = ("thinking", "redacted_thinking", "reasoning")
+"""Parts of an answer's content that are its reasoning."""
+
+
 def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
     """Text, or a list of parts where some are pictures, which ``weft.text.pictures`` has made bare: templates
     of models that read them take lists."""
@@ -307,10 +313,24 @@ def _content(where: str, message: ChatMessage) -> str | list[dict[str, str]]:
         if isinstance(part, dict) and part.get("type") in PICTURE_KINDS
         else {"type": "text", "text": _part_text(f"{where}.content[{index}]", part)}
         for index, part in enumerate(content)
+        if not _is_thought(message, part)
     ]
     if any(part["type"] != "text" for part in parts):
         return [{key: part[key] for key in ("type", "text") if key in part} for part in parts]
     return "\n".join(part["text"] for part in parts)
+
+
+def _is_thought(message: ChatMessage, part: Any) -> bool:
+    return message.role == "assistant" and isinstance(part, dict) and part.get("type") in _THOUGHT_KINDS
+
+
+def _thought(message: ChatMessage) -> str | None:
+    """Return the reasoning that is a part of an answer's content, as Mistral's and Anthropic's APIs send it."""
+    parts = message.content if isinstance(message.content, list) else []
+    values = [part.get("thinking", part.get("text")) for part in parts if _is_thought(message, part)]
+    nested = [value if isinstance(value, list) else [value] for value in values]
+    texts = [inner.get("text") if isinstance(inner, dict) else inner for value in nested for inner in value]
+    return "\n".join(text for text in texts if isinstance(text, str)) if values else None
 
 
 def _part_text(here: str, part: Any) -> str:

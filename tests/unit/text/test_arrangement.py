@@ -44,6 +44,14 @@ NEEDS_A_QUESTION = (
     "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('no user query') }}"
     "{% endif %}" + FIRST_ONLY
 )
+CALLS_ONE_BY_ONE = (
+    "{% set ns = namespace(called=false) %}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{% set ns.called = m.tool_calls is defined %}{% if ns.called and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one call at once') }}{% endif %}{% if not ns.called and not m.content %}"
+    "{{ raise_exception('an answer has content or calls') }}{% endif %}{% endif %}"
+    "{% if m.role == 'tool' and not ns.called %}{{ raise_exception('no call before a result') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}" + _CALLS + "{% endfor %}"
+)
 KINDS = {
     "plain": PLAIN,
     "first only": FIRST_ONLY,
@@ -51,6 +59,7 @@ KINDS = {
     "no system": NO_SYSTEM,
     "alternating": ALTERNATING,
     "needs a question": NEEDS_A_QUESTION,
+    "calls one by one": CALLS_ONE_BY_ONE,
 }
 
 
@@ -191,6 +200,30 @@ def test_ids_have_nine_characters_where_a_template_asks_for_them() -> None:
     kept = [message("user", "q"), message("assistant", None, tool_calls=[call("{}", "abcdef123")])]
     assert "<call abcdef123 f>" in render(ALTERNATING, *kept)
     assert "<call call_1 f" in render(PLAIN, *CONVERSATIONS["a result"])
+
+
+def test_a_template_that_takes_one_call_at_once_gets_each_with_its_result() -> None:
+    """As Llama 3's does: the conversation would be dead once the model wrote two calls."""
+    conversation = [
+        message("user", "A1"),
+        message("assistant", "B2", tool_calls=[call('{"x": "1"}', "call_1"), call('{"x": "2"}', "call_2")]),
+        message("tool", "second", tool_call_id="call_2"),
+        message("tool", "first", tool_call_id="call_1"),
+        message("tool", "none's", tool_call_id="call_3"),
+        message("user", "C3"),
+    ]
+    assert render(CALLS_ONE_BY_ONE, *conversation) == (
+        "[user]A1[assistant]B2<call call_1 f x=1>[tool]first[assistant]<call call_2 f x=2>[tool]second"
+        "[tool]none's[user]C3"
+    )
+    assert "B2<call call_1 f x=1><call call_2 f x=2>[tool]second[tool]first" in render(PLAIN, *conversation)
+
+
+def test_an_empty_answer_is_a_space_to_a_template_that_wants_content() -> None:
+    """As Ministral 3's does. It is what an answer leaves that the limit cut inside of its reasoning."""
+    conversation = [message("user", "A1"), message("assistant", "", reasoning="R"), message("user", "B2")]
+    assert render(CALLS_ONE_BY_ONE, *conversation) == "[user]A1[assistant] [user]B2"
+    assert render(PLAIN, *conversation) == "[user]A1[assistant][user]B2"
 
 
 def test_an_answer_is_continued_behind_a_system_message() -> None:

@@ -79,6 +79,23 @@ def test_both_names_of_reasoning_reach_the_template() -> None:
         assert render(source, {"role": "assistant", "content": "x", name: "why"}) == "why/why"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "17 is odd", "signature": ""},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "17 is odd"}]},
+        {"type": "reasoning", "text": "17 is odd"},
+    ],
+)
+def test_reasoning_in_the_parts_of_a_past_answer_is_reasoning(part: dict[str, Any]) -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content }}/{{ m.content }}{% endfor %}"
+    parts = [part, {"type": "redacted_thinking", "data": "AAAA"}, {"type": "text", "text": "Yes."}]
+    written = render(source, user("Is 17 odd?"), {"role": "assistant", "content": parts})
+    assert written == "<user>/Is 17 odd?<assistant>17 is odd/Yes."
+    with pytest.raises(RequestError, match=f"has type '{part['type']}'"):
+        render(source, user(parts))
+
+
 def test_arguments_of_past_tool_calls_are_objects_to_the_template() -> None:
     source = (
         "{% for key, value in messages[0].tool_calls[0].function.arguments.items() %}{{ key }}={{ value }}{% endfor %}"

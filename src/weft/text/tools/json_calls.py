@@ -406,16 +406,20 @@ class HeadedCalls(BodyReader):
         if not marker or not bare or (self._behind and may_become(bare, (self._behind,))):
             self.broken = self.broken or len(head) > _HEAD_CHARS_MAX + len(self._marker)
             return False
-        if self._behind and head.strip() and bare.startswith(self._behind):
-            deltas.append(replace(self._named(head.strip()), arguments="{}", complete=True))
+        name = head.strip()
+        if not name or "\n" in name:
+            self.broken = True
+            return True
+        if self._behind and bare.startswith(self._behind):
+            deltas.append(replace(self._named(name), arguments="{}", complete=True))
             self._at = len(self.text) - len(bare) + len(self._behind)
             self._completed(self._at)
             return True
         start = len(self.text) - len(bare)
-        if self.text[start] != "{" or not head.strip():
+        if self.text[start] != "{":
             self.broken = True
             return True
-        deltas.append(self._named(head.strip()))
+        deltas.append(self._named(name))
         self._object = ObjectScanner(start)
         self._object.copy(start)
         self._given = 0

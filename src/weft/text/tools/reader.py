@@ -79,7 +79,8 @@ class ToolCallReader:
         if self._envelope is not None:  # an envelope that ended where it began
             self._give_back(self._opening)
         content, self._text = self._text, ""
-        self._show(content)
+        if not (is_cut and self._ends and may_become(content.lstrip(), self._ends)):  # an end marker that was cut
+            self._show(content)
         if self._space and not self._after_call:
             self._parsed.append(self._space)
         self._space = ""
