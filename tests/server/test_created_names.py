@@ -210,7 +210,7 @@ def test_num_ctx_of_a_name_bounds_prompts_and_cuts_none(server: RunningServer, c
         ({"model": "a b", "from": "scripted"}, 400, "model is 'a b'; a name has"),
         ({"model": "../x", "from": "scripted"}, 400, "a name has letters"),
         ({"model": "a" * 201, "from": "scripted"}, 400, "at most 200 characters"),
-        ({"model": "x", "from": "scripted", "files": {"a": "sha256:b"}}, 400, "files is not supported"),
+        ({"model": "x", "from": "scripted", "files": {"a": "sha256:b"}}, 400, "and then there is no from"),
         ({"model": "x", "from": "scripted", "adapters": {"a": "sha256:b"}}, 400, "adapters is not supported"),
         ({"model": "x", "from": "scripted", "quantize": "q4_K_M"}, 400, "quantize is not supported"),
         ({"model": "x", "modelfile": "FROM scripted"}, 400, "modelfile is not supported"),
