@@ -226,6 +226,24 @@ def streams_of_one_key() -> dict[str, str]:
         }
 
 
+def slow_readers() -> dict[str, str]:
+    body = {"prompt": "a", "n": 16, "max_tokens": 3900, "stream": True, "ignore_eos": True, "logprobs": 20}
+
+    def read(server: Server) -> None:
+        with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            for _ in answer.iter_raw(2000):
+                time.sleep(0.1)
+
+    def peak(limit_mb: int) -> str:
+        with Server(variables={"WEFT_MAX_UNREAD_MB": str(limit_mb)}) as server:
+            server.post("/v1/completions", {**body, "stream": False, "max_tokens": 1})
+            before = server.peak_mib()
+            with beside(*[lambda: read(server)] * 4, for_s=60.0):
+                return f"{server.peak_mib() - before} MiB more"
+
+    return {"limit 1 TB": peak(1_000_000), "limit 100 MB": peak(100)}
+
+
 def queue_of_one_key() -> dict[str, str]:
     body = {"prompt": "a", "n": 64, "max_tokens": 3900, "stream": True, "ignore_eos": True}
     with Server(keyed=True) as server, beside(*[lambda: stream(server, body)] * 20, for_s=5.0):
@@ -313,6 +331,7 @@ ATTACKS: dict[str, Callable[[], dict[str, str]]] = {
         text_without_spaces,
         spaces,
         streams_of_one_key,
+        slow_readers,
         queue_of_one_key,
         files_of_one_key,
         batch_of_one_key,

@@ -64,9 +64,10 @@ WEFT_INLINE u32x16 looked_up(u32x16 codes, const uint8_t* table) {
 #endif
 }
 
-// Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice.
-template <int BITS>
-WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
+// Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice. A word is a row
+// of W, and ``Words`` all 16 or half of them.
+template <int BITS, class Words>
+WEFT_INLINE void pair_codes(const uint8_t* from, int pair, Words* codes) {
   std::memcpy(codes, from + (BITS == 8 ? 2 : 1) * pair * 64, sizeof *codes);
   if constexpr (BITS == 8) {
     std::memcpy(codes + 1, from + (2 * pair + 1) * 64, sizeof *codes);
@@ -75,7 +76,7 @@ WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
     codes[0] &= 0x0F0F0F0Fu;
   }
   if constexpr (BITS == 6) {
-    u32x16 high;  // two bits for each of 16 columns, beside what they belong to
+    Words high;  // two bits for each of 16 columns, beside what they belong to
     std::memcpy(&high, from + 128, sizeof high);
     codes[0] |= (pair ? high : high << 4) & 0x30303030u;
     codes[1] |= (pair ? high >> 2 : high << 2) & 0x30303030u;
@@ -90,45 +91,108 @@ WEFT_INLINE void pair_numbers(const Weight& weight, const uint8_t* from, int pai
     for (int quad = 0; quad < 2; ++quad) codes[quad] = looked_up(codes[quad], weight.table);
 }
 
-// TILES tiles from ``tile`` on, times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows]. PARTS: groups of a line, 1
-// where groups are whole lines.
-template <int BITS, int ROWS, int TILES, Zero ZERO, int PARTS>
-WEFT_INLINE void exact_tiles(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
+// Codes and sums for 16 rows of W. With AVX2 two registers by name: GCC keeps wider vectors in memory, and converts them in
+// quarters, which takes three times as long.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+typedef float f32x8 __attribute__((vector_size(32)));
+struct Words {
+  u32x8 low[2], high[2];
+};
+struct Sum {
+  f32x8 low, high;
+};
+
+template <int BITS, Zero ZERO>
+WEFT_INLINE Words pair_words(const Weight& weight, const uint8_t* from, int pair) {
+  Words words;
+  pair_codes<BITS>(from, pair, words.low);
+  pair_codes<BITS>(from + sizeof(u32x8), pair, words.high);
+  if constexpr (ZERO == Zero::looked_up) {
+    const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weight.table)));
+    for (int quad = 0; quad < 2; ++quad) {
+      words.low[quad] = (u32x8)_mm256_shuffle_epi8(numbers, (__m256i)words.low[quad]);
+      words.high[quad] = (u32x8)_mm256_shuffle_epi8(numbers, (__m256i)words.high[quad]);
+    }
+  }
+  return words;
+}
+
+// Byte ``j`` of each word of ``quad``, minus ``middle``.
+WEFT_INLINE Sum widened(const Words& words, int quad, int j, int middle) {
+  return {__builtin_convertvector((i32x8)((words.low[quad] >> (8 * j)) & 255u) - middle, f32x8),
+          __builtin_convertvector((i32x8)((words.high[quad] >> (8 * j)) & 255u) - middle, f32x8)};
+}
+
+WEFT_INLINE void add_product(Sum& sum, const Sum& wide, float x) {
+  sum.low += wide.low * x;
+  sum.high += wide.high * x;
+}
+
+WEFT_INLINE f32x16 vector_of(const Sum& sum) {
+  f32x16 both;
+  std::memcpy(&both, &sum, sizeof both);
+  return both;
+}
+#else
+struct Words {
+  u32x16 all[2];
+};
+typedef f32x16 Sum;
+
+template <int BITS, Zero ZERO>
+WEFT_INLINE Words pair_words(const Weight& weight, const uint8_t* from, int pair) {
+  Words words;
+  pair_numbers<BITS, ZERO>(weight, from, pair, words.all);
+  return words;
+}
+
+WEFT_INLINE Sum widened(const Words& words, int quad, int j, int middle) {
+  return __builtin_convertvector((i32x16)((words.all[quad] >> (8 * j)) & 255u) - middle, f32x16);
+}
+
+WEFT_INLINE void add_product(Sum& sum, Sum wide, float x) { sum += wide * x; }
+
+WEFT_INLINE f32x16 vector_of(Sum sum) { return sum; }
+#endif
+
+// ``tile`` times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows]. PARTS: groups of a line, 1 where groups are whole
+// lines.
+template <int BITS, int ROWS, Zero ZERO, int PARTS>
+WEFT_INLINE void exact_tile(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
   const int64_t lines = x.lines, groups = (x.padded + weight.group - 1) / weight.group;
   const GroupNumbers scales = GroupNumbers::scales(weight);
-  for (int t = 0; t < TILES; ++t) {
-    const uint8_t* from = static_cast<const uint8_t*>(weight.data) + (tile + t) * lines * tile_line_bytes<BITS>();
-    f32x16 total[ROWS] = {};
-    f32x16 scale = splat(0), zero = splat(static_cast<float>(kMiddleOf<BITS, ZERO>));
-    for (int64_t part = 0; part < lines * PARTS; ++part) {
-      if (PARTS == 2 || part * kLine % weight.group == 0) {
-        const int64_t group = PARTS == 2 ? part : part * kLine / weight.group;
-        scale = scales(tile + t, group);
-        if constexpr (ZERO == Zero::of_group)
-          zero = __builtin_convertvector(tile_zeros(weight, ((tile + t) * groups + group) * kTile), f32x16);
-      }
-      f32x16 acc[ROWS] = {};
-      const float* values = x.values.data() + row * x.padded + part * (kLine / PARTS);
-      for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
-        for (int pair = 0; pair < 2; ++pair) {
-          u32x16 codes[2];
-          pair_numbers<BITS, ZERO>(weight, from, pair, codes);
-          for (int quad = 0; quad < 2; ++quad)
-            for (int j = 0; j < 4; ++j) {
-              i32x16 whole = (i32x16)((codes[quad] >> (8 * j)) & 255u);
-              if constexpr (ZERO == Zero::looked_up) whole -= kMiddle<8>;  // small numbers, of which 128 would leave less
-              const f32x16 wide = __builtin_convertvector(whole, f32x16);
-              for (int r = 0; r < ROWS; ++r)
-                acc[r] += wide * values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j];
-            }
-        }
-      for (int r = 0; r < ROWS; ++r) {
-        if constexpr (ZERO == Zero::none || ZERO == Zero::looked_up) total[r] += acc[r] * scale;
-        else total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
-      }
+  const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * lines * tile_line_bytes<BITS>();
+  f32x16 total[ROWS] = {};
+  f32x16 scale = splat(0), zero = splat(static_cast<float>(kMiddleOf<BITS, ZERO>));
+  for (int64_t part = 0; part < lines * PARTS; ++part) {
+    if (PARTS == 2 || part * kLine % weight.group == 0) {
+      const int64_t group = PARTS == 2 ? part : part * kLine / weight.group;
+      scale = scales(tile, group);
+      if constexpr (ZERO == Zero::of_group)
+        zero = __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16);
     }
-    for (int r = 0; r < ROWS; ++r) store(y + r * kOutRows + t * kTile, total[r]);
+    Sum acc[ROWS] = {};
+    const float* values = x.values.data() + row * x.padded + part * (kLine / PARTS);
+    for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
+      for (int pair = 0; pair < 2; ++pair) {
+        const Words words = pair_words<BITS, ZERO>(weight, from, pair);
+        for (int quad = 0; quad < 2; ++quad)
+          for (int j = 0; j < 4; ++j) {
+            // Small numbers of a table: 128 would leave less of their sums.
+            const Sum wide = widened(words, quad, j, ZERO == Zero::looked_up ? kMiddle<8> : 0);
+            for (int r = 0; r < ROWS; ++r)
+              add_product(acc[r], wide, values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j]);
+          }
+      }
+    for (int r = 0; r < ROWS; ++r) {
+      const f32x16 sum = vector_of(acc[r]);
+      if constexpr (ZERO == Zero::none || ZERO == Zero::looked_up) total[r] += sum * scale;
+      else total[r] += (sum - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
+    }
   }
+  for (int r = 0; r < ROWS; ++r) store(y + r * kOutRows, total[r]);
 }
 
 #if defined(__AVX512F__)
@@ -407,7 +471,7 @@ void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t r
     for (; t < tiles; ++t) rounded_tiles<BITS, ROWS, 1, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
   }
 #endif
-  for (; t < tiles; ++t) exact_tiles<BITS, ROWS, 1, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
+  for (; t < tiles; ++t) exact_tile<BITS, ROWS, ZERO, PARTS>(weight, tile + t, x, row, y + t * kTile);
   if constexpr (ZERO == Zero::none || ZERO == Zero::middle)
     if (weight.minimums) take_minimums<ROWS>(weight, tile, tiles, x, row, y);
 }

@@ -156,7 +156,7 @@ struct Prepared {
   }
 };
 
-#if !defined(__AVX512F__)
+#if !defined(__AVX512F__) && !defined(__F16C__)
 float widen_half(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   uint32_t wide = rest << 13;
@@ -173,6 +173,12 @@ float widen_half(uint16_t bits) {
 WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__F16C__)
+  f32x16 x;
+  for (int half = 0; half < 2; ++half)
+    _mm256_storeu_ps(reinterpret_cast<float*>(&x) + 8 * half,
+                     _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + half)));
+  return x;
 #else
   f32x16 x;
   for (int i = 0; i < kTile; ++i) x[i] = widen_half(from[i]);

@@ -130,6 +130,13 @@ class DeadlyRequestError(WeftError):
     kind = "invalid_request_error"
 
 
+class SlowClientError(WeftError):
+    """The client reads its stream so slowly that unread answers exceed ``limits.max_unread_mb``."""
+
+    status = 408
+    kind = "invalid_request_error"
+
+
 class AsleepError(EngineUnavailableError):
     """The engine is asleep, or about to be; the message says how it is woken."""
 

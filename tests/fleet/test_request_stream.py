@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from weft.errors import EngineUnavailableError
-from weft.fleet.live_request import RequestStream
-from weft.request import FinishReason, LostTokens, TokenEvent
+from weft.errors import EngineUnavailableError, SlowClientError
+from weft.fleet.live_request import EVENTS_MAX, RequestStream, UnreadAnswers
+from weft.request import FinishReason, LostTokens, TokenEvent, TokenLogprobs
 from weft.server.generation import joined
 
 
@@ -71,3 +71,57 @@ def test_joined_events_say_what_each_said() -> None:
     assert (both.tokens, both.finish_reason, both.cached_tokens) == ([1, 2, 9, 3], "stop", 64)
     assert (both.recomputed_tokens, both.accepted_drafts) == (5, 2)
     assert both.lost == first.lost
+
+
+WIDE = TokenEvent("a", 0, [1], logprobs=[TokenLogprobs(1, -1.0, 0, [(token, -2.0) for token in range(20)])])
+"""An event of about 2.8 KB."""
+
+
+def bounded(unread: UnreadAnswers, ended: list[str], name: str) -> RequestStream:
+    stream = RequestStream([name])
+    stream.bound(unread, lambda: ended.append(name))
+    return stream
+
+
+async def test_the_stream_that_holds_the_most_ends_and_the_others_go_on() -> None:
+    unread, ended = UnreadAnswers(limit_bytes=1_000_000), list[str]()
+    slow, slower = bounded(unread, ended, "slow"), bounded(unread, ended, "slower")
+    for _ in range(150):
+        slow.put(WIDE)
+    for _ in range(1500):
+        slower.put(WIDE)
+    assert ended == ["slower"]
+    with pytest.raises(SlowClientError, match=r"limits\.max_unread_mb"):
+        await slower.events()
+    assert len(await slow.events()) == EVENTS_MAX
+    assert 100_000 < unread.total_bytes < 500_000, "what one stream held is free, and what the other holds is counted"
+
+
+async def test_a_client_that_keeps_up_may_read_any_number_of_events() -> None:
+    unread, ended = UnreadAnswers(limit_bytes=1_000_000), list[str]()
+    stream = bounded(unread, ended, "a")
+    for _ in range(20):
+        for _ in range(3 * EVENTS_MAX):
+            stream.put(WIDE)
+        for _ in range(3):
+            assert len(await stream.events()) == EVENTS_MAX
+    assert (ended, unread.total_bytes) == ([], 0)
+
+
+async def test_a_closed_stream_holds_nothing() -> None:
+    unread = UnreadAnswers(limit_bytes=10_000_000)
+    stream = bounded(unread, [], "a")
+    for _ in range(3 * EVENTS_MAX):
+        stream.put(WIDE)
+    assert unread.total_bytes > 400_000
+    stream.close()
+    stream.close()
+    assert unread.total_bytes == 0
+
+
+async def test_events_that_wait_keep_their_order() -> None:
+    stream = bounded(UnreadAnswers(10_000_000), [], "a")
+    for token in range(150):
+        stream.put(event(0, [token]))
+    read = [one.tokens[0] for _ in range(3) for one in await stream.events()]
+    assert read == list(range(150))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from tests.hostile.bystander import bystander, rss_of, rss_returns
 from tests.hostile.raw import HEAD, RawClient
 from tests.server.running import RunningServer
 
-SERVER = {"api_key": ["a-key"], "max_body_mb": 60, "max_buffered_mb": 100}
+SERVER = {"api_key": ["a-key"], "max_body_mb": 60, "max_buffered_mb": 100, "max_unread_mb": 3}
 KEY = {"Authorization": "Bearer a-key"}
 START = b"POST /tokenize HTTP/1.1\r\nAuthorization: Bearer a-key\r\n" + HEAD
 MB = 1_000_000
@@ -115,3 +116,20 @@ def test_unfinished_bodies_share_one_budget(server: RunningServer) -> None:
     other.check()
     assert rss_returns(pid, before, share=0.25)
     assert server.post("/tokenize", {"prompt": "a"}, headers=KEY).status_code == 200
+
+
+def test_an_answer_that_is_not_read_ends_and_one_that_is_read_goes_on(server: RunningServer) -> None:
+    body = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True, "logprobs": 20}
+    with RawClient(server.url, receive_bytes=1024, limit_s=30.0) as slow:
+        with server.ends_early(8 * 1900, headers=KEY):
+            raw = json.dumps({**body, "n": 8}).encode()
+            slow.send(b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer a-key\r\n%s" % HEAD)
+            slow.send(b"Content-Length: %d\r\n\r\n%s" % (len(raw), raw))
+        read = server.post("/v1/completions", {**body, "logprobs": 5}, headers=KEY).text
+        assert (read.count('finish_reason":"length'), "client_too_slow" in read) == (1, False)
+        received = b""
+        while b"[DONE]" not in received[-200:]:
+            received += slow.socket.recv(1 << 20)
+    assert b"limits.max_unread_mb" in received
+    assert b'"code":"client_too_slow"' in received[-400:]
+    assert len(received) < 3 * MB

@@ -19,7 +19,7 @@ from tests.support.given_costs import GIVEN_COSTS
 from weft import Engine
 from weft.api import Completion
 
-PROMPT_TOKENS = (24, 90, 200, 410, 640)
+PROMPT_TOKENS = (24, 90, 200, 410)
 ANSWER_TOKENS = 32
 COSTS = {"step_costs": GIVEN_COSTS}
 REPEATED = (
@@ -33,7 +33,7 @@ REPEATED = (
 @contextmanager
 def engine_of(model: Path, **more: Any) -> Iterator[Engine]:
     """``step_costs``: what is stored and guessed is decided alike on every machine."""
-    settings = {"memory": "128MiB", "threads": 1, "speculate": "off", "max_model_len": 1024, **COSTS, **more}
+    settings = {"memory": "128MiB", "threads": 1, "speculate": "off", "max_model_len": 512, **COSTS, **more}
     with Engine(model=str(model), **settings) as engine:
         yield engine
 
@@ -99,7 +99,7 @@ def test_company_in_a_step_changes_no_token(engine: Engine, prompts: list[list[i
 
 
 def test_preemption_changes_no_token(model: Path, prompts: list[list[int]], cold: list[list[int]]) -> None:
-    with engine_of(model, memory="22MiB", max_model_len=768) as small:
+    with engine_of(model, memory="16.5MiB", max_model_len=512) as small:
         together = answers(small, prompts)
         assert small.stats().preemptions > 0
     assert tokens_of(together) == cold

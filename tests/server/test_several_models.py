@@ -114,16 +114,16 @@ def test_swaps_under_load_change_no_token_and_prefixes_come_back_from_the_store(
         assert "error" not in server.output.lower()
 
 
-MIXED = ("qwen3_5", "falcon_h1", "zaya", "ling_2_5", "xlstm")
-"""A delta rule, Mamba-2 beside attention, convolved attention, lightning attention, a matrix memory."""
+MIXED = ("qwen3_5", "falcon_h1", "xlstm")
+"""A delta rule, Mamba-2 beside attention, a matrix memory."""
 
 
-def test_ten_requests_at_once_to_models_of_five_families_are_answered_as_by_each_alone() -> None:
+def test_six_requests_at_once_to_models_of_three_families_are_answered_as_by_each_alone() -> None:
     expected = {name: alone(name)[:2] for name in MIXED}
     assert len({tuple(answers[0]) for answers in expected.values()}) == len(MIXED), (
         "the control: an answer of another model would be noticed"
     )
-    engine = {"memory": "30MB", "threads": 1, "max_model_len": 512}
+    engine = {"memory": "18MB", "threads": 1, "max_model_len": 512}
     with running_server("", engine=engine, models=tuple(f"{name}={checkpoint(name)}" for name in MIXED)) as server:
         client = server.client()
 

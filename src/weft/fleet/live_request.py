@@ -15,24 +15,34 @@ computes them: a death before that counts half.
 **Handoffs.** An engine may get the prompt alone: its request asks for one token, and its records go to
 another engine. The end of an answer after that token is no end for the client; the request then moves on, as
 after a death.
+
+**Slow clients.** An engine never waits for a client (law L11), so the tokens of one that reads slowly wait in its
+``RequestStream``. A stream counts their bytes while more than EVENTS_MAX events wait; where all streams of a process
+exceed a limit, the one that holds the most ends with an error. A client that keeps up is never counted. A whole answer
+has a bound of its own, which is checked before its request starts (``limits.max_answer_logprobs``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
-from weft.errors import DeadlyRequestError, WeftError
+from weft.errors import DeadlyRequestError, SlowClientError, WeftError
 from weft.handoff import Handoff
 from weft.request import Request, Resumption, TokenEvent
 from weft.router.protocol import RoutedRequest
 
 STRIKES_MAX = 2.0
 HALF_STRIKE = 0.5
+EVENTS_MAX = 64
+"""Events that ``events`` returns at once, which bounds the bytes that one piece of an answer brings to a connection."""
+_EVENT_BYTES, _TOKEN_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 250, 40, 150, 120
+"""Memory of a decoded event and its parts in CPython, rounded up."""
 
 
 @dataclass(slots=True)
@@ -246,8 +256,7 @@ class EventSink(Protocol):
 
 
 class RequestStream:
-    """Events of one request, or of several that belong together, in order. It buffers at most the tokens of
-    their answers (law L11): a slow client costs that memory, and never the engine's time."""
+    """Events of one request, or of several that belong together, in order."""
 
     def __init__(self, request_ids: list[str]) -> None:
         self.request_ids = request_ids
@@ -257,11 +266,24 @@ class RequestStream:
         self._open_answers: int | None = None
         """Answers that ``rest`` waits for."""
         self._arrivals_s: list[float] = []
+        self._unread: UnreadAnswers | None = None
+        self._counted_events = 0
+        self.unread_bytes = 0
+        """Memory of the first ``_counted_events`` of the events that wait."""
+        self._on_overflow: Callable[[], None] = lambda: None
+
+    def bound(self, unread: UnreadAnswers, on_overflow: Callable[[], None]) -> None:
+        """Count what waits in ``unread``. ``on_overflow`` is called when this stream ends by it."""
+        self._unread, self._on_overflow = unread, on_overflow
 
     def put(self, event: TokenEvent) -> None:
+        if isinstance(self._error, SlowClientError):
+            return
         self._events.append(event)
         if self._open_answers is None:
             self._news.set()
+            if self._unread is not None and len(self._events) - self._counted_events >= EVENTS_MAX:
+                self._count(self._unread)
         else:
             self._arrivals_s.append(time.perf_counter())
             self._count_end(event)
@@ -270,15 +292,33 @@ class RequestStream:
         self._error = error
         self._news.set()
 
+    def overflow(self, error: SlowClientError) -> None:
+        """Drop what waits, and fail with ``error``."""
+        self.close()
+        self._events.clear()
+        self._error = error
+        self._news.set()
+        self._on_overflow()
+
+    def close(self) -> None:
+        """Count no more. Idempotent."""
+        if self._unread is not None:
+            self._unread.change(self, -self.unread_bytes)
+        self._unread, self._counted_events = None, 0
+
     async def events(self) -> list[TokenEvent]:
-        """All events since the last call; waits for at least one. Raises the error that the requests failed
-        with, after the events that came before."""
+        """Return the next events, at most EVENTS_MAX; wait for at least one. Raises the error that the requests failed
+        with, after the events that came before, and SlowClientError at once."""
         while not self._events:
             if self._error is not None:
                 raise self._error
             self._news.clear()
             await self._news.wait()
-        events, self._events = self._events, []
+        events, self._events = self._events[:EVENTS_MAX], self._events[EVENTS_MAX:]
+        if self._counted_events and self._unread is not None:
+            counted = events[: self._counted_events]
+            self._counted_events -= len(counted)
+            self._unread.change(self, -sum(map(_bytes_of, counted)))
         return events
 
     async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
@@ -296,6 +336,11 @@ class RequestStream:
             raise self._error
         return list(zip(self._arrivals_s, self._events, strict=True))
 
+    def _count(self, unread: UnreadAnswers) -> None:
+        new = self._events[self._counted_events :]
+        self._counted_events = len(self._events)
+        unread.change(self, sum(map(_bytes_of, new)))
+
     def _count_end(self, event: TokenEvent) -> None:
         if event.finish_reason is None:
             return
@@ -303,3 +348,41 @@ class RequestStream:
         self._open_answers -= 1
         if not self._open_answers or event.finish_reason in ("error", "cancelled"):
             self._news.set()
+
+
+class UnreadAnswers:
+    """Bytes of the streams of one process that wait for clients which read slowly. ``limit_bytes`` holds for their
+    sum; the stream that holds the most is the one that ends."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.total_bytes = 0
+        self._streams: set[RequestStream] = set()
+
+    def change(self, stream: RequestStream, more_bytes: int) -> None:
+        """Add ``more_bytes`` to the bytes that ``stream`` holds."""
+        stream.unread_bytes += more_bytes
+        self.total_bytes += more_bytes
+        if stream.unread_bytes:
+            self._streams.add(stream)
+        else:
+            self._streams.discard(stream)
+        while self.total_bytes > self.limit_bytes:
+            largest = max(self._streams, key=lambda one: one.unread_bytes)
+            largest.overflow(
+                SlowClientError(
+                    f"the client reads this answer too slowly: {largest.unread_bytes} bytes of it wait, and those of "
+                    f"all answers exceed {self.limit_bytes} bytes (limits.max_unread_mb)",
+                    param="limits.max_unread_mb",
+                    code="client_too_slow",
+                )
+            )
+
+
+def _bytes_of(event: TokenEvent) -> int:
+    size = _EVENT_BYTES + _TOKEN_BYTES * len(event.tokens)
+    for entries in (event.logprobs, event.prompt_logprobs):
+        for entry in entries or ():
+            if entry is not None:
+                size += _LOGPROBS_BYTES + _ALTERNATIVE_BYTES * len(entry.top)
+    return size

@@ -111,6 +111,7 @@ class EdgeLimits:
     connections_per_address: int = 1024
     pipelined: int = 16
     buffered_bytes: int = 256_000_000
+    blob_bytes: int = 100_000_000_000
 
 
 ADDRESS_CELLS = 8192
@@ -152,7 +153,7 @@ class SharedCounts:
 
     def __init__(self, file: Path, *, process: int, processes: int, keys: int) -> None:
         self._process = process
-        self._processes = processes
+        self.processes = processes
         self._keys = keys
         tallies = _FIRST_FREE + keys + ADDRESS_CELLS
         self._buckets_at = tallies * processes
@@ -195,12 +196,12 @@ class SharedCounts:
 
     def clear(self, process: int) -> None:
         """It has died: what it counted is gone."""
-        for at in range(process, self._buckets_at, self._processes):
+        for at in range(process, self._buckets_at, self.processes):
             self._cells[at] = 0.0
 
     def _tally(self, number: int) -> Tally:
-        at = number * self._processes
-        return Tally(self._cells[at : at + self._processes], self._process)
+        at = number * self.processes
+        return Tally(self._cells[at : at + self.processes], self._process)
 
 
 class _Locked(contextlib.AbstractContextManager[None]):
@@ -262,7 +263,8 @@ class HttpEdge:
         self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
-        """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""
+        """Count the connection, refused or not; ``leave`` must follow. Return the refusal. ``address``: empty at a
+        Unix socket, whose clients have none."""
         self._connections[connection] = address
         self._by_address[address] += 1
         self._entered.add(1)
@@ -279,7 +281,7 @@ class HttpEdge:
                 param="limits.max_connections",
                 code="too_many_connections",
             )
-        if 0 < limits.connections_per_address < of_address:
+        if address and 0 < limits.connections_per_address < of_address:
             return EdgeError(
                 429,
                 f"your address has {limits.connections_per_address} open connections "

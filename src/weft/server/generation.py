@@ -170,6 +170,7 @@ class Generation:
         """Never an empty list. Raises EngineUnavailableError when the engine dies."""
         assert self._stream is not None
         unfinished = sum(not choice.finished for choice in self.choices)
+        self._stream.bound(self._service.unread, self._cancel_all)
         try:
             while unfinished:
                 pieces: list[Piece] = []
@@ -235,9 +236,14 @@ class Generation:
             if self._use is not None:
                 self._use.end()
 
+    def _cancel_all(self) -> None:
+        for request in self._requests:
+            self._requests_in_flight.cancel(request.request_id)
+
     def _cancel_rest(self) -> None:
         if self._stream is None:
             return
+        self._stream.close()
         for request, choices in zip(self._requests, self._by_prompt, strict=True):
             if not all(choice.finished for choice in choices):
                 self._requests_in_flight.cancel(request.request_id)

@@ -28,6 +28,7 @@ from weft.errors import (
     maximum_context,
 )
 from weft.fleet.fleet import Fleet
+from weft.fleet.live_request import UnreadAnswers
 from weft.info import ModelInfo
 from weft.planning.residency import Residency, Resident
 from weft.server.access_log import log_request
@@ -168,6 +169,19 @@ class Models(Protocol):
     async def model_for(self, name: str | None) -> ServedModel: ...
 
     def states(self) -> dict[str, int]: ...
+
+    @property
+    def serves_pulled(self) -> bool: ...
+
+    @property
+    def refused(self) -> Mapping[str, str]: ...
+
+    @property
+    def unserved(self) -> Mapping[str, str]: ...
+
+    def forgets(self, name: str) -> bool: ...
+
+    async def look(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,6 +487,8 @@ class Service:
         self.counts = counts
         self.workers: Workers | None = None
         self.edge = HttpEdge(config.edge_limits(), counts, is_inner=is_supervisor)
+        processes = 1 if counts is None else counts.processes
+        self.unread = UnreadAnswers(config.max_unread_mb * 1_000_000 // processes)
         self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         if engine is not None:
@@ -653,6 +669,8 @@ class Service:
             *(ListedModel(one.name, one.info, one.created_s, None, one.state, reason=one.reason) for one in models),
             *(
                 ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
+                if (why := self.several.refused.get(name)) is None
+                else ListedModel(name, one.info, one.created_s, one.name, "failed", reason=why)
                 for one in models
                 for name in self.several.adapter_names(one.name)
             ),

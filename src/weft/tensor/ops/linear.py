@@ -175,8 +175,8 @@ def _at(numbers: torch.Tensor | None) -> int:
 def widened(rows: int, dtype: torch.dtype, weight: QuantizedWeight) -> bool:
     """Return whether oneDNN multiplies ``rows`` rows of x by dequantised blocks.
 
-    An x86 CPU without byte products (AVX2 alone) never does: its oneDNN is twice as fast, and a row of x would get
-    other bits in a prompt than in a decode."""
+    An x86 CPU without byte products (AVX2 alone) never does: a row of x would get other bits in a prompt than in a
+    decode."""
     if rows < _WIDENED_ROWS or weight.byte_inputs or by_matrix_unit(dtype):
         return False
     if native.extension().has_byte_products():
