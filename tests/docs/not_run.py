@@ -47,6 +47,8 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/debugging.md", "gdb"): PROCESS,
     ("README.md", "make "): SHELL,
     ("README.md", "openssl rand"): SHELL,
+    ("README.md", "weft serve LiquidAI/LFM2-350M --host"): "needs the file of keys of the line above it",
+    ("README.md", "weft serve Qwen/Qwen3.5-4B"): GPU,
     ("README.md", "pip install"): HUB,
     ("README.md", "weft chat"): TERMINAL,
     ("README.md", "weft run"): TERMINAL,
