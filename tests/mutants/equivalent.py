@@ -109,6 +109,24 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         FROZEN,
     ),
     (
+        "src/weft/schedule/fair_queue.py",
+        "if len(self._by_key) == 1:",
+        "if len(self._by_key) == 0:",
+        "a short cut to the same order",
+    ),
+    (
+        "src/weft/store/eviction.py",
+        'own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) & ~np.append(ends, False)[before]',
+        'own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) * ~np.append(ends, False)[before]',
+        "for truth values both are the same",
+    ),
+    (
+        "src/weft/rpc/messages.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=True, slots=False)",
+        "only memory: nothing sets a field that the class has not",
+    ),
+    (
         "src/weft/memory/transaction.py",
         "slot, epoch = NO_SLOT, 0",
         "slot, epoch = NO_SLOT, 1",
