@@ -88,6 +88,7 @@ class EngineConfig:
         "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a GPU, and "
         "8192 for an embedder whose tokens see later ones, which computes prompts whole.",
         least=1,
+        most=1 << 20,
     )
     max_step_ms: int | None = flag(
         None,
@@ -288,6 +289,8 @@ class EngineConfig:
                 f"--store-size {self.store_size} is too small: a store has at least {format_bytes(STORE_BYTES_MIN)}",
                 param="--store-size",
             )
+        if self.store_size is not None and self.store is None:
+            raise ConfigError(f"--store-size {self.store_size} needs --store", param="--store-size")
         if self.store_cache is not None and "://" not in (self.store or ""):
             raise ConfigError(
                 f"cache.store_cache {self.store_cache} is the directory in front of a bucket, "

@@ -175,8 +175,10 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     # server
     "--allowed-origins": Foreign(_OTHER_NAME, "--allowed-origin"),
     "--root-path": Foreign("the API is served at /", "strip the prefix in the proxy"),
-    "--ssl-keyfile": Foreign("weft speaks plain HTTP", "put a TLS proxy in front of --port"),
-    "--ssl-certfile": Foreign("weft speaks plain HTTP", "put a TLS proxy in front of --port"),
+    "--ssl-cert-reqs": Foreign("clients must show a certificate that server.ssl_ca_certs has signed", _LEAVE_OUT),
+    "--enable-ssl-refresh": Foreign("a certificate that changes is read again", _LEAVE_OUT),
+    "--ssl-cert-file": Foreign(_OTHER_NAME, "--ssl-certfile"),
+    "--ssl-key-file": Foreign(_OTHER_NAME, "--ssl-keyfile"),
     "--enable-request-id-headers": Foreign("every answer has X-Request-Id", _LEAVE_OUT),
     "--enable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
     "--disable-log-requests": Foreign("the log level info has one line per request", "--log-level"),

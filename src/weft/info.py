@@ -27,7 +27,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     of ``--default-sampling`` for fields on which they are silent. ``identity``: what decides its tokens
     (``weft.assemble.identity``). ``picture_tokens``: of a model that sees pictures, by
     ``PICTURE_KINDS``: with two it reads videos. ``adapters``: of ``--lora``,
-    what it serves beside the model. ``generates``: it was not saved to embed or to score alone;
+    what it serves beside the model; ``refused_adapters``: why others of them are not served, by name, where the model
+    is one of several. ``generates``: it was not saved to embed or to score alone;
     ``score_labels``: rows of its score head. ``trust_control_tokens``:
     texts of requests may spell control tokens. ``peer``: where other engines send records to it, empty
     where they cannot."""
@@ -52,6 +53,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     identity: dict[str, str] = {}
     picture_tokens: list[int] = []
     adapters: list[Adapter] = []
+    refused_adapters: dict[str, str] = {}
     hidden_size: int = 0
     generates: bool = True
     score_labels: int = 0

@@ -30,7 +30,7 @@ from weft.rpc.engine_process import EngineLoop
 from weft.rpc.messages import Submit
 from weft.server.config import ServerConfig
 from weft.server.http import http_server
-from weft.server.launch import bind
+from weft.server.listening import bind
 from weft.server.service import Service, load_served_model
 from weft.text.tokenizer import Tokenizer
 

@@ -420,7 +420,7 @@ class Trials:
         if self.agent.read is None:
             lines = " ".join(f"Line {at} of it." for at in range(60))
             last = f"{LAST_WORDS} {lines}\n\nhello.txt\n```\n{TEXT}\n```\n"
-            return self.trial(what, tape.Script(last=last, summary=SUMMARY, mark=MARK), self.needed + 4000), 16_384
+            return self.trial(what, tape.Script(last=last, summary=SUMMARY, mark=MARK), self.needed + 2500), 16_384
         files = [work / f"part-{at}.txt" for at in range(24)]
         said = [f"Part {at + 1}.{tape.call(*self.agent.read(file))}" for at, file in enumerate(files)]
         served = self.needed + 40_000

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -41,6 +43,11 @@ class Recorder:
                 server = http.client.HTTPConnection(host, timeout=120)
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
                 server.request(self.command, self.path, body=raw or None, headers=headers)
+                if _leaves(self.connection, server.sock):
+                    server.close()
+                    self.close_connection = True
+                    recorder.note(self.command, self.path, raw, 499, {}, b"[left]")
+                    return
                 answer = server.getresponse()
                 self.send_response(answer.status)
                 for name, value in answer.getheaders():
@@ -93,6 +100,12 @@ class Recorder:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _leaves(client: socket.socket, server: socket.socket) -> bool:
+    """Wait for the answer's first byte; whether the client closed its connection before."""
+    ready, _, _ = select.select([client, server], [], [])
+    return server not in ready and client.recv(1, socket.MSG_PEEK) == b""
 
 
 def fields(body: Any, *, depth: int = 3) -> Iterator[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.clients import tape
 from tests.clients.agent_table import AGENTS, settings
 from tests.clients.agents import unknown_endpoints, unknown_fields
+from tests.clients.recorder import Recorder
 from tests.server.agent_bodies import BODIES
 
 URL = "http://127.0.0.1:4321"
@@ -81,6 +84,21 @@ def test_what_the_bodies_have_and_what_tools_define_is_no_news(name: str) -> Non
             if key in inner:
                 inner[key] = {"type": "object", "properties": {"anything": {"type": "string"}}}
     assert not unknown_fields([{"path": path, "body": body}])
+
+
+def test_a_client_that_leaves_before_the_answer_begins_leaves_the_server_too() -> None:
+    """An agent that asks for whole answers is cut so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        recorder = Recorder(f"http://127.0.0.1:{server.getsockname()[1]}")
+        with socket.create_connection(urlsplit(recorder.url).netloc.split(":")) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}")
+            connection, _ = server.accept()
+            connection.settimeout(10)
+            while not connection.recv(4096).endswith(b"{}"):
+                pass
+        with connection:
+            assert connection.recv(1) == b"", "the server would go on"
+        recorder.close()
 
 
 def test_no_piece_of_a_tape_is_a_control_token_of_its_template() -> None:

@@ -137,6 +137,97 @@ def test_the_job_serves_where_the_service_leads(monkeypatch: pytest.MonkeyPatch)
     assert (config.ray_cpus, config.ray_gpus) == (float(requests["cpu"]), float(requests["nvidia.com/gpu"]))
 
 
+# ---------------------------------------------------------------------- Kubernetes without Ray, and Compose
+
+OBJECT = {"type": "object"}
+PROBE = fields(
+    (),
+    httpGet=fields(("path", "port"), path=TEXT, port={"const": "http"}, scheme={"enum": ["HTTP", "HTTPS"]}),
+    tcpSocket=fields(("port",), port={"const": "http"}),
+    periodSeconds=COUNT,
+    timeoutSeconds=COUNT,
+    failureThreshold=COUNT,
+)
+POD = fields(
+    ("containers", "terminationGracePeriodSeconds"),
+    containers=several(
+        fields(
+            ("name", "image", "args", "startupProbe", "readinessProbe", "livenessProbe"),
+            name=TEXT,
+            image=TEXT,
+            imagePullPolicy={"enum": ["IfNotPresent", "Always", "Never"]},
+            args=several(TEXT),
+            env=several(fields(("name", "value"), name=TEXT, value=TEXT)),
+            ports=several(fields(("containerPort",), name=TEXT, containerPort=PORT)),
+            startupProbe=PROBE,
+            readinessProbe=PROBE,
+            livenessProbe=PROBE,
+            lifecycle=fields(("preStop",), preStop=fields(("exec",), exec=OBJECT)),
+            resources=fields(requests=QUANTITIES, limits=QUANTITIES),
+            securityContext=OBJECT,
+            volumeMounts=several(fields(("name", "mountPath"), name=TEXT, mountPath=TEXT, readOnly={"const": True})),
+        )
+    ),
+    automountServiceAccountToken={"const": False},
+    enableServiceLinks={"const": False},
+    terminationGracePeriodSeconds=COUNT,
+    securityContext=OBJECT,
+    volumes=several(OBJECT),
+)
+
+
+def test_the_deployment_starts_the_server_where_its_probes_and_its_service_lead() -> None:
+    """kubernetes-validate and Helm 4 have checked all fields; here are those that weft must know."""
+    volume, service, deployment = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    jsonschema.validate(pod, POD)
+    [container] = pod["containers"]
+    config = served(shlex.join(["weft", *container["args"]]))
+    assert (config.host, config.port) == ("0.0.0.0", container["ports"][0]["containerPort"])
+    assert config.api_key_file == container["volumeMounts"][2]["mountPath"] + "/keys"
+    name = service["metadata"]["name"]
+    assert {name, f"{name}.default.svc.cluster.local"} <= set(config.allowed_host), "else clients get a 421"
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert pod["terminationGracePeriodSeconds"] > float(variables["WEFT_DRAIN_TIMEOUT"]) + 10
+    assert not container.get("livenessProbe", {}).get("httpGet"), (
+        "/health is 503 while a server drains or reads weights"
+    )
+
+
+def test_the_chart_reads_the_values_that_it_declares_and_the_manifest_is_its_own() -> None:
+    """The manifest is what Helm made of the chart: each of its fixed lines is there."""
+    chart = DEPLOY / "chart"
+    templates = {file.name: file.read_text() for file in (chart / "templates").iterdir()}
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    read = {name for text in templates.values() for name in re.findall(r"\.Values\.([\w.]+)", text)}
+    declared = {
+        name if not isinstance(value, dict) or not value or name in ("resources", "podAnnotations") else f"{name}.{key}"
+        for name, value in values.items()
+        for key in (value if isinstance(value, dict) and value else [""])
+    }
+    assert read == declared
+    manifest = (DEPLOY / "kubernetes.yaml").read_text().splitlines()
+    depth, fixed = 0, []
+    for line in templates["deployment.yaml"].splitlines():
+        depth += len(re.findall(r"\{\{-? (?:if|with|range) ", line)) - len(re.findall(r"\{\{-? ?end ", line))
+        if not depth and "{{" not in line:
+            fixed.append(line)
+    assert len(fixed) > 60
+    assert [line for line in fixed if line not in manifest] == []
+
+
+def test_compose_starts_the_server_with_keys_and_waits_for_its_drain() -> None:
+    service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["weft"]
+    words = ["weft", *(re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in service["command"])]
+    config = served(shlex.join(words))
+    assert service["ports"] == [f"127.0.0.1:8000:{config.port}"]
+    assert config.api_key_file == "/run/secrets/" + service["secrets"][0]["target"]
+    assert "weft" in config.allowed_host, "the name of the service"
+    assert float(service["stop_grace_period"].removesuffix("s")) > config.drain_timeout
+
+
 def test_the_unit_of_a_joining_machine_is_that_of_a_server_with_another_command() -> None:
     def rest(name: str) -> list[str]:
         lines = (DEPLOY / name).read_text().splitlines()
@@ -180,6 +271,7 @@ def test_the_dockerfile_copies_what_there_is_and_starts_weft() -> None:
         "ENV",
         "USER",
         "EXPOSE",
+        "HEALTHCHECK",
         "ENTRYPOINT",
         "CMD",
     }
@@ -194,6 +286,11 @@ def test_the_dockerfile_copies_what_there_is_and_starts_weft() -> None:
             config = served("weft " + shlex.join(json.loads(rest)))
             assert (config.host, config.port) == ("0.0.0.0", 8000)
             assert config.api_key_file == "/run/secrets/weft-keys", "who listens on all addresses wants keys"
+        if word == "HEALTHCHECK":
+            compile(json.loads(rest.partition("CMD ")[2])[2], "HEALTHCHECK", "exec")
+            assert "'8000'" in rest
+            assert "/health'" in rest
+    assert [word for word, _ in instructions].count("HEALTHCHECK") == 2
     installs = re.findall(r"pip install [^&;]*", " ".join(rest for word, rest in instructions if word == "RUN"))
     assert len(installs) > 3
     known = ("--require-hashes", "--no-deps", "grep -o '^torch==")

@@ -1,5 +1,5 @@
-"""The proxy blocks of docs/operating.md, through a real nginx where there is one: the page, a stream, and both ways to
-forget the name."""
+"""The proxy blocks of docs/operating.md, through a real nginx where there is one: the page, a stream, a Unix socket,
+and both ways to forget the name."""
 
 from __future__ import annotations
 
@@ -28,20 +28,26 @@ def block(first_line: str) -> str:
     return found
 
 
+FROM_PAGE = {"Host": NAME, "Origin": f"http://{NAME}", "Sec-Fetch-Site": "same-origin"}
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    model = write_model_directory(tmp_path_factory.mktemp("model"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_directory(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[RunningServer]:
     with running_server("build", engine={"model": str(model)}, server={"allowed_host": [NAME]}) as running:
         yield running
 
 
-def through_nginx(directory: Path, location: str, port: int) -> Iterator[str]:
-    """Yield the URL of an nginx with ``location`` in front of ``port``."""
+def through_nginx(directory: Path, location: str) -> Iterator[str]:
+    """Yield the URL of an nginx with ``location``."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         front = free.getsockname()[1]
-    location = location.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     (directory / "nginx.conf").write_text(
-        f"daemon off; pid {directory}/pid; error_log {directory}/log; events {{}}\n"
+        f"daemon off; user root; pid {directory}/pid; error_log {directory}/log; events {{}}\n"
         f"http {{ access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;\n"
         f"fastcgi_temp_path {directory}/f; uwsgi_temp_path {directory}/u; scgi_temp_path {directory}/s;\n"
         f"server {{ listen 127.0.0.1:{front}; {location} }} }}\n"
@@ -66,17 +72,37 @@ def test_nginx_as_documented_carries_the_page_and_streams(tmp_path: Path, server
     assert NGINX or "CI" not in os.environ, "CI installs nginx"
     if NGINX is None:
         return
-    port = int(server.url.rpartition(":")[2])
-    from_page = {"Host": NAME, "Origin": f"http://{NAME}", "Sec-Fetch-Site": "same-origin"}
-    for url in through_nginx(tmp_path, location, port):
-        assert httpx.get(url, headers=from_page).status_code == 200
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=TURN, headers=from_page) as stream:
-            assert stream.status_code == 200
-            assert stream.headers["content-type"].startswith("text/event-stream")
-            assert "data: [DONE]" in list(stream.iter_lines())
-    for url in through_nginx(tmp_path, location.replace("proxy_set_header Host $host;", ""), port):
-        refused = httpx.post(f"{url}/v1/chat/completions", json=TURN, headers=from_page)
+    location = location.replace("http://127.0.0.1:8000", server.url)
+    for url in through_nginx(tmp_path, location):
+        check_page_and_stream(url)
+    for url in through_nginx(tmp_path, location.replace("proxy_set_header Host $host;", "")):
+        refused = httpx.post(f"{url}/v1/chat/completions", json=TURN, headers=FROM_PAGE)
         assert refused.status_code == 403, "the control: without the name the page's requests are another site's"
+
+
+def check_page_and_stream(url: str) -> None:
+    assert httpx.get(url, headers=FROM_PAGE).status_code == 200
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=TURN, headers=FROM_PAGE) as stream:
+        assert stream.status_code == 200
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        assert "data: [DONE]" in list(stream.iter_lines())
+
+
+def test_nginx_reaches_a_unix_socket_and_its_clients_keep_their_addresses(tmp_path: Path, model: Path) -> None:
+    if NGINX is None:
+        assert "CI" not in os.environ, "CI installs nginx"
+        return
+    own = f"http://unix:{tmp_path / 'weft.sock'}:"
+    assert "proxy_pass http://unix:/run/weft/weft.sock:;" in PAGE.read_text()
+    location = block("location / {").replace("http://127.0.0.1:8000", own)
+    settings = {"port": None, "uds": str(tmp_path / "weft.sock"), "allowed_host": [NAME]}
+    with running_server("build", engine={"model": str(model)}, server=settings):
+        for url in through_nginx(tmp_path, location):
+            check_page_and_stream(url)
+        elsewhere = location.replace("$remote_addr", "203.0.113.7")
+        for url in through_nginx(tmp_path, elsewhere):
+            answer = httpx.post(f"{url}/reset_prefix_cache", headers=FROM_PAGE)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_only")
 
 
 def test_a_name_that_the_server_does_not_know_is_refused(server: RunningServer) -> None:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import datetime
 import ipaddress
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpcore
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.fixtures.vision_checkpoints import vision_settings, vision_start
+from tests.support.certificates import make_certificate
 from tests.support.pictures import drawn, encoded
 from weft.errors import ConfigError, EngineUnavailableError, RequestError
 from weft.images.decoding import ImageLimits
@@ -162,27 +158,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
     yield Tls(server.server_address[1], ssl.create_default_context(cafile=str(file)))
     server.shutdown()
     server.server_close()
-
-
-def make_certificate(file: Path, names: list[str]) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
-        .add_extension(x509.SubjectAlternativeName(list(map(x509.DNSName, names))), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    file.write_bytes(
-        made.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
 
 
 def fetched(fetcher: MediaFetcher, url: str) -> bytes:

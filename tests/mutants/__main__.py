@@ -7,6 +7,7 @@ alone are copied anew. ``--new`` begins again with the sources of today.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -17,12 +18,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.mutants.equivalent import EQUIVALENT, is_equivalent
-from tests.mutants.sample import FOLDERS, Mutant, changed_source, sample
+from tests.mutants.sample import FOLDERS, Mutant, sample
 from tests.mutants.switches import CODE, MODULE, Switches, with_switches, write_compiled
 from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TIME_LIMIT, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (KILLED, TIME_LIMIT, SURVIVED, NO_TEST, "equivalent")
+
+SITE = """
+import sys
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable_")]
+"""
+"""Module that each Python of the copy runs first: an editable install would import weft from where it was installed."""
 
 
 def _git(*words: str) -> str:
@@ -32,14 +40,18 @@ def _git(*words: str) -> str:
 def copy_tree(files: Files, only: str = "") -> None:
     """Copy the files that git knows, or will, and the compiled kernels; all but those that are the same."""
     known = _git("ls-files", "--cached", "--others", "--exclude-standard").split("\n")
-    kernels = [str(file.relative_to(ROOT)) for file in (ROOT / "src" / "weft").glob("_native*.so")]
-    for name in filter(None, [*known, *kernels]):
+    for name in filter(None, known):
         source, copy = ROOT / name, files.tree / name
         if not name.startswith(only) or not source.is_file():
             continue
         if not copy.exists() or copy.read_bytes() != source.read_bytes():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
+    if not only:
+        (files.tree / "src" / "sitecustomize.py").write_text(SITE)
+        kernels = importlib.util.find_spec("weft._native")
+        if kernels is not None and kernels.origin is not None:
+            shutil.copy(kernels.origin, files.tree / "src" / "weft")
 
 
 def begin(files: Files, count: int, seed: int) -> None:
@@ -47,7 +59,8 @@ def begin(files: Files, count: int, seed: int) -> None:
     shutil.rmtree(files.build, ignore_errors=True)
     files.build.mkdir(parents=True)
     copy_tree(files)
-    mutants = sample(ROOT, count, seed)
+    sources = sample(ROOT, count, seed)
+    mutants = list(sources)
     of_files: dict[str, list[int]] = defaultdict(list)
     for number, mutant in enumerate(mutants):
         of_files[mutant.path].append(number)
@@ -57,7 +70,7 @@ def begin(files: Files, count: int, seed: int) -> None:
     (files.tree / "src" / f"{MODULE}.py").write_text(CODE.format(path=str(files.switches)))
     for at, (path, numbers) in enumerate(of_files.items()):
         source = (ROOT / path).read_text()
-        changes = {i: changed_source(source, mutants[i].operator, mutants[i].occurrence) for i in numbers}
+        changes = {i: sources[mutants[i]] for i in numbers}
         write_compiled(files.tree / path, with_switches(source, changes, len(mutants) + at))
     files.write("sample", kept)
 
@@ -104,6 +117,9 @@ def main() -> None:
         "--stages", type=int, nargs="*", default=list(range(len(STAGES))), help="0: unit, 1: servers, 2: sim"
     )
     parser.add_argument("--first", type=int, default=1_000_000, help="this many of the sample alone")
+    parser.add_argument(
+        "--places", nargs="*", default=[], metavar="PATH", help="mutants of these folders or files alone"
+    )
     parser.add_argument("--files", nargs="*", default=[], metavar="FILE", help="these files of tests alone")
     parser.add_argument("--wide", action="store_true", help="try what survived with five times the tests")
     parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")

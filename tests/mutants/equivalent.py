@@ -96,6 +96,50 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "LOAD_SEQS_FROM = 1 << 39",
         "only apart from the numbers of sequences, of which there are fewer",
     ),
+    (
+        "src/weft/memory/arena_work.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/memory/prefix/eviction.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/schedule/fair_queue.py",
+        "if len(self._by_key) == 1:",
+        "if len(self._by_key) == 0:",
+        "a short cut to the same order",
+    ),
+    (
+        "src/weft/store/eviction.py",
+        'own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) & ~np.append(ends, False)[before]',
+        'own = (c["tokens"][last] % STORED_PAGE_TOKENS != 0) * ~np.append(ends, False)[before]',
+        "for truth values both are the same",
+    ),
+    (
+        "src/weft/rpc/messages.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=True, slots=False)",
+        "only memory: nothing sets a field that the class has not",
+    ),
+    (
+        "src/weft/memory/transaction.py",
+        "slot, epoch = NO_SLOT, 0",
+        "slot, epoch = NO_SLOT, 1",
+        "the epoch of no slot is not read",
+    ),
+    ("src/weft/memory/relief.py", "first = -1", "first = - 0", "while there is no run its first place is not read"),
+    ("src/weft/memory/prefix/edge.py", "if 2 * used <= len(self.tokens):", "if 1 * used <= len(self.tokens):", BOUND),
+    (
+        "src/weft/memory/prefix/readings.py",
+        "self.number = 0",
+        "self.number = 1",
+        "a router takes the number of the first report for what it is, and looks for gaps after it",
+    ),
 )
 
 

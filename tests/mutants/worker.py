@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import select
@@ -43,8 +44,9 @@ TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 40, 12, 8.0
 """Tests that one stage runs for a mutant: in all, of one file, and their usual seconds together."""
 WIDER = 5
 """Survivors are tried again with so many times the tests."""
-LIMIT_S, LIMIT_FACTOR = 30.0, 6.0
-"""A mutant's time limit: seconds, plus the usual seconds of its tests times the factor."""
+LIMIT_S, LIMIT_FACTOR = (10.0, 30.0, 30.0), 6.0
+"""A mutant's time limit: seconds of each stage, plus the usual seconds of its tests times the factor. Seconds in which
+the tests are ready and wait for a CPU do not count, so a busy machine changes no outcome."""
 MAP_LIMIT_S = 600.0
 PR_SET_CHILD_SUBREAPER = 36  # sys/prctl.h
 TIME_LIMIT, KILLED, SURVIVED, NO_TEST = "time limit", "killed", "survived", "no test"
@@ -98,14 +100,25 @@ def kill_children(spared: set[int]) -> None:
         time.sleep(0.01)
 
 
+def _used_s(pid: int) -> float:
+    """Return a clock less the seconds for which the process ``pid`` was ready and had no CPU."""
+    waited_ns = 0
+    with contextlib.suppress(OSError):  # no statistics, or the process has ended
+        waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    return time.monotonic() - waited_ns / 1e9
+
+
 def _wait(pid: int, limit_s: float) -> int | None:
     """Return the exit code of a child, or None at the limit."""
+    end_s = time.monotonic() + limit_s
     descriptor = os.pidfd_open(pid)
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
-    ready = waiting.poll(limit_s * 1000)
+    while (left_s := end_s - _used_s(pid)) > 0:
+        if waiting.poll(left_s * 1000 + 1):
+            break
     os.close(descriptor)
-    if not ready:
+    if left_s <= 0:
         return None
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -123,8 +136,8 @@ class Worker:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two workers would switch each other's mutants
         self.switches.clear()
         self.end_s = time.monotonic() + given["seconds"]
-        first = list(enumerate(self.mutants))[: given["first"]]
-        self.due = [(number, mutant) for number, mutant in first if not is_equivalent(mutant)]
+        first, places = list(enumerate(self.mutants))[: given["first"]], tuple(given["places"] or ["src/"])
+        self.due = [(at, one) for at, one in first if one.path.startswith(places) and not is_equivalent(one)]
         self.only = set(given["files"])
         self.again, self.wide = bool(given["again"]), bool(given["wide"])
         self.pause = Path(given["pause"]) if given["pause"] else None
@@ -137,9 +150,9 @@ class Worker:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         self.switches.clear()
-        failed, begin_s = self.session.testsfailed, time.monotonic()
+        failed, begin_s = self.session.testsfailed, _used_s(os.getpid())
         result = yield
-        seconds = round(time.monotonic() - begin_s, 3)
+        seconds = round(_used_s(os.getpid()) - begin_s, 3)
         self.seen[item.nodeid] = seconds, self.session.testsfailed == failed, self.switches.reached()
         return result
 
@@ -265,7 +278,7 @@ class Worker:
             if self.is_over() or own["outcome"] in (KILLED, TIME_LIMIT) or not is_due:
                 continue
             begin_s = time.monotonic()
-            outcome, killer = self.outcome_of(number, self.tests_of(number, mapped))
+            outcome, killer = self.outcome_of(number, self.tests_of(number, mapped), LIMIT_S[stage])
             if outcome == NO_TEST:
                 outcome = own["outcome"]
             own |= {"outcome": outcome, "stage": max(stage, own["stage"]), "killer": killer}
@@ -285,7 +298,8 @@ class Worker:
             own = results.get(mutant.key, {})
             if own.get("outcome") != TIME_LIMIT or own["stage"] != stage or own.get("repeated") or self.is_over():
                 continue
-            own["outcome"], own["killer"] = self.outcome_of(number, self.tests_of(number, mapped), 2.0)
+            tests = self.tests_of(number, mapped)
+            own["outcome"], own["killer"] = self.outcome_of(number, tests, LIMIT_S[stage], 2.0)
             own["repeated"] = True
             if not self.again:
                 own["first"] = own["outcome"]
@@ -305,12 +319,12 @@ class Worker:
         self.usual_s = {test: one[0] for file in mapped.values() for test, one in file["tests"].items()}
         return mapped
 
-    def outcome_of(self, number: int, tests: list[str], factor: float = 1.0) -> tuple[str, str]:
+    def outcome_of(self, number: int, tests: list[str], least_s: float, factor: float = 1.0) -> tuple[str, str]:
         """Return killed, time limit, survived or no test, and the test that killed."""
         outcome = NO_TEST
         while tests:
             outcome = SURVIVED
-            limit_s = factor * (LIMIT_S + LIMIT_FACTOR * sum(self.usual_s[test] for test in tests))
+            limit_s = factor * (least_s + LIMIT_FACTOR * sum(self.usual_s[test] for test in tests))
             self.switches.switch(number)
             if number in self.imported:
                 code, seen = self.run_alone(tests, limit_s)
@@ -360,6 +374,8 @@ def main() -> None:
     """Run the mutants; arguments come as JSON from ``tests.mutants.__main__``."""
     given = json.loads(sys.argv[1])
     files = Files(Path(given["build"]))
+    found = [str(spec.origin) for spec in [importlib.util.find_spec("weft")] if spec is not None]
+    assert found[0].startswith(str(files.tree)), f"{found[0]} has no switches"
     worker = Worker(files, given)
     folders = [folder for number, stage in enumerate(STAGES) if number in given["stages"] for folder in stage]
     options = ["-s", "--continue-on-collection-errors", *files.options]

@@ -23,6 +23,7 @@ from weft.rpc import recorder as recorder_module
 from weft.rpc.engine_process import start_recording
 from weft.rpc.messages import Cancel, Launch, RecordingTarget
 from weft.rpc.recorder import Recorder
+from weft.rpc.recording import Fingerprints
 from weft.server.config import ServerConfig
 from weft_tools.sim.recording import Recording, read_recording, read_trace
 
@@ -285,3 +286,12 @@ def test_a_torn_last_line_is_left_out(core: EngineCore, tmp_path: Path) -> None:
 def test_a_recording_is_for_its_owner_alone(core: EngineCore, tmp_path: Path) -> None:
     make(core, tmp_path / "r.jsonl").close()
     assert (tmp_path / "r.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(15, False), (16, True), (64, True), (65, False)])
+def test_a_key_of_fingerprints_has_16_to_64_bytes(size: int, is_taken: bool) -> None:
+    if is_taken:
+        assert Fingerprints(bytes(size)).salt("a") != "a"
+    else:
+        with pytest.raises(AssertionError):
+            Fingerprints(bytes(size))

@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 180.0
 IMPORTED = ("weft.config", "weft.rpc.client", "weft.server.config", "weft.server.launch")
 """What a server imports before it reads its arguments."""
-_URL = re.compile(r"at (http://\S+)")
 
 
 @cache
@@ -162,7 +161,7 @@ class RunningServer:
             line = self._arriving.get(timeout=max(limit_s - time.monotonic(), 0.1))
             assert line is not None, f"the server ended before it said {wanted!r}:\n{self.output}"
             self.lines.append(line)
-            url = re.search(r'(http://[^\s;"]+)', line)
+            url = re.search(r'((?:https?://|unix:)[^\s;"]+)', line)
             if url and not self.url:
                 self.url = url.group(1)
             if wanted in line:

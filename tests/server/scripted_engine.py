@@ -31,6 +31,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from tests.support.digests import EMPTY, digest
 from tests.support.scripted import scripted_logprobs
 from tests.support.scripted_pooling import WIDTH, pooled_parts
+from weft.adapters import named_paths
 from weft.assemble import Assembled, assemble
 from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
@@ -241,6 +242,13 @@ def build_unadvised(config: EngineConfig, *, on_progress: Callable[[str], None])
     assembled = build(config, on_progress=on_progress)
     silent = {"generation_defaults": {}, "default_sampling": read_default_sampling(config.default_sampling)}
     return dataclasses.replace(assembled, info=msgspec.structs.replace(assembled.info, **silent))
+
+
+def build_refusing_adapters(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    """None of the adapters can be served."""
+    assembled = build(config, on_progress=on_progress)
+    refused = {name: f"--lora {name}={path}: too large" for name, path in named_paths(config.lora).items()}
+    return dataclasses.replace(assembled, info=msgspec.structs.replace(assembled.info, refused_adapters=refused))
 
 
 def build_cached(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:

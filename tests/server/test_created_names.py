@@ -25,7 +25,7 @@ from tests.support.hub_server import Hub, hub_server
 from weft.cli.main import main
 from weft.errors import ConfigError, RequestError
 from weft.models.local import holders
-from weft.server.presets import TEMPLATES_MAX, Preset, PresetStore, PresetStoreError
+from weft.server.presets import TEMPLATES_MAX, Preset, PresetStore, PresetStoreError, check_preset_name
 from weft.text.chat import ChatMessage
 
 SHOUTING = "{% for message in messages %}{{ message.content.upper() }}|{% endfor %}"
@@ -210,7 +210,7 @@ def test_num_ctx_of_a_name_bounds_prompts_and_cuts_none(server: RunningServer, c
         ({"model": "a b", "from": "scripted"}, 400, "model is 'a b'; a name has"),
         ({"model": "../x", "from": "scripted"}, 400, "a name has letters"),
         ({"model": "a" * 201, "from": "scripted"}, 400, "at most 200 characters"),
-        ({"model": "x", "from": "scripted", "files": {"a": "sha256:b"}}, 400, "files is not supported"),
+        ({"model": "x", "from": "scripted", "files": {"a": "sha256:b"}}, 400, "and then there is no from"),
         ({"model": "x", "from": "scripted", "adapters": {"a": "sha256:b"}}, 400, "adapters is not supported"),
         ({"model": "x", "from": "scripted", "quantize": "q4_K_M"}, 400, "quantize is not supported"),
         ({"model": "x", "modelfile": "FROM scripted"}, 400, "modelfile is not supported"),
@@ -422,3 +422,9 @@ def test_the_store_is_bounded_and_says_what_is_wrong_with_its_file(tmp_path: Pat
         with pytest.raises(PresetStoreError, match=rf"names\.json cannot be read: {re.escape(words)}"):
             store.names()
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".writing"] == []
+
+
+def test_the_longest_name_is_taken_and_no_longer_one() -> None:
+    assert check_preset_name("a" * 200, param="model") == "a" * 200
+    with pytest.raises(RequestError, match="at most 200 characters"):
+        check_preset_name("a" * 201, param="model")

@@ -40,6 +40,21 @@ def test_a_file_goes_after_its_days_and_so_do_its_bytes(tmp_path: Path, monkeypa
     again.close()
 
 
+def test_a_file_whose_bytes_are_gone_can_be_deleted_and_grows_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path, LIMITS)
+    deleted, old = (store.add(EVERYONE, name, "batch", io.BytesIO(b"x")) for name in ("a", "b"))
+    for path in tmp_path.glob("file-*"):
+        path.unlink()
+    store.delete(deleted.id, EVERYONE)
+    assert [one.id for one in store.listed(EVERYONE)] == [old.id]
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 61)
+    assert store.listed(EVERYONE) == []
+    store.close()
+
+
 def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Path) -> None:
     store = FileStore(tmp_path, LIMITS)
     for _ in range(2):

@@ -9,6 +9,7 @@ import re
 import signal
 import tempfile
 import time
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tests.server.running import RunningServer, eventually, running_server
-from weft.server.edge import SharedCounts
+from weft.server.edge import EdgeLimits, HttpEdge, SharedCounts
 from weft.server.metrics import SummedSeries
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.workers.forward import forwarded_operations
@@ -276,6 +277,31 @@ def test_counts_add_up_over_processes_and_those_of_a_dead_one_go(tmp_path: Path)
     assert two.connections.total() == 4
     assert two.key(0).bytes_in_flight.total() == 0
     assert two.key(0).requests[0] == 5.0, "a rate is no count of one process"
+
+
+def test_refusals_are_written_until_there_are_as_many_as_connections() -> None:
+    edge = HttpEdge(EdgeLimits(connections=2))
+    connections: list[Any] = [object() for _ in range(5)]
+    for connection in connections[:4]:
+        edge.enter(connection, "10.0.0.1")
+    assert not edge.is_crowded()
+    edge.enter(connections[4], "10.0.0.1")
+    assert edge.is_crowded()
+    edge.leave(connections[4])
+    edge.leave(connections[4])  # it has left already
+    assert not edge.is_crowded()
+
+
+def test_a_rate_of_each_key_is_its_own_and_outlives_each_process(tmp_path: Path) -> None:
+    counts = SharedCounts(tmp_path / "counts", process=0, processes=2, keys=3)
+    for number in range(3):
+        counts.key(number).requests[:] = memoryview(array("d", [1.0 + number, 2.0]))
+        counts.key(number).tokens[:] = memoryview(array("d", [3.0 + number, 4.0]))
+    for process in range(2):
+        counts.clear(process)
+    for number in range(3):
+        assert list(counts.key(number).requests) == [1.0 + number, 2.0]
+        assert list(counts.key(number).tokens) == [3.0 + number, 4.0]
 
 
 def test_series_of_processes_add_up() -> None:

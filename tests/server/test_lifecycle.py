@@ -25,7 +25,8 @@ from tests.support.child_path import child_path
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.server.config import DEFAULT_PORT, ServerConfig
-from weft.server.launch import EXIT_CONFIG, bind, serve
+from weft.server.launch import EXIT_CONFIG, serve
+from weft.server.listening import bind
 
 TURN = {"messages": [{"role": "user", "content": "sing"}], "max_tokens": 1500}
 

@@ -110,6 +110,13 @@ def test_stores_of_their_own_add_up() -> None:
     assert elsewhere.values["store_checkpoints"] == machines.values["store_checkpoints"] == 14
 
 
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_the_bounds_of_a_histogram_ascend(name: str) -> None:
+    _, bounds = HISTOGRAMS[name]
+    assert list(bounds) == sorted(set(bounds))
+    assert bounds[0] > 0
+
+
 def test_shares_of_replicas_do_not_add_up() -> None:
     rig = Rig(cache=True)
     rig.submit("r", list(range(70)), max_tokens=5)

@@ -235,6 +235,7 @@ def test_models_are_listed_shown_and_loaded(server: RunningServer) -> None:
             "images beside context",
         ),
         ("/api/generate", {"model": "scripted", "prompt": "a", "format": "yaml"}, 400, "format is 'yaml'"),
+        ("/api/generate", {"model": "scripted", "prompt": "a", "format": "csv"}, 400, "format is 'csv'"),
         ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"top_k": "much"}}, 400, "options.top_k"),
         ("/api/generate", {"model": "scripted", "prompt": "a", "options": {"temperature": -1}}, 400, "temperature"),
         ("/api/push", {"model": "other"}, 404, "of Ollama's API this server has neither /api/push"),

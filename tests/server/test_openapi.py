@@ -21,9 +21,10 @@ from starlette.routing import Route
 
 from tests.server.running import RunningServer
 from weft.server.app import endpoint_routes
-from weft.server.openapi.document import ERRORS, FIELDS, _bodies, openapi, words_of
+from weft.server.openapi.document import COMMON_ERRORS, ERRORS, FIELDS, _bodies, openapi, words_of
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
+from weft.server.protocol import ChatBody
 
 SERVER = {"api_key": ["a-key"]}
 KEY = {"Authorization": "Bearer a-key"}
@@ -110,7 +111,7 @@ def test_every_route_is_in_the_description_and_the_other_way_round(document: dic
         (re.sub(":path", "", route.path), method.lower())
         for route in routes
         for method in route.methods or ()
-        if method != "HEAD"
+        if method != "HEAD" or "GET" not in (route.methods or ())
     }
     described = {(path, method) for path, methods in document["paths"].items() for method in methods}
     assert served == described
@@ -215,3 +216,29 @@ def test_an_endpoint_says_that_it_may_not_find_a_model_or_a_replica() -> None:
                 assert number["minimum"] == 0, path
             if "{replica}" in path or (path.startswith("/api/") and "requestBody" in operation):
                 assert "404" in operation["responses"], (method, path)
+
+
+def test_an_endpoint_names_no_error_that_every_endpoint_has() -> None:
+    assert [row.operation for row in ENDPOINTS if {*row.errors} & {*COMMON_ERRORS}] == []
+
+
+@pytest.mark.parametrize("name", ["cache_boundaries", "truncate_prompt_tokens"])
+def test_the_largest_number_of_the_description_is_the_largest_that_is_read(document: dict[str, Any], name: str) -> None:
+    schema = document["components"]["schemas"]["ChatBody"]["properties"][name]
+    [largest] = set(re.findall(r'"maximum": (\d+)', json.dumps(schema)))
+    for number, is_read in ((int(largest), True), (int(largest) + 1, False)):
+        body = {"messages": [], name: [number] if name == "cache_boundaries" else number}
+        try:
+            msgspec.json.decode(json.dumps(body), type=ChatBody)
+        except msgspec.ValidationError:
+            assert not is_read
+        else:
+            assert is_read
+
+
+def test_a_default_of_the_description_is_what_a_body_without_the_field_has(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["StreamOptions"]["properties"]["continuous_usage_stats"]["default"] is False
+    assert schemas["OllamaPullBody"]["properties"]["insecure"]["default"] is False
+    tokens = schemas["RerankBody"]["properties"]["max_tokens_per_doc"]
+    assert 1 in [part.get("minimum") for part in tokens.get("anyOf", [tokens])]

@@ -107,6 +107,19 @@ def test_a_bucket_refills() -> None:
     assert [tenant.admit(0) is None for _ in range(2)] == [True, False]
 
 
+def test_a_quota_of_a_minute_is_one_sixtieth_each_second() -> None:
+    clock = Clock()
+    tenant = Tenant(b"a", Quotas(requests_per_minute=60), salts_its_own=False, clock=clock)
+    assert all(tenant.admit(0) is None for _ in range(60))
+    clock.now_s = 1.0
+    assert [tenant.admit(0) is None for _ in range(2)] == [True, False]
+
+
+def test_a_new_key_has_its_whole_quota() -> None:
+    tenant = Tenant(b"a", Quotas(requests_per_minute=1, tokens_per_minute=1), salts_its_own=False, clock=Clock())
+    assert tenant.admit(0) is None
+
+
 def test_a_request_that_another_process_admits_is_given_back() -> None:
     tenant = Tenant(b"a", Quotas(requests_per_minute=2, bytes_in_flight=100), salts_its_own=False, clock=Clock())
     assert tenant.admit(80) is None

@@ -75,3 +75,20 @@ def test_the_defaults_and_every_choice_pass() -> None:
     ).check()
     check_fields(ServerConfig())
     assert len(fields(EngineConfig)) > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "below"),
+    [
+        ("images", 0, -1),  # none at all
+        ("image_pixels", 1, 0),
+        ("drain_timeout", 0, -0.1),  # no wait
+        ("header_timeout", 0.1, 0.05),
+        ("max_stored_responses", 1, 0),
+        ("max_batch_lines", 1, 0),
+    ],
+)
+def test_the_least_value_of_a_limit_is_taken_and_nothing_below(name: str, least: float, below: float) -> None:
+    ServerConfig(**{name: least}).check()
+    with pytest.raises(ConfigError, match=rf"limits\.{name} is {below}; it must be .*at least {least}$"):
+        ServerConfig(**{name: below}).check()

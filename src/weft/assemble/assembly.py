@@ -56,10 +56,10 @@ from weft.engine.adapters import AdapterPool
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.engine.stats import WeightsState
-from weft.errors import ConfigError
+from weft.errors import CheckpointError, ConfigError, UserError
 from weft.families import read_spec
 from weft.files import read_json
-from weft.host import usable_cores
+from weft.host import memory_share_bytes, usable_cores
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
@@ -122,7 +122,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     name, directory = find_model(config, tell)
     end = _check_text_files(directory)
     source = WeightsSource(config, name, directory)
-    adapters = registered_adapters(config)
+    adapters, refused_adapters = registered_adapters(config)
     threads, device = prepare_torch(config, notes), choose_device_of(config, 0, notes)
     config = without_prefixes(config, directory)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
@@ -174,7 +174,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     )
     core.weights = WeightsState(digest=source.digest())
     core.source = source
-    notes += load_adapters(core, adapters, tell)
+    notes += load_adapters(core, adapters, refused_adapters, config, tell)
     core.on_close.append(loaded_lock.close)
     core.on_step.append(_cost_listener(core, policy, cost, tier))
     if ranks is not None:
@@ -202,6 +202,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
         identity=engine_identity(config, directory, source.digest(), loaded, arena, sizes.max_model_len)
         | _records_identity(config, tier, arena, kernels, threads),
         adapters=adapters,
+        refused_adapters=refused_adapters,
         picture_tokens=[] if placed.own.pictures is None else list(placed.own.pictures.picture_tokens),
         hidden_size=loaded.spec.hidden_size,
         generates=loaded.spec.causal and not (loaded.headless or is_embedder(directory)),
@@ -263,29 +264,51 @@ def _store_tier(
     return tier, notes
 
 
-def load_adapters(core: EngineCore, adapters: list[Adapter], tell: OnProgress) -> list[str]:
-    """The adapters of ``--lora``, in memory while there is room; all are read, so that one that cannot be
-    served ends the start. Returns what to tell the user."""
-    for adapter in adapters:
+def load_adapters(
+    core: EngineCore, adapters: list[Adapter], refused: dict[str, str], config: EngineConfig, tell: OnProgress
+) -> list[str]:
+    """Read the adapters of ``--lora``, and keep them in memory while there is room. One that cannot be served ends the
+    start (``_refuse``), or goes from ``adapters`` to ``refused``. Return what to tell the user."""
+    for adapter in list(adapters):
         tell(f"adapter {adapter.name}: rank {adapter.rank}")
-        core.adapters.check(adapter)
+        try:
+            core.adapters.check(adapter)
+        except UserError as error:
+            _refuse(adapter.name, error, refused, config)
+            adapters.remove(adapter)
+    notes = [f"not served: {why}" for why in refused.values()]
     if not adapters:
-        return []
+        return notes
     stats = core.adapters.stats()
     return [
+        *notes,
         f"{len(adapters)} adapters are served, {stats.resident} of them in memory: "
-        f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (limits.lora_memory)."
+        f"{format_bytes(stats.held_bytes)} of {format_bytes(stats.budget_bytes)} (limits.lora_memory).",
     ]
 
 
-def registered_adapters(config: EngineConfig) -> list[Adapter]:
-    """Those of ``--lora``. Raises CheckpointError for a directory that is no adapter, or too large a rank."""
+def registered_adapters(config: EngineConfig) -> tuple[list[Adapter], dict[str, str]]:
+    """Return those of ``--lora``, and why others are refused. Raises CheckpointError for a directory that is no
+    adapter, or too large a rank, if there is one model."""
     from weft.models.hub import resolve_adapter
 
-    return [
-        read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank)
-        for name, path in named_paths(config.lora).items()
-    ]
+    adapters: list[Adapter] = []
+    refused: dict[str, str] = {}
+    for name, path in named_paths(config.lora).items():
+        try:
+            adapters.append(read_adapter(name, resolve_adapter(path), rank_max=config.max_lora_rank))
+        except UserError as error:
+            _refuse(name, error, refused, config)
+    return adapters, refused
+
+
+def _refuse(name: str, error: UserError, refused: dict[str, str], config: EngineConfig) -> None:
+    """Note why an adapter of one of several models is not served, so that its model is. Raises CheckpointError where
+    there is one model: its server does not start."""
+    why = f"--lora {name}={named_paths(config.lora)[name]}: {error.message}"
+    if memory_share_bytes() is None:
+        raise CheckpointError(why, param=error.param) from None
+    refused[name] = why
 
 
 def _adapter_pool(config: EngineConfig, executor: TorchExecutor | RankedExecutor) -> AdapterPool:

@@ -50,15 +50,15 @@ TEST_VARIABLES = frozenset(
 )
 GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "weights_cache", "seed", "default_sampling",
-              "served_model_name", "chat_template", "reasoning_parser", "tool_parser", "lora"),
+              "served_model_name", "pulled", "chat_template", "reasoning_parser", "tool_parser", "lora"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "snapshots", "exact", "store", "store_size"),
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_step_ms", "speculate",
                    "priority_across_keys"),
-    "Server": ("host", "port", "log_level", "log_format", "log_file", "otlp_endpoint", "record", "replicas", "roles",
-               "listen_engines", "token", "http_workers", "ray"),
-    "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin", "media_domains",
-                 "tenant_by_key", "trust_control_tokens"),
+    "Server": ("host", "port", "uds", "log_level", "log_format", "log_file", "otlp_endpoint", "record", "replicas",
+               "roles", "listen_engines", "token", "http_workers", "ray"),
+    "Security": ("api_key", "api_key_file", "operator_key", "ssl_certfile", "ssl_keyfile",
+                 "allowed_host", "allowed_origin", "media_domains", "tenant_by_key", "trust_control_tokens"),
     "Device": ("device", "threads", "tp", "ep"),
 }  # fmt: skip
 FREQUENT = frozenset(

@@ -11,7 +11,7 @@ import datetime
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from weft.cli.flags import FlagCommand
 from weft.cli.main import EXIT_FAILED, print_table, say_error
 from weft.errors import WeftError
 from weft.units import format_bytes
+
+if TYPE_CHECKING:
+    from weft.server.running import RunningProcess
 
 _TIMEOUT_S = 5.0
 
@@ -34,11 +37,12 @@ _TIMEOUT_S = 5.0
 )
 def command(url: str | None, api_key: str | None, as_json: bool) -> int:
     """List the servers of this machine and the models that they have in memory."""
-    from weft.server.running import running_servers
+    from weft.server.running import RunningProcess, running_servers
 
     servers = running_servers() if url is None else []
-    asked = [(one.url, one.pid, one.model or "") for one in servers] if url is None else [(url, None, "")]
-    rows = [row for address, pid, model in asked for row in _rows(address, pid, model, api_key)]
+    if url is not None:
+        servers = [RunningProcess(0, url, None, 0.0)]
+    rows = [row for server in servers for row in _rows(server, api_key)]
     failed = url is not None and "error" in rows[0]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -51,12 +55,12 @@ def command(url: str | None, api_key: str | None, as_json: bool) -> int:
     return EXIT_FAILED if failed else 0
 
 
-def _rows(url: str, pid: int | None, model: str, api_key: str | None) -> list[dict[str, Any]]:
-    """One for each model in memory; one with the reason where the server names none."""
+def _rows(process: RunningProcess, api_key: str | None) -> list[dict[str, Any]]:
+    """Return one row for each model in memory; one with the reason where the server names none."""
     from weft.cli.remote import RemoteModel
 
-    head = {"url": url, "pid": pid, "model": model}
-    server = RemoteModel(url, api_key=api_key)
+    head = {"url": process.url, "pid": process.pid or None, "model": process.model or ""}
+    server = RemoteModel(process.url, api_key=api_key, certificate=process.certificate)
     try:
         models = server.get("/api/ps", timeout_s=_TIMEOUT_S).json()["models"]
     except WeftError as error:

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from rich.status import Status
 from weft.cli.flags import ENV_PREFIX, arguments_of, variables_of
 from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
+from weft.server.running import socket_path
 
 CONNECT_TIMEOUT_S = 10.0
 _REFUSED = (400, 413, 422)
@@ -51,8 +53,9 @@ class AnswerDelta:
 
 
 class RemoteModel:
-    """One model on one server. ``url`` may end in /v1 or not, and ``host:port`` is http. Raises ConfigError
-    where nothing answers, or ``url`` is none."""
+    """One model on one server. ``url`` may end in /v1 or not, ``host:port`` is http, and ``unix:PATH`` a Unix socket.
+    ``certificate``: the file of the only one that the server may show, under whatever name. Raises ConfigError where
+    nothing answers, or ``url`` is none."""
 
     def __init__(
         self,
@@ -61,14 +64,17 @@ class RemoteModel:
         model: str | None = None,
         api_key: str | None = None,
         transport: httpx.BaseTransport | None = None,
+        certificate: str | None = None,
     ) -> None:
         self.url = _with_scheme(url.strip()).rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        socket_file = socket_path(self.url)
         # An answer may take as long as it takes; only connecting has a limit.
         self._http = httpx.Client(
-            base_url=self.url,
+            base_url=self.url if socket_file is None else "http://localhost",
             headers=headers,
-            transport=transport,
+            transport=transport if socket_file is None else httpx.HTTPTransport(uds=socket_file),
+            verify=True if certificate is None else _trust_only(certificate),
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         )
         self._model = model
@@ -162,8 +168,21 @@ class RemoteModel:
         )
 
 
+def _trust_only(certificate: str) -> ssl.SSLContext:
+    """Return what takes a server with this certificate and no other. Without the file it takes what the system does."""
+    context = ssl.create_default_context()
+    with suppress(OSError):
+        context = ssl.create_default_context(cafile=certificate)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not have signed itself
+    return context
+
+
 def _with_scheme(url: str) -> str:
-    """``localhost:8000`` is ``http://localhost:8000``. Raises ConfigError for what is no http URL."""
+    """``localhost:8000`` is ``http://localhost:8000``. Raises ConfigError for what is neither an http URL nor a Unix
+    socket."""
+    if socket_path(url):
+        return url
     whole = url if "://" in url else f"http://{url}"
     try:
         parsed = httpx.URL(whole)
@@ -178,6 +197,9 @@ def _in_words(error: Exception) -> str:
     """Without the number of the operating system's error."""
     if isinstance(error, httpx.ConnectTimeout):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        why = str(error).rpartition("failed: ")[2].partition(" (_ssl")[0]
+        return f"its certificate is not trusted ({why}); the variable SSL_CERT_FILE names a file with its authority"
     words = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
     return words[0].lower() + words[1:]
 

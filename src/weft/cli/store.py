@@ -36,7 +36,8 @@ NAMESPACE_SHOWN = 8
 
 def _place(ctx: click.Context, param: click.Parameter, value: str) -> Path | Bucket:
     """A directory, or a bucket by its address."""
-    from weft.store.bucket import Bucket, is_bucket
+    from weft.store.bucket import Bucket
+    from weft.store.location import is_bucket
     from weft.store.signing import read_signer
 
     key = ctx.meta.get(_KEY)

@@ -67,8 +67,8 @@ class Opening:
     slot: SlotId
     epoch: int
     match: Match
-    loads: bool = False
-    inexact: bool = False
+    loads: bool
+    inexact: bool
 
 
 class Extension(NamedTuple):

@@ -103,12 +103,17 @@ def _gguf_view(path: Path) -> Path | None:
     return None if file is None else view_of(file)
 
 
+def is_path(name: str) -> bool:
+    """Return whether ``name`` is a path by its form, which no hub has."""
+    return name.startswith(("/", ".", "~")) or name.count("/") != 1 or "\\" in name
+
+
 def resolve_adapter(name: str) -> Path:
     """The directory of an adapter: a path, or "owner/name" on the hub. Raises CheckpointError."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
-    if name.startswith(("/", ".", "~")) or name.count("/") != 1 or "\\" in name:
+    if is_path(name):
         raise CheckpointError(f"{path}: there is no such directory of an adapter", param="lora")
     import huggingface_hub as hub
 

@@ -144,6 +144,11 @@ def listed() -> list[LocalModel]:
     return sorted((one for one in looked if one is not None), key=lambda one: (one.name, one.state))
 
 
+def whole_models() -> dict[str, LocalModel]:
+    """Return the models that can be loaded, by name."""
+    return {model.name: model for model in listed() if model.state == "whole"}
+
+
 def resolve_local(name: str, revision: str | None) -> Path | None:
     """The directory of a whole model; None where this machine has none of that name and revision. Raises
     CheckpointError for one that is damaged or half pulled."""

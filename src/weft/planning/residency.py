@@ -110,6 +110,11 @@ class Resident:
     def held(self) -> int:
         return 0 if self.state == "absent" else self.share
 
+    @property
+    def is_absent(self) -> bool:
+        """Return whether it is not in memory, and no request waits for it."""
+        return self.state == "absent" and not self.waiting
+
 
 @dataclass(slots=True)
 class Residency:

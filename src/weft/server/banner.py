@@ -15,7 +15,7 @@ from rich.console import Console
 
 from weft.default_sampling import sampling_sentence
 from weft.server.config import ServerConfig
-from weft.server.edge import is_loopback
+from weft.server.running import socket_path
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,13 +23,8 @@ if TYPE_CHECKING:
     from weft.server.service import ServedModel
     from weft.server.several import SeveralModels
 
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-
-
-def base_url(host: str, port: int) -> str:
-    """As a client on this machine writes it."""
-    host = _ANY_ADDRESS.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+_AT_SOCKET = "http://localhost"
+"""The URL of a client of a Unix socket, whose host is never looked up."""
 
 
 def _lines_to(console: Console) -> Callable[..., None]:
@@ -41,14 +36,18 @@ def _lines_to(console: Console) -> Callable[..., None]:
 
 def print_places(line: Callable[..., None], url: str, key_words: str, config: ServerConfig) -> None:
     """``key_words``: the key that requests need; empty without one."""
-    if not key_words and not is_loopback(config.host):
+    if not key_words and not config.is_local():
         line()
         line(
-            f"WARNING: any client that reaches {config.host or '0.0.0.0'} may use this server: it has no key. Name one "
-            "with --api-key-file FILE, or listen on this machine only with --host 127.0.0.1",
+            f"WARNING: any client that reaches {config.host or '0.0.0.0'} may use this server: it has no key. Models, "
+            "stored answers, files and /metrics are open. Name a key with --api-key-file FILE, or listen on this "
+            "machine only with --host 127.0.0.1",
             "bold yellow",
         )
     line()
+    if socket_path(url) is not None:
+        line(f"socket   {socket_path(url)}")
+        url = _AT_SOCKET
     line(f"API      {url}/v1")
     line(f"page     {url}/")
     line(f"metrics  {url}/metrics")
@@ -125,8 +124,11 @@ def in_words(residency: Residency) -> str:
 def curl_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
     path, body = _example(model)
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if with_key else ""
+    socket = socket_path(url)
+    where = "" if socket is None else f"--unix-socket {shlex.quote(socket)} "
     return (
-        f"curl {shlex.quote(url + path)} -H 'Content-Type: application/json'{key} \\\n"
+        f"curl {where}{shlex.quote((url if socket is None else _AT_SOCKET) + path)} "
+        f"-H 'Content-Type: application/json'{key} \\\n"
         f"  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
     )
 
@@ -139,11 +141,14 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
         "/v1/chat/completions": ("chat.completions", "choices[0].message.content"),
         "/v1/embeddings": ("embeddings", "data[0].embedding"),
     }.get(path, ("completions", "choices[0].text"))
+    socket = socket_path(url)
+    through = "" if socket is None else f", http_client=httpx.Client(transport=httpx.HTTPTransport(uds={socket!r}))"
     return "\n".join(
         (
             *(("import os",) if with_key else ()),
+            *(("import httpx",) if through else ()),
             "from openai import OpenAI",
-            f"client = OpenAI(base_url={url + '/v1'!r}, api_key={key})",
+            f"client = OpenAI(base_url={(_AT_SOCKET if through else url) + '/v1'!r}, api_key={key}{through})",
             f"answer = client.{call}.create({arguments})",
             f"print(answer.{shown})",
         )

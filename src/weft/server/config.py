@@ -17,7 +17,7 @@ from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
-from weft.server.edge import EdgeLimits, Origins
+from weft.server.edge import EdgeLimits, Origins, is_loopback
 from weft.server.objects import Bounds
 from weft.server.responses.store import StoreLimits, default_path
 from weft.server.running import state_directory
@@ -48,6 +48,22 @@ class ServerConfig:
         "Port to listen on; 0 takes any free one. Default: 8000, or the next one that is free.",
         least=0,
         most=PORT_MAX,
+    )
+    uds: str | None = flag(
+        None, "Path of a Unix socket to listen at instead of --host and --port; its owner and its group may connect."
+    )
+    uds_mode: str = flag("660", "Who may connect at the socket of --uds, as chmod writes it.", table="server")
+    ssl_certfile: str | None = flag(
+        None,
+        "File with the certificate of this server and its chain (PEM): the port speaks HTTPS. It is read again when "
+        "it changes.",
+    )
+    ssl_keyfile: str | None = flag(None, "File with the key of --ssl-certfile, unless that has it (PEM).")
+    ssl_keyfile_password: str | None = flag(None, "Password of an encrypted --ssl-keyfile.", table="server")
+    ssl_ca_certs: str | None = flag(
+        None,
+        "File with certificates (PEM): clients must show one that these have signed. Needs --ssl-certfile.",
+        table="server",
     )
     api_key: tuple[str, ...] = flag(
         (),
@@ -109,6 +125,11 @@ class ServerConfig:
         (),
         "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
         "Default: the model's own.",
+    )
+    pulled: bool = flag(
+        False,
+        "Serve each model on this machine's disk too, and those that are pulled while the server runs: `weft pull`, "
+        "/api/pull, /api/create. They are loaded when they are asked for, as several models are.",
     )
     keep_alive: str = limit(
         "5m",
@@ -279,6 +300,7 @@ class ServerConfig:
         "Default: weft/names.json in the user's state directory.",
         table="server",
     )
+    blob_size: str = limit("100GB", "Size of one GGUF file that is uploaded to /api/blobs (413).", size=True)
     name_store_size: str = limit("4MB", "Size of that file.", size=True)
     max_created_names: int = limit(1000, "Names that are kept.", least=1)
     file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
@@ -319,6 +341,34 @@ class ServerConfig:
                 param="--record",
             )
         return RecordingTarget(str(file), limit, self.record_tokens)
+
+    def socket_mode(self) -> int:
+        """Raises ConfigError."""
+        if not re.fullmatch(r"0?[0-7]{3}", self.uds_mode):
+            raise ConfigError(
+                f"server.uds_mode is {self.uds_mode!r}; it is three digits from 0 to 7, such as 660",
+                param="server.uds_mode",
+            )
+        return int(self.uds_mode, 8)
+
+    def is_local(self) -> bool:
+        """Return whether programs of this machine alone can connect."""
+        return self.uds is not None or is_loopback(self.host)
+
+    def _check_socket(self) -> None:
+        self.socket_mode()
+        if self.uds is None:
+            return
+        if not self.uds.strip():
+            raise ConfigError("--uds is empty: it takes the path of a Unix socket", param="--uds")
+        if self.port is not None or self.host != "127.0.0.1":
+            named = f"--host {self.host}" if self.port is None else f"--port {self.port}"
+            raise ConfigError(f"--uds {self.uds} and {named} are two places to listen; leave one out", param="--uds")
+        if self.ssl_certfile is not None:
+            raise ConfigError(
+                "--ssl-certfile is for a port: nothing of a Unix socket (--uds) leaves this machine",
+                param="--ssl-certfile",
+            )
 
     def template_bytes(self) -> int:
         return parse_bytes(self.template_memory, flag="limits.template_memory")
@@ -372,6 +422,9 @@ class ServerConfig:
         path, size = self.names()
         return None if path is None else PresetStore(path, count_max=self.max_created_names, bytes_max=size)
 
+    def blob_bytes(self) -> int:
+        return parse_bytes(self.blob_size, flag="limits.blob_size")
+
     def keep_alive_s(self) -> float | None:
         """None for ever. Raises ConfigError."""
         return parse_duration(self.keep_alive, flag="limits.keep_alive")
@@ -403,7 +456,8 @@ class ServerConfig:
         try:
             lines = Path(self.api_key_file).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-key-file {self.api_key_file}: {error}", param="--api-key-file") from None
+            words = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {words}", param="--api-key-file") from None
         keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
         if not keys:
             raise ConfigError(f"--api-key-file {self.api_key_file}: it has no key", param="--api-key-file")
@@ -434,6 +488,7 @@ class ServerConfig:
             connections=self.max_connections,
             connections_per_address=self.max_connections_per_address,
             buffered_bytes=self.max_buffered_mb * _MB,
+            blob_bytes=self.blob_bytes(),
         )
 
     def _check_joining(self) -> None:
@@ -514,6 +569,7 @@ class ServerConfig:
             raise ConfigError("--operator-key is empty: leave it out to let every --api-key in", param="--operator-key")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
+        self._check_socket()
         self._check_joining()
         self.replica_roles()
         if self.record is not None and not self.own_replicas:

@@ -30,6 +30,9 @@ from uvicorn.server import ServerState
 from weft.server.edge import LINGER_S, EdgeError, EdgeLimits, HttpEdge
 from weft.server.errors import dialect_body, error_headers
 
+_BLOBS = b"/api/blobs/"
+"""Bodies of these paths are handled in pieces, as they come: they have a limit of their own and are never buffered. An
+answer ends that."""
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
 
@@ -45,11 +48,12 @@ def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) ->
     )
 
 
-def body_too_large(limits: EdgeLimits, size_bytes: int) -> EdgeError:
+def body_too_large(limits: EdgeLimits, size_bytes: int, *, is_blob: bool = False) -> EdgeError:
+    flag, limit = ("limits.blob_size", limits.blob_bytes) if is_blob else ("limits.max_body_mb", limits.body_bytes)
     return EdgeError(
         413,
-        f"the body has {size_bytes} bytes or more; the limit is {limits.body_bytes} bytes (limits.max_body_mb)",
-        param="limits.max_body_mb",
+        f"the body has {size_bytes} bytes or more; the limit is {limit} bytes ({flag})",
+        param=flag,
         code="body_too_large",
     )
 
@@ -197,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 )
             return
         least_bytes = (elapsed_s - _BODY_GRACE_S) * limits.body_rate_min
-        if elapsed_s > limits.body_s or self._body_bytes < least_bytes:
+        if (elapsed_s > limits.body_s and not self._is_blob) or self._body_bytes < least_bytes:
             self._refuse(body_timed_out(limits, self._body_bytes, elapsed_s))
 
     def abort(self) -> None:
@@ -231,8 +235,8 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             self._stop(too_many_pipelined())
         for name, value in self.headers:
-            if name == b"content-length" and value.isdigit() and int(value) > self._limits.body_bytes:
-                self._stop(body_too_large(self._limits, int(value)))
+            if name == b"content-length" and value.isdigit():
+                self._check_size(int(value), is_blob=self.url.startswith(_BLOBS))
         self.scope["state"]["body_lease"] = self._edge.lease()
         super().on_headers_complete()
         self._enter(_Phase.BODY)
@@ -240,9 +244,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
         self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes:
-            self._stop(body_too_large(self._limits, self._body_bytes))
-        if not self.cycle.response_complete:
+        is_blob = self._is_blob
+        self._check_size(self._body_bytes, is_blob=is_blob)
+        if not self.cycle.response_complete and not is_blob:
             refusal = self.cycle.scope["state"]["body_lease"].grow(len(body))
             if refusal is not None:
                 self._stop(refusal)
@@ -251,6 +255,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._enter(_Phase.IDLE)
+
+    @property
+    def _is_blob(self) -> bool:
+        return self.url.startswith(_BLOBS) and not self.cycle.response_complete
+
+    def _check_size(self, size_bytes: int, *, is_blob: bool) -> None:
+        if size_bytes > (self._limits.blob_bytes if is_blob else self._limits.body_bytes):
+            self._stop(body_too_large(self._limits, size_bytes, is_blob=is_blob))
 
     # ------------------------------------------------------------------ uvicorn's side
 

@@ -111,6 +111,7 @@ class EdgeLimits:
     connections_per_address: int = 1024
     pipelined: int = 16
     buffered_bytes: int = 256_000_000
+    blob_bytes: int = 100_000_000_000
 
 
 ADDRESS_CELLS = 8192
@@ -262,7 +263,8 @@ class HttpEdge:
         self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
-        """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""
+        """Count the connection, refused or not; ``leave`` must follow. Return the refusal. ``address``: empty at a
+        Unix socket, whose clients have none."""
         self._connections[connection] = address
         self._by_address[address] += 1
         self._entered.add(1)
@@ -279,7 +281,7 @@ class HttpEdge:
                 param="limits.max_connections",
                 code="too_many_connections",
             )
-        if 0 < limits.connections_per_address < of_address:
+        if address and 0 < limits.connections_per_address < of_address:
             return EdgeError(
                 429,
                 f"your address has {limits.connections_per_address} open connections "

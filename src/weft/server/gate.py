@@ -49,6 +49,7 @@ _OPERATOR_PATHS = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/api/create",
+    "/api/blobs",
     "/api/copy",
     "/api/delete",
     "/api/pull",
@@ -96,7 +97,8 @@ class Gate:
         state["request_id"] = request_id
         request_id_of_task.set(request_id)
         client = scope.get("client")
-        address = None if client is None else f"{client[0]}:{client[1]}"
+        # a proxy names the address of its client and no port
+        address = None if client is None else f"{client[0]}:{client[1]}" if client[1] else client[0]
         trace = state["trace"] = RequestTrace(scope["method"], scope["path"], request_id, headers, client=address)
         if trace.path in _OPEN_PATHS:
             trace.route = trace.path  # the page's files, which no endpoint answers

@@ -19,6 +19,7 @@ import uvicorn
 from weft.server.app import build_app
 from weft.server.config import BACKLOG
 from weft.server.connection import BoundedProtocol
+from weft.server.listening import follow_certificate, tls_context
 from weft.server.service import Service
 from weft.server.sse import Handler
 
@@ -53,6 +54,8 @@ def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Ser
             backlog=BACKLOG,
             timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
             timeout_graceful_shutdown=1,
+            # Clients of a Unix socket have no address, unless its proxy says one.
+            forwarded_allow_ips=None if config.uds is None else "*",
         )
     )
 
@@ -62,8 +65,13 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
     """Answers on ``listener`` in the block. Behind it, what is decided already may still leave, and
     ``service`` is closed."""
     service.edge.cap_connections(raise_file_limit(service.config.max_connections))
-    sweeping = asyncio.create_task(service.edge.sweep_forever())
     http = http_server(service, forward)
+    watching = [asyncio.create_task(service.edge.sweep_forever())]
+    tls = tls_context(service.config)
+    if tls is not None:
+        http.config.load()
+        http.config.ssl = tls
+        watching.append(asyncio.create_task(follow_certificate(tls, service.config)))
     answering = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         yield
@@ -71,7 +79,8 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
         http.should_exit = True
         await asyncio.wait((answering,), timeout=_LAST_ANSWERS_S)
         service.edge.abort_all()
-        sweeping.cancel()
+        for task in watching:
+            task.cancel()
         http.force_exit = True
         await answering
         await service.close()

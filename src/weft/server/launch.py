@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import logging
 import signal
 import socket
@@ -43,14 +42,17 @@ from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.logs import is_json, set_up_logging
 from weft.models.hub import local_checkpoint, resolve_model
+from weft.models.local import model_directory
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
 from weft.rpc.link import LinkKeys, new_token, own_address, read_or_create_token, tcp_address
 from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
-from weft.server.banner import base_url, print_banner, print_models
-from weft.server.config import BACKLOG, DEFAULT_PORT, PORTS_TRIED, ServerConfig
+from weft.server.banner import print_banner, print_models
+from weft.server.config import ServerConfig
+from weft.server.early_checks import check_early
+from weft.server.listening import listen_at, listening, own_url, tls_context
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
 
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from weft.server.service import Service
     from weft.server.several import SeveralModels
 
+_LOOK_S = 1.0
+"""Between two looks at the models on this machine's disk."""
 _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -72,58 +76,80 @@ def serve(
     ``factory`` ("module:function") builds the engine in its process; tests put scripted ones here.
     """
     console = ServiceConsole(soft_wrap=True)
-    try:
-        set_up_logging(server_config.log_level, form=server_config.log_format, file=server_config.log_file)
-        server_config.check()
-        engine_config.check()
-        parse_sources(engine_config.speculate)
-        parse_snapshots(engine_config.snapshots)
-        given_cost(engine_config.step_costs)
-        if len(models) > 1:
-            return _serve_several(engine_config, server_config, models, console, factory)
-        if server_config.own_replicas and factory == ASSEMBLE:
-            _check_model(engine_config)
-        listener = bind(server_config)
-        progress = StartProgress(console)
-        link = joining(server_config, console)
-        fleet = Fleet(
-            engine_config,
-            replicas=server_config.own_replicas,
-            restarts=server_config.restarts,
-            factory=factory,
-            record=server_config.recording(),
-            stall_after_s=server_config.stall_after,
-            on_progress=progress.show,
-            router=_router(server_config),
-            roles=server_config.replica_roles(),
-            peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
-            listen=None if link is None else (link[0], LinkKeys.of(link[1])),
+    with contextlib.ExitStack() as until_end:
+        try:
+            serving_once = _prepared(engine_config, server_config, models, console, factory, until_end)
+        except UserError as error:
+            _complain(error)
+            return EXIT_CONFIG
+        runner = until_end.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        name = ", ".join(models) or engine_config.model
+        until_end.enter_context(
+            contextlib.closing(Announcement(serving_once.url, name, certificate=server_config.ssl_certfile))
         )
-        ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp, device=engine_config.device)
-    except UserError as error:
-        _complain(error)
-        return EXIT_CONFIG
-    with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        serving_once = Serving(
-            server_config, fleet, partial(new_service, server_config, fleet, listener), listener, console, progress, ray
-        )
-        with contextlib.closing(Announcement(serving_once.url, engine_config.model)):
-            return runner.run(serving_once.run())
+        return runner.run(serving_once.run())
 
 
-def _serve_several(
-    engine: EngineConfig, config: ServerConfig, models: Sequence[str], console: Console, factory: str
-) -> int:
+def _prepared(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    models: Sequence[str],
+    console: Console,
+    factory: str,
+    until_end: contextlib.ExitStack,
+) -> Serving:
+    """Check both configs, and listen until ``until_end`` does. Raises ConfigError, CheckpointError."""
+    set_up_logging(server_config.log_level, form=server_config.log_format, file=server_config.log_file)
+    server_config.check()
+    engine_config.check()
+    parse_sources(engine_config.speculate)
+    parse_snapshots(engine_config.snapshots)
+    given_cost(engine_config.step_costs)
+    tls_context(server_config)
+    check_early(engine_config, server_config)
+    if len(models) > 1 or server_config.pulled:
+        return _serving_several(engine_config, server_config, models, console, factory, until_end)
+    if server_config.own_replicas and factory == ASSEMBLE:
+        _check_model(engine_config)
+    listener = until_end.enter_context(listening(server_config))
+    progress = StartProgress(console)
+    link = joining(server_config, console)
+    fleet = Fleet(
+        engine_config,
+        replicas=server_config.own_replicas,
+        restarts=server_config.restarts,
+        factory=factory,
+        record=server_config.recording(),
+        stall_after_s=server_config.stall_after,
+        on_progress=progress.show,
+        router=_router(server_config),
+        roles=server_config.replica_roles(),
+        peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
+        listen=None if link is None else (link[0], LinkKeys.of(link[1])),
+    )
+    ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp, device=engine_config.device)
+    service = partial(new_service, server_config, fleet, listener)
+    return Serving(server_config, fleet, service, listener, console, progress, ray)
+
+
+def _serving_several(
+    engine: EngineConfig,
+    config: ServerConfig,
+    models: Sequence[str],
+    console: Console,
+    factory: str,
+    until_end: contextlib.ExitStack,
+) -> ServingSeveral:
     """Raises ConfigError, CheckpointError."""
     from weft.planning.together import share_out
     from weft.server.service import Service
     from weft.server.several import SeveralModels
-    from weft.server.sources import memory_of, read_sources
+    from weft.server.sources import memory_of, read_pulled, read_sources
 
-    sources = read_sources(models, engine, config, reads_weights=factory == ASSEMBLE)
+    sources = read_sources(models or [_one_model(engine, config)], engine, config, reads_weights=factory == ASSEMBLE)
     memory = memory_of(engine)
     shares = share_out([source.need for source in sources], memory)
-    listener = bind(config)
+    listener = until_end.enter_context(listening(config))
     several = SeveralModels(
         sources,
         config,
@@ -132,12 +158,20 @@ def _serve_several(
         factory=factory,
         background=engine.device == "cpu" or not visible_gpus(),  # a GPU's context is its thread's
         tell=lambda line: console.print(line, markup=False, highlight=False),
+        read_pulled=partial(read_pulled, engine, config) if config.pulled else None,
     )
     service = _with_open_stores(Service(config, None, several=several))
-    with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        serving_all = ServingSeveral(service, several, listener, console)
-        with contextlib.closing(Announcement(serving_all.url, ", ".join(several.models))):
-            return runner.run(serving_all.run())
+    return ServingSeveral(service, several, listener, console)
+
+
+def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
+    """Return NAME=MODEL of the only model, the embedded one where none is named. Raises ConfigError."""
+    from weft.assemble import find_model
+
+    if engine.model is None:
+        name, directory = find_model(engine, lambda text: None)
+        return f"{name}={directory}"
+    return engine.model
 
 
 def _with_open_stores(service: Service) -> Service:
@@ -180,20 +214,6 @@ def _router(config: ServerConfig) -> Router | None:
     return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError that names the flag to change."""
-    if config.port is not None:
-        return _listen(config.host, config.port)
-    for port in range(DEFAULT_PORT, DEFAULT_PORT + PORTS_TRIED):
-        with contextlib.suppress(PortBusyError):
-            return _listen(config.host, port)
-    raise ConfigError(
-        f"ports {DEFAULT_PORT} to {DEFAULT_PORT + PORTS_TRIED - 1} are all in use; name a free "
-        "one with --port (--port 0 takes any)",
-        param="--port",
-    )
-
-
 def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> Service:
     """Of the only HTTP process, or of the supervisor of several. Raises ConfigError."""
     from weft.server.service import Service
@@ -204,19 +224,18 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
 
     workers = Workers(config, fleet, listener.fileno())
     inner = dataclasses.replace(
-        config, max_connections_per_address=0, log_level="warning", otlp_endpoint=None
-    )  # workers log and trace what they answer and forward
+        config,
+        max_connections_per_address=0,
+        log_level="warning",  # workers log and trace what they answer and forward, and speak TLS
+        otlp_endpoint=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        ssl_keyfile_password=None,
+        ssl_ca_certs=None,
+    )
     service = Service(inner, fleet, workers.counts, is_supervisor=True)
     service.workers = workers
     return _with_open_stores(service)
-
-
-def listen_at(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
 
 
 def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
@@ -257,10 +276,6 @@ def placed_by_ray(
     return RayFleet(fleet, order, *config.replica_range())
 
 
-class PortBusyError(ConfigError):
-    """Another program listens on the port."""
-
-
 class Serving:
     """One run of the server: the engine, HTTP, and what signals do to them. ``new_service`` is called in a
     thread once the engine's process is started."""
@@ -283,8 +298,7 @@ class Serving:
         self._console = console
         self._progress = progress
         self._first_stop, self._second_stop = asyncio.Event(), asyncio.Event()
-        host, port = listener.getsockname()[:2]
-        self.url = base_url(self._config.host if self._config.host else host, port)
+        self.url = own_url(config, listener)
 
     @property
     def _engine(self) -> Fleet:
@@ -445,8 +459,11 @@ class ServingSeveral(Serving):
     async def _until_stopped(self) -> int:
         for work in self._service.background:
             work.start()
+        await self._several.look()
         print_models(self._console, self._several, self.url, self._config)
+        looking = asyncio.create_task(_look_forever(self._several))
         await self._first_stop.wait()
+        looking.cancel()
         return await self._end_work()
 
     async def _stop_engines(self, reason: str) -> None:
@@ -454,6 +471,25 @@ class ServingSeveral(Serving):
 
     async def _no_engine(self) -> object:
         return await asyncio.Event().wait()
+
+
+async def _look_forever(several: SeveralModels) -> None:
+    """Serve what `weft pull` and `weft rm` of another process change."""
+    seen = None
+    while several.serves_pulled:
+        now = await asyncio.to_thread(_changed_s)
+        if now != seen and seen is not None:
+            await several.look()
+        seen = now
+        await asyncio.sleep(_LOOK_S)
+
+
+def _changed_s() -> float:
+    """Return when a model came to this machine's disk, or left it."""
+    try:
+        return model_directory().stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
@@ -468,32 +504,6 @@ def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
             f"{directory} has another tokenizer ({own}) than the first replica that joined ({other})", param="--model"
         )
     return msgspec.structs.replace(info, directory=str(directory))
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host {host}: {error}", param="--host") from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortBusyError(
-                f"port {port} is in use on {host}; name a free one with --port (--port 0 "
-                "takes any), or leave --port out and the next free one is taken",
-                param="--port",
-            ) from None
-        flag = "--port" if error.errno == errno.EACCES else "--host"
-        raise ConfigError(f"cannot listen on {host} port {port}: {error}", param=flag) from error
-    listener.setblocking(False)
-    return listener
 
 
 async def _first_of(first: Awaitable[object], second: Awaitable[object]) -> bool:

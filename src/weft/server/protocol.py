@@ -33,8 +33,9 @@ import itertools
 import json
 import logging
 import re
+import typing
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -375,7 +376,25 @@ def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved)
     try:
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _explained(str(error)) from None
+        refusal = _explained(str(error))
+        choices = _choices(body_type, (refusal.param or "").split("."))
+        if not choices or "enum value" not in refusal.message:
+            raise refusal from None
+        raise RequestError(
+            f"{refusal.message}; it may be {', '.join(map(repr, choices))}", param=refusal.param, code=refusal.code
+        ) from None
+
+
+def _choices(kind: Any, path: Sequence[str]) -> list[str]:
+    """Return the texts that the field at ``path`` may be, inside of the type ``kind``; none where it takes any."""
+    if not path:
+        if typing.get_origin(kind) is Literal:
+            return list(typing.get_args(kind))
+        return [choice for arm in typing.get_args(kind) for choice in _choices(arm, ())]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        return _choices(fields.get(path[0].removesuffix("[...]")), path[1:])
+    return [choice for arm in typing.get_args(kind) for choice in _choices(arm, path)]
 
 
 def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:

@@ -17,14 +17,27 @@ from pathlib import Path
 
 import msgspec
 
+UNIX = "unix:"
+"""What precedes the path in the URL of a server that listens at a Unix socket, as nginx writes it."""
+
 
 class RunningProcess(msgspec.Struct, frozen=True):
-    """``model``: as it was asked for, None for the embedded one. ``started_s``: since the epoch."""
+    """``model``: as it was asked for, None for the embedded one. ``started_s``: since the epoch. ``certificate``: the
+    file of a server that speaks TLS."""
 
     pid: int
     url: str
     model: str | None
     started_s: float
+    certificate: str | None = None
+
+
+def socket_path(url: str) -> str | None:
+    """Return the path in the URL of a Unix socket, None for any other URL."""
+    if not url.startswith(UNIX):
+        return None
+    path = url.removeprefix(UNIX)
+    return "/" + path.lstrip("/") if path.startswith("//") else path
 
 
 def state_directory() -> Path:
@@ -36,7 +49,7 @@ def state_directory() -> Path:
 class Announcement:
     """This process serves; ``close`` ends it. Without a directory that can be written it is not listed."""
 
-    def __init__(self, url: str, model: str | None) -> None:
+    def __init__(self, url: str, model: str | None, *, certificate: str | None = None) -> None:
         self._file: Path | None = None
         self._fd = -1
         with suppress(OSError):
@@ -47,7 +60,8 @@ class Announcement:
             new = file.with_suffix(".new")  # named when it is locked: else a list takes it for dead
             self._fd = os.open(new, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._fd, msgspec.json.encode(RunningProcess(os.getpid(), url, model, time.time())))
+            path = None if certificate is None else os.path.abspath(certificate)
+            os.write(self._fd, msgspec.json.encode(RunningProcess(os.getpid(), url, model, time.time(), path)))
             new.rename(file)
             self._file = file
 

@@ -170,6 +170,19 @@ class Models(Protocol):
 
     def states(self) -> dict[str, int]: ...
 
+    @property
+    def serves_pulled(self) -> bool: ...
+
+    @property
+    def refused(self) -> Mapping[str, str]: ...
+
+    @property
+    def unserved(self) -> Mapping[str, str]: ...
+
+    def forgets(self, name: str) -> bool: ...
+
+    async def look(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -656,6 +669,8 @@ class Service:
             *(ListedModel(one.name, one.info, one.created_s, None, one.state, reason=one.reason) for one in models),
             *(
                 ListedModel(name, one.info, one.created_s, one.name, one.state, self.adapters.find(name))
+                if (why := self.several.refused.get(name)) is None
+                else ListedModel(name, one.info, one.created_s, one.name, "failed", reason=why)
                 for one in models
                 for name in self.several.adapter_names(one.name)
             ),

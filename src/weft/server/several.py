@@ -31,11 +31,19 @@ from msgspec import UNSET
 from weft.adapters import named_paths
 from weft.config import EngineConfig, Sizes
 from weft.default_sampling import read_default_sampling
-from weft.errors import EngineUnavailableError, ModelLoadError, QueueFullError, WeftError
+from weft.errors import (
+    ConfigError,
+    EngineUnavailableError,
+    ModelLoadError,
+    QueueFullError,
+    UnknownModelError,
+    WeftError,
+)
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
+from weft.models.local import whole_models
 from weft.planning.residency import Residency, Resident, Use
-from weft.planning.together import ModelNeed
+from weft.planning.together import ModelNeed, share_of
 from weft.rpc.client import ASSEMBLE, HostShare
 from weft.server.adapter_names import AdapterNames
 from weft.server.config import ServerConfig
@@ -59,6 +67,8 @@ class ModelSource:
     need: ModelNeed
     tokenizers: tuple[Tokenizer, ...] = ()
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    pulled_s: float | None = None
+    """When it came, of a model that is served as long as it is on this machine's disk."""
 
 
 class HostedModel:
@@ -154,7 +164,7 @@ class FleetUse:
 
 class SeveralModels:
     """``shares`` as by ``share_out``. ``background``: loading gives way to answers. ``tell`` gets a line for
-    each load and unload."""
+    each load and unload. ``read_pulled``: with --pulled, the models on disk besides those that it gets."""
 
     def __init__(
         self,
@@ -166,6 +176,7 @@ class SeveralModels:
         factory: str = ASSEMBLE,
         background: bool = True,
         tell: Callable[[str], None] = lambda line: None,
+        read_pulled: Callable[[Sequence[ModelSource]], list[ModelSource]] | None = None,
     ) -> None:
         self.default_keep_alive_s = config.keep_alive_s()
         self.memory_bytes = memory_bytes
@@ -177,6 +188,8 @@ class SeveralModels:
         )
         self.models = {source.name: HostedModel(source, self.residency.models[source.name], self) for source in sources}
         self.adapters = AdapterNames()
+        self.refused: dict[str, str] = {}
+        """Why adapters of models are not served, by MODEL/NAME."""
         self.on_fleet: Callable[[str, Fleet], None] = lambda name, fleet: None
         self.other_names: Callable[[], Iterable[str]] = lambda: ()
         self._config = config
@@ -187,6 +200,46 @@ class SeveralModels:
         self._loads: set[asyncio.Task[None]] = set()
         self._unloads: set[asyncio.Task[None]] = set()
         self._stopped: WeftError | None = None
+        self._read_pulled = read_pulled
+        self._looks = asyncio.Lock()
+        self.unserved: dict[str, str] = {}
+        """Why models on disk are not served."""
+
+    # ------------------------------------------------------------------ models that come and go
+
+    @property
+    def serves_pulled(self) -> bool:
+        return self._read_pulled is not None
+
+    def forgets(self, name: str) -> bool:
+        """Return whether the model is served for being on disk alone, and not in memory."""
+        model = self.models.get(name)
+        return model is not None and model.source.pulled_s is not None and model.resident.is_absent
+
+    async def look(self) -> None:
+        """Serve the models that are on disk by now, and no longer those that were removed."""
+        if self._read_pulled is None:
+            return
+        async with self._looks:
+            on_disk = await asyncio.to_thread(whole_models)
+            for name in [name for name in self.models if self.forgets(name)]:
+                if name not in on_disk or on_disk[name].manifest.pulled_s != self.models[name].source.pulled_s:
+                    del self.models[name], self.residency.models[name]
+            known = [model.source for model in self.models.values()]
+            for source in await asyncio.to_thread(self._read_pulled, known):
+                self._add(source)
+
+    def _add(self, source: ModelSource) -> None:
+        try:
+            share = share_of(source.need, self.memory_bytes)
+        except ConfigError as error:
+            self.unserved[source.name] = error.message
+            _log.warning("%s is on disk and is not served: %s", source.name, error.message)
+            return
+        self.residency.models[source.name] = Resident(source.name, share, self.default_keep_alive_s)
+        self.models[source.name] = HostedModel(source, self.residency.models[source.name], self)
+        self.unserved.pop(source.name, None)
+        self._tell(f"{source.name}: served from this machine's disk, with {format_bytes(share)} once it is asked for")
 
     # ------------------------------------------------------------------ names
 
@@ -200,7 +253,8 @@ class SeveralModels:
         model = self.models[name]
         own = [f"{name}/{adapter}" for adapter in named_paths(model.source.engine.lora)]
         bound = [full for full in self.adapters if self.base_of(full) is model]
-        return list(dict.fromkeys([*own, *bound])) if model.served is None else bound
+        refused = [full for full in self.refused if self.base_of(full) is model]
+        return list(dict.fromkeys([*own, *bound])) if model.served is None else [*bound, *refused]
 
     def find(self, name: str | None) -> HostedModel:
         """The model of a name, of an adapter's too. Raises UnknownModelError with those that there are."""
@@ -235,6 +289,8 @@ class SeveralModels:
         if name is None or name in (ANY_NAME, model.name):
             return model.served
         adapter = self.adapters.find(name)
+        if adapter is None and name in self.refused:
+            raise UnknownModelError(f"the adapter {name!r} is not served: {self.refused[name]}", param="model")
         if adapter is None:  # released while the model was loaded
             return await self.model_for(self.find(name).name)
         return replace(model.served, names=(name,), adapter=adapter)
@@ -368,6 +424,10 @@ class SeveralModels:
         if known is not None and (known.info.identity, known.info.sizes) == (info.identity, info.sizes):
             return
         model.served = replace(await model.read_text(info), loadable=model)
+        self.refused = {full: why for full, why in self.refused.items() if self.base_of(full) is not model}
+        for name, why in info.refused_adapters.items():
+            self.refused[f"{model.name}/{name}"] = why
+            self._tell(f"{model.name}/{name}: not served: {why}")
         for adapter in info.adapters:
             self.adapters.bind(msgspec.structs.replace(adapter, name=f"{model.name}/{adapter.name}"))
 

@@ -4,6 +4,7 @@
     --memory     of all models together, weights and arenas; by default 80 % of the RAM that is free
     --lora       MODEL/NAME=path: an adapter belongs to one model
     --store      each model has a directory of its own below it, so each can write
+    --pulled     models on this machine's disk, by the names they were pulled by, now and later
 
 Wrong paths and names, and flags that several models cannot have, are said before anything listens. A model
 whose config.json cannot be read is served all the same: its requests get the error, and nothing else does.
@@ -15,6 +16,7 @@ Tokenizers are read here, before anything is served. Reading one stops every oth
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +28,8 @@ from weft.errors import CheckpointError, ConfigError
 from weft.fleet.places import visible_gpus
 from weft.host import cpu_name_and_flags, free_ram_bytes, keeps_codes
 from weft.models.generation import read_generation_defaults
-from weft.models.hub import name_of, resolve_model
+from weft.models.hub import local_checkpoint, name_of, resolve_model
+from weft.models.local import whole_models
 from weft.planning.together import ModelNeed, need_of, options_of
 from weft.server.config import ServerConfig
 from weft.server.service import ANY_NAME
@@ -36,6 +39,7 @@ from weft.units import format_bytes, parse_bytes
 
 MEMORY_SHARE = 0.8
 """Of the RAM that is free when the server starts."""
+_log = logging.getLogger("weft.server")
 _NAME = re.compile(r"[^\x00-\x20\x7f=]{1,256}")
 
 
@@ -104,19 +108,43 @@ def read_sources(
     for at, (name, model) in enumerate(named):
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
         directory = resolve_model(model, text_only=True) if reads_weights else Path(model)
-        known = [tokenizer for source in sources for tokenizer in source.tokenizers]
-        sources.append(
-            ModelSource(
-                name,
-                config,
-                replace(server, served_model_name=(name,)),
-                directory,
-                _need(name, directory, config),
-                _tokenizer(directory, known),
-                _generation_defaults(directory),
-            )
-        )
+        sources.append(_source(name, directory, config, server, sources))
     return sources
+
+
+def read_pulled(engine: EngineConfig, server: ServerConfig, known: Sequence[ModelSource]) -> list[ModelSource]:
+    """Return those of the models on this machine's disk that are not ``known`` by name. They have no adapters, and no
+    store, since the stores of a server are shared out at its start."""
+    names = {source.name for source in known}
+    own = replace(engine, memory=None, lora=(), store=None, store_cache=None, store_size=None)
+    sources: list[ModelSource] = []
+    for model in whole_models().values():
+        if model.name in names:
+            continue
+        try:
+            directory = local_checkpoint(model.path)
+            assert directory is not None, "a directory is no hub name"
+            config = replace(own, model=model.name)
+            source = _source(model.name, directory, config, server, [*known, *sources])
+            sources.append(replace(source, pulled_s=model.manifest.pulled_s))
+        except (CheckpointError, ConfigError) as error:
+            _log.warning("%s is on disk and is not served: %s", model.name, error.message)
+    return sources
+
+
+def _source(
+    name: str, directory: Path, engine: EngineConfig, server: ServerConfig, known: Sequence[ModelSource]
+) -> ModelSource:
+    tokenizers = [tokenizer for source in known for tokenizer in source.tokenizers]
+    return ModelSource(
+        name,
+        engine,
+        replace(server, served_model_name=(name,)),
+        directory,
+        _need(name, directory, engine),
+        _tokenizer(directory, tokenizers),
+        _generation_defaults(directory),
+    )
 
 
 def _tokenizer(directory: Path, known: Sequence[Tokenizer]) -> tuple[Tokenizer, ...]:

@@ -27,10 +27,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from weft.errors import ConfigError
+from weft.store.location import check_location
 from weft.store.reading import UNREACHABLE
 from weft.store.signing import TAG_BYTES, Signer
 
-SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 3.0, 20.0, 10.0
 CHECK_S = 8.0
 """A start waits no longer for a bucket."""
@@ -63,21 +63,14 @@ class Stored:
     modified: datetime
 
 
-def is_bucket(location: str) -> bool:
-    return "://" in location
-
-
 class Bucket:
     """``location``: such as s3://bucket/prefix. Raises ConfigError for one that obstore cannot read."""
 
     def __init__(
         self, location: str, *, signer: Signer | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        check_location(location)
         scheme = location.partition("://")[0]
-        if scheme not in SCHEMES:
-            raise ConfigError(
-                f"--store {location}: the scheme {scheme} is not one of {', '.join(SCHEMES)}", param="--store"
-            )
         try:
             import obstore
             from obstore.store import from_url

@@ -29,13 +29,14 @@ import numpy as np
 from weft.errors import ConfigError
 from weft.memory.prefix_store import KvPiece, PrefixTokens, PutOffer, StagingBuffers, StoredPrefix, StoreEvent, Ticket
 from weft.memory.usage import StoreStats
-from weft.store.bucket import Bucket, is_bucket, record_key
+from weft.store.bucket import Bucket, record_key
 from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
 from weft.store.disk import OsDisk
 from weft.store.eviction import subtree
 from weft.store.identity import NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex, is_current, places_of, prefix_of, reads_of
 from weft.store.ledger import SNAPSHOT, token_bytes
+from weft.store.location import is_bucket
 from weft.store.opening import PARAM, StoreOptions, open_directory, write_namespace
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
 from weft.store.signing import read_signer

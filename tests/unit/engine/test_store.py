@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.unit.engine.rig import Rig
 from weft.engine.sleeper import Sleeper
 from weft.schedule.snapshots import parse_snapshots
+from weft.schedule.tier_values import RestoreCounts, WriteCounts
 
 PROMPT = [(11 * at + 5) % 97 for at in range(300)]
 
@@ -286,3 +288,9 @@ def test_whatever_the_store_does_the_tokens_are_right(seed: int, overlap: bool, 
             assert rig.answers[f"p{number}", 0].ends == 1
         rig.core.close()
         assert rig.core.failure is None
+
+
+def test_an_engine_that_has_done_nothing_has_counted_nothing() -> None:
+    assert set(asdict(RestoreCounts()).values()) | set(asdict(WriteCounts()).values()) == {0}
+    stats = Rig(cache=True).core.stats()
+    assert set(asdict(stats.memory.moves).values()) == {0}

@@ -13,7 +13,7 @@ from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
 from weft.text.channels import MessageReader, channel_format
 from weft.text.tools.calling import calls_grammar, strict_grammar
-from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
+from weft.text.tools.definitions import ToolChoice, read_choice, read_tools, unheld_formats
 from weft.text.tools.formats import FORMATS
 from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import ToolCallReader
@@ -230,3 +230,19 @@ def test_a_bad_tool_choice_is_named(value: Any, words: str) -> None:
         read_choice(value, ())
     with pytest.raises(RequestError, match="'absent', which is not in tools: forecast, note"):
         read_choice({"type": "function", "function": {"name": "absent"}}, TOOLS)
+
+
+def test_the_tools_are_named_whose_grammar_no_call_is_held_to() -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    tools = [
+        {"type": "custom", "custom": {"name": name, "format": form}}
+        for name, form in (
+            ("held", {"type": "grammar", "syntax": "regex", "definition": "a"}),
+            ("free", {"type": "text"}),
+            ("none", None),
+            ("flat", lark),
+            ("nested", {"type": "grammar", "grammar": lark}),
+        )
+    ]
+    assert unheld_formats([*tools, {"type": "function", "function": {"name": "f"}}, "no tool"]) == ["flat", "nested"]
+    assert unheld_formats(None) == []

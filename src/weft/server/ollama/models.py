@@ -1,12 +1,13 @@
-"""Ollama's endpoints that change what there is: create, copy, delete, pull.
+"""Ollama's endpoints that change what there is: create, copy, delete, pull, blobs.
 
     create, copy    a name for a model that is served (``names``); weights are never copied
+    blobs, create   an uploaded GGUF file --``models.blobs``--> a model on disk, as if it had been pulled
     pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress
     delete          a created name; else a model on disk that no process has loaded
 
-They answer in lines of JSON, the last of which says success. A server's models are those that it was started
-with: a pulled one is served by the next ``weft serve NAME``, and a line of the pull says so. A client that
-goes away ends its pull, and the next pull goes on where it ended. Operators' paths, as ``gate`` says.
+They answer in lines of JSON, the last of which says success. With --pulled a model that is on disk is served before
+that line comes; without it by the next ``weft serve NAME``, and a line says so. A client that goes away ends its pull,
+and the next pull goes on where it ended. Operators' paths, as ``gate`` says.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from weft.errors import QueueFullError, RequestError, UnknownModelError, WeftError
@@ -29,7 +30,7 @@ from weft.server.ollama import protocol
 from weft.server.presets import Preset, PresetStore, check_preset_name
 from weft.server.protocol import read_body
 from weft.server.service import ANY_NAME, Service, unknown_model
-from weft.server.sse import JSON_LINES, EventStream, json_response, read_raw, unless_gone
+from weft.server.sse import JSON_LINES, ClientGoneError, EventStream, json_response, read_raw, unless_gone
 from weft.text.chat import ChatMessage
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 PULLS_MAX = 2
 """At once, of one HTTP process: each has threads and connections of its own (law L11)."""
+UPLOADS_MAX = 4
+"""At once, of one HTTP process."""
+_PIECE_BYTES = 1 << 20
+"""Of an upload, which a thread hashes and writes."""
 _LOOK_S = 0.1
 """Between two looks at a pull: lines of progress are no more frequent."""
 _DONE = {"status": "success"}
@@ -49,15 +54,91 @@ class OllamaModelHandlers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._pulls = 0
+        self._pulls = self._uploads = 0
 
     async def ollama_create(self, request: Request) -> Response:
         raw = await read_raw(request, undeclared=True)
         body = await read_body(raw, protocol.OllamaCreateBody, unserved=protocol.UNSERVED_IN_CREATE)
         self._service.check_open()
-        preset = await self._created(body)
-        await asyncio.to_thread(self._store.put, preset)
-        return _answer([{"status": f"using {preset.model}"}, _DONE], whole=body.stream is False)
+        lines = await self._from_file(body) if body.files else []
+        if not body.files or body.has_beginning:
+            preset = await self._created(body)
+            await asyncio.to_thread(self._store.put, preset)
+            lines.append({"status": f"using {preset.model}"})
+        return _answer([*lines, _DONE], whole=body.stream is False)
+
+    async def ollama_has_blob(self, request: Request) -> Response:
+        from weft.models.blobs import blob, read_digest
+
+        uploaded = blob(read_digest(request.path_params["digest"], param="digest"))
+        return Response(status_code=404 if uploaded is None else 200)
+
+    async def ollama_upload_blob(self, request: Request) -> Response:
+        from weft.models.blobs import Upload, blob, read_digest
+
+        digest = read_digest(request.path_params["digest"], param="digest")
+        if self._uploads >= UPLOADS_MAX:
+            raise QueueFullError(
+                f"{self._uploads} files are being uploaded, which is the limit; try again when one is there",
+                param="digest",
+                code="queue_full",
+            )
+        self._uploads += 1
+        try:
+            if await asyncio.to_thread(blob, digest) is not None:
+                async for _ in _pieces(request):  # clients that did not ask first read no answer before the end
+                    pass
+                return Response(status_code=200)
+            upload = await asyncio.to_thread(Upload, digest, self._service.config.blob_bytes())
+            try:
+                upload.check_size(int(request.headers.get("content-length", 0)))
+                async for piece in _pieces(request):
+                    await asyncio.to_thread(upload.write, piece)
+                await asyncio.to_thread(upload.finish)
+            finally:
+                await asyncio.to_thread(upload.close)
+        finally:
+            self._uploads -= 1
+        return Response(status_code=201)
+
+    async def _from_file(self, body: protocol.OllamaCreateBody) -> list[dict[str, Any]]:
+        """Make a model on disk of the file that ``body`` names, and serve it with --pulled; return lines of the answer.
+        Raises RequestError, CheckpointError, ModelInUseError.
+
+        Weights of a name with a system prompt or parameters of its own are called NAME:gguf, and ``body`` then begins
+        with them."""
+        from weft.models.blobs import create_model, read_digest
+
+        name = self._free_name(_named(body.model or body.name), param="model", may_be_pulled=not body.has_beginning)
+        if body.from_ or len(body.files or {}) != 1:
+            raise RequestError(
+                "files names one GGUF file, and then there is no from; a model in several files is served from its "
+                "directory",
+                param="files",
+            )
+        several = self._service.several
+        if body.has_beginning:
+            if several is None or not several.serves_pulled or ":" in name:
+                raise RequestError(
+                    f"{name} is to begin with a system prompt, parameters, a template or messages: that needs a server "
+                    "with --pulled and a name without a tag. Without these fields the file becomes a model on disk",
+                    param="files",
+                    code="unsupported_parameter",
+                )
+            name = body.from_ = f"{name}:gguf"
+        [digest] = (read_digest(text, param="files") for text in (body.files or {}).values())
+        await asyncio.to_thread(create_model, name, digest)
+        return [{"status": f"{name} is on disk"}, *await self._serve_pulled(name)]
+
+    async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
+        """Serve what is on disk by now, with --pulled; return a line where ``name`` is not served then."""
+        several = self._service.several
+        if several is not None:
+            await several.look()
+        if self._service.is_own(name):
+            return []
+        why = "" if several is None else several.unserved.get(name, "")
+        return [{"status": f"on disk; {why or f'`weft serve {name}` serves it'}"}]
 
     async def ollama_copy(self, request: Request) -> Response:
         body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaCopyBody)
@@ -70,16 +151,20 @@ class OllamaModelHandlers:
     async def ollama_delete(self, request: Request) -> Response:
         body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaDeleteBody)
         name = _named(body.model or body.name)
-        if self._service.is_own(name):
+        several = self._service.several
+        if self._service.is_own(name) and (several is None or not several.forgets(name)):
             raise RequestError(
                 f"{name} is a model that this server serves: end the server, then `weft rm {name}` removes a "
-                "pulled one from this machine. An adapter goes with /v1/unload_lora_adapter",
+                "pulled one from this machine. One that is in memory with --pulled is unloaded first, with keep_alive "
+                "0. An adapter goes with /v1/unload_lora_adapter",
                 param="model",
                 code="model_in_use",
             )
         store = self._service.names.store
         if store is None or not await asyncio.to_thread(store.remove, name):
             await asyncio.to_thread(_remove_from_disk, name)
+            if several is not None:
+                await several.look()
         return json_response(_DONE)
 
     async def ollama_pull(self, request: Request) -> Response:
@@ -93,7 +178,7 @@ class OllamaModelHandlers:
                 param="model",
                 code="queue_full",
             )
-        pull = _Pull(name, is_served=self._service.is_own(name), on_end=self._pull_ended)
+        pull = _Pull(name, serve=self._serve_pulled, on_end=self._pull_ended)
         self._pulls += 1
         if body.stream is not False:
             return EventStream(pull.lines(), on_end=pull.close, media_type=JSON_LINES)
@@ -117,10 +202,13 @@ class OllamaModelHandlers:
             )
         return store
 
-    def _free_name(self, name: str, *, param: str) -> str:
-        """Raises RequestError for what is no name, and for one that the server has by itself."""
+    def _free_name(self, name: str, *, param: str, may_be_pulled: bool = False) -> str:
+        """Raises RequestError for what is no name, and for one that the server has by itself; ``may_be_pulled``: unless
+        it may forget that one."""
         name = check_preset_name(protocol.served_name(name), param=param)
-        if name == ANY_NAME or self._service.is_own(name):
+        several = self._service.several
+        may_be_pulled = may_be_pulled and several is not None and several.forgets(name)
+        if name == ANY_NAME or (self._service.is_own(name) and not may_be_pulled):
             raise RequestError(
                 f"{param} is {name!r}, which is a model of this server by itself; choose another name", param=param
             )
@@ -215,6 +303,22 @@ def _texts(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Yield the body in pieces of a mebibyte. Raises ClientGoneError."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            size += len(part)
+            if size >= _PIECE_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    yield b"".join(parts)
+
+
 def _remove_from_disk(name: str) -> None:
     """Raises UnknownModelError, ModelInUseError."""
     from weft.models.local import find, remove
@@ -234,8 +338,10 @@ class _Pull:
     """One pull, in a thread of its own, which ends when the hub next sends something after ``close``.
     ``on_end``: called once, when there is no thread, or no more."""
 
-    def __init__(self, name: str, *, is_served: bool, on_end: Callable[[], None]) -> None:
-        self._name, self._is_served, self._on_end = name, is_served, on_end
+    def __init__(
+        self, name: str, *, serve: Callable[[str], Awaitable[list[dict[str, Any]]]], on_end: Callable[[], None]
+    ) -> None:
+        self._name, self._serve, self._on_end = name, serve, on_end
         self._came: dict[str, PullProgress] = {}
         self._gone = threading.Event()
         self._has_begun = False
@@ -250,6 +356,7 @@ class _Pull:
         """Raises what ``pull`` raises."""
         async for _ in self._progress():
             pass
+        await self._serve(self._name)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -264,8 +371,8 @@ class _Pull:
                         "completed": now.file_bytes,
                     }
                 )
-            if not self._is_served:
-                yield _line({"status": f"on disk; `weft serve {self._name}` serves it"})
+            for line in await self._serve(self._name):
+                yield _line(line)
             yield _line(_DONE)
         except WeftError as error:
             yield protocol.error_line(error) + b"\n"

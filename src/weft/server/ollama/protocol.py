@@ -30,7 +30,6 @@ UNSERVED_IN_OLLAMA: Unserved = {
 UNSERVED_IN_CREATE: Unserved = {
     "modelfile": ("send from, system, parameters, template and messages instead", ("",)),
     "path": ("a Modelfile's path is not read; send from, system, parameters, template and messages", ("",)),
-    "files": ("weights come from a model that is served: from names it", ({}, [])),
     "adapters": ("an adapter is served with --lora or /v1/load_lora_adapter; from may name it", ({}, [])),
     "quantize": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
     "quantization": ("a name has no weights of its own; `weft quantize` makes another checkpoint", ("",)),
@@ -109,17 +108,24 @@ class OllamaShowBody(msgspec.Struct, kw_only=True):
 
 
 class OllamaCreateBody(msgspec.Struct, kw_only=True):
-    """``parameters``: as ``options``, for requests that do not say. ``template``: Jinja."""
+    """``parameters``: as ``options``, for requests that do not say. ``template``: Jinja. ``files``: the digest of an
+    uploaded GGUF file, by its name."""
 
     model: str | None = None
     name: str | None = None
     from_: str | None = msgspec.field(default=None, name="from")
+    files: dict[str, str] | None = None
     system: str | None = None
     template: str | None = None
     parameters: dict[str, Any] | None = None
     messages: list[OllamaMessage] | None = None
     license: str | list[str] | None = None
     stream: bool | None = None
+
+    @property
+    def has_beginning(self) -> bool:
+        """Return whether it says more than which weights."""
+        return any((self.system, self.template, self.parameters, self.messages, self.license))
 
 
 class OllamaCopyBody(msgspec.Struct, kw_only=True):

@@ -385,6 +385,7 @@ FIELDS: dict[str, FieldWords] = {
     **{f"Ollama{body}Body.name": FieldWords("The same as model.") for body in ("Show", "Create", "Delete", "Pull")},
     "OllamaCreateBody.model": FieldWords("The new name; one that is there gets another meaning."),
     "OllamaCreateBody.from": FieldWords("A served model, an adapter or a created name."),
+    "OllamaCreateBody.files": FieldWords("The digest of an uploaded GGUF file by its name, instead of from."),
     "OllamaCreateBody.system": FieldWords("The system prompt of requests that have none."),
     "OllamaCreateBody.template": FieldWords("A chat template in Jinja, instead of the model's own."),
     "OllamaCreateBody.parameters": FieldWords("As options, for requests that do not say."),

@@ -337,6 +337,7 @@ _DRAIN_S = Parameter(
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
 _FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
+_DIGEST = Parameter("digest", "path", {"type": "string"}, "sha256: and 64 hexadecimal digits.")
 _BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
 _PAGE = Parameter(
     "limit",
@@ -450,6 +451,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="A name for a served model with a system prompt, parameters, a template and messages.",
              body=ollama.OllamaCreateBody, answer=OllamaStatus, events=OllamaStatus, stream_type=JSON_LINES,
              error=OllamaError, errors=(404,)),
+    Endpoint(operation="ollama_has_blob", method="HEAD", path="/api/blobs/{digest}", group="Ollama",
+             access="operator", text="Whether a file was uploaded: 200 or 404.", parameters=(_DIGEST,), answer=str,
+             error=OllamaError, errors=(404,)),
+    Endpoint(operation="ollama_upload_blob", method="POST", path="/api/blobs/{digest}", group="Ollama",
+             access="operator", text="Keeps a file for /api/create, if its bytes have the digest.",
+             parameters=(_DIGEST,), answer=str, error=OllamaError, errors=(413,)),
     Endpoint(operation="ollama_copy", method="POST", path="/api/copy", group="Ollama", access="operator",
              text="Another name for the same.", body=ollama.OllamaCopyBody, answer=OllamaStatus,
              error=OllamaError, errors=(404,)),

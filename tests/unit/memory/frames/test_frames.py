@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from tests.unit.memory.geometry import close_now, open_in, open_now, small_memory
+from weft.memory.frames.arena import (
+    FREE,
+    kv_node_of,
+    lease_of,
+    of_compressed_kv,
+    of_compressed_state,
+    of_lease,
+    of_tree,
+    state_node_of,
+)
 from weft.memory.values import FrameKind
 from weft.units import SeqId
 
@@ -94,3 +104,10 @@ def test_pages_that_come_back_are_handed_out_in_ascending_order_again() -> None:
     open_now(memory, (1, 16), (2, 5 * 16))
     close_now(memory, 2)
     assert open_now(memory, (3, 5 * 16)).pages == (1, 2, 3, 4, 5)
+
+
+def test_an_owner_of_a_page_is_of_one_kind() -> None:
+    kinds = (of_lease(SeqId(5)), of_tree(5), of_compressed_kv(5), of_compressed_state(5), FREE)
+    assert [kv_node_of(owner) for owner in kinds] == [None, None, 5, None, None]
+    assert [state_node_of(owner) for owner in kinds] == [None, None, None, 5, None]
+    assert [lease_of(owner) for owner in kinds[:-1]] == [5, None, None, None]

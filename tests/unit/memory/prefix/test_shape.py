@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
+from tests.unit.memory.geometry import small_memory
+from tests.unit.memory.prefix.test_cache import remember, roomy, tokens_of
 from weft.memory.memory import Memory
 from weft.memory.prefix import readings as shape
 from weft.memory.prefix.cache import SALTS_MAX
@@ -153,3 +155,20 @@ def test_a_bounded_number_of_other_salts_is_looked_at() -> None:
     rig.submit("asks", text(1, 70), salt="mine", max_tokens=1)
     rig.run()
     assert memory.usage().cache.lost.salt == before, "the one that has it is beyond the bound"
+
+
+def test_a_prefix_is_as_old_as_the_commit_that_used_it_last() -> None:
+    memory = roomy()
+    remember(memory, tokens_of(1, 2, 3))
+    version = memory.version
+    remember(memory, tokens_of(4, 5))
+    asked: list[int] = []
+    memory.cache_shape(lambda used_at: float(asked.append(used_at) is None))
+    assert sorted(set(asked)) == [version, memory.version]
+
+
+def test_a_memory_says_whether_it_caches_and_counts_its_commits() -> None:
+    memory = roomy()
+    remember(memory, tokens_of(1, 2))
+    assert (memory.caches, memory.version) == (True, 2)
+    assert small_memory(4, 2, 4).caches is False

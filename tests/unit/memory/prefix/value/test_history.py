@@ -72,3 +72,12 @@ def test_what_two_requests_share_counts_once_and_stays_for_the_other() -> None:
     assert history.token_count == 96
     assert seen(history, (1, 64), (2, 32)) == (64, PAD)
     assert seen(history, (1, 64), (3, 32)) == (96, 1)
+
+
+def test_a_request_holds_the_last_of_its_places_alone() -> None:
+    history, seq = History(), SeqId(1)
+    history.published(seq, "", 0, tokens((1, 32)))
+    history.published(seq, "", 32, tokens((2, 32)))
+    assert history.token_count == 64
+    history.closed(seq)
+    assert history.token_count == 0

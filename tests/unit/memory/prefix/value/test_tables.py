@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from tests.unit.memory.geometry import small_arena
 from weft.memory.prefix.policy import PrefillCost, geometric_cost
 from weft.memory.prefix.value.hazard import (
     CODE_COUNT,
@@ -22,6 +25,7 @@ from weft.memory.prefix.value.hazard import (
     prior_rates,
     seconds_by_bin,
 )
+from weft.memory.prefix.value.prospects import Prospects, Records
 
 AGES = [0.0, 0.5, 0.999, 1.0, 1.5, 2.0, 3.99, 4.0, 100.0, 511.0, 512.0, 1e6]
 
@@ -197,3 +201,52 @@ def test_a_prompt_costs_the_sum_of_its_parts() -> None:
 def test_the_prior_rate_of_a_bin_is_that_of_the_age_in_its_middle() -> None:
     """A fifth of a use for each doubling of the age, beyond a minute."""
     assert prior_rates()[[0, 1, 5]] == pytest.approx([0.2 / 60.5, 0.2 / 61.5, 0.2 / 84.0])
+
+
+def test_the_mean_gap_of_uses_equally_far_apart_is_that_gap() -> None:
+    records, place = Records(), Any
+    prospects = Prospects(small_arena(4, 2, 4), PrefillCost(1.0, 1e-4), records, 0.0)
+    codes = codes_of_used(uses=1, mean_gap_s=None, origin=Kind.USED, turn=0)
+    row = records.add(Kind.USED, codes, 0, place, 0.0)  # type: ignore[arg-type]
+    for number in range(1, 5):
+        prospects.now_s = 20.0 * number
+        prospects.use(row)
+    assert records.gaps_s[row] == pytest.approx(20.0)
+    prospects.now_s += 60.0
+    prospects.use(row)
+    assert 20.0 < (records.gaps_s[row] or 0.0) < 60.0
+
+
+def test_a_record_is_a_ghost_until_its_state_is_in_memory_and_is_listed_until_it_is_removed() -> None:
+    records, place = Records(), Any
+    first, second = (records.add(Kind.USED, (0,), 0, place, 0.0) for _ in range(2))  # type: ignore[arg-type]
+    records.live[second] = True
+    assert records.rows(0, records.count).tolist() == [first, second]
+    assert records.ghosts(np.array([first, second])).tolist() == [True, False]
+    records.remove(first)
+    assert records.rows(0, records.count).tolist() == [second]
+
+
+def test_many_records_are_valued_as_each_alone_and_an_heir_counts_as_its_own() -> None:
+    records, place = Records(), Any
+    prospects = Prospects(small_arena(4, 2, 4), PrefillCost(1.0, 1e-4), records, 0.0)
+    old, new = (
+        records.add(kind, codes_of_used(uses=uses, mean_gap_s=5.0, origin=kind, turn=0), 0, place, 0.0)  # type: ignore[arg-type]
+        for kind, uses in ((Kind.USED, 1), (Kind.USED, 9))
+    )
+    for number in range(1, 40):
+        prospects.now_s = 2.0 * number
+        prospects.use(new)
+    prospects.learn()
+    rows = np.array([old, new])
+    records.rates[rows] = 1.0
+    for row in (old, new):
+        prospects.weigh(row, Kind.USED, records.codes_of(row))
+    alone = [prospects.value(row, 1.0) for row in (old, new)]
+    prospects.weigh_rows(rows)
+    assert prospects.values(rows).tolist() == pytest.approx(alone)
+    uses = [prospects.uses(row) for row in (old, new)]
+    assert uses[0] < uses[1]
+    records.heirs[old] = new
+    assert prospects.uses(old) == uses[1]
+    assert prospects.value(old, 1.0) == prospects.values(rows)[0] == pytest.approx(max(alone))

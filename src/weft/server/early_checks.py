@@ -1,0 +1,69 @@
+"""What is known of a server's flags before weights are read: the machine's cores, and places on the disk.
+
+    --threads, --http-workers         at most THREADS_A_CORE or WORKERS_A_CORE for each core of this machine
+    --store, --weights-cache          a directory, or a bucket with a name
+    --record                          a file in a directory that exists
+    --lora NAME=PATH                  a directory
+
+An engine finds each of them as well, seconds or minutes later, behind the weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.adapters import named_paths, read_settings
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.host import usable_cores
+from weft.models.hub import is_path
+from weft.server.config import ServerConfig
+from weft.store.location import check_location, is_bucket
+
+THREADS_A_CORE = WORKERS_A_CORE = 4
+LEAST_BOUND = 16
+"""Of a machine with few cores: tests and containers with a quota may ask for more than they have."""
+
+
+def check_early(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raises ConfigError that names the flag."""
+    _check_count("--threads", engine.threads, THREADS_A_CORE)
+    _check_count("--http-workers", server.http_workers, WORKERS_A_CORE)
+    if engine.store is not None and is_bucket(engine.store):
+        check_location(engine.store)
+    else:
+        _check_directory("--store", engine.store)
+    _check_directory("--weights-cache", engine.weights_cache)
+    _check_directory("cache.store_cache", engine.store_cache)
+    recording = server.recording()
+    if recording is not None and not Path(recording.file).parent.is_dir():
+        raise ConfigError(
+            f"--record {recording.file}: there is no directory {Path(recording.file).parent}", param="--record"
+        )
+    for name, path in named_paths(engine.lora).items():
+        if not is_path(path):
+            continue
+        if not Path(path).expanduser().is_dir():
+            raise ConfigError(f"--lora {name}={path}: there is no such directory of an adapter", param="--lora")
+        read_settings(Path(path).expanduser())
+
+
+def _check_count(flag: str, value: int | None, a_core: int) -> None:
+    cores = usable_cores()
+    most = max(LEAST_BOUND, a_core * cores)
+    if value is not None and value > most:
+        raise ConfigError(
+            f"{flag} is {value}; this machine has {cores} cores for it, and the most is {most}", param=flag
+        )
+
+
+def _check_directory(flag: str, location: str | None) -> None:
+    """A directory that does not exist is made later, in one that does."""
+    if location is None:
+        return
+    path = Path(location).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{flag} {location}: it is a file, and no directory", param=flag)
+    existing = next(parent for parent in path.absolute().parents if parent.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{flag} {location}: {existing} is a file, and no directory", param=flag)
