@@ -107,7 +107,7 @@ void attend_tile(const AttentionArgs& args, const Context& context, int64_t page
   const KV* k = static_cast<const KV*>(args.k);
   const KV* v = static_cast<const KV*>(args.v);
   const int64_t block = args.dim * kPageTokens;
-  const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 lane = lane_numbers<i32x16>();
   const int32_t* page_ids = context.pages + page;
   // The scales of a page's tokens, 0 for unwritten tokens. Part 0 is K's, part 1 is V's.
   const auto token_scales = [&](int64_t i, int part) {

@@ -32,9 +32,9 @@ template <int BITS, Zero ZERO>
 WEFT_INLINE f32x16 code_base(const Weight& weight, int64_t at) {
   static_assert(BITS != 6 || ZERO != Zero::of_group);
   if constexpr (ZERO == Zero::looked_up)  // the table itself, without its middle
-    return __builtin_convertvector((i32x16)load_bytes(weight.table), f32x16) - static_cast<float>(kMiddle<8>);
+    return converted<f32x16>((i32x16)load_bytes(weight.table)) - static_cast<float>(kMiddle<8>);
   f32x16 zero = splat(ZERO == Zero::middle ? static_cast<float>(kMiddle<BITS>) : 0.0f);
-  if constexpr (ZERO == Zero::of_group) zero = __builtin_convertvector(tile_zeros(weight, at), f32x16);
+  if constexpr (ZERO == Zero::of_group) zero = converted<f32x16>(tile_zeros(weight, at));
   return BITS == 4 ? zero : zero + 8388608.0f;  // 2^23: see below
 }
 
@@ -57,8 +57,7 @@ WEFT_INLINE f32x16 code_numbers(u32x16 bytes, int shift, f32x16 base) {
 template <int BITS>
 WEFT_INLINE void raw_pair(const uint8_t* from, int pair, u32x16* bytes) {
   if constexpr (BITS != 4) return pair_codes<BITS>(from, pair, bytes);
-  std::memcpy(bytes, from + pair * 64, sizeof *bytes);
-  bytes[1] = bytes[0];
+  bytes[0] = bytes[1] = load_as<u32x16>(from + pair * 64);
 }
 
 struct Groups {
@@ -166,8 +165,7 @@ WEFT_INLINE void unpack_four(u32x16 bytes, int shift, f32x16 base, uint16_t* to)
   for (int pair = 0; pair < 2; ++pair) {
     const u32x16 first = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + shift, base);
     const u32x16 second = (u32x16)code_numbers<BITS, ZERO>(bytes, 16 * pair + 8 + shift, base);
-    const u32x16 both = (first >> 16) | (second & 0xFFFF0000u);
-    std::memcpy(to + pair * kPairWords, &both, sizeof both);
+    store_as(to + pair * kPairWords, (first >> 16) | (second & 0xFFFF0000u));
   }
 }
 

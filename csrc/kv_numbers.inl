@@ -62,22 +62,19 @@ WEFT_INLINE void load_line(const float* from, f32x16* parts) { parts[0] = load(f
 WEFT_INLINE void load_line(const bf16* from, f32x16* parts) { load_pairs(from, parts, parts + 1); }
 
 WEFT_INLINE void load_line(const f16* from, f32x16* parts) {
-  u32x16 lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
+  const u32x16 lanes = load_as<u32x16>(from);
   parts[0] = widen_f16(lanes & 0xFFFF);
   parts[1] = widen_f16(lanes >> 16);
 }
 
 WEFT_INLINE void load_line(const f8* from, f32x16* parts) {
-  u32x16 lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
+  const u32x16 lanes = load_as<u32x16>(from);
   for (int i = 0; i < 4; ++i) parts[i] = widen_f8(lanes >> (8 * i) & 0xFF);
 }
 
 WEFT_INLINE void load_line(const i8* from, f32x16* parts) {
-  i32x16 lanes;
-  std::memcpy(&lanes, from, sizeof lanes);
-  for (int i = 0; i < 4; ++i) parts[i] = __builtin_convertvector(lanes << (24 - 8 * i) >> 24, f32x16);
+  const i32x16 lanes = load_as<i32x16>(from);
+  for (int i = 0; i < 4; ++i) parts[i] = converted<f32x16>(lanes << (24 - 8 * i) >> 24);
 }
 
 // One float in ``kMantissa`` bits, ``most`` its largest: the bits without the sign.

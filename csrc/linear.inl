@@ -42,13 +42,10 @@ WEFT_INLINE u32x16 looked_up(u32x16 codes, const uint8_t* table) {
 #if defined(__AVX512F__)
   const __m512i numbers = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return (u32x16)_mm512_shuffle_epi8(numbers, (__m512i)codes);
-#elif defined(__AVX2__)
+#elif defined(WEFT_TWO_REGISTERS)
   const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
-  __m256i halves[2];
-  std::memcpy(halves, &codes, sizeof codes);
-  for (__m256i& half : halves) half = _mm256_shuffle_epi8(numbers, half);
-  std::memcpy(&codes, halves, sizeof codes);
-  return codes;
+  return {(u32x8)_mm256_shuffle_epi8(numbers, (__m256i)codes.low),
+          (u32x8)_mm256_shuffle_epi8(numbers, (__m256i)codes.high)};
 #elif defined(__aarch64__)
   uint8x16_t quarters[4];
   std::memcpy(quarters, &codes, sizeof codes);
@@ -64,20 +61,18 @@ WEFT_INLINE u32x16 looked_up(u32x16 codes, const uint8_t* table) {
 #endif
 }
 
-// Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice. A word is a row
-// of W, and ``Words`` all 16 or half of them.
-template <int BITS, class Words>
-WEFT_INLINE void pair_codes(const uint8_t* from, int pair, Words* codes) {
-  std::memcpy(codes, from + (BITS == 8 ? 2 : 1) * pair * 64, sizeof *codes);
+// Of 16 columns of a tile at ``from``, columns 8 pair ... 8 pair + 7: a byte for each of 4 columns, twice.
+template <int BITS>
+WEFT_INLINE void pair_codes(const uint8_t* from, int pair, u32x16* codes) {
+  codes[0] = load_as<u32x16>(from + (BITS == 8 ? 2 : 1) * pair * 64);
   if constexpr (BITS == 8) {
-    std::memcpy(codes + 1, from + (2 * pair + 1) * 64, sizeof *codes);
+    codes[1] = load_as<u32x16>(from + (2 * pair + 1) * 64);
   } else {
     codes[1] = (codes[0] >> 4) & 0x0F0F0F0Fu;
     codes[0] &= 0x0F0F0F0Fu;
   }
   if constexpr (BITS == 6) {
-    Words high;  // two bits for each of 16 columns, beside what they belong to
-    std::memcpy(&high, from + 128, sizeof high);
+    const u32x16 high = load_as<u32x16>(from + 128);  // two bits for each of 16 columns, beside what they belong to
     codes[0] |= (pair ? high : high << 4) & 0x30303030u;
     codes[1] |= (pair ? high >> 2 : high << 2) & 0x30303030u;
   }
@@ -90,72 +85,6 @@ WEFT_INLINE void pair_numbers(const Weight& weight, const uint8_t* from, int pai
   if constexpr (ZERO == Zero::looked_up)
     for (int quad = 0; quad < 2; ++quad) codes[quad] = looked_up(codes[quad], weight.table);
 }
-
-// Codes and sums for 16 rows of W. With AVX2 two registers by name: GCC keeps wider vectors in memory, and converts them in
-// quarters, which takes three times as long.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-typedef uint32_t u32x8 __attribute__((vector_size(32)));
-typedef int32_t i32x8 __attribute__((vector_size(32)));
-typedef float f32x8 __attribute__((vector_size(32)));
-struct Words {
-  u32x8 low[2], high[2];
-};
-struct Sum {
-  f32x8 low, high;
-};
-
-template <int BITS, Zero ZERO>
-WEFT_INLINE Words pair_words(const Weight& weight, const uint8_t* from, int pair) {
-  Words words;
-  pair_codes<BITS>(from, pair, words.low);
-  pair_codes<BITS>(from + sizeof(u32x8), pair, words.high);
-  if constexpr (ZERO == Zero::looked_up) {
-    const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weight.table)));
-    for (int quad = 0; quad < 2; ++quad) {
-      words.low[quad] = (u32x8)_mm256_shuffle_epi8(numbers, (__m256i)words.low[quad]);
-      words.high[quad] = (u32x8)_mm256_shuffle_epi8(numbers, (__m256i)words.high[quad]);
-    }
-  }
-  return words;
-}
-
-// Byte ``j`` of each word of ``quad``, minus ``middle``.
-WEFT_INLINE Sum widened(const Words& words, int quad, int j, int middle) {
-  return {__builtin_convertvector((i32x8)((words.low[quad] >> (8 * j)) & 255u) - middle, f32x8),
-          __builtin_convertvector((i32x8)((words.high[quad] >> (8 * j)) & 255u) - middle, f32x8)};
-}
-
-WEFT_INLINE void add_product(Sum& sum, const Sum& wide, float x) {
-  sum.low += wide.low * x;
-  sum.high += wide.high * x;
-}
-
-WEFT_INLINE f32x16 vector_of(const Sum& sum) {
-  f32x16 both;
-  std::memcpy(&both, &sum, sizeof both);
-  return both;
-}
-#else
-struct Words {
-  u32x16 all[2];
-};
-typedef f32x16 Sum;
-
-template <int BITS, Zero ZERO>
-WEFT_INLINE Words pair_words(const Weight& weight, const uint8_t* from, int pair) {
-  Words words;
-  pair_numbers<BITS, ZERO>(weight, from, pair, words.all);
-  return words;
-}
-
-WEFT_INLINE Sum widened(const Words& words, int quad, int j, int middle) {
-  return __builtin_convertvector((i32x16)((words.all[quad] >> (8 * j)) & 255u) - middle, f32x16);
-}
-
-WEFT_INLINE void add_product(Sum& sum, Sum wide, float x) { sum += wide * x; }
-
-WEFT_INLINE f32x16 vector_of(Sum sum) { return sum; }
-#endif
 
 // ``tile`` times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows]. PARTS: groups of a line, 1 where groups are whole
 // lines.
@@ -171,25 +100,26 @@ WEFT_INLINE void exact_tile(const Weight& weight, int64_t tile, const Prepared& 
       const int64_t group = PARTS == 2 ? part : part * kLine / weight.group;
       scale = scales(tile, group);
       if constexpr (ZERO == Zero::of_group)
-        zero = __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16);
+        zero = converted<f32x16>(tile_zeros(weight, (tile * groups + group) * kTile));
     }
-    Sum acc[ROWS] = {};
+    f32x16 acc[ROWS] = {};
     const float* values = x.values.data() + row * x.padded + part * (kLine / PARTS);
     for (int half = 0; half < 2 / PARTS; ++half, from += tile_line_bytes<BITS>() / 2)
       for (int pair = 0; pair < 2; ++pair) {
-        const Words words = pair_words<BITS, ZERO>(weight, from, pair);
+        u32x16 codes[2];
+        pair_numbers<BITS, ZERO>(weight, from, pair, codes);
         for (int quad = 0; quad < 2; ++quad)
           for (int j = 0; j < 4; ++j) {
-            // Small numbers of a table: 128 would leave less of their sums.
-            const Sum wide = widened(words, quad, j, ZERO == Zero::looked_up ? kMiddle<8> : 0);
+            i32x16 whole = (i32x16)((codes[quad] >> (8 * j)) & 255u);
+            if constexpr (ZERO == Zero::looked_up) whole -= kMiddle<8>;  // small numbers, of which 128 would leave less
+            const f32x16 wide = converted<f32x16>(whole);
             for (int r = 0; r < ROWS; ++r)
-              add_product(acc[r], wide, values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j]);
+              acc[r] += wide * values[r * x.padded + ((half * 2 + pair) * 2 + quad) * 4 + j];
           }
       }
     for (int r = 0; r < ROWS; ++r) {
-      const f32x16 sum = vector_of(acc[r]);
-      if constexpr (ZERO == Zero::none || ZERO == Zero::looked_up) total[r] += sum * scale;
-      else total[r] += (sum - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
+      if constexpr (ZERO == Zero::none || ZERO == Zero::looked_up) total[r] += acc[r] * scale;
+      else total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines * PARTS + part)]) * scale;
     }
   }
   for (int r = 0; r < ROWS; ++r) store(y + r * kOutRows, total[r]);
@@ -571,7 +501,7 @@ void widen_tiles(const WidenArgs& args) {
       const int64_t group = half * kHalfLine / weight.group;
       const f32x16 scale = scales(tile, group), minimum = weight.minimums ? minimums(tile, group) : splat(0);
       const f32x16 zero = weight.minimums && !weight.middle ? splat(0)
-                          : weight.zeros ? __builtin_convertvector(tile_zeros(weight, (tile * groups + group) * kTile), f32x16)
+                          : weight.zeros ? converted<f32x16>(tile_zeros(weight, (tile * groups + group) * kTile))
                                           : splat(static_cast<float>(weight.table ? kMiddle<8> : kMiddle<BITS>));
       for (int i = 0; i < kHalfLine; ++i) {
         const int64_t column = half * kHalfLine + i;
@@ -580,7 +510,7 @@ void widen_tiles(const WidenArgs& args) {
         pair_codes<BITS>(from, i / 8, codes);
         if (weight.table) codes[i / 4 % 2] = looked_up(codes[i / 4 % 2], weight.table);
         const u32x16 code = (codes[i / 4 % 2] >> (8 * (i % 4))) & 255u;
-        const f32x16 value = (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale;
+        const f32x16 value = (converted<f32x16>((i32x16)code) - zero) * scale;
         store(to + column * args.stride, weight.minimums ? value - minimum : value);
       }
     }

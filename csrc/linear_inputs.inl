@@ -121,7 +121,7 @@ struct Prepared {
       for (int part = 0; part < 2; ++part) {
         const f32x16 scaled = finite ? (part ? second : first) * up : splat(0);
         const i32x16 whole =
-            __builtin_convertvector(scaled + select(scaled < splat(0), -half, half), i32x16);
+            converted<i32x16>(scaled + select(scaled < splat(0), -half, half));
         for (int i = 0; i < 16; ++i) {
           to[part * 16 + i] = static_cast<int8_t>(whole[i]);
           totals[part] += whole[i];
@@ -156,7 +156,7 @@ struct Prepared {
   }
 };
 
-#if !defined(__AVX512F__) && !defined(__F16C__)
+#if !defined(__AVX512F__) && !defined(WEFT_TWO_REGISTERS)
 float widen_half(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   uint32_t wide = rest << 13;
@@ -173,12 +173,9 @@ float widen_half(uint16_t bits) {
 WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(__F16C__)
-  f32x16 x;
-  for (int half = 0; half < 2; ++half)
-    _mm256_storeu_ps(reinterpret_cast<float*>(&x) + 8 * half,
-                     _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + half)));
-  return x;
+#elif defined(WEFT_TWO_REGISTERS)
+  const __m128i* const halves = reinterpret_cast<const __m128i*>(from);
+  return {(f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves)), (f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 #else
   f32x16 x;
   for (int i = 0; i < kTile; ++i) x[i] = widen_half(from[i]);
@@ -189,11 +186,14 @@ WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
 WEFT_INLINE u32x16 load_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)  // of the lines below, GCC 12 makes 16 loads
   return (u32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(WEFT_TWO_REGISTERS)
+  return {(u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))),
+          (u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8)))};
 #else
   typedef uint8_t u8x16 __attribute__((vector_size(16)));
   u8x16 bytes;
   std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, u32x16);
+  return converted<u32x16>(bytes);
 #endif
 }
 

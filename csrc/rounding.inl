@@ -20,8 +20,7 @@ inline uint32_t state_key(int64_t position, int64_t layer) {
 
 // Lane i has element ``first`` + i ``stride``.
 WEFT_INLINE u32x16 elements(int64_t first, int64_t stride) {
-  const u32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return lane * static_cast<uint32_t>(stride) + static_cast<uint32_t>(first);
+  return lane_numbers<u32x16>() * static_cast<uint32_t>(stride) + static_cast<uint32_t>(first);
 }
 
 // x rounded to the numbers of a state of S, as a float.
@@ -47,7 +46,7 @@ WEFT_INLINE f32x16 rounded_state(f32x16 x, u32x16 element, uint32_t key) {
 WEFT_INLINE f32x16 load(const f16* from) {
   u16x16 bits;
   std::memcpy(&bits, from, sizeof bits);
-  return widen_f16(__builtin_convertvector(bits, u32x16));
+  return widen_f16(widened_bits(bits));
 }
 
 // Of numbers that float16 holds.
@@ -55,10 +54,10 @@ WEFT_INLINE void store(f16* to, f32x16 x) {
   const u32x16 bits = (u32x16)x, size = bits & 0x7FFFFFFFu;
   const i32x16 small = (i32x16)(size < (113u << 23));
   const f32x16 steps = select(small, (f32x16)size * 16777216.0f, splat(0));
-  const u32x16 normal = (size >> 13) - (112u << 10), few = (u32x16)__builtin_convertvector(steps, i32x16);
+  const u32x16 normal = (size >> 13) - (112u << 10), few = (u32x16)converted<i32x16>(steps);
   const u32x16 number = (few & (u32x16)small) | (normal & ~(u32x16)small);
   const u32x16 nan = (u32x16)(x != x);
-  const u16x16 half = __builtin_convertvector(((number & ~nan) | (0x7E00u & nan)) | (bits >> 31 << 15), u16x16);
+  const u16x16 half = converted<u16x16>(((number & ~nan) | (0x7E00u & nan)) | (bits >> 31 << 15));
   std::memcpy(to, &half, sizeof half);
 }
 

@@ -1,7 +1,7 @@
-// Sixteen floats at a time, in the compiler's own vector types: one AVX-512 register, two of AVX2, four of
-// SSE or NEON. Intrinsics appear only where the compiler does not find the instruction (widening bytes). Each file that
-// includes this is compiled once per instruction set (CMakeLists.txt). Everything here is inlined and local to that
-// compilation.
+// Sixteen floats at a time: one AVX-512 register, two of AVX2 by name (``Two``), and elsewhere the compiler's own vector
+// of 64 bytes, which is four registers of SSE or NEON. Intrinsics appear only where the compiler does not find the
+// instruction (widening bytes). Each file that includes this is compiled once per instruction set (CMakeLists.txt).
+// Everything here is inlined and local to that compilation.
 //
 // Arithmetic is float32. bf16 is widened by a shift, as it is the upper half of the float of its value. So a kernel over
 // bf16 pages does the same sums as one over float32 pages.
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -24,10 +25,174 @@ namespace {
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
+// ``converted<To>(x)``: each number in the type of ``To``'s numbers. ``low_half``, ``high_half``: lanes 0 to 7 and 8 to 15.
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define WEFT_TWO_REGISTERS
+
+// Two registers by name, with the operators of one. GCC keeps its own vectors of 64 bytes in memory where registers have
+// 32, and converts them in pieces: products took ten times as long, norms and attention three to ten times.
+template <class Half>
+struct Two {
+  Half low, high;
+
+  Two() = default;
+  WEFT_INLINE Two(Half low, Half high) : low(low), high(high) {}
+  // The bits of another type.
+  template <class Other>
+  WEFT_INLINE explicit Two(const Two<Other>& x) : low((Half)x.low), high((Half)x.high) {}
+  WEFT_INLINE auto operator[](int64_t i) const { return i < 8 ? low[i] : high[i - 8]; }
+  WEFT_INLINE auto& operator[](int64_t i) { return i < 8 ? low[i] : high[i - 8]; }
+};
+typedef Two<f32x8> f32x16;
+typedef Two<i32x8> i32x16;
+typedef Two<u32x8> u32x16;
+
+#define WEFT_OPERATOR(op)                                                                                             \
+  template <class H>                                                                                                  \
+  WEFT_INLINE Two<H> operator op(const Two<H>& a, const Two<H>& b) {                                                  \
+    return {a.low op b.low, a.high op b.high};                                                                        \
+  }                                                                                                                   \
+  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>                                      \
+  WEFT_INLINE Two<H> operator op(const Two<H>& a, S b) {                                                              \
+    return {a.low op b, a.high op b};                                                                                 \
+  }                                                                                                                   \
+  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>                                      \
+  WEFT_INLINE Two<H> operator op(S a, const Two<H>& b) {                                                              \
+    return {a op b.low, a op b.high};                                                                                 \
+  }                                                                                                                   \
+  template <class H, class B>                                                                                         \
+  WEFT_INLINE Two<H>& operator op##=(Two<H>& a, const B& b) {                                                         \
+    return a = a op b;                                                                                                \
+  }
+WEFT_OPERATOR(+)
+WEFT_OPERATOR(-)
+WEFT_OPERATOR(*)
+WEFT_OPERATOR(/)
+WEFT_OPERATOR(&)
+WEFT_OPERATOR(|)
+WEFT_OPERATOR(^)
+WEFT_OPERATOR(<<)
+WEFT_OPERATOR(>>)
+#undef WEFT_OPERATOR
+
+#define WEFT_COMPARISON(op)                                                       \
+  template <class H>                                                              \
+  WEFT_INLINE i32x16 operator op(const Two<H>& a, const Two<H>& b) {              \
+    return {a.low op b.low, a.high op b.high};                                    \
+  }                                                                               \
+  template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>  \
+  WEFT_INLINE i32x16 operator op(const Two<H>& a, S b) {                          \
+    return {a.low op b, a.high op b};                                             \
+  }
+WEFT_COMPARISON(<)
+WEFT_COMPARISON(>)
+WEFT_COMPARISON(<=)
+WEFT_COMPARISON(>=)
+WEFT_COMPARISON(==)
+WEFT_COMPARISON(!=)
+#undef WEFT_COMPARISON
+
+template <class H>
+WEFT_INLINE Two<H> operator-(const Two<H>& x) {
+  return {-x.low, -x.high};
+}
+template <class H>
+WEFT_INLINE Two<H> operator~(const Two<H>& x) {
+  return {~x.low, ~x.high};
+}
+
+template <class H>
+WEFT_INLINE H low_half(const Two<H>& x) {
+  return x.low;
+}
+template <class H>
+WEFT_INLINE H high_half(const Two<H>& x) {
+  return x.high;
+}
+
+// 0, 1, ..., 15.
+template <class To>
+WEFT_INLINE To lane_numbers() {
+  const decltype(To::low) low = {0, 1, 2, 3, 4, 5, 6, 7}, high = {8, 9, 10, 11, 12, 13, 14, 15};
+  return {low, high};
+}
+
+template <class To, class H>
+WEFT_INLINE To converted(const Two<H>& x) {
+  if constexpr (sizeof(To) == sizeof(Two<H>)) {
+    return {__builtin_convertvector(x.low, decltype(To::low)), __builtin_convertvector(x.high, decltype(To::high))};
+  } else {  // u16x16
+    const u16x8 halves[2] = {__builtin_convertvector(x.low, u16x8), __builtin_convertvector(x.high, u16x8)};
+    To y;
+    std::memcpy(&y, halves, sizeof y);
+    return y;
+  }
+}
+WEFT_INLINE u32x16 widened_bits(u16x16 x) {
+  u16x8 halves[2];
+  std::memcpy(halves, &x, sizeof x);
+  return {__builtin_convertvector(halves[0], u32x8), __builtin_convertvector(halves[1], u32x8)};
+}
+
+// 64 bytes at ``from``.
+template <class To>
+WEFT_INLINE To load_as(const void* from) {
+  decltype(To::low) low, high;
+  std::memcpy(&low, from, sizeof low);
+  std::memcpy(&high, static_cast<const char*>(from) + sizeof low, sizeof high);
+  return {low, high};
+}
+template <class H>
+WEFT_INLINE void store_as(void* to, const Two<H>& x) {
+  std::memcpy(to, &x.low, sizeof x.low);
+  std::memcpy(static_cast<char*>(to) + sizeof x.low, &x.high, sizeof x.high);
+}
+#else
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
+
+template <class To, class From>
+WEFT_INLINE To converted(From x) {
+  return __builtin_convertvector(x, To);
+}
+WEFT_INLINE u32x16 widened_bits(u16x16 x) { return __builtin_convertvector(x, u32x16); }
+
+// 0, 1, ..., 15.
+template <class To>
+WEFT_INLINE To lane_numbers() {
+  return To{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+
+WEFT_INLINE f32x8 low_half(f32x16 x) {
+  f32x8 half;
+  std::memcpy(&half, &x, sizeof half);
+  return half;
+}
+WEFT_INLINE f32x8 high_half(f32x16 x) {
+  f32x8 halves[2];
+  std::memcpy(halves, &x, sizeof x);
+  return halves[1];
+}
+
+// 64 bytes at ``from``.
+template <class To>
+WEFT_INLINE To load_as(const void* from) {
+  To x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+template <class From>
+WEFT_INLINE void store_as(void* to, From x) {
+  std::memcpy(to, &x, sizeof x);
+}
+#endif
 
 struct bf16 {
   uint16_t bits;
@@ -35,19 +200,15 @@ struct bf16 {
 
 WEFT_INLINE f32x16 splat(float x) { return x - f32x16{}; }  // 0 + x would be an addition: of -0 it makes 0
 
-WEFT_INLINE f32x16 load(const float* from) {
-  f32x16 x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
+WEFT_INLINE f32x16 load(const float* from) { return load_as<f32x16>(from); }
 
 WEFT_INLINE f32x16 load(const bf16* from) {
   u16x16 x;
   std::memcpy(&x, from, sizeof x);
-  return (f32x16)(__builtin_convertvector(x, u32x16) << 16);
+  return (f32x16)(widened_bits(x) << 16);
 }
 
-WEFT_INLINE void store(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
+WEFT_INLINE void store(float* to, f32x16 x) { store_as(to, x); }
 
 // Round to nearest even; NaN stays NaN.
 WEFT_INLINE void store(bf16* to, f32x16 x) {
@@ -61,7 +222,7 @@ WEFT_INLINE void store(bf16* to, f32x16 x) {
   const u32x16 bits = (u32x16)x;
   const u32x16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   const u32x16 nan = (u32x16)(x != x);
-  const u16x16 half = __builtin_convertvector((rounded & ~nan) | (((bits >> 16) | 0x40) & nan), u16x16);
+  const u16x16 half = converted<u16x16>((rounded & ~nan) | (((bits >> 16) | 0x40) & nan));
   std::memcpy(to, &half, sizeof half);
 #endif
 }
@@ -85,8 +246,7 @@ WEFT_INLINE void narrow(bf16* to, float x) {
 
 // A line of 16 packed pairs of bf16 -> its first and its second elements.
 WEFT_INLINE void load_pairs(const bf16* from, f32x16* first, f32x16* second) {
-  u32x16 pairs;
-  std::memcpy(&pairs, from, sizeof pairs);
+  const u32x16 pairs = load_as<u32x16>(from);
   *first = (f32x16)(pairs << 16);
   *second = (f32x16)(pairs & 0xFFFF0000u);
 }
@@ -97,14 +257,13 @@ WEFT_INLINE f32x16 load_int8(const uint8_t* from) {
   return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
   f32x16 x;
-  float* out = reinterpret_cast<float*>(&x);
-#if defined(__AVX2__)
-  for (int half = 0; half < 2; ++half) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * half));
-    _mm256_storeu_ps(out + 8 * half, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
-  }
+#if defined(WEFT_TWO_REGISTERS)
+  const auto eight = [](const uint8_t* of) {
+    return (f32x8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of))));
+  };
+  x = {eight(from), eight(from + 8)};
 #else
-  for (int i = 0; i < 16; ++i) out[i] = static_cast<float>(static_cast<int8_t>(from[i]));
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(static_cast<int8_t>(from[i]));
 #endif
   return x;
 #endif
@@ -118,20 +277,17 @@ WEFT_INLINE void load_int4(const uint8_t* from, f32x16* low, f32x16* high) {
   *low = (f32x16)_mm512_permutexvar_ps(wide, values);  // reads the lowest four bits only
   *high = (f32x16)_mm512_permutexvar_ps(_mm512_srli_epi32(wide, 4), values);
 #else
-  float* first = reinterpret_cast<float*>(low);
-  float* second = reinterpret_cast<float*>(high);
-#if defined(__AVX2__)
-  for (int half = 0; half < 2; ++half) {
-    const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * half)));
-    const __m256i eight = _mm256_set1_epi32(8);
-    const __m256i lows = _mm256_sub_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(15)), eight);
-    _mm256_storeu_ps(first + 8 * half, _mm256_cvtepi32_ps(lows));
-    _mm256_storeu_ps(second + 8 * half, _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_srli_epi32(wide, 4), eight)));
-  }
+#if defined(WEFT_TWO_REGISTERS)
+  const auto eight = [](const uint8_t* of) {
+    return (u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of)));
+  };
+  const u32x16 wide = {eight(from), eight(from + 8)};
+  *low = converted<f32x16>((i32x16)(wide & 15) - 8);
+  *high = converted<f32x16>((i32x16)(wide >> 4) - 8);
 #else
   for (int i = 0; i < 16; ++i) {
-    first[i] = static_cast<float>((from[i] & 15) - 8);
-    second[i] = static_cast<float>((from[i] >> 4) - 8);
+    (*low)[i] = static_cast<float>((from[i] & 15) - 8);
+    (*high)[i] = static_cast<float>((from[i] >> 4) - 8);
   }
 #endif
 #endif
@@ -149,17 +305,9 @@ WEFT_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 WEFT_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__) && defined(__FMA__)
-  __m256 halves[2];
-  for (int half = 0; half < 2; ++half) {
-    __m256 of[3];
-    std::memcpy(&of[0], reinterpret_cast<const char*>(&a) + 32 * half, 32);
-    std::memcpy(&of[1], reinterpret_cast<const char*>(&b) + 32 * half, 32);
-    std::memcpy(&of[2], reinterpret_cast<const char*>(&c) + 32 * half, 32);
-    halves[half] = _mm256_fmadd_ps(of[0], of[1], of[2]);
-  }
-  std::memcpy(&c, halves, sizeof c);
-  return c;
+#elif defined(WEFT_TWO_REGISTERS)
+  return {(f32x8)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)c.low),
+          (f32x8)_mm256_fmadd_ps((__m256)a.high, (__m256)b.high, (__m256)c.high)};
 #elif defined(__ARM_FEATURE_FMA)
   for (int i = 0; i < 16; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
@@ -168,13 +316,10 @@ WEFT_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
-typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
 WEFT_INLINE float sum(f32x16 x) {
-  f32x8 halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  const f32x8 eight = halves[0] + halves[1];
+  const f32x8 eight = low_half(x) + high_half(x);
   f32x4 quarters[2];
   std::memcpy(quarters, &eight, sizeof eight);
   const f32x4 four = quarters[0] + quarters[1];
@@ -211,9 +356,7 @@ WEFT_INLINE f32x16 sums_of(const float (*rows)[16]) {
 
 // Of numbers without NaN; with one, any of them or NaN.
 WEFT_INLINE float largest(f32x16 x) {
-  f32x8 halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  const f32x8 eight = halves[0] > halves[1] ? halves[0] : halves[1];
+  const f32x8 low = low_half(x), high = high_half(x), eight = low > high ? low : high;
   f32x4 quarters[2];
   std::memcpy(quarters, &eight, sizeof eight);
   const f32x4 four = quarters[0] > quarters[1] ? quarters[0] : quarters[1];
@@ -236,8 +379,8 @@ WEFT_INLINE f32x16 exp(f32x16 x) {
   f32x16 y = select(under, low, x);
   y = select(y > high, high, y);
   const f32x16 scaled = y * 1.44269504088896341f;
-  const i32x16 n = __builtin_convertvector(scaled + select(scaled < splat(0), splat(-0.5f), splat(0.5f)), i32x16);
-  const f32x16 whole = __builtin_convertvector(n, f32x16);
+  const i32x16 n = converted<i32x16>(scaled + select(scaled < splat(0), splat(-0.5f), splat(0.5f)));
+  const f32x16 whole = converted<f32x16>(n);
   const f32x16 r = (y - whole * 0.693359375f) + whole * 2.12194440e-4f;
 #endif
   f32x16 p = splat(1.9841269841e-4f);

@@ -89,8 +89,7 @@ WEFT_INLINE void tile_sums(const float* tiles, int64_t tile_stride, const float*
 // The first (0) or second (1) numbers of 16 pairs.
 template <int WHICH>
 WEFT_INLINE f32x16 widened(const bf16* pairs) {
-  u32x16 both;
-  std::memcpy(&both, pairs, sizeof both);
+  const u32x16 both = load_as<u32x16>(pairs);
   return WHICH ? (f32x16)(both & 0xFFFF0000u) : (f32x16)(both << 16);
 }
 

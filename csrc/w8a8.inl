@@ -42,6 +42,8 @@ WEFT_INLINE f32x16 alone(f32x16 x) {
 WEFT_INLINE i32x16 larger(i32x16 a, i32x16 b) {
 #if defined(__AVX512F__)
   return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(WEFT_TWO_REGISTERS)
+  return {a.low > b.low ? a.low : b.low, a.high > b.high ? a.high : b.high};
 #else
   return a > b ? a : b;
 #endif
@@ -67,7 +69,7 @@ WEFT_INLINE int32_t sum_of(i32x16 x) {
 #endif
 }
 
-WEFT_INLINE void store_codes(float* to, i32x16 codes) { store(to, __builtin_convertvector(codes, f32x16)); }
+WEFT_INLINE void store_codes(float* to, i32x16 codes) { store(to, converted<f32x16>(codes)); }
 
 WEFT_INLINE void store_codes(int8_t* to, i32x16 codes) {
 #if defined(__AVX512F__)
@@ -155,7 +157,7 @@ __attribute__((noinline)) WEFT_VNNI void add_part(const uint8_t* tiles, int64_t 
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int t = 0; t < TILES; ++t)
-      totals[r * TILES + t] += alone(__builtin_convertvector(acc[r][t], f32x16) * (tile_scale[t] * x_scale[r * parts]));
+      totals[r * TILES + t] += alone(converted<f32x16>(acc[r][t]) * (tile_scale[t] * x_scale[r * parts]));
 }
 #endif
 
@@ -166,10 +168,9 @@ void add_part(const uint8_t* tiles, int64_t tile_stride, const f32x16* tile_scal
   for (int t = 0; t < TILES; ++t) {
     f32x16 acc[ROWS] = {};
     for (int64_t quad = 0; quad < quads; ++quad) {
-      u32x16 bytes;
-      std::memcpy(&bytes, tiles + t * tile_stride + quad * 64, sizeof bytes);
+      const u32x16 bytes = load_as<u32x16>(tiles + t * tile_stride + quad * 64);
       for (int j = 0; j < 4; ++j) {
-        const f32x16 w = __builtin_convertvector((i32x16)((bytes >> (8 * j)) & 255u), f32x16) - 128.0f;
+        const f32x16 w = converted<f32x16>((i32x16)((bytes >> (8 * j)) & 255u)) - 128.0f;
         for (int r = 0; r < ROWS; ++r) acc[r] += w * x[r * x_stride + 4 * quad + j];
       }
     }
@@ -282,10 +283,9 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
           for (int block = 0; block < blocks; ++block)
             for (int64_t r = 0; r < kTile && row + block * kTile + r < last; ++r) {
               const size_t at = static_cast<size_t>((row + block * kTile + r) * x.parts + part);
-              i32x16 sum;
-              std::memcpy(&sum, sums + (block * count + t) * kSumNumbers + r * kTile, sizeof sum);
+              const i32x16 sum = load_as<i32x16>(sums + (block * count + t) * kSumNumbers + r * kTile);
               totals[(block * 2 + t) * kTile + r] +=
-                  alone(__builtin_convertvector(sum + x.starts[at], f32x16) * (scale * x.scales[at]));
+                  alone(converted<f32x16>(sum + x.starts[at]) * (scale * x.scales[at]));
             }
         }
       }

@@ -8,12 +8,15 @@ import re
 import shutil
 import socket
 import subprocess
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.hostile.test_browser import CHROMIUM
+from tests.server.browser import Browser
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import write_model_directory
 
@@ -103,6 +106,28 @@ def test_nginx_reaches_a_unix_socket_and_its_clients_keep_their_addresses(tmp_pa
         for url in through_nginx(tmp_path, elsewhere):
             answer = httpx.post(f"{url}/reset_prefix_cache", headers=FROM_PAGE)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_only")
+        for url in through_nginx(tmp_path, location.replace("$host", "$http_host")):
+            check_chat_in_a_browser(url, tmp_path)
+
+
+def check_chat_in_a_browser(url: str, directory: Path) -> None:
+    policy = httpx.get(url).headers["content-security-policy"]
+    assert "default-src 'none'" in policy, "the page's strict policy comes through"
+    if CHROMIUM is None:
+        warnings.warn("no Chromium: the page was not tried behind nginx", stacklevel=1)
+        return
+    browser = Browser(CHROMIUM, directory / "profile")
+    try:
+        browser.open(url)
+        browser.wait_for("document.getElementById('turns')?.hasAttribute('aria-busy')")
+        browser.run("addEventListener('securitypolicyviolation', (event) => { window.refused = event.blockedURI; })")
+        browser.run("document.getElementById('ask').focus()")
+        browser.type("say:**bold** words")
+        browser.press("Enter", 13)
+        browser.wait_for("document.querySelector('#talk .answer strong')?.textContent === 'bold'")
+        assert browser.run("window.refused") is None
+    finally:
+        browser.close()
 
 
 def test_a_name_that_the_server_does_not_know_is_refused(server: RunningServer) -> None:

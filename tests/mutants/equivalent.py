@@ -109,6 +109,25 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         FROZEN,
     ),
     (
+        "src/weft/memory/prefix/cache.py",
+        "if self.enabled and len(tokens) > 1:",
+        "if self.enabled or len(tokens) > 1:",
+        "with the cache off the tree is empty, and no token is no whole page",
+    ),
+    (
+        "src/weft/memory/prefix/value/policy.py",
+        "self._history_tokens_max = max(HISTORY_TOKENS_MIN, plan.arena_bytes // (4 * HISTORY_SHARE))",
+        "self._history_tokens_max = max(HISTORY_TOKENS_MIN, plan.arena_bytes // ( 3 * HISTORY_SHARE))",
+        BOUND,
+    ),
+    ("src/weft/engine/pictures.py", "WAITING_BYTES_MAX = 256 << 20", "WAITING_BYTES_MAX = 257 << 20", BOUND),
+    (
+        "src/weft/rpc/messages.py",
+        "class LoadAdapter(msgspec.Struct, frozen=True, tag=True):",
+        "class LoadAdapter(msgspec.Struct, frozen=False, tag=True):",
+        FROZEN,
+    ),
+    (
         "src/weft/schedule/fair_queue.py",
         "if len(self._by_key) == 1:",
         "if len(self._by_key) == 0:",

@@ -167,6 +167,7 @@ def test_each_line_is_a_json_object_without_keys_and_texts(server: RunningServer
     server.interrupt()
     assert server.exit_code() == 0
     text = server.rest_of_output()
+    assert "import OpenAI" not in text, "a log has no use for the snippets of the banner"
     lines = [json.loads(line) for line in text.splitlines() if line.strip()]
     assert {line["level"] for line in lines} == {"info"}
     assert any("API " in line["message"] for line in lines)

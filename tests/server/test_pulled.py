@@ -15,9 +15,10 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.test_several_models import scripted
 from tests.support.gguf_files import write_gguf
-from weft.errors import CheckpointError, RequestError
+from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.models import blobs, local
 from weft.models.local import Manifest, ModelFile, write_manifest
+from weft.planning.together import ModelNeed, share_of
 
 GGUF_OF = "lfm2"
 
@@ -82,6 +83,13 @@ def test_a_model_is_made_of_an_uploaded_gguf_file_alone(models: Path, gguf: Path
     with pytest.raises(CheckpointError, match="not a usable GGUF file"):
         blobs.create_model("luigi", bad)
     assert [path.name for path in models.iterdir() if not path.name.startswith(".")] == ["mario"]
+
+
+def test_a_model_beside_others_that_are_not_known_gets_its_weights_and_one_arena() -> None:
+    assert share_of(ModelNeed("a", 10, 5), 100) == 15
+    assert share_of(ModelNeed("a", 90, 50), 100) == 100
+    with pytest.raises(ConfigError, match="the weights of a take some 100 B, and --memory"):
+        share_of(ModelNeed("a", 100, 5), 100)
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNe
 
 
 def share_of(need: ModelNeed, memory: int) -> int:
-    """Return the share of a model that comes to others, whose shares stay: its weights and the arena that it asks for.
+    """Return the share of a model whose companions are not known yet: its weights and the arena that it asks for.
     Raises ConfigError for one whose weights alone are more than ``memory``."""
     return share_out([need], min(memory, need.weights_bytes + max(1, need.arena_bytes)))[need.name]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from weft.default_sampling import sampling_sentence
+from weft.logs import is_json
 from weft.server.config import ServerConfig
 from weft.server.running import socket_path
 from weft.units import format_bytes
@@ -81,13 +82,14 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     for note in info.notes:
         line(f"note: {note}", "yellow")
     print_places(line, url, "the snippets read it from $WEFT_API_KEY" if with_key else "", config)
-    line("Try it in a shell:", "bold")
-    line(curl_snippet(model, url, with_key=with_key))
-    line()
-    if _example(model)[0] != "/v1/rerank":  # OpenAI's client has no rerank
-        line("or in Python (pip install openai):", "bold")
-        line(openai_snippet(model, url, with_key=with_key))
+    if not is_json():  # a log has no use for snippets
+        line("Try it in a shell:", "bold")
+        line(curl_snippet(model, url, with_key=with_key))
         line()
+        if _example(model)[0] != "/v1/rerank":  # OpenAI's client has no rerank
+            line("or in Python (pip install openai):", "bold")
+            line(openai_snippet(model, url, with_key=with_key))
+            line()
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 

@@ -141,14 +141,16 @@ def _serving_several(
     until_end: contextlib.ExitStack,
 ) -> ServingSeveral:
     """Raises ConfigError, CheckpointError."""
-    from weft.planning.together import share_out
+    from weft.planning.together import share_of, share_out
     from weft.server.service import Service
     from weft.server.several import SeveralModels
     from weft.server.sources import memory_of, read_pulled, read_sources
 
     sources = read_sources(models or [_one_model(engine, config)], engine, config, reads_weights=factory == ASSEMBLE)
     memory = memory_of(engine)
-    shares = share_out([source.need for source in sources], memory)
+    needs = [source.need for source in sources]
+    # Models that come later need room, so with --pulled no model has more than it asks for.
+    shares = {need.name: share_of(need, memory) for need in needs} if config.pulled else share_out(needs, memory)
     listener = until_end.enter_context(listening(config))
     several = SeveralModels(
         sources,

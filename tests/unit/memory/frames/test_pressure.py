@@ -35,6 +35,7 @@ def test_what_is_short(room: Room, wanted: tuple[int, int], short: tuple[int, in
         (Room(0, 5, 0, 4, 2), (3, 0), (0, 1)),
         (Room(0, 5, 0, 4, 2), (5, 0), (0, 2)),
         (Room(0, 5, 0, 4, 2), (9, 2), (0, 1)),  # as far as there are holes to spare
+        (Room(0, 0, 0, 4, 1), (3, 0), (0, 0)),  # no hole of either kind
         (Room(9, 9, 0, 4, 2), (3, 2), (0, 0)),  # nothing is short
         (Room(9, 0, 0, 4, 0), (20, 0), (0, 0)),  # one kind only
     ],

@@ -40,6 +40,19 @@ def test_a_hit_is_the_deepest_snapshot_and_not_the_deepest_page() -> None:
     assert hit(tree, B) == (0, 0)
 
 
+def test_a_path_that_ends_inside_an_edge_names_the_node_that_it_ends_in() -> None:
+    tree = PrefixTree(paged=True)
+    long = A + B + C + A + B + C
+    put(tree, long, [1, 2, 3, 4, 5, 6])
+    for pages in (2, 4):
+        put(tree, long[: 16 * pages], list(range(10, 10 + pages)), slot=pages)
+    for pages, end in ((1, 32), (3, 64), (5, 96)):
+        found = tree.find("", data_of(long[: 16 * pages]))
+        assert found is not None
+        assert found.partly is not None
+        assert (found.kv_tokens, found.partly.end) == (16 * pages, end)
+
+
 def test_pages_that_are_there_stay_and_the_others_are_taken_over() -> None:
     tree = PrefixTree(paged=True)
     put(tree, A + B, [1, 2])
