@@ -13,6 +13,7 @@ from rich.console import Console
 
 from weft.server import launch
 from weft.server import service as service_module
+from weft.server.config import ServerConfig
 from weft.server.workers import process
 
 
@@ -34,7 +35,7 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         background=[],
         open=lambda model: order.append("service"),
         engine=SimpleNamespace(ready=ready),
-        config=SimpleNamespace(host="127.0.0.1", own_replicas=1, template_bytes=lambda: 0),
+        config=ServerConfig(),
     )
     model = SimpleNamespace(template=None)
     monkeypatch.setattr(service_module, "load_served_model", lambda *arguments: model)
