@@ -18,7 +18,7 @@ from weft.server import early_checks
 from weft.server.batches.routes import BatchBody
 from weft.server.completions import CompletionBody
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_early
+from weft.server.early_checks import check_adapters, check_early
 from weft.server.protocol import read_body
 
 
@@ -44,7 +44,7 @@ def test_a_flag_that_cannot_work_is_said_before_weights_are_read(
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text("")
     with pytest.raises(UserError, match=said) as caught:
-        check_early(EngineConfig(**engine), ServerConfig(**server))
+        check_early(EngineConfig(**engine), ServerConfig(**server)) or check_adapters(EngineConfig(**engine))
     assert "Errno" not in caught.value.message
     check_early(EngineConfig(threads=2, store="new/store"), ServerConfig(record="x"))
 

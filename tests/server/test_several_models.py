@@ -321,8 +321,8 @@ def test_what_is_of_one_model_is_refused_in_one_line(server: RunningServer) -> N
         assert answer.json()["error"]["code"] == "several_models"
 
 
-def test_batches_name_their_models_and_adapters_their_base(home: Path, tmp_path: Path) -> None:
-    models = ("a=" + str(home / "one"), "b=" + str(home / "two"))
+def test_batches_name_their_models_and_adapters_their_base(tmp_path: Path) -> None:
+    models = scripted(tmp_path, "a"), scripted(tmp_path, "b")
     with running_server(
         "build",
         models=models,

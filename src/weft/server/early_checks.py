@@ -40,6 +40,10 @@ def check_early(engine: EngineConfig, server: ServerConfig) -> None:
         raise ConfigError(
             f"--record {recording.file}: there is no directory {Path(recording.file).parent}", param="--record"
         )
+
+
+def check_adapters(engine: EngineConfig) -> None:
+    """Raises ConfigError that names the adapter. With several models, their names in ``--lora`` are checked first."""
     for name, path in named_paths(engine.lora).items():
         if not is_path(path):
             continue

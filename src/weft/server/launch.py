@@ -51,7 +51,7 @@ from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import print_banner, print_models
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_early
+from weft.server.early_checks import check_adapters, check_early
 from weft.server.listening import listen_at, listening, own_url, tls_context
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
@@ -109,6 +109,7 @@ def _prepared(
     check_early(engine_config, server_config)
     if len(models) > 1 or server_config.pulled:
         return _serving_several(engine_config, server_config, models, console, factory, until_end)
+    check_adapters(engine_config)
     if server_config.own_replicas and factory == ASSEMBLE:
         _check_model(engine_config)
     listener = until_end.enter_context(listening(server_config))
@@ -147,6 +148,7 @@ def _serving_several(
     from weft.server.sources import memory_of, read_pulled, read_sources
 
     sources = read_sources(models or [_one_model(engine, config)], engine, config, reads_weights=factory == ASSEMBLE)
+    check_adapters(engine)
     memory = memory_of(engine)
     needs = [source.need for source in sources]
     # Models that come later need room, so with --pulled no model has more than it asks for.
