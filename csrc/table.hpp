@@ -1,9 +1,11 @@
 // The kernels of one instruction set, WEFT_TABLE, in several files that compile side by side:
 //
 //     table_attention.cpp     attention over pages
-//     table_states.cpp        recurrences with a matrix for a state
+//     table_delta.cpp         the gated delta rule
+//     table_mamba2.cpp        Mamba-2
 //     table_channels.cpp      convolutions with a window, Mamba-1: what has a state for each channel
 //     table_products.cpp      matrix products, experts
+//     table_adapters.cpp      products of adapters
 //     table_rows.cpp          norms and the small things between
 //     table.cpp               the table itself
 //

@@ -1,4 +1,3 @@
-#include "adapters.hpp"
 #include "flush_denormals.hpp"
 #include "matrix_unit.hpp"
 #include "table.hpp"
@@ -20,14 +19,12 @@
 #include "moe_routing.inl"
 #include "moe_tiles.inl"
 #include "moe.inl"
-#include "adapters.inl"
 
 namespace weft::tables::WEFT_TABLE {
 
 WEFT_GIVES(linear, LinearArgs)
 WEFT_GIVES(widen_weight, WidenArgs)
 WEFT_GIVES(moe, MoeArgs)
-WEFT_GIVES(adapt, AdaptArgs)
 bool has_byte_products() { return has_vnni(); }
 bool has_coded_tiles() {
 #if defined(__AVX512F__)

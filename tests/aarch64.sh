@@ -28,4 +28,4 @@ check() {  # an emulated CPU, and what its products must be made of
 }
 check max "by products of pairs"
 check cortex-a57 "by widened weights"
-for part in table_rows table_channels table_states table_attention table kernels; do compile "$part"; done
+for part in table_rows table_channels table_delta table_mamba2 table_adapters table_attention table kernels; do compile "$part"; done

@@ -43,7 +43,7 @@ extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-depende
 print(*(one for one in extras["test"] if one.split(">=")[0] in tools), sep="\n")
 EOF
 lowest -r pyproject.toml --extra store --extra otlp -r "$env/tools.txt"
-uv pip install --quiet --python "$python" --no-deps --config-settings wheel.cmake=false .
+uv pip install --quiet --python "$python" --no-deps --config-settings wheel.cmake=false --config-settings wheel.py-api=py3 .
 uv pip list --quiet --python "$python"
 
 echo "lowest: every module, and the command line"
