@@ -4,8 +4,7 @@
 
 // Each over some of those before it.
 #include "linear_inputs.inl"
-#include "linear.inl"
-#include "w8a8.inl"
+#include "code_forms.inl"
 #include "tiles.inl"
 #include "twelve_bit.inl"
 #include "twelve_bit_neon.inl"
@@ -15,17 +14,14 @@
 #include "matrix_pieces.inl"
 #include "code_pieces.inl"
 #include "matrix_products.inl"
-#include "products.inl"
 #include "moe_routing.inl"
 #include "moe_tiles.inl"
-#include "moe.inl"
+#include "products.inl"
 
 namespace weft::tables::WEFT_TABLE {
 
 WEFT_GIVES(linear, LinearArgs)
-WEFT_GIVES(widen_weight, WidenArgs)
 WEFT_GIVES(moe, MoeArgs)
-bool has_byte_products() { return has_vnni(); }
 bool has_coded_tiles() {
 #if defined(__AVX512F__)
   return serves_coded();

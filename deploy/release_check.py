@@ -148,7 +148,7 @@ def check_environment(wheel: Path, torch: list[str], limit_s: float | None) -> N
             print(f"{wheel.name}: first token {text!r} after {seconds:.1f} s on {len(cores)} cores", flush=True)
             to_install = installed - began
             print(
-                f"  {to_install:.1f} s to install ({processors:.0f} CPU seconds), {seconds - to_install:.1f} s to serve; "
+                f"  {to_install:.1f} s to install ({processors:.0f} CPU s), {seconds - to_install:.1f} s to serve; "
                 f"load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
