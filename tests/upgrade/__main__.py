@@ -82,7 +82,7 @@ def refusal(line: str) -> str:
     """Return what is said of a refusal. Raises AssertionError where it is no line for a reader."""
     assert "Traceback" not in line, line
     assert len(line) <= ONE_LINE_MAX, line
-    return f"refused: {line.removeprefix('error:').strip()}"
+    return f"refused: {line.removeprefix('error:').strip().removeprefix('refused:').strip()}"
 
 
 def walk_responses(first: Version, second: Version, state: Path) -> str:
