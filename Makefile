@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz fuzz-config hostile lock release sbom
+.PHONY: fuzz fuzz-config hostile lock release sbom upgrade
 .PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest newest audit sanitize mutants bench clean
 
 help:
@@ -164,6 +164,10 @@ sbom: install
 	@$(BIN)/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --pyproject pyproject.toml --of JSON \
 	  -o dist/weft.cdx.json deploy/requirements.lock
 	@echo "dist/weft.cdx.json"
+
+# An earlier version (FROM, a tag or commit) and this one, side by side in both directions: minutes (docs/releasing.md).
+upgrade: install
+	@$(BIN)/python -m tests.upgrade --from $(or $(FROM),$(error FROM=commit names the earlier version)) $(ARGS)
 
 # dist/: wheels, sdist, checksums, SBOM, notes; checked in an empty environment without a compiler (docs/releasing.md).
 # RELEASE="--python python3.11 --python python3.13 --aarch64 build/aarch64/root" for all wheels.

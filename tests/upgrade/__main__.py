@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import filecmp
 import json
-import re
 import shutil
 import socket
 import sys
