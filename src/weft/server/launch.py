@@ -51,7 +51,7 @@ from weft.rpc.messages import PeerKeys
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import print_banner, print_models
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_adapters, check_early
+from weft.server.early_checks import check_adapters, check_device, check_early
 from weft.server.listening import listen_at, listening, own_url, tls_context
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
@@ -107,6 +107,8 @@ def _prepared(
     given_cost(engine_config.step_costs)
     tls_context(server_config)
     check_early(engine_config, server_config)
+    if factory == ASSEMBLE and server_config.own_replicas:
+        check_device(engine_config)
     if len(models) > 1 or server_config.pulled:
         return _serving_several(engine_config, server_config, models, console, factory, until_end)
     check_adapters(engine_config)
