@@ -265,7 +265,7 @@ def gpu_room(
 
 def check_memory(config: EngineConfig, directory: Path, device: torch.device) -> None:
     """Raise ConfigError where ``--memory`` is too small for one sequence of the model in ``directory``, by its
-    config.json: before weights are read. What ranks share, and what drafts add, is known behind them."""
+    config.json: before weights are read. What ranks share, and what drafts add, is known after that."""
     if config.memory is None or config.tp > 1:
         return
     spec = read_spec(read_json(directory / "config.json"))

@@ -172,8 +172,8 @@ class Size(click.types.StringParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(super().convert(value, param, ctx))
         flag = param.opts[0] if param is not None else "a size"
-        for one in text.split(",") if self._several else (text,):
-            self._parse(one.strip(), flag=flag)
+        for one in filter(str.strip, text.split(",")) if self._several else (text,):
+            self._parse(one, flag=flag)
         return text
 
 

@@ -364,9 +364,9 @@ def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]
     if memory is not None and arena is not None:
         raise ConfigError("--memory and --arena are two ways to say it: give one of them", param="--arena")
     if arena is not None:
-        return {"arena_bytes": _positive(arena, "--arena")}, False
+        return {"arena_bytes": parse_bytes(arena, flag="--arena")}, False
     if memory is not None:
-        return {"memory_bytes": _positive(memory, "--memory")}, False
+        return {"memory_bytes": parse_bytes(memory, flag="--memory")}, False
     from weft.host import free_ram_bytes
 
     return {"memory_bytes": free_ram_bytes()}, True
@@ -378,13 +378,6 @@ def packs_bfloat16() -> bool:
 
     features = cpu_facts()["features"]
     return bool(features["avx512f"] or features["asimd"])
-
-
-def _positive(text: str, flag: str) -> int:
-    size = parse_bytes(text, flag=flag)
-    if size < 1:
-        raise ConfigError(f"{flag} {text} is no memory at all", param=flag)
-    return size
 
 
 def _list_known(as_json: bool) -> int:

@@ -74,9 +74,7 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
     tls = tls_context(service.config)
     if tls is not None:
         http.config.load()
-        connection = functools.partial(
-            http.config.http_protocol_class, config=http.config, server_state=http.server_state, app_state={}
-        )
+        connection = functools.partial(BoundedProtocol, http.config, http.server_state, {}, edge=service.edge)
         watching.append(asyncio.create_task(follow_certificate(tls, service.config)))
         watching.append(asyncio.create_task(accept_tls(listener, tls, service.edge, connection)))
     answering = asyncio.create_task(http.serve(sockets=[listener] if tls is None else []))

@@ -42,7 +42,7 @@ from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.logs import is_json, set_up_logging
 from weft.models.hub import local_checkpoint, resolve_model
-from weft.models.local import model_directory
+from weft.models.local import model_directory, whole_models
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ASSEMBLE
@@ -114,6 +114,12 @@ def _prepared(
     check_adapters(engine_config)
     if server_config.own_replicas and factory == ASSEMBLE:
         _check_model(engine_config)
+    if engine_config.model is None and (on_disk := whole_models()):
+        console.print(
+            f"serving the embedded model: name one of {', '.join(on_disk)} to serve it, or --pulled for all",
+            markup=False,
+            highlight=False,
+        )
     listener = until_end.enter_context(listening(server_config))
     progress = StartProgress(console)
     link = joining(server_config, console)

@@ -237,14 +237,6 @@ def serve(**values: Any) -> int:
 
 def _load(values: Mapping[str, Any]) -> LoadConfig:
     """Raises ConfigError."""
-    for flag in ("request_rate", "burstiness", "request_timeout"):
-        if not values[flag] > 0:
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} is {values[flag]:g}; it must be more than 0",
-                param=f"--{flag.replace('_', '-')}",
-            )
-    if math.isinf(values["burstiness"]):
-        raise ConfigError("--burstiness is inf; it must be a number", param="--burstiness")
     extra: Any = {}
     if values["extra_body"] is not None:
         try:
