@@ -48,7 +48,6 @@ from weft.text.workers import BoundedWorker
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
-    from weft.server.models import HostedModel
     from weft.server.pictures import PictureReader
 
 _HEAD_CHARS_PER_TOKEN = 16
@@ -73,8 +72,8 @@ class ServedModel:
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
     """What requests under this name are computed with."""
-    host: HostedModel | None = None
-    """The model of the server whose text side this is; None before it serves."""
+    base: str = ""
+    """The name of the model itself, whatever name a request used; empty before the model is served."""
     preset: Preset | None = None
     """How requests under this name begin."""
 
