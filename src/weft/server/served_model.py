@@ -38,7 +38,7 @@ from weft.text.chat_request import (
     show_pictures,
 )
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
-from weft.text.dialect import Dialect, answer_markers
+from weft.text.dialect import Dialect, answer_markers, call_format
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import next_cut
@@ -241,6 +241,7 @@ def _sandbox(
         memory_bytes=config.template_bytes(),
         worker=worker,
         control=_control(tokenizer, text, info),
+        calls=call_format(text, tokenizer, config.tool_parser),
     )
 
 
