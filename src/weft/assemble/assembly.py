@@ -377,7 +377,7 @@ def _place(
         if device.type == "cuda"
         else ram_room(config, spec, kv_dtype)
     )
-    room = within_share(room, loaded.weights_bytes)
+    room = within_share(config, room, loaded.weights_bytes)
     if ranks is not None:
         room = ranks.common_room(room, loaded)
     arena, pictures_bytes, memory_note = plan_memory(

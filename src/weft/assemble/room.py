@@ -82,12 +82,13 @@ def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) ->
     )
 
 
-def within_share(room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
+def within_share(config: EngineConfig, room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
     """``room``, or what the weights leave of this process's share of the server's memory. Raises ConfigError
     where that is nothing."""
     share = memory_share_bytes()
     if share is None:
         return room
+    share //= config.tp  # ranks divide it
     if weights_bytes >= share:
         raise ConfigError(
             f"its share of --memory is {format_bytes(share)}, and its weights take "
