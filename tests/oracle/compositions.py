@@ -45,8 +45,8 @@ COMPOSITIONS: dict[str, str] = {
 OF_PAGES = ("compaction", "states in 8 bits", "KV in 8, 4 bits")
 """What takes pages: small states are compressed into them. A model of states alone has nothing to move."""
 OF_STATES = ("states in 8 bits", "KV in 8, 4 bits")
-"""What takes states: KV is compressed where snapshots say how long it is worth keeping (``with_compressed_kv``). A model
-of attention alone compresses nothing."""
+"""What takes states: KV is compressed where snapshots say what it is worth (``with_compressed_kv``). A model of
+attention alone compresses nothing."""
 
 
 class Outcomes:
