@@ -157,9 +157,9 @@ class Generation:
         """Raises what the engine rejects it with, or EngineUnavailableError."""
         self._service.enter()
         try:
-            assert self._model.host is not None
-            self._use = await self._model.host.enter(self.keep_alive_s)
-            if not self._model.host.stays:
+            model = self._service.models.find(self._model.base)
+            self._use = await model.enter(self.keep_alive_s)
+            if not model.stays:
                 self.load_s = time.perf_counter() - self._arrived_s
             self._requests_in_flight = self._use.fleet.requests
             self._stream = await self._requests_in_flight.submit(self._requests)

@@ -142,7 +142,7 @@ class HostedModel(ABC):
 
 
 class PinnedModel(HostedModel):
-    """``fleet`` is started by who made it."""
+    """``fleet``: its engines, which ``launch`` starts."""
 
     stays = True
     fleet: Fleet
@@ -306,7 +306,7 @@ class Models:
         """Take the text side of a model whose engines are ready. Raises ConfigError for an adapter that has the name of
         a model."""
         info = served.info
-        model.served, model.names = replace(served, host=model), served.names
+        model.served, model.names = replace(served, base=served.name), served.names
         model.refused = {model.adapter_name(own): why for own, why in info.refused_adapters.items()}
         own = [msgspec.structs.replace(one, name=model.adapter_name(one.name)) for one in info.adapters]
         self.adapters.start_with(own, (*self.names(), ANY_NAME))

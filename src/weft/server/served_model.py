@@ -38,7 +38,7 @@ from weft.text.chat_request import (
     show_pictures,
 )
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
-from weft.text.dialect import Dialect, answer_markers
+from weft.text.dialect import Dialect, answer_markers, call_format
 from weft.text.pooling import PooledPrompt, Pooler
 from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import next_cut
@@ -48,7 +48,6 @@ from weft.text.workers import BoundedWorker
 from weft.units import parse_bytes
 
 if TYPE_CHECKING:
-    from weft.server.models import HostedModel
     from weft.server.pictures import PictureReader
 
 _HEAD_CHARS_PER_TOKEN = 16
@@ -73,8 +72,8 @@ class ServedModel:
     """Identifies the tokenizer: equal token ids mean equal text under the same one."""
     adapter: Adapter | None = None
     """What requests under this name are computed with."""
-    host: HostedModel | None = None
-    """The model of the server whose text side this is; None before it serves."""
+    base: str = ""
+    """The name of the model itself, whatever name a request used; empty before the model is served."""
     preset: Preset | None = None
     """How requests under this name begin."""
 
@@ -242,6 +241,7 @@ def _sandbox(
         memory_bytes=config.template_bytes(),
         worker=worker,
         control=_control(tokenizer, text, info),
+        calls=call_format(text, tokenizer, config.tool_parser),
     )
 
 

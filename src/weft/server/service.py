@@ -109,7 +109,7 @@ class Service:
 
     def metrics_of(self, model: ServedModel) -> ModelMetrics:
         """Return the metrics under the name of the model itself, not of an adapter."""
-        return self.metrics.of("" if model.host is None else model.host.name)
+        return self.metrics.of(model.base)
 
     def request_ended(self, trace: RequestTrace, ignored: list[str]) -> None:
         """Log, count and trace a request."""
