@@ -31,7 +31,7 @@ from typing import Any
 
 from weft.request import Grammar
 from weft.text.choices import first_marker, held_characters, may_become
-from weft.text.grammars import BUDGET_FIELD, FREE_TEXT, NO_FORCING, TokenOf, literal, quoted
+from weft.text.grammars import BUDGET_FIELD, FREE_TEXT, NO_FORCING, TokenOf, bounded_thoughts, literal, quoted
 from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, ObjectScanner, read_call
 from weft.text.tools.values import is_object, parse_json, to_json
 
@@ -359,8 +359,8 @@ def channel_grammar(
     # Free text has no marker that is a token; of another marker it would be a part, but as its suffix.
     end = row.end
     body = "TEXT " + literal(end, token_of) if token_of(end) is not None else "ended"
-    before = (row.thought, row.said) if free else (row.thought,)
-    after = (row.thought, row.said, row.answer)
+    before: tuple[str, ...] = (row.thought, row.said) if free else (row.thought,)
+    after: tuple[str, ...] = (row.thought, row.said, row.answer)
     turn, opening = literal(row.turn, token_of), ""
     if budget is not None:
         before, after = before[1:], after[1:]
@@ -373,8 +373,8 @@ def channel_grammar(
     if before:
         rules += f"said: {messages(before, body)}\n"
     if budget is not None:
-        rules += f"thinking: {literal(row.thought, token_of)} thoughts {literal(end, token_of)}\n"
-        rules += f"thoughts[max_tokens={budget}]: {FREE_TEXT}\n"
+        rules += f"thinking: {literal(row.thought, token_of)} @thoughts {literal(end, token_of)}\n"
     if free:
         rules += f"last: {messages(after, 'TEXT')}\n"
+    named += bounded_thoughts(budget)
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}, *named]}), field=field)

@@ -469,7 +469,13 @@ class Dialect:
         wanted = None
         if called is not None or grammar is not None or (budget is not None and header is None):
             wanted = channels.channel_grammar(
-                row, called, grammar, free=is_free, begun=header is not None, token_of=token_of, budget=budget
+                row,
+                called,
+                grammar,
+                free=is_free or (called is None and grammar is None),
+                begun=header is not None,
+                token_of=token_of,
+                budget=budget,
             )
         ids = (token_of(marker) for marker in row.markers)
         return AnswerPlan(
