@@ -14,7 +14,7 @@ from contextlib import closing
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import DAY_S, FlagCommand, Number
 from weft.cli.remote import RemoteModel
 from weft.errors import ConfigError
 
@@ -40,7 +40,7 @@ ALL = "all"
         ),
         click.Option(
             ["--timeout"],
-            type=click.FloatRange(min=0),
+            type=Number(0, DAY_S),
             default=30.0,
             show_default=True,
             help="Seconds that requests get to finish; then they resume elsewhere.",

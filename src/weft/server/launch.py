@@ -41,13 +41,13 @@ from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.logs import is_json, set_up_logging
 from weft.models.hub import local_checkpoint, resolve_model
-from weft.models.local import model_directory
+from weft.models.local import model_directory, whole_models
 from weft.rpc.client import ASSEMBLE
 from weft.rpc.link import new_token, read_or_create_token, tcp_address
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import print_banner
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_adapters, check_early
+from weft.server.early_checks import check_adapters, check_device, check_early
 from weft.server.fleets import ALL_HOSTS, new_fleet
 from weft.server.listening import listen_at, listening, own_url, tls_context
 from weft.server.running import Announcement
@@ -104,11 +104,19 @@ def _prepared(
     given_cost(engine_config.step_costs)
     tls_context(server_config)
     check_early(engine_config, server_config)
+    if factory == ASSEMBLE and server_config.own_replicas:
+        check_device(engine_config)
     if len(models) > 1 or server_config.pulled:
         return _on_demand(engine_config, server_config, models, console, factory, until_end)
     check_adapters(engine_config)
     if server_config.own_replicas and factory == ASSEMBLE:
         _check_model(engine_config)
+    if engine_config.model is None and (on_disk := whole_models()):
+        console.print(
+            f"serving the embedded model: name one of {', '.join(on_disk)} to serve it, or --pulled for all",
+            markup=False,
+            highlight=False,
+        )
     listener = until_end.enter_context(listening(server_config))
     progress = StartProgress(console)
     link = joining(server_config, console)

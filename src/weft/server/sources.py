@@ -98,7 +98,7 @@ def read_sources(
         if names.count(name) > 1:
             raise ConfigError(f"two models are called {name}; give one of them another name: NAME=MODEL", param="model")
     adapters = _adapters_of(engine.lora, names)
-    own = replace(engine, memory=None)
+    own = replace(engine, memory=None, lora_required=False)
     sources: list[ModelSource] = []
     for at, (name, model) in enumerate(named):
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)

@@ -1,7 +1,7 @@
 """Ollama's endpoints that change what there is: create, copy, delete, pull, blobs.
 
     create, copy    a name for a model that is served (``names``); weights are never copied
-    blobs, create   an uploaded GGUF file --``models.blobs``--> a model on disk, as if it had been pulled
+    blobs, create   uploaded GGUF files --``models.blobs``--> a model on disk, as if it had been pulled
     pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress
     delete          a created name; else a model on disk that no process has loaded
 
@@ -103,18 +103,19 @@ class OllamaModelHandlers:
         return Response(status_code=201)
 
     async def _from_file(self, body: protocol.OllamaCreateBody) -> list[dict[str, Any]]:
-        """Make a model on disk of the file that ``body`` names, and serve it with --pulled; return lines of the answer.
-        Raises RequestError, CheckpointError, ModelInUseError.
+        """Make a model on disk of the files that ``body`` names, and serve it with --pulled; return lines for the
+        answer. Raises RequestError, CheckpointError, ModelInUseError.
 
         Weights of a name with a system prompt or parameters of its own are called NAME:gguf, and ``body`` then begins
         with them."""
-        from weft.models.blobs import create_model, read_digest
+        from weft.models.blobs import FILES_MAX, PROJECTOR, create_model, read_digest
 
         name = self._free_name(_named(body.model or body.name), param="model", may_be_pulled=not body.has_beginning)
-        if body.from_ or len(body.files or {}) != 1:
+        files = body.files or {}
+        if body.from_ or len(files) > FILES_MAX:
             raise RequestError(
-                "files names one GGUF file, and then there is no from; a model in several files is served from its "
-                "directory",
+                f"files names the GGUF file of a model, or up to {FILES_MAX} that are its parts, and then there is no "
+                "from",
                 param="files",
             )
         if body.has_beginning:
@@ -126,9 +127,12 @@ class OllamaModelHandlers:
                     code="unsupported_parameter",
                 )
             name = body.from_ = f"{name}:gguf"
-        [digest] = (read_digest(text, param="files") for text in (body.files or {}).values())
-        await asyncio.to_thread(create_model, name, digest)
-        return [{"status": f"{name} is on disk"}, *await self._serve_pulled(name)]
+        digests = {file: read_digest(text, param="files") for file, text in files.items()}
+        model = await asyncio.to_thread(create_model, name, digests)
+        lines = [{"status": f"{name} is on disk"}]
+        if any(file.path == PROJECTOR for file in model.manifest.files):
+            lines.append({"status": "the projector is kept and not read: the model takes text alone"})
+        return [*lines, *await self._serve_pulled(name)]
 
     async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
         """Serve what is on disk by now, with --pulled; return a line where ``name`` is not served then."""
