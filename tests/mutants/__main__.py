@@ -13,13 +13,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.mutants.equivalent import EQUIVALENT, is_equivalent
 from tests.mutants.sample import FOLDERS, Mutant, sample
-from tests.mutants.switches import CODE, MODULE, Switches, with_switches, write_compiled
+from tests.mutants.switches import CODE, MODULE, with_switches, write_compiled
 from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TIME_LIMIT, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,8 +67,7 @@ def begin(files: Files, count: int, seed: int) -> None:
         of_files[mutant.path].append(number)
     commit = _git("rev-parse", "--short", "HEAD").strip()
     kept = {"commit": commit, "files": list(of_files), "mutants": [asdict(mutant) for mutant in mutants]}
-    Switches(files.switches, len(mutants) + len(of_files))
-    (files.tree / "src" / f"{MODULE}.py").write_text(CODE.format(path=str(files.switches)))
+    (files.tree / "src" / f"{MODULE}.py").write_text(CODE)
     for at, (path, numbers) in enumerate(of_files.items()):
         source = (ROOT / path).read_text()
         changes = {i: sources[mutants[i]] for i in numbers}
@@ -124,6 +124,7 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true", help="try what survived with five times the tests")
     parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")
     parser.add_argument("--pause", default="", metavar="FILE", help="wait while this file exists")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the mutants")
     parser.add_argument("--report", action="store_true", help="only print the tables")
     arguments = parser.parse_args()
     files = Files(ROOT / "build" / "mutants")
@@ -131,10 +132,13 @@ def main() -> None:
         begin(files, arguments.count, arguments.seed)
     if not arguments.report:
         copy_tree(files, "tests/")
-        given = vars(arguments) | {"build": str(files.build)}
+        given = vars(arguments) | {"build": str(files.build), "run": time.time()}
         path = os.pathsep.join([str(files.tree / "src"), str(files.tree)])
         command = [sys.executable, "-m", "tests.mutants.worker", json.dumps(given)]
-        subprocess.run(command, cwd=files.tree, env=os.environ | {"PYTHONPATH": path}, check=False)
+        environment = os.environ | {"PYTHONPATH": path}
+        workers = [subprocess.Popen(command, cwd=files.tree, env=environment) for _ in range(arguments.workers)]
+        for worker in workers:
+            worker.wait()
     report(files)
 
 

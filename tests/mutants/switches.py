@@ -25,10 +25,13 @@ from typing import Any
 NONE = 0xFFFF
 MODULE = "weft_mutants"
 """Name of the module that the copy of the tree gets next to weft."""
-CODE = """
+VARIABLE = "WEFT_MUTANTS_SWITCHES"
+"""Environment variable with the path of the shared file: each worker has its own."""
+CODE = f"""
 import mmap
+import os
 
-with open({path!r}, "r+b") as _file:
+with open(os.environ["{VARIABLE}"], "r+b") as _file:
     _bytes = mmap.mmap(_file.fileno(), 0)
 _active = memoryview(_bytes).cast("H")
 
