@@ -321,8 +321,11 @@ class Worker:
         for key in self.shared(numbers):
             number = numbers[key]
             own = self.files.read("results").get(key, {"stage": -1, "outcome": NO_TEST, "seconds": 0.0})
-            repeats = (self.again or self.wide) and own.get("run") != [self.run, stage]
-            if own["outcome"] in (KILLED, TIME_LIMIT) or not (repeats or own["stage"] < stage):
+            if self.again or self.wide:
+                is_due = own["stage"] >= 0 and own["run"] != [self.run, stage]
+            else:
+                is_due = own["stage"] < stage
+            if own["outcome"] in (KILLED, TIME_LIMIT) or not is_due:
                 continue
             begin_s = time.monotonic()
             outcome, killer = self.outcome_of(number, self.tests_of(number, mapped), LIMIT_S[stage])

@@ -23,7 +23,7 @@ from weft.rpc import recorder as recorder_module
 from weft.rpc.engine_process import start_recording
 from weft.rpc.messages import Cancel, Launch, RecordingTarget
 from weft.rpc.recorder import Recorder
-from weft.rpc.recording import Fingerprints
+from weft.rpc.recording import BLOCK_TOKENS, TOKEN_HASH_BYTES, Fingerprints
 from weft.server.config import ServerConfig
 from weft_tools.sim.recording import Recording, read_recording, read_trace
 
@@ -295,3 +295,18 @@ def test_a_key_of_fingerprints_has_16_to_64_bytes(size: int, is_taken: bool) -> 
     else:
         with pytest.raises(AssertionError):
             Fingerprints(bytes(size))
+
+
+def test_a_sequence_has_the_hashes_of_what_it_shares_with_one_that_ended_inside_a_block() -> None:
+    """Else a replay would not know how much of the kept state a later request reuses."""
+    fingerprints = Fingerprints(bytes(16))
+    first = fingerprints.of(list(range(100)), "", computed=BLOCK_TOKENS + 10)
+    [(index, hashes)] = first.fronts
+    assert (index, len(hashes)) == (1, 10 * TOKEN_HASH_BYTES), "its own end, 10 tokens into the second block"
+    for shared, expected in ((7, 7), (10, 10), (15, 10)):
+        tokens = [*range(BLOCK_TOKENS + shared), *range(500, 540)]
+        other = fingerprints.of(tokens, "", computed=2 * BLOCK_TOKENS)
+        [(index, common)] = other.fronts
+        assert (index, common) == (1, hashes[: expected * TOKEN_HASH_BYTES])
+    assert fingerprints.of([*range(BLOCK_TOKENS), *range(500, 540)], "", computed=2 * BLOCK_TOKENS).fronts == ()
+    assert fingerprints.of(list(range(100)), "other", computed=2 * BLOCK_TOKENS).fronts == ()
