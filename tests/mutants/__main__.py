@@ -24,7 +24,9 @@ from tests.mutants.switches import CODE, MODULE, with_switches, write_compiled
 from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TIME_LIMIT, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMS = (KILLED, TIME_LIMIT, SURVIVED, NO_TEST, "equivalent")
+REMOVED = "removed"
+"""A mutant that survived, and whose code is gone since then."""
+FORMS = (KILLED, TIME_LIMIT, SURVIVED, NO_TEST, REMOVED, "equivalent")
 
 SITE = """
 import sys
@@ -81,9 +83,16 @@ def outcomes(files: Files, which: str) -> list[tuple[Mutant, str]]:
     found = []
     for mutant in files.mutants():
         outcome = "equivalent" if is_equivalent(mutant) else results.get(mutant.key, {}).get(which)
+        if outcome in (SURVIVED, NO_TEST) and which == "outcome" and not is_in_file(mutant.path, mutant.before):
+            outcome = REMOVED
         if outcome is not None:
             found.append((mutant, outcome))
     return found
+
+
+def is_in_file(path: str, lines: str) -> bool:
+    """Whether the file has these lines today, however they are indented."""
+    return " ".join(lines.split()) in " ".join((ROOT / path).read_text().split())
 
 
 def report(files: Files) -> None:
@@ -103,7 +112,7 @@ def report(files: Files) -> None:
         if outcome in (SURVIVED, NO_TEST):
             print(f"{mutant.path}:{mutant.line}: {outcome}\n    - {mutant.before}\n    + {mutant.after}")
     for path, before, _, _ in EQUIVALENT:
-        if " ".join(before.split()) not in " ".join((ROOT / path).read_text().split()):
+        if not is_in_file(path, before):
             print(f"{path} has no {before!r} any more: take it off the list of equivalent mutants")
 
 

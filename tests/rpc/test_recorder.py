@@ -87,6 +87,20 @@ def test_each_sequence_that_ends_is_a_line_and_steps_have_times(core: EngineCore
     assert recording.arena.page_bytes == core.memory.plan.page_bytes
 
 
+def test_a_line_says_whether_its_prompt_took_no_hit(core: EngineCore, tmp_path: Path) -> None:
+    recorder = make(core, tmp_path / "r.jsonl")
+    ask(core, recorder, "a")
+    finish(core, recorder)
+    scoring = make(core, tmp_path / "s.jsonl")
+    sampling = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0)
+    request = Request(request_id="b", prompt_tokens=list(PROMPT.encode()), sampling=sampling)
+    core.submit(request)
+    scoring.accepted(request)
+    finish(core, scoring)
+    [plain], [scored] = (read(tmp_path / name).traffic.requests for name in ("r.jsonl", "s.jsonl"))
+    assert (plain.prompt_logprobs, scored.prompt_logprobs) == (False, True)
+
+
 def test_no_text_no_token_and_no_salt_is_in_the_file(core: EngineCore, tmp_path: Path) -> None:
     recorder = make(core, tmp_path / "r.jsonl")
     ask(core, recorder, "request-name", cache_salt="tenant-7")
