@@ -175,7 +175,7 @@ class ServerConfig:
     drain_timeout: float = limit(30.0, "Seconds that running requests get to finish after the first Ctrl-C.", least=0)
     max_body_mb: int = limit(64, "Largest request body in MB (413).", least=1)
     max_json_values: int = limit(
-        1_000_000, "JSON values of one request body of over 1 MiB: elements, fields and brackets (413).", least=1000
+        1_000_000, "JSON values of one request body of over 256 KiB: elements, fields and brackets (413).", least=1000
     )
     max_buffered_mb: int = limit(
         256,
