@@ -30,7 +30,7 @@ from tests.unit.store.memory_disk import MemoryDisk
 from weft.errors import ConfigError
 from weft.memory.prefix_store import StagingBuffers, StoreEvent
 from weft.store.directory_store import DirectoryStore
-from weft.store.ledger import ROW, ROW_BYTES
+from weft.store.ledger import ROW, ROW_BYTES, header_generation, header_row
 from weft.store.opening import open_directory
 
 PLACE = Path("/store")
@@ -141,6 +141,13 @@ def test_torn_and_repeated_rows_are_counted(disk: MemoryDisk) -> None:
 def test_a_flipped_bit_in_the_ledger_s_header_costs_nothing(disk: MemoryDisk, at: int) -> None:
     disk.files[ROWS].content[at] ^= 2
     assert _hits(disk)[0] == [300, 388, 64]
+
+
+def test_a_header_says_its_generation_and_another_format_has_none() -> None:
+    assert header_generation(header_row(7)) == 7
+    assert header_generation(header_row(1 << 40)) == 1 << 40
+    assert header_generation(header_row(7)[:-1]) is None
+    assert header_generation(bytes(ROW_BYTES)) is None
 
 
 @pytest.mark.parametrize("length", [0, 10, ROW_BYTES - 1])
