@@ -38,7 +38,11 @@ from tests.mutants.sample import Mutant
 from tests.mutants.switches import NONE, VARIABLE, Switches
 
 UNIT_FOLDERS = ("memory", "schedule", "engine", "store", "text", "costs", "router", "speculation")
-STAGES = (("tests/unit", "tests/property", "tests/rpc"), ("tests/server", "tests/fleet", "tests/api"), ("tests/sim",))
+STAGES = (
+    ("tests/unit", "tests/property", "tests/rpc"),
+    ("tests/server", "tests/fleet", "tests/api"),
+    ("tests/sim", "tests/cli"),
+)
 ALONE = (*(f"tests/unit/{name}" for name in UNIT_FOLDERS), "tests/property", "tests/sim")
 """Folders whose tests wait for no process and no thread: a failure needs no control, since they passed before."""
 TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 40, 12, 8.0

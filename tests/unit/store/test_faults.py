@@ -31,7 +31,7 @@ from weft.errors import ConfigError
 from weft.memory.prefix_store import StagingBuffers, StoreEvent
 from weft.store.directory_store import DirectoryStore
 from weft.store.ledger import ROW, ROW_BYTES, header_generation, header_row
-from weft.store.opening import open_directory
+from weft.store.opening import LOCK_FILE, open_directory
 
 PLACE = Path("/store")
 ROWS, TOKENS = PLACE / "ledger-00000001.rows", PLACE / "ledger-00000001.tokens"
@@ -206,6 +206,21 @@ def test_a_disk_that_refuses_writes_drops_and_goes_on(where: str, operation: str
     again = opened(PLACE, disk=disk)
     assert_hit(again, prompt(300), 300)
     again.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT])
+def test_a_directory_whose_lock_cannot_be_written_is_refused_in_one_line(number: int) -> None:
+    disk = MemoryDisk()
+
+    def fault(name: str, path: Path) -> None:
+        if name == "write" and path.name == LOCK_FILE:
+            raise OSError(number, os.strerror(number))
+
+    disk.fault = fault
+    with pytest.raises(ConfigError, match=f"^--store {PLACE}: {os.strerror(number)}$"):
+        opened(PLACE, disk=disk)
+    number = errno.ENOSPC
+    opened(PLACE, disk=disk).close()  # a full disk: the store is there to be read
 
 
 def test_a_full_disk_keeps_its_reserve_and_the_store_grows_when_there_is_room() -> None:
