@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tests.mutants.equivalent import EQUIVALENT, is_equivalent
 from tests.mutants.sample import FOLDERS, Mutant, sample
-from tests.mutants.switches import CODE, MODULE, with_switches, write_compiled
-from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TIME_LIMIT, Files
+from tests.mutants.switches import with_switches, write_compiled
+from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TESTS_MAX, TESTS_S_MAX, TIME_LIMIT, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 REMOVED = "removed"
@@ -69,7 +69,6 @@ def begin(files: Files, count: int, seed: int) -> None:
         of_files[mutant.path].append(number)
     commit = _git("rev-parse", "--short", "HEAD").strip()
     kept = {"commit": commit, "files": list(of_files), "mutants": [asdict(mutant) for mutant in mutants]}
-    (files.tree / "src" / f"{MODULE}.py").write_text(CODE)
     for at, (path, numbers) in enumerate(of_files.items()):
         source = (ROOT / path).read_text()
         changes = {i: sources[mutants[i]] for i in numbers}
@@ -133,6 +132,8 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true", help="try what survived with five times the tests")
     parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")
     parser.add_argument("--pause", default="", metavar="FILE", help="wait while this file exists")
+    parser.add_argument("--tests", type=int, default=TESTS_MAX, help="most tests that a stage asks about a mutant")
+    parser.add_argument("--tests-seconds", type=float, default=TESTS_S_MAX, help="their usual seconds together")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the mutants")
     parser.add_argument("--report", action="store_true", help="only print the tables")
     arguments = parser.parse_args()

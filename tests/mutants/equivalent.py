@@ -9,6 +9,8 @@ from tests.mutants.sample import Mutant
 
 BOUND = "a bound or a pace of choice: no promise names its number, and tests read it from the code"
 HOLDS = "an assertion that holds: where no caller breaks it, nothing tells it from a weaker one"
+NAME = "a random name or a digest, which is as unique to what it names"
+DECODED = "how arguments may be written: it is decoded from JSON, by names"
 FROZEN = "only what writes to a value would notice, which no code does"
 
 EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
@@ -231,6 +233,124 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "return node if node.end == position else self.split(node, position)",
         "return node if node.end <= position else self.split(node, position)",
         "the loop has passed the nodes that end before the position",
+    ),
+    (
+        "src/weft/store/records.py",
+        "if sum(self._used.values()) >= USES_BEFORE_WRITE:",
+        "if sum(self._used.values()) == USES_BEFORE_WRITE:",
+        "the sum grows by one, and begins anew here",
+    ),
+    (
+        "src/weft/store/tiered_store.py",
+        "return Path(CACHE_FOLDER).expanduser() / hashlib.sha256(location.encode()).hexdigest()[:16]",
+        "return Path(CACHE_FOLDER).expanduser() / hashlib.sha256(location.encode()).hexdigest()[: 17]",
+        NAME,
+    ),
+    (
+        "src/weft/server/chat.py",
+        'self._id = f"chatcmpl-{body.request_id or token_hex(16)}"',
+        'self._id = f"chatcmpl-{body.request_id or token_hex( 15)}"',
+        NAME,
+    ),
+    (
+        "src/weft/server/service.py",
+        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]",
+        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[: 17]",
+        NAME,
+    ),
+    (
+        "src/weft/server/ollama/protocol.py",
+        "class OllamaGenerateBody(OllamaBody, kw_only=True):",
+        "class OllamaGenerateBody(OllamaBody, kw_only=False):",
+        DECODED,
+    ),
+    (
+        "src/weft/server/batches/lines.py",
+        "class BatchLine(msgspec.Struct, kw_only=True):",
+        "class BatchLine(msgspec.Struct, kw_only=False):",
+        DECODED,
+    ),
+    (
+        "src/weft/server/weights.py",
+        "class UpdateWeightsBody(msgspec.Struct, frozen=True):",
+        "class UpdateWeightsBody(msgspec.Struct, frozen=False):",
+        FROZEN,
+    ),
+    (
+        "src/weft/server/workers/link.py",
+        "class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):",
+        "class WorkerLaunch(msgspec.Struct, frozen=False, kw_only=True):",
+        FROZEN,
+    ),
+    (
+        "src/weft/server/service.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/server/several.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=True, slots=False)",
+        "only memory: nothing sets a field that the class has not",
+    ),
+    (
+        "src/weft/server/logprobs.py",
+        "class PromptTokenLogprob(msgspec.Struct, frozen=True, gc=False):",
+        "class PromptTokenLogprob(msgspec.Struct, frozen=True, gc=True):",
+        "only the time of garbage collections",
+    ),
+    (
+        "src/weft/server/edge.py",
+        "if TYPE_CHECKING:",
+        "if not TYPE_CHECKING:",
+        "a name for annotations, which no run evaluates",
+    ),
+    (
+        "src/weft/server/edge.py",
+        "tokens: Cells = field(default_factory=lambda: [0.0, 0.0])",
+        "tokens: Cells = field(default_factory=lambda: [ 1.0, 0.0])",
+        "a level at the zero of the clock: the bucket has run out since then",
+    ),
+    (
+        "src/weft/server/batches/routes.py",
+        "window = min(window_of(self._service), 256)",
+        "window = min(window_of(self._service), 255)",
+        BOUND,
+    ),
+    ("src/weft/server/batches/answering.py", "_WINDOW_OF_SEVERAL = 64", "_WINDOW_OF_SEVERAL = 63", BOUND),
+    (
+        "src/weft/server/responses/background.py",
+        "ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20",
+        "ENDED_MAX, ENDED_BYTES_MAX = 64, 65 << 20",
+        BOUND,
+    ),
+    (
+        "src/weft/server/responses/background.py",
+        "ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20",
+        "ENDED_MAX, ENDED_BYTES_MAX = 65, 64 << 20",
+        BOUND,
+    ),
+    ("src/weft/server/pictures.py", "LINE_MAX = 64", "LINE_MAX = 65", BOUND),
+    ("src/weft/server/logprobs.py", "_NAMES_MAX = 1 << 16", "_NAMES_MAX = 1 * 16", BOUND),
+    ("src/weft/server/weights.py", "VERSION_CHARS_MAX = 256", "VERSION_CHARS_MAX = 257", BOUND),
+    (
+        "src/weft/server/responses/routes.py",
+        'raise RequestError(f"order is {order[:20]!r}; it is asc or desc", param="order")',
+        'raise RequestError(f"order is {order[: 19]!r}; it is asc or desc", param="order")',
+        BOUND,
+    ),
+    (
+        "src/weft/server/sse.py",
+        "limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0",
+        "limit = int(given) if given.isascii() and given.isdigit() and len(given) < 11 else 0",
+        "a number of ten digits is refused as too large",
+    ),
+    (
+        "src/weft/fleet/live_request.py",
+        "_EVENT_BYTES, _TOKEN_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 250, 40, 150, 120",
+        "_EVENT_BYTES, _TOKEN_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 250, 40, 149, 120",
+        BOUND,
     ),
 )
 

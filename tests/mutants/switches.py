@@ -24,14 +24,11 @@ from typing import Any
 
 NONE = 0xFFFF
 MODULE = "weft_mutants"
-"""Name of the module that the copy of the tree gets next to weft."""
-VARIABLE = "WEFT_MUTANTS_SWITCHES"
-"""Environment variable with the path of the shared file: each worker has its own."""
-CODE = f"""
+"""Name of the module by which the changed modules read the shared file: each worker has one in its folder."""
+CODE = """
 import mmap
-import os
 
-with open(os.environ["{VARIABLE}"], "r+b") as _file:
+with open({path!r}, "r+b") as _file:
     _bytes = mmap.mmap(_file.fileno(), 0)
 _active = memoryview(_bytes).cast("H")
 

@@ -35,7 +35,7 @@ import pytest
 
 from tests.mutants.equivalent import is_equivalent
 from tests.mutants.sample import Mutant
-from tests.mutants.switches import NONE, VARIABLE, Switches
+from tests.mutants.switches import CODE, MODULE, NONE, Switches
 
 UNIT_FOLDERS = ("memory", "schedule", "engine", "store", "text", "costs", "router", "speculation")
 STAGES = (
@@ -45,8 +45,10 @@ STAGES = (
 )
 ALONE = (*(f"tests/unit/{name}" for name in UNIT_FOLDERS), "tests/property", "tests/sim")
 """Folders whose tests wait for no process and no thread: a failure needs no control, since they passed before."""
-TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 40, 12, 8.0
-"""Tests that one stage runs for a mutant: in all, of one file, and their usual seconds together."""
+TESTS_MAX, TESTS_S_MAX = 40, 8.0
+"""Tests that one stage runs for a mutant, if nothing else is asked for, and their usual seconds together."""
+FILE_TESTS_MAX = 12
+"""Those of one file."""
 WIDER = 5
 """Survivors are tried again with so many times the tests."""
 LIMIT_S, LIMIT_FACTOR = (10.0, 30.0, 30.0), 6.0
@@ -99,6 +101,7 @@ class Place:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
         self.switches = self.folder / "switches"
+        (self.folder / f"{MODULE}.py").write_text(CODE.format(path=str(self.switches)))
         self.seen, self.log = self.folder / "seen.json", self.folder / "child.log"
         self.options = ["-q", "-p", "no:cacheprovider", f"--basetemp={self.folder / 'tmp'}"]
 
@@ -187,6 +190,7 @@ class Worker:
         self.again, self.wide, self.run = bool(given["again"]), bool(given["wide"]), float(given["run"])
         self.pause = Path(given["pause"]) if given["pause"] else None
         self.stages = set(given["stages"])
+        self.tests_max, self.tests_s_max = int(given["tests"]), float(given["tests_seconds"])
         self.seen: Seen = {}
         self.spared: set[int] = set()
 
@@ -308,7 +312,8 @@ class Worker:
         sum_s = 0.0
         for name in sorted(reaching, key=distance):
             for seconds, test in reaching[name]:
-                if len(chosen) < wider * TESTS_MAX and (not chosen or sum_s + seconds <= wider * TESTS_S_MAX):
+                is_room = len(chosen) < wider * self.tests_max and sum_s + seconds <= wider * self.tests_s_max
+                if is_room or not chosen:
                     chosen.append(test)
                     sum_s += seconds
         return chosen
@@ -428,7 +433,8 @@ def main() -> None:
     found = [str(spec.origin) for spec in [importlib.util.find_spec("weft")] if spec is not None]
     assert found[0].startswith(str(files.tree)), f"{found[0]} has no switches"
     place = Place(files)
-    os.environ[VARIABLE] = str(place.switches)
+    sys.path.insert(0, str(place.folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(place.folder), os.environ["PYTHONPATH"]])
     worker = Worker(files, place, given)
     folders = [folder for number, stage in enumerate(STAGES) if number in given["stages"] for folder in stage]
     options = ["-s", "--continue-on-collection-errors", *place.options]

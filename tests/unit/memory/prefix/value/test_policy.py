@@ -181,6 +181,28 @@ def test_more_uses_are_expected_where_prompts_come_back() -> None:
     assert bench.memory.snapshot_outlook(NodeId(10**9)) is None
 
 
+@pytest.mark.parametrize(("first", "uses"), [(1, 1), (77, 0)])
+def test_a_state_up_to_which_an_earlier_prompt_went_counts_as_used(first: int, uses: int) -> None:
+    """Though nothing of it is in memory, and no state was there: two prompts have come as far."""
+    bench = Bench("value", 8)
+    bench.ask(prompt((1, 96)))
+    for number in range(12):
+        bench.ask(prompt((50 + number, 150)))
+    tokens = np.array(prompt((first, 96), (2, 40)), np.int32)
+    transaction, seq = bench.memory.transaction(), SeqId(100)
+    assert transaction.reclaim(pages=9, slots=2)
+    bench.memory.commit(transaction.seal())
+    transaction = bench.memory.transaction()
+    assert transaction.open(seq, bench.memory.match(tokens, salt=""), len(tokens))
+    transaction.save(seq, 64)
+    bench.memory.commit(transaction.seal())
+    transaction = bench.memory.transaction()
+    transaction.publish(seq, tokens[:64])
+    bench.memory.commit(transaction.seal())
+    [node] = [node for node in bench.states.values() if node.end == 64]
+    assert bench.value._records.uses[bench.value._rows[node.id]] == uses
+
+
 def test_candidates_are_valued_again_with_each_request() -> None:
     """Values fall with age. An opening values all candidates again; a closing leaves those that it did not
     touch, and that is the control."""
