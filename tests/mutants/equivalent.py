@@ -352,6 +352,13 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "_EVENT_BYTES, _TOKEN_BYTES, _LOGPROBS_BYTES, _ALTERNATIVE_BYTES = 250, 40, 149, 120",
         BOUND,
     ),
+    ("src/weft/memory/prefix_store.py", " @property", "", "a property of a Protocol, whose body never runs"),
+    (
+        "src/weft/memory/prefix_store.py",
+        "self.next_id = BufferId(buffer + 1)",
+        "self.next_id = BufferId(buffer - 1)",
+        "only that no two buffers have the same number is read",
+    ),
 )
 
 

@@ -27,8 +27,8 @@ ANSWER = 10**6
 class Bench:
     """A memory of a few frames, four pages or one state each, and a clock that the test sets."""
 
-    def __init__(self, policy: str, frames: int) -> None:
-        arena = small_arena(PAGES_PER_FRAME, 1, frames)
+    def __init__(self, policy: str, frames: int, *, compressed_kv_share: float = 0) -> None:
+        arena = small_arena(PAGES_PER_FRAME, 1, frames, compressed_kv_share=compressed_kv_share)
         self.now_s = 0.0
         self.policy = make_policy(policy, arena, PrefillCost(1.0, 1e-4), lambda: self.now_s)
         self.memory = Memory(arena, cache=True, policy=self.policy)
@@ -201,6 +201,16 @@ def test_a_state_up_to_which_an_earlier_prompt_went_counts_as_used(first: int, u
     bench.memory.commit(transaction.seal())
     [node] = [node for node in bench.states.values() if node.end == 64]
     assert bench.value._records.uses[bench.value._rows[node.id]] == uses
+
+
+def test_kv_that_may_be_compressed_makes_a_state_worth_more_for_each_byte() -> None:
+    def value(share: float) -> float:
+        bench = Bench("value", 12, compressed_kv_share=share)
+        bench.ask(prompt((1, 96)))
+        [node] = bench.states.values()
+        return bench.value_of(node)
+
+    assert 0 < value(0) < value(0.75) < value(0.5) < 2 * value(0)
 
 
 def test_candidates_are_valued_again_with_each_request() -> None:
