@@ -359,6 +359,29 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "self.next_id = BufferId(buffer - 1)",
         "only that no two buffers have the same number is read",
     ),
+    (
+        "src/weft/store/packing.py",
+        "distance = max(_SAMPLE_BYTES, chunk.size // _SAMPLES // 4 * 4)",
+        "distance = max(_SAMPLE_BYTES, chunk.size // _SAMPLES >> 4 * 4)",
+        "a larger sample: only the time of packing",
+    ),
+    ("src/weft/store/eviction.py", "break", "continue", "only time: what is freed is enough for all that follow too"),
+    ("src/weft/store/survey.py", "@dataclass(frozen=True, slots=True)", "@dataclass(frozen=False, slots=True)", FROZEN),
+    (
+        "src/weft/store/survey.py",
+        "@dataclass(slots=True)",
+        "@dataclass(slots=False)",
+        "only memory: nothing sets a field that the class has not",
+    ),
+    ("src/weft/store/inbox.py", "ROOM_S = 5.0", "ROOM_S = 4.0", BOUND),
+    ("src/weft/store/space.py", "VOLUME_BYTES_LEAST = 64 << 20", "VOLUME_BYTES_LEAST = 63 << 20", BOUND),
+    ("src/weft/store/inbox.py", "-1,", "+1,", "where a store has it; of an inbox nothing reads it"),
+    (
+        "src/weft/store/index.py",
+        '"volume": (np.uint32, 0), "block": (np.uint32, 0), "payload": (np.uint32, 0), "line": (np.uint32, 0),',
+        '"volume": (np.uint32, 0), "block": (np.uint32, 1), "payload": (np.uint32, 0), "line": (np.uint32, 0),',
+        "of an entry that is not filled, which nothing reads",
+    ),
 )
 
 

@@ -113,6 +113,21 @@ def test_a_buffer_that_no_step_names_is_free_at_once(
     assert not len(buffers)
 
 
+def test_a_snapshot_that_takes_several_steps_goes_on_where_it_was(
+    memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites
+) -> None:
+    copied: list[int] = []
+    for step in range(2, 6):
+        writes.look()
+        pages, states = writes.work(idle=False)
+        copied += [page for one in pages for page in one.pages]
+        writes.committed(ArenaWork(page_stores=pages, state_stores=states), step)
+        writes.finished(step)
+    assert copied == list(range(PAGES)), "each page once"
+    assert len(buffers) == 1, "the store has it"
+    assert (writes.counts.lost, writes.has_step) == (0, False)
+
+
 def test_candidates_that_are_gone_before_their_turn_count_as_lost(memory: OneSnapshot, writes: StoreWrites) -> None:
     memory.gone = True
     writes.look()
