@@ -382,6 +382,25 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         '"volume": (np.uint32, 0), "block": (np.uint32, 1), "payload": (np.uint32, 0), "line": (np.uint32, 0),',
         "of an entry that is not filled, which nothing reads",
     ),
+    (
+        "src/weft/server/generation.py",
+        "for choice, times in zip(self.choices, self._times, strict=True):",
+        "for choice, times in zip(self.choices, self._times, strict=False):",
+        "a check that holds: both have an entry for each choice",
+    ),
+    (
+        "src/weft/server/connection.py",
+        "self._header_bytes = 0",
+        "self._header_bytes = 1",
+        "each request sets it anew as its head begins",
+    ),
+    ("src/weft/server/edge.py", "self._size_bytes = 0", "self._size_bytes = 1", BOUND),
+    (
+        "src/weft/rpc/peer_link.py",
+        "began_s: float = 0.0",
+        "began_s: float = -1.0",
+        "set when it is put on the link; of one that never was the seconds mean nothing",
+    ),
 )
 
 

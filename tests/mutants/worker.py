@@ -297,16 +297,17 @@ class Worker:
         """Return the tests that reach a mutant, the nearest files and the fastest tests first."""
         mutant = self.mutants[number]
         own = {number} if number not in self.imported else self.of_file(mutant.path)
-        stem, top = Path(mutant.path).stem, mutant.folder.split("/")[0]
+        top, *inner = Path(mutant.path).with_suffix("").parts[2:]
+        words = {part.removesuffix("s") for part in inner}
         wider = WIDER if self.again or self.wide else 1
         reaching: dict[str, list[tuple[float, str]]] = {}
         for name, file in mapped.items():
             tests = [(s, test) for test, (s, passes, places) in file["tests"].items() if passes and own & set(places)]
             reaching[name] = sorted(tests)[: wider * FILE_TESTS_MAX]
 
-        def distance(name: str) -> tuple[bool, bool, float]:
+        def distance(name: str) -> tuple[int, bool, float]:
             seconds = sum(seconds for seconds, _ in reaching[name])
-            return (stem not in Path(name).stem, f"/{top}/" not in name, seconds)
+            return (-sum(word in Path(name).stem for word in words), f"/{top}/" not in name, seconds)
 
         chosen: list[str] = []
         sum_s = 0.0

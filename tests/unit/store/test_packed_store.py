@@ -151,7 +151,6 @@ def test_kv_that_was_stored_before_packing_goes_on_packed(tmp_path: Path) -> Non
     store.close()
 
 
-@pytest.mark.usefixtures("_numbers")
 @pytest.mark.parametrize("encoding", [WORDS_2, WORDS_4, 3])
 def test_a_chunk_that_says_words_which_it_cannot_have_is_refused(encoding: int) -> None:
     payload = memoryview(bytes(7))
@@ -167,6 +166,7 @@ def test_payloads_of_any_length_are_packed_and_come_back(size: int) -> None:
     assert unpacked(join_parts(memoryview(payload), [pack_part(memoryview(payload))]), size) == payload
 
 
+@pytest.mark.usefixtures("_numbers")
 def test_the_seconds_of_a_fetch_are_those_until_its_bytes_are_unpacked(tmp_path: Path) -> None:
     """The price of a read counts them."""
     now_s = iter(range(0, 10_000, 7))
