@@ -9,7 +9,7 @@ Each is set up by its block of docs/agents.md. What it is to do:
                 words
     again       another task: most of its prompts is in the cache
     20 calls    a file with each: a prompt computes no more than what is new and a page
-    cut         Ctrl-C in an answer: the answer ends on the server, which goes on
+    cut         Ctrl-C in an answer, again until it stops: the answer ends on the server, which goes on
     small       a context that leaves less than the agent's constant ``max_tokens``
     overflow    a first prompt beyond the context: the agent says so
     compacts    files that exceed the context together: the agent sums up, and prints the last words
@@ -55,6 +55,7 @@ NODE = 22
 """The oldest major version that the newest releases run on."""
 CONTEXT = 131_072
 LIMIT_S = 300.0
+PRESS_AGAIN_S, PRESSES_MAX = 3.0, 10
 COMPUTED = "weft:request_prefill_kv_computed_tokens_sum"
 GENERATIONS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
@@ -185,10 +186,12 @@ class Trial:
         for path in (self.home, self.work):
             path.mkdir(parents=True)
         self.file = self.work / "hello.txt"
+        self.output = scratch / "output"
         self.server = Server(tape.make(self.model, script), scratch / "log", "--max-model-len", str(served))
 
     def start(self, text: str, context: int, *more: str, stdin: str | None = None) -> subprocess.Popen[str]:
-        """Start the agent with the settings of the page. ``context``: told to it."""
+        """Start the agent with the settings of the page. ``context``: told to it. What it prints goes to a file: a pipe
+        that nobody reads would stop it."""
         found = settings(self.agent.title, self.server.recorder.url, context)
         for path, body in found.files.items():
             file = self.home / path.removeprefix("~/") if path.startswith("~/") else self.work / path
@@ -200,26 +203,33 @@ class Trial:
         environment = {**kept, **own, **self.agent.environment, **found.variables}
         for line in found.lines[:-1]:
             subprocess.run(line, cwd=self.work, env=environment, check=True, capture_output=True, timeout=60)
-        return subprocess.Popen(
-            [*self.agent.unattended(found.lines[-1], text), *more],
-            cwd=self.work,
-            env=environment,
-            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        with self.output.open("w") as output:
+            return subprocess.Popen(
+                [*self.agent.unattended(found.lines[-1], text), *more],
+                cwd=self.work,
+                env=environment,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def end(self, process: subprocess.Popen[str]) -> str:
+        """Return what the agent printed; one that still runs is killed."""
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return self.output.read_text(errors="replace")
 
     def run(self, text: str, context: int, *more: str, stdin: str | None = None) -> str:
         process = self.start(text, context, *more, stdin=stdin)
+        late = ""
         try:
-            output = process.communicate(stdin, timeout=LIMIT_S)[0]
+            process.communicate(stdin, timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output = process.communicate()[0] + "\n[it did not end]"
-        (self.home.parent / "output").write_text(output)
-        return output
+            late = "\n[it did not end]"
+        return self.end(process) + late
 
 
 def end_daemons(home: Path) -> None:
@@ -352,16 +362,12 @@ class Trials:
             before = server.metric(count)
             process = trial.start(TASK, CONTEXT)
             _until(lambda: server.metric(count) > before + 100 or process.poll() is not None, LIMIT_S)  # noqa: B023
-            assert process.poll() is None, f"it ended: {process.communicate()[0][-300:]!r}"
-            os.killpg(process.pid, signal.SIGINT)
-            time.sleep(1)
-            os.killpg(process.pid, signal.SIGINT) if process.poll() is None else None
-            _until(lambda: server.metric("weft:num_requests_running") == 0)
+            assert process.poll() is None, f"it ended: {trial.end(process)[-300:]!r}"
+            _press_ctrl_c(process, lambda: server.metric("weft:num_requests_running") == 0)
             stopped = server.metric(count)
             time.sleep(1)
             assert server.metric(count) == stopped, "the answer goes on"
-            os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-            process.communicate()
+            trial.end(process)
         assert server.process.poll() is None, "the server ended"
 
     def small(self, what: str) -> Iterator[Trial]:
@@ -378,8 +384,7 @@ class Trials:
         yield trial
         process = trial.start(TASK, CONTEXT)
         _until(lambda: process.poll() is not None or any(map(asks_for_summary, trial.server.generations())), LIMIT_S)
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-        output = process.communicate()[0]
+        output = trial.end(process)
         assert any(map(is_overflow, trial.server.generations())), f"none was too long: {output[-300:]!r}"
         if not any(map(asks_for_summary, trial.server.generations())):
             assert re.search(self.agent.overflow, output), f"it says {output[-300:]!r}"
@@ -450,6 +455,18 @@ def asks_for_summary(exchange: dict[str, Any]) -> bool:
     body = exchange["body"] or {}
     last = json.dumps((body.get("messages") or body.get("input") or [])[-2:]).lower()
     return any(words in last for words in tape.SUM_UP)
+
+
+def _press_ctrl_c(process: subprocess.Popen[str], is_over: Callable[[], bool]) -> None:
+    """Press Ctrl-C as a user does, again every few seconds until the answer is over or the agent ended."""
+    for _ in range(PRESSES_MAX):
+        if is_over() or process.poll() is not None:
+            break
+        os.killpg(process.pid, signal.SIGINT)
+        end = time.monotonic() + PRESS_AGAIN_S
+        while time.monotonic() < end and not is_over() and process.poll() is None:
+            time.sleep(0.1)
+    _until(is_over)
 
 
 def _until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

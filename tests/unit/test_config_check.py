@@ -32,8 +32,11 @@ from weft.server.config import ServerConfig
         ({"overlap": "yes"}, "debug.overlap is 'yes'; it may be auto, on or off"),
         ({"memory": 4}, "--memory is 4; it must be text, such as '4GiB'"),
         ({"memory": "4"}, "--memory '4' has no unit: write 4GiB, 4MiB or 4B"),
-        ({"max_model_len": "4096"}, "--max-model-len is '4096'; it must be a whole number at least 1"),
-        ({"max_model_len": 0}, "--max-model-len is 0; it must be at least 1"),
+        (
+            {"max_model_len": "4096"},
+            "--max-model-len is '4096'; it must be a whole number at least 1 and at most 16777216",
+        ),
+        ({"max_model_len": 0}, "--max-model-len is 0; it must be at least 1 and at most 16777216"),
         ({"max_num_seqs": 2.5}, "--max-num-seqs is 2.5; it must be a whole number at least 1"),
         ({"max_num_seqs": True}, "--max-num-seqs is True; it must be a whole number"),
         ({"threads": 0}, "--threads is 0; it must be at least 1 and at most 1024"),
@@ -94,7 +97,7 @@ def test_the_defaults_and_every_choice_pass() -> None:
 )
 def test_the_least_value_of_a_limit_is_taken_and_nothing_below(name: str, least: float, below: float) -> None:
     ServerConfig(**{name: least}).check()
-    with pytest.raises(ConfigError, match=rf"limits\.{name} is {below}; it must be .*at least {least}$"):
+    with pytest.raises(ConfigError, match=rf"limits\.{name} is {below}; it must be .*at least {least} and at most"):
         ServerConfig(**{name: below}).check()
 
 

@@ -29,7 +29,7 @@ from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields, Prompt, encode_prompt, read_chat, show_pictures
 from weft.text.choices import Piece, TextDecoder
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, control_texts
-from weft.text.dialect import AnswerPlan, Dialect, answer_markers, text_of
+from weft.text.dialect import AnswerPlan, Dialect, answer_markers, call_format, text_of
 from weft.text.pictures import PicturePart, checked_sampling
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
@@ -112,6 +112,7 @@ class ChatWriter:
             directory,
             special_tokens=tokenizer.special_tokens,
             control=(lambda source: NO_CONTROL) if trust_control_tokens else control,
+            calls=lambda source: call_format(source, tokenizer),
         )
         self._dialect = Dialect(self._template, tokenizer)
 

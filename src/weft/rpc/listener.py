@@ -191,7 +191,7 @@ class LinkListener:
             socket.close(0)  # made of the shadow, so the context does not know it and would wait for it
             context.destroy(linger=0)
             raise ConfigError(
-                f"--listen-engines {self._address.removeprefix('tcp://')}: {zmq.strerror(error.errno)}",
+                f"--listen-engines {self._address.removeprefix('tcp://')}: {zmq.strerror(error.errno or 0)}",
                 param="--listen-engines",
             ) from None
         endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -25,6 +25,7 @@ The rules, each applied only where the template does not take the message as it 
     system messages alone                 a message of the user
     arguments of a call                   an object, or JSON text to a template that prints them
     ids of calls                          nine letters and digits
+    a call that is left out               the text in which the model writes it, behind its answer's content
 
 A template may still refuse a combination that no trial has. ``STRICTEST`` applies every rule: it is the last attempt.
 """
@@ -38,6 +39,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from weft.errors import RequestError
+from weft.text.tools.formats import ToolFormat
+from weft.text.tools.writing import calls_text
 
 Turn = dict[str, Any]
 Content = str | list[Any]
@@ -46,6 +49,7 @@ _BETWEEN = "\n\n"
 _WORDS = ("qzjvword", "wkxqword", "vjqzword")
 _CALL_ID = "call_0123456789abcdef"
 _SHORT_ID_CHARS = 9
+_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 _OPEN_ARGUMENTS = "arguments"
 """The one parameter of a past call whose arguments are no JSON of an object."""
 
@@ -69,9 +73,10 @@ class Takes(Protocol):
 
 
 class TemplateTakes:
-    """``write`` renders turns with the template, without the beginning of an answer; it raises RequestError."""
+    """``write`` renders turns with the template and the definitions of tools, without the beginning of an answer; it
+    raises RequestError."""
 
-    def __init__(self, write: Callable[[list[Turn]], str]) -> None:
+    def __init__(self, write: Callable[[list[Turn], list[Any]], str]) -> None:
         self._write = write
         self._known: dict[tuple[str, ...], bool] = {}
 
@@ -139,6 +144,25 @@ class TemplateTakes:
             self._known[key] = bool(long) or not self._written(_called_turns(_short_id(_CALL_ID)))
         return self._known[key]
 
+    def calls(self) -> bool:
+        """Whether anything of a past call is written, with tools or without. A result may show the name and the id of
+        its call."""
+        key = ("calls",)
+        if key not in self._known:
+            given = {_WORDS[0]: _WORDS[1]}
+            turns = [
+                *_called(given if self.object_arguments() else json.dumps(given), name=_WORDS[2]),
+                _said("tool", 0),
+            ]
+            turns[0] = {"role": "user", "content": "?"}
+            shown = (*_WORDS[1:], _short_id(_CALL_ID))
+            self._known[key] = not self._writes_questions() or any(
+                any(word in self._written(turns[:2], tools) for word in shown)
+                or _WORDS[1] in self._written(turns, tools)
+                for tools in ((), (_TOOL,))
+            )
+        return self._known[key]
+
     def _tried(self, key: tuple[str, ...], *turns: Turn, words: Sequence[str] | None = None) -> bool:
         """Whether the template writes all of ``turns``; true where it does not even write a question, as nothing
         is gained by another form then."""
@@ -153,9 +177,9 @@ class TemplateTakes:
             self._known[key] = _WORDS[0] in self._written([_said("user", 0)])
         return self._known[key]
 
-    def _written(self, turns: list[Turn]) -> str:
+    def _written(self, turns: list[Turn], tools: Sequence[Any] = ()) -> str:
         try:
-            return self._write(turns)
+            return self._write(turns, list(tools))
         except RequestError:
             return ""
 
@@ -201,6 +225,18 @@ def arranged(turns: list[Turn], takes: Takes) -> list[Turn]:
     if any(turn["role"] == "tool" for turn in turns) and not takes.tool_results():
         turns = [{"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn for turn in turns]
     return [_filled(turn, takes) for turn in _joined(_with_question(turns, takes), takes)]
+
+
+def with_spoken_calls(turns: list[Turn], row: ToolFormat | None) -> list[Turn]:
+    """``turns`` with past calls as texts, in the format ``row``: for a template that leaves calls out."""
+    return [_spoken(turn, row) if turn.get("tool_calls") else turn for turn in turns]
+
+
+def _spoken(turn: Turn, row: ToolFormat | None) -> Turn:
+    text = calls_text(row, turn["tool_calls"])
+    said = {**turn, "content": _both(turn["content"], text, between="\n")}
+    del said["tool_calls"]
+    return said
 
 
 def _with_system(turns: list[Turn], takes: Takes) -> list[Turn]:
@@ -299,9 +335,9 @@ def _merged(turns: Sequence[Turn]) -> Turn:
     return merged
 
 
-def _both(left: Content, right: Content) -> Content:
+def _both(left: Content, right: Content, between: str = _BETWEEN) -> Content:
     if isinstance(left, str) and isinstance(right, str):
-        return _BETWEEN.join(filter(None, (left, right)))
+        return between.join(filter(None, (left, right)))
     return [*_parts(left), *_parts(right)]
 
 
@@ -370,11 +406,11 @@ def _said(role: str, word: int) -> Turn:
     return turn
 
 
-def _called(arguments: Any = None) -> list[Turn]:
+def _called(arguments: Any = None, name: str = "f") -> list[Turn]:
     call = {
         "id": _short_id(_CALL_ID),
         "type": "function",
-        "function": {"name": "f", "arguments": {} if arguments is None else arguments},
+        "function": {"name": name, "arguments": {} if arguments is None else arguments},
     }
     return [_said("user", 0), {"role": "assistant", "content": "", "tool_calls": [call]}]
 

@@ -41,9 +41,10 @@ import msgspec
 from weft.errors import ConfigError, RequestError
 from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
 from weft.request import PICTURE_KINDS
-from weft.text.arrangement import STRICTEST, TemplateTakes, Turn, argument_object, arranged
+from weft.text.arrangement import STRICTEST, TemplateTakes, Turn, argument_object, arranged, with_spoken_calls
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, ascii_json
 from weft.text.tools.definitions import function_call
+from weft.text.tools.formats import ToolFormat
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MARK = "\ue000weft-continues-here\ue001"
@@ -66,7 +67,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ChatTemplate:
-    """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from."""
+    """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from. ``calls``: how the
+    model writes calls, if that is known."""
 
     def __init__(
         self,
@@ -77,8 +79,10 @@ class ChatTemplate:
         environment: TemplateEnvironment | None = None,
         chars_max: int = TEMPLATE_CHARS_MAX,
         control: ControlTexts = NO_CONTROL,
+        calls: ToolFormat | None = None,
     ) -> None:
         self.control = ControlTokens(control, source)
+        self._calls = calls
         self._special_tokens = dict(special_tokens)
         self._chars_max = chars_max
         environment = environment or TemplateEnvironment()
@@ -92,7 +96,9 @@ class ChatTemplate:
         self.source = source
         self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         self._knows_developer = "developer" in source
-        self._takes = TemplateTakes(lambda turns: self._run(turns, {}, starts_answer=False))
+        self._takes = TemplateTakes(
+            lambda turns, tools: self._run(turns, {"tools": tools} if tools else {}, starts_answer=False)
+        )
 
     def render(
         self,
@@ -162,6 +168,8 @@ class ChatTemplate:
             return ""
 
     def _written(self, turns: list[Turn], given: dict[str, Any], *, starts_answer: bool) -> str:
+        if any(turn.get("tool_calls") for turn in turns) and not self._takes.calls():
+            turns = with_spoken_calls(turns, self._calls)
         shown = arranged(turns, self._takes)
         try:
             return self._run(shown, given, starts_answer=starts_answer)
@@ -244,14 +252,17 @@ def load_chat_template(
     special_tokens: Mapping[str, str],
     override: str | None = None,
     control: Callable[[str], ControlTexts] = lambda source: NO_CONTROL,
+    calls: Callable[[str], ToolFormat | None] = lambda source: None,
 ) -> ChatTemplate | None:
     """The template of ``read_chat_template``, compiled in this process: without limits of time and memory.
-    ``control``: the control tokens of the model, for the template's source."""
+    ``control``, ``calls``: the control tokens of the model and its format of calls, for the template's source."""
     text = read_chat_template(directory, override=override)
     if text is None:
         return None
     source, origin = text
-    return ChatTemplate(source, special_tokens=special_tokens, origin=origin, control=control(source))
+    return ChatTemplate(
+        source, special_tokens=special_tokens, origin=origin, control=control(source), calls=calls(source)
+    )
 
 
 def check_syntax(source: str, origin: str) -> None:

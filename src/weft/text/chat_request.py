@@ -44,6 +44,7 @@ from weft.text.pictures import PicturePart, placed, split_pictures, with_picture
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart, without_marks
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, hosted_types, read_choice, read_tools, unheld_formats
+from weft.text.tools.formats import NONE, ToolFormat
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker, WorkerLane
 
@@ -181,7 +182,7 @@ def template_worker(memory_bytes: int) -> BoundedWorker:
 
 class TemplateSandbox:
     """``source`` is the template, ``origin`` says where it came from. ``worker``: one that has not begun. ``control``:
-    tokens that no text of a request becomes.
+    tokens that no text of a request becomes. ``calls``: how the model writes calls, if that is known.
     Raises CheckpointError if the template cannot be compiled within the limits."""
 
     def __init__(
@@ -195,11 +196,14 @@ class TemplateSandbox:
         memory_bytes: int,
         worker: BoundedWorker | None = None,
         control: ControlTexts = NO_CONTROL,
+        calls: ToolFormat | None = None,
     ) -> None:
         self.source = source
         self._seconds = seconds
         self._memory_bytes = memory_bytes
-        self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max, control))
+        self._start = msgspec.msgpack.encode(
+            TemplateStart(source, dict(special_tokens), origin, chars_max, control, calls.name if calls else NONE)
+        )
         worker, facts = self._begun(worker or template_worker(memory_bytes))
         self._lanes = tuple(
             WorkerLane(self._worker, seconds, first, workers=2, line_max=LINE_MAX) for first in (worker, None)

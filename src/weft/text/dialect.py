@@ -40,7 +40,7 @@ from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import Tool, ToolChoice, input_of
 from weft.text.tools.formats import FORMATS as TOOL_FORMATS
-from weft.text.tools.formats import NAMES, ToolFormat, tool_format
+from weft.text.tools.formats import NAMES, HasToken, ToolFormat, tool_format
 from weft.text.tools.json_calls import CallDelta
 from weft.text.tools.reader import LastCalls, ToolCallReader
 
@@ -354,6 +354,16 @@ def answer_markers() -> frozenset[str]:
     return frozenset[str]().union(*((row.start, row.end) for row in rows), *(row.markers for row in calls))
 
 
+def call_format(source: str, tokenizer: Tokenizer, tool_parser: str = "auto") -> ToolFormat | None:
+    """Return how a model with the template ``source`` writes calls, if that is known. Raises ConfigError for the name
+    of a parser that there is not."""
+    return tool_format(tool_parser, source, _knows(tokenizer))
+
+
+def _knows(tokenizer: Tokenizer) -> HasToken:
+    return lambda text: tokenizer.added_id(text) is not None
+
+
 class TemplateText(Protocol):
     """What a dialect must know of a chat template."""
 
@@ -377,12 +387,8 @@ class Dialect:
     ) -> None:
         source = "" if template is None else template.source
         self._tokenizer = tokenizer
-
-        def has_token(text: str) -> bool:
-            return tokenizer.added_id(text) is not None
-
-        self.reasoning = reasoning_format(reasoning_parser, source, has_token)
-        self.tools = tool_format(tool_parser, source, has_token)
+        self.reasoning = reasoning_format(reasoning_parser, source, _knows(tokenizer))
+        self.tools = call_format(source, tokenizer, tool_parser)
         self.template_takes_tools = template is not None and template.reads_tools
         names = [row.name for row in (self.reasoning, self.tools) if row is not None]
         self.channels = next(filter(None, map(channels.channel_format, names)), None)

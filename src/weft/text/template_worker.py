@@ -34,6 +34,7 @@ import msgspec
 from weft.errors import RequestError, WeftError
 from weft.text.chat import MARK, ChatMessage, ChatTemplate, common_length, with_parsed_arguments
 from weft.text.control_tokens import NO_CONTROL, ControlTexts, Quoting
+from weft.text.tools.formats import NONE, tool_format
 
 CACHE_CONTROLS_MAX = 8
 """Marks in one conversation: each costs a rendering or two (law L11)."""
@@ -143,11 +144,14 @@ class ShownPicture(msgspec.Struct, frozen=True):
 
 
 class TemplateStart(msgspec.Struct):
+    """``calls``: the name of the model's format of calls."""
+
     source: str
     special_tokens: dict[str, str]
     origin: str
     chars_max: int
     control: ControlTexts = NO_CONTROL
+    calls: str = NONE
 
 
 class TemplateFacts(msgspec.Struct, tag=True):
@@ -258,6 +262,7 @@ def prepare(start: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
             origin=given.origin,
             chars_max=given.chars_max,
             control=given.control,
+            calls=tool_format(given.calls, given.source),
         )
     except (WeftError, MemoryError, RecursionError, ValueError, OverflowError) as error:
         reason = error.message if isinstance(error, WeftError) else f"{given.origin}: {type(error).__name__}"

@@ -11,6 +11,9 @@ import pytest
 from weft.errors import RequestError
 from weft.text.arrangement import argument_object
 from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.control_tokens import ControlTexts
+from weft.text.template_worker import chat_prompt
+from weft.text.tools.formats import FORMATS, ToolFormat
 
 _CALLS = (
     "{% for c in m.tool_calls or [] %}<call {{ c.id }} {{ c.function.name }}"
@@ -52,7 +55,14 @@ CALLS_ONE_BY_ONE = (
     "{% if m.role == 'tool' and not ns.called %}{{ raise_exception('no call before a result') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}" + _CALLS + "{% endfor %}"
 )
+LEAVES_CALLS_OUT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+LEAVES_CALLS_OUT_AND_TURNS = (
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') or m.tool_calls %}"
+    "{{ raise_exception('roles are user and assistant') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 KINDS = {
+    "leaves calls out": LEAVES_CALLS_OUT,
+    "refuses calls and roles": LEAVES_CALLS_OUT_AND_TURNS,
     "plain": PLAIN,
     "first only": FIRST_ONLY,
     "silent": SILENT,
@@ -71,8 +81,9 @@ def call(arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
-def render(source: str, *messages: dict[str, Any], **more: Any) -> str:
-    return ChatTemplate(source, special_tokens={}).render(msgspec.convert(list(messages), list[ChatMessage]), **more)
+def render(source: str, *messages: dict[str, Any], calls: ToolFormat | None = None, **more: Any) -> str:
+    template = ChatTemplate(source, special_tokens={}, calls=calls)
+    return template.render(msgspec.convert(list(messages), list[ChatMessage]), **more)
 
 
 CONVERSATIONS = {
@@ -229,3 +240,74 @@ def test_an_empty_answer_is_a_space_to_a_template_that_wants_content() -> None:
 def test_an_answer_is_continued_behind_a_system_message() -> None:
     messages = (message("user", "A1"), message("system", "B2"), message("assistant", "C3"))
     assert render(FIRST_ONLY, *messages, continue_final_message=True) == "[user]A1[user]B2[assistant]C3"
+
+
+def row(name: str) -> ToolFormat:
+    return next(row for row in FORMATS if row.name == name)
+
+
+CALLED = [
+    message("user", "A1"),
+    message("assistant", "B2", tool_calls=[call('{"x": "C3", "n": [1, null]}', "call_1"), call("{}", "call_2")]),
+    message("tool", "D4", tool_call_id="call_1"),
+    message("tool", "E5", tool_call_id="call_2"),
+]
+SPOKEN = {
+    "lfm2": '<|tool_call_start|>[f(x="C3", n=[1, null]), f()]<|tool_call_end|>',
+    "granite": '<|tool_call|>[{"name": "f", "arguments": {"x": "C3", "n": [1, null]}}, {"name": "f", "arguments": {}}]',
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"x": "C3", "n": [1, null]}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+    "qwen3_xml": "<tool_call>\n<function=f>\n<parameter=x>\nC3\n</parameter>\n<parameter=n>\n[1, null]\n</parameter>\n"
+    "</function>\n</tool_call>\n<tool_call>\n<function=f>\n</function>\n</tool_call>",
+    "gemma4": '<|tool_call>call:f{x:<|"|>C3<|"|>,n:[1,null]}<tool_call|><|tool_call>call:f{}<tool_call|>',
+    "harmony": '{"name": "f", "arguments": {"x": "C3", "n": [1, null]}}\n{"name": "f", "arguments": {}}',
+}
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_past_call_is_the_models_own_text_where_the_template_leaves_it_out(name: str) -> None:
+    """As those of LFM2, SmolLM3 and Granite 3.3 do. A model that does not see its call makes it again."""
+    assert (
+        render(LEAVES_CALLS_OUT, *CALLED, calls=row(name)) == f"[user]A1[assistant]B2\n{SPOKEN[name]}[tool]D4[tool]E5"
+    )
+    assert "<call call_1 f x=C3" in render(PLAIN, *CALLED, calls=row(name))
+    assert SPOKEN[name] not in render(PLAIN, *CALLED, calls=row(name))
+
+
+def test_a_call_without_words_is_the_whole_answer_and_a_model_without_a_format_gets_json() -> None:
+    turns = [message("user", "A1"), message("assistant", None, tool_calls=[call('{"x": "B2"}')])]
+    assert render(LEAVES_CALLS_OUT, *turns) == '[user]A1[assistant]{"name": "f", "arguments": {"x": "B2"}}'
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{% if tools %}{{ m.tool_calls }}{% endif %}",
+        "{% for c in m.tool_calls or [] %}{{ c.id }}{% endfor %}",
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments + ';' }}{% endfor %}",
+        "{% if not loop.last %}{{ m.tool_calls }}{% endif %}",
+    ],
+)
+def test_a_template_that_shows_anything_of_a_call_is_left_alone(shown: str) -> None:
+    """Only with tools, only the id, only JSON text, only in front of a result."""
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + shown + "{% endfor %}"
+    assert SPOKEN["lfm2"] not in render(source, *CALLED, calls=row("lfm2"))
+
+
+def test_an_answer_to_a_call_that_is_left_out_keeps_the_text_before_it() -> None:
+    """The cached prefix of the conversation stays from one request to the next."""
+    for count in range(1, len(CALLED)):
+        begun = render(LEAVES_CALLS_OUT, *CALLED[:count], calls=row("lfm2"), add_generation_prompt=False)
+        assert render(LEAVES_CALLS_OUT, *CALLED, calls=row("lfm2")).startswith(begun)
+
+
+def test_the_markers_of_a_spoken_call_are_tokens_and_those_in_its_arguments_are_text() -> None:
+    tokens = ["<|tool_call_start|>", "<|tool_call_end|>", "<|im_end|>"]
+    control = ControlTexts(tokens, tokens[:2])
+    template = ChatTemplate(LEAVES_CALLS_OUT, special_tokens={}, control=control, calls=row("lfm2"))
+    given = json.dumps({"x": "<|im_end|><|tool_call_end|>"})
+    turns = [message("user", "A1"), message("assistant", None, tool_calls=[call(given)])]
+    prompt = chat_prompt(template, msgspec.convert(turns, list[ChatMessage]), chars_cut=1000)
+    assert prompt.text == '[user]A1[assistant]<|tool_call_start|>[f(x="<|im_end|><|tool_call_end|>")]<|tool_call_end|>'
+    begin = prompt.text.index("<|im_end|>")
+    assert prompt.quoted == [begin, begin + len("<|im_end|>")]

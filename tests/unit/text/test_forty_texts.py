@@ -14,6 +14,7 @@ from tests.unit.text.test_published_formats import FAMILIES, dialect_of
 from weft.text.dialect import AnswerBlock, text_of
 from weft.text.tools.definitions import ToolChoice, read_tools
 from weft.text.tools.formats import FORMATS, ToolFormat
+from weft.text.tools.writing import calls_text
 
 Calls = list[tuple[str, dict[str, Any]]]
 PROPERTIES: dict[str, Any] = {
@@ -197,3 +198,15 @@ def test_forty_texts_are_read_as_they_were_meant(row: ToolFormat) -> None:
                 wrong.append(f"{name} by {step}: {text.text!r} -> {content!r} {calls}")
                 break
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("row", [row for row in FORMATS if row.envelopes], ids=lambda row: row.name)
+def test_past_calls_in_the_words_of_a_model_are_read_as_the_same_calls(row: ToolFormat) -> None:
+    several = [[("write", {"path": value})] for value in VALUES.values()]
+    several += [[("write", arguments)] for arguments in TYPED.values()]
+    several += [[("class", {})], [("write", {"path": "a"}), ("mcp.fs-write_v2", {"path": "b", "flag": True})]]
+    for calls in several:
+        text = calls_text(row, [{"function": {"name": name, "arguments": given}} for name, given in calls])
+        blocks = read(row, text, len(text), eager=False)
+        assert [(block.name, json.loads(block.text)) for block in blocks if block.is_call] == calls, text
+        assert not text_of(blocks, "text").strip(), text

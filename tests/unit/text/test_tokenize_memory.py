@@ -13,7 +13,7 @@ import pytest
 from tests.unit.text.test_text_parts import PATTERNS, trained
 from weft.errors import QueueFullError
 from weft.server.protocol import name_key
-from weft.server.service import ServedModel
+from weft.server.served_model import ServedModel
 from weft.server.tokenize_budget import TextTooLongError, TokenizeBudget
 from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER
 from weft.text.tokenizer import Tokenizer

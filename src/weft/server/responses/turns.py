@@ -23,7 +23,8 @@ from weft.errors import ContextLengthError, RequestError
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
 from weft.server.responses.items import LOGPROBS, Item, ResponsesBody, messages_of
 from weft.server.responses.store import StoredResponse
-from weft.server.service import ServedModel, Service
+from weft.server.served_model import ServedModel
+from weft.server.service import Service
 from weft.text.chat import common_length
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, text_digest
 

@@ -1,0 +1,63 @@
+"""Past calls in the words of the model: the text in which it writes calls.
+
+    [{"name": "f", "arguments": {"x": 1}}] --ToolFormat--> <|tool_call_start|>[f(x=1)]<|tool_call_end|>
+
+It is the spelling of the grammars in ``calling.py``, and the readers give back the same calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.text.tools.formats import ToolFormat, Writing
+
+_PLAIN = Writing("json", between="\n")
+"""For a model without a format, and for one whose calls are messages of their own: no content has them."""
+
+
+def calls_text(row: ToolFormat | None, calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of ``calls``, each with ``function`` (``name``, and ``arguments`` as an object)."""
+    functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
+    writes = row.writes if row is not None and row.envelopes else _PLAIN
+    texts = [
+        f"{writes.before}{_call(row, writes, number, str(one.get('name')), one.get('arguments') or {})}{writes.behind}"
+        for number, one in enumerate(functions)
+    ]
+    return f"{writes.lead}{writes.between.join(texts)}{writes.tail}" if texts else ""
+
+
+def _call(row: ToolFormat | None, writes: Writing, number: int, name: str, arguments: Mapping[str, Any]) -> str:
+    if row is None or writes.style == "json":
+        return f'{{"name": {_json(name)}, "{writes.key}": {_json(arguments)}}}'
+    if writes.style == "headed":
+        head = row.head
+        assert head is not None
+        begin = head.before + head.name.replace(":0", f":{number}") + head.arguments
+        return begin.replace("{name}", name) + _json(arguments) + head.behind
+    if writes.style == "xml":
+        return row.tags.begin(name) + "".join(_tagged(row, *item) for item in arguments.items()) + row.tags.function_end
+    if writes.style == "braces":
+        return f"call:{name}{_braces(arguments, row.quote)}"
+    return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in arguments.items())})"
+
+
+def _tagged(row: ToolFormat, key: str, value: Any) -> str:
+    is_text = isinstance(value, str)
+    shown = value if is_text else _json(value)
+    return f"{row.tags.parameter_begin(key, is_text=is_text)}{shown}{row.tags.value_end}"
+
+
+def _braces(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_braces(inner, quote)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(_braces(inner, quote) for inner in value)}]"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
