@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,9 +91,24 @@ def test_the_defaults_and_every_choice_pass() -> None:
         ("header_timeout", 0.1, 0.05),
         ("max_stored_responses", 1, 0),
         ("max_batch_lines", 1, 0),
+        ("max_unread_mb", 1, 0),
+        ("file_days", 0.001, 0.0),
     ],
 )
 def test_the_least_value_of_a_limit_is_taken_and_nothing_below(name: str, least: float, below: float) -> None:
     ServerConfig(**{name: least}).check()
     with pytest.raises(ConfigError, match=rf"limits\.{name} is {below}; it must be .*at least {least} and at most"):
         ServerConfig(**{name: below}).check()
+
+
+def test_the_pages_name_the_defaults_of_limits() -> None:
+    pages = "".join(page.read_text() for page in (Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
+    told = re.findall(r"^\| `limits\.(\w+)` \| ([\d,]+)|`limits\.(\w+)` \(([\d,]+)", pages, re.M)
+    defaults = {one.name: one.default for config in (EngineConfig, ServerConfig) for one in fields(config)}
+    compared = set()
+    for in_table, value, in_text, other in told:
+        name, number = in_table or in_text, int((value or other).replace(",", ""))
+        if isinstance(defaults[name], int | float):
+            assert defaults[name] == number, f"limits.{name}"
+            compared.add(name)
+    assert len(compared) > 15, "the control: there are such rows"

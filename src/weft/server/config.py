@@ -195,7 +195,7 @@ class ServerConfig:
     max_body_mb: int = limit(64, "Largest request body in MB (413).", least=1, most=MB_MAX)
     max_json_values: int = limit(
         1_000_000,
-        "JSON values of one request body of over 1 MiB: elements, fields and brackets (413).",
+        "JSON values of one request body of over 256 KiB: elements, fields and brackets (413).",
         least=1000,
         most=1_000_000_000,
     )

@@ -69,6 +69,17 @@ def test_a_key_takes_half_of_the_budget_and_leaves_the_rest_to_others() -> None:
         pass
 
 
+def test_a_text_that_is_done_gives_its_own_part_back_and_no_more() -> None:
+    budget = TokenizeBudget(100, 1000 * MIB)
+    with budget.spending(60, 1 * MIB):
+        with budget.spending(30, 1 * MIB):
+            pass
+        with pytest.raises(QueueFullError, match="texts with 60 characters"), budget.spending(50, 1 * MIB):
+            pass
+        with budget.spending(40, 1 * MIB):
+            pass
+
+
 class Reading(Tokenizer):
     """The tokenizer, which counts the characters that it reads."""
 
