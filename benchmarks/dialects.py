@@ -32,7 +32,9 @@ from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
 from weft.server.app import build_app
 from weft.server.config import ServerConfig
-from weft.server.service import Service, load_served_model
+from weft.server.models import Models, PinnedModel
+from weft.server.served_model import load_served_model
+from weft.server.service import Service
 
 VOCAB_SIZE = 2000
 TEMPLATE = (
@@ -151,7 +153,7 @@ async def timed(app: Any, path: str, count: int, tokens: int, *, stream: bool) -
 async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     engine: Any = ReadyEngine()
     config = ServerConfig(response_store=str(directory / "responses.sqlite"))
-    service = Service(config, engine)
+    service = Service(config, Models([PinnedModel(engine)]))
     sizes = Sizes(max_model_len=4096, rows_max=64, step_tokens_max=2048, queue_max=1024, memory_bytes=1 << 30)
     info = ModelInfo(
         name="m",

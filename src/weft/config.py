@@ -12,12 +12,13 @@ names as keywords, and an error can name the flag. ``weft.memory.frames.plan.fit
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.config_check import check_fields, debug, flag, known_fields, limit
 from weft.errors import ConfigError
-from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
+from weft.units import CHUNK_TOKENS, TOKENS_MAX
 
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizeChoice = Literal["none", "int8", "int4", "w8a8"]
@@ -29,7 +30,10 @@ DTYPE_SPELLINGS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fl
 """Other spellings of dtypes that flags, variables, files and keywords take."""
 _DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
 
-THREADS_MAX = 1024
+THREADS_MAX, RANKS_MAX = 1024, 64
+STEP_TOKENS_MAX = 1 << 20
+"""Most tokens of a step, and so of sequences that run at once: each has a token in it."""
+HOUR_MS = 3_600_000
 STORE_BYTES_MIN = 16 << 20
 """A store of less would hold no prefix worth a read."""
 STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
@@ -80,15 +84,18 @@ class EngineConfig:
         "default: 40 % of the RAM that is free once weights are loaded; on a "
         "GPU, see --gpu-memory-fraction.",
         size=True,
+        least=1,
     )
-    max_model_len: int | None = flag(None, "Longest prompt + answer in tokens; default: the model's own.", least=1)
-    max_num_seqs: int = flag(256, "Most sequences that run at once.", least=1)
+    max_model_len: int | None = flag(
+        None, "Longest prompt + answer in tokens; default: the model's own.", least=1, most=TOKENS_MAX
+    )
+    max_num_seqs: int = flag(256, "Most sequences that run at once.", least=1, most=STEP_TOKENS_MAX)
     max_num_batched_tokens: int | None = flag(
         None,
         "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on a GPU, and "
         "8192 for an embedder whose tokens see later ones, which computes prompts whole.",
         least=1,
-        most=1 << 20,
+        most=STEP_TOKENS_MAX,
     )
     max_step_ms: int | None = flag(
         None,
@@ -96,8 +103,11 @@ class EngineConfig:
         "chunks shrink to fit, so that answers flow; 0: no limit; default: "
         "1000 on a CPU, 100 on a GPU.",
         least=0,
+        most=HOUR_MS,
     )
-    max_queued_requests: int = limit(1024, "Most requests waiting to run; more are turned away with 503.", least=1)
+    max_queued_requests: int = limit(
+        1024, "Most requests waiting to run; more are turned away with 503.", least=1, most=1_000_000
+    )
     priority_across_keys: bool = flag(
         False, "Let a `priority` below 0 go before the requests of all API keys; by default it orders those of one key."
     )
@@ -151,6 +161,7 @@ class EngineConfig:
         None,
         "Most bytes of the store, such as 100GB; default: half of what the disk has free at the first start.",
         size=True,
+        least=STORE_BYTES_MIN,
     )
     store_write: str = limit("200MB/s", "Most bytes a second that are written to the store.", rate=True)
     store_pack: Literal["auto", "on", "off"] = debug(
@@ -159,7 +170,9 @@ class EngineConfig:
     store_reserve: str = limit("8GiB", "Bytes of the disk that the store leaves free.", size=True)
     handoffs: bool = debug(False, "Prompts may be computed by one engine and answered by another; --roles turns it on.")
     picture_rows: str = limit("256MiB", "Most memory of --memory for pictures that were encoded.", size=True)
-    grammar_seconds: int = limit(3, "CPU seconds that compiling the grammar of one request may take.", least=1)
+    grammar_seconds: int = limit(
+        3, "CPU seconds that compiling the grammar of one request may take.", least=1, most=3600
+    )
     grammar_memory: str = limit("256MiB", "Memory that compiling the grammar of one request may take.", size=True)
     grammar_step_ms: int = limit(
         10,
@@ -184,13 +197,19 @@ class EngineConfig:
         "on the hub; requests pick it by its name. May be given several times.",
         also=("--lora-modules",),
     )
+    lora_required: bool = flag(
+        True,
+        "End the start where an adapter of --lora cannot be served; false: serve the model without it, as several "
+        "models always are.",
+        table="server",
+    )
     max_lora_rank: int = limit(64, "Largest rank of an adapter.", least=1, most=4096)
     lora_memory: str = limit(
         "1GiB",
         "Memory for adapters; the least recently used one gives way, never one that a request runs with.",
         size=True,
     )
-    seed: int = flag(0, "Seed of the engine: of requests that bring none.")
+    seed: int = flag(0, "Seed of the engine: of requests that bring none.", least=-(2**63), most=2**64 - 1)
     default_sampling: str | None = flag(
         None,
         "Sampling of requests where neither they nor the checkpoint say, in every API: ollama (temperature 0.8, "
@@ -207,7 +226,7 @@ class EngineConfig:
         "Ranks: processes that compute the model together, each with a share of its heads, "
         "widths and channels (tensor parallelism). --memory is that of each rank.",
         least=1,
-        most=64,
+        most=RANKS_MAX,
     )
     ep: bool = flag(False, "With --tp: ranks divide experts by their number (expert parallelism), not by their width.")
     rank_timeout: float = limit(
@@ -284,11 +303,6 @@ class EngineConfig:
                 "behind a prompt is what goes to another engine",
                 param="--roles",
             )
-        if self.store_size is not None and parse_bytes(self.store_size, flag="--store-size") < STORE_BYTES_MIN:
-            raise ConfigError(
-                f"--store-size {self.store_size} is too small: a store has at least {format_bytes(STORE_BYTES_MIN)}",
-                param="--store-size",
-            )
         if self.store_size is not None and self.store is None:
             raise ConfigError(f"--store-size {self.store_size} needs --store", param="--store-size")
         if self.store_cache is not None and "://" not in (self.store or ""):
@@ -305,6 +319,10 @@ class EngineConfig:
             )
         if self.store_required and self.store is None:
             raise ConfigError("cache.store_required needs --store", param="cache.store_required")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise ConfigError(
+                f"--device is {self.device!r}; it may be auto, cpu, cuda or cuda:N, N from 0 to 999", param="--device"
+            )
         if self.lora:
             from weft.adapters import named_paths  # commands without adapters start without it
 

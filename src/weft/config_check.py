@@ -32,8 +32,8 @@ that are made once for a deployment, and switches to compare with."""
 
 def flag(default: Any, help: str, **more: Any) -> Any:
     """A field that is a flag, or with ``table`` a key of that table of the config file. ``more``:
-    ``positional``; the ``least``, ``above`` and ``most`` of a number; ``size`` of a text that is a number of
-    bytes, ``rate`` of bytes a second."""
+    ``positional``; the ``least``, ``above`` and ``most`` of a number, which has a bound on both sides; ``size`` of a
+    text that is a number of bytes, ``least`` of them, ``rate`` of bytes a second."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -78,7 +78,7 @@ def check_fields(config: Any) -> None:
         if wrong is not None:
             raise ConfigError(f"{setting_name(declared)} is {value!r}; {wrong}", param=setting_name(declared))
         if "size" in declared.metadata:
-            parse_bytes(value, flag=setting_name(declared))
+            parse_bytes(value, flag=setting_name(declared), least=declared.metadata.get("least", 0))
         if "rate" in declared.metadata:
             parse_byte_rate(value, flag=setting_name(declared))
 

@@ -39,7 +39,10 @@ def parse_roles(text: str, *, flag: str = "--roles") -> list[Role]:
             "one replica for prompts (p), two that go on with the answers (d); b does both",
             param=flag,
         )
-    check_replicas(f"{flag} {text}", sum(int(count) for count, _ in parts), flag=flag)
+    count = sum(int(count) for count, _ in parts)
+    if not count:
+        raise ConfigError(f"{flag} {text}: 0 replicas; there must be at least 1", param=flag)
+    check_replicas(f"{flag} {text}", count, flag=flag)
     return [ROLES[letter] for count, letter in parts for _ in range(int(count))]
 
 

@@ -31,6 +31,9 @@ CHUNK_TOKENS = 64
 """The absolute grid of the chunked recurrent kernels: chunks start at multiples of it. A prompt computed in
 any pieces that end on the grid goes through the same chunks as in one piece."""
 
+TOKENS_MAX = 2**24
+"""Most tokens of a sequence, 16.8 million: float32, in which rotary positions are computed, counts no further."""
+
 VERIFY_TOKENS_MAX = 64
 """Most tokens in the verify runs of a step. It bounds the replay log of the step (law L11)."""
 
@@ -54,6 +57,9 @@ _SUFFIX = {
     "TIB": 2**40,
 }
 
+BYTES_MAX = 2**60
+"""Most bytes that a flag may name: 1 EiB, more than any machine addresses or any disk holds."""
+
 _BARE_BYTES_LEAST = 1_000_000
 """Below it, a number without a unit is rather gigabytes that lost their unit than bytes."""
 
@@ -71,11 +77,12 @@ def pages_for(tokens: int) -> int:
     return ceil_div(tokens, PAGE_TOKENS)
 
 
-def parse_bytes(text: str, *, flag: str, a_second: bool = False) -> int:
+def parse_bytes(text: str, *, flag: str, a_second: bool = False, least: int = 0) -> int:
     """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes; ``a_second``: ``"3GB/s"`` too.
 
     Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a
-    unit: ``--memory 24`` means gigabytes far more often than bytes.
+    unit: ``--memory 24`` means gigabytes far more often than bytes; and for fewer bytes than ``least`` or more than
+    ``BYTES_MAX``.
     """
     match = re.fullmatch(
         r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text.removesuffix("/s") if a_second else text
@@ -87,11 +94,14 @@ def parse_bytes(text: str, *, flag: str, a_second: bool = False) -> int:
             f"{flag} {text!r} is not {what}: write a number with B, MB, GB, MiB or GiB, for example {flag} {example}",
             param=flag,
         )
-    count = int(float(match.group(1)) * scale)
+    number = match.group(1)
+    count = float(number) * scale
     if not match.group(2) and 0 < count < _BARE_BYTES_LEAST:
-        number = match.group(1)
         raise ConfigError(f"{flag} {text!r} has no unit: write {number}GiB, {number}MiB or {number}B", param=flag)
-    return count
+    if not least <= count <= BYTES_MAX:
+        limits = f"at least {format_bytes(least)} and at most {format_bytes(BYTES_MAX)}"
+        raise ConfigError(f"{flag} is {text!r}; it must be {limits}", param=flag)
+    return int(count)
 
 
 def parse_byte_rate(text: str, *, flag: str) -> int:
@@ -126,7 +136,7 @@ def parse_duration(text: str | float, *, flag: str) -> float | None:
 
 def format_bytes(count: int | float) -> str:
     """1536 -> '1.5 KiB'. For people; never parsed back."""
-    for suffix, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for suffix, scale in (("EiB", 2**60), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             value = count / scale
             return f"{value:.0f} {suffix}" if value >= 100 else f"{value:.1f} {suffix}"

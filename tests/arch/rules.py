@@ -140,7 +140,6 @@ FUNCTION_STATEMENTS_MAX = 45
 LONGER: dict[str, str] = {
     "src/weft/models/adapters.py": "a load of an adapter, from peft's file to factors by module, is one walk",
     "src/weft/runner/torch_executor.py": "one step from plan to tokens; parts that could leave have left",
-    "src/weft/server/service.py": "three thoughts: models, the text side, health; they are to be parted",
     "src/weft/tensor/kernels/moe.py: _product": "a Triton kernel: the compiler takes no calls in place of its loops",
     "src/weft/memory/prefix/eviction.py: choose": "a walk over candidates that shares a dozen local counts",
     "src/weft/schedule/admission.py: plan": "the order in which a request's claims are made, in one place",

@@ -31,11 +31,14 @@ from weft.rpc.messages import Submit
 from weft.server.config import ServerConfig
 from weft.server.http import http_server
 from weft.server.listening import bind
-from weft.server.service import Service, load_served_model
+from weft.server.models import Models, PinnedModel
+from weft.server.served_model import load_served_model
+from weft.server.service import Service
 from weft.text.tokenizer import Tokenizer
 
-MODULES_MAX = 26
-"""25, and ``server.tracing``: each request has a line in the log."""
+MODULES_MAX = 28
+"""25; ``server.tracing``: each request has a line in the log; ``server.models`` and ``server.served_model``, which were
+parts of ``server.service``: which model a name means, and its text side."""
 WALKS = 3
 NOT_OF_THE_REQUEST = {"weft.rpc.heartbeat", "weft.rpc.loop_socket"}
 """A beat of the engine may arrive in the same moment."""
@@ -115,7 +118,7 @@ async def walked_in_the_server(directory: Path, tokens: list[int]) -> tuple[list
     walks = [Walk("BoundedProtocol.data_received", f"{EngineLink.__name__}.send_raw", tokens) for _ in range(WALKS)]
     config = ServerConfig(port=0, file_store="off", response_store=None)
     fleet = Fleet(EngineConfig(model=str(directory)), factory="tests.server.scripted_engine:build")
-    service = Service(config, fleet)
+    service = Service(config, Models([PinnedModel(fleet)]))
     http, listener = http_server(service), bind(config)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     await fleet.start()

@@ -153,12 +153,12 @@ def test_requests_that_fail_are_counted_and_told(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--request-rate", "0"], "--request-rate is 0"),
-        (["--request-rate", "-2"], "--request-rate is -2"),
-        (["--request-rate", "nan"], "--request-rate is nan"),
-        (["--burstiness", "0"], "--burstiness is 0"),
-        (["--burstiness", "inf"], "--burstiness is inf"),
-        (["--request-timeout", "0"], "--request-timeout is 0"),
+        (["--request-rate", "0"], "'--request-rate': 0.0 is not in the range 0<x<=inf"),
+        (["--request-rate", "-2"], "'--request-rate': -2.0 is not in the range"),
+        (["--request-rate", "nan"], "'--request-rate': nan is not in the range"),
+        (["--burstiness", "0"], "'--burstiness': 0.0 is not in the range 0<x<=1000000"),
+        (["--burstiness", "inf"], "'--burstiness': inf is not in the range"),
+        (["--request-timeout", "0"], "'--request-timeout': 0.0 is not in the range 0<x<=86400"),
         (["--model", "nobody"], "'nobody', and http"),
         (["--random-input-len", "5000"], "5128; the server takes 2048"),
         (["--goodput", "itl:3"], "--goodput"),

@@ -200,7 +200,7 @@ def test_generate_without_a_prompt_says_how_to_give_one(
         (["serve", "--media-domains", "https://a.example"], "--media-domains 'https://a.example': it takes host"),
         (
             ["serve", "--store", "/nowhere/store", "--store-size", "1KB"],
-            "--store-size 1KB is too small: a store has at least 16.0 MiB",
+            "--store-size is '1KB'; it must be at least 16.0 MiB and at most 1.0 EiB",
         ),
     ],
 )

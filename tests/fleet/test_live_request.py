@@ -120,3 +120,13 @@ def test_the_delay_grows_with_short_lives_and_has_a_bound() -> None:
     assert delays[0] == 0
     assert delays == sorted(delays)
     assert delays[-1] == BACKOFF_MAX_S
+
+
+def test_an_engine_is_told_where_its_prompt_parts_from_others_besides_what_the_client_declared() -> None:
+    one = LiveRequest(
+        Request(request_id="a", prompt_tokens=[1, 2, 3], sampling=SamplingParams(seed=1), boundaries=[64, 128]), 0
+    )
+    one.placed(0, (128, 192))
+    assert one.resumable().boundaries == [64, 128, 192]
+    one.placed(1)
+    assert one.resumable() is one.request, "another engine's router knows of none"

@@ -12,7 +12,7 @@ from weft.engine.stats import AWAKE, EngineStats, SleepState, WeightsState
 from weft.errors import CheckpointError
 from weft.fleet.all_engines import AllEngines
 from weft.fleet.joined import identity_with
-from weft.rpc.messages import WeightsOutcome
+from weft.rpc.messages import SleepOutcome, WeightsOutcome
 
 
 @dataclass
@@ -56,8 +56,14 @@ class Engine:
         self.paused = False
         return WeightsOutcome(weights=self.weights, paused=False)
 
-    async def wake_up(self, tags: object) -> None:
-        self.sleep_state = AWAKE
+    async def sleep(self, level: int, mode: str, timeout_s: float) -> SleepOutcome:
+        self.sleep_state = SleepState(level, ("weights", "kv_cache"))
+        return SleepOutcome(state=self.sleep_state)
+
+    async def wake_up(self, tags: list[str] | None) -> SleepOutcome:
+        left = tuple(part for part in self.sleep_state.missing if tags is not None and part not in tags)
+        self.sleep_state = SleepState(self.sleep_state.level, left) if left else AWAKE
+        return SleepOutcome(state=self.sleep_state)
 
 
 @dataclass
@@ -121,3 +127,21 @@ def test_an_identity_follows_the_weights() -> None:
     started = {"weights": "aaaa", "records": "cccc", "version": "1"}
     assert identity_with(started, WeightsState("", "aaaabbbb", 0)) == started
     assert identity_with(started, WeightsState("x", "ddddeeee", 1)) == {"weights": "dddd", "version": "1"}
+
+
+@pytest.mark.parametrize(("tags", "level"), [(None, 0), (["weights"], 1)])
+def test_an_engine_that_starts_later_sleeps_until_the_others_are_wholly_awake(
+    tags: list[Any] | None, level: int
+) -> None:
+    async def run() -> None:
+        engines = fleet(Engine(), Engine())
+        await engines.sleep(1, "abort", 0.0)
+        late = Engine()
+        await engines.follow(cast(Any, late))
+        assert late.sleep_state.level == 1
+        await engines.wake_up(tags)
+        later = Engine()
+        await engines.follow(cast(Any, later))
+        assert later.sleep_state.level == level
+
+    asyncio.run(run())

@@ -13,17 +13,20 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.mutants.equivalent import EQUIVALENT, is_equivalent
 from tests.mutants.sample import FOLDERS, Mutant, sample
-from tests.mutants.switches import CODE, MODULE, Switches, with_switches, write_compiled
-from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TIME_LIMIT, Files
+from tests.mutants.switches import with_switches, write_compiled
+from tests.mutants.worker import KILLED, NO_TEST, STAGES, SURVIVED, TESTS_MAX, TESTS_S_MAX, TIME_LIMIT, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMS = (KILLED, TIME_LIMIT, SURVIVED, NO_TEST, "equivalent")
+REMOVED = "removed"
+"""A mutant that survived, and whose code is gone since then."""
+FORMS = (KILLED, TIME_LIMIT, SURVIVED, NO_TEST, REMOVED, "equivalent")
 
 SITE = """
 import sys
@@ -66,8 +69,6 @@ def begin(files: Files, count: int, seed: int) -> None:
         of_files[mutant.path].append(number)
     commit = _git("rev-parse", "--short", "HEAD").strip()
     kept = {"commit": commit, "files": list(of_files), "mutants": [asdict(mutant) for mutant in mutants]}
-    Switches(files.switches, len(mutants) + len(of_files))
-    (files.tree / "src" / f"{MODULE}.py").write_text(CODE.format(path=str(files.switches)))
     for at, (path, numbers) in enumerate(of_files.items()):
         source = (ROOT / path).read_text()
         changes = {i: sources[mutants[i]] for i in numbers}
@@ -81,9 +82,16 @@ def outcomes(files: Files, which: str) -> list[tuple[Mutant, str]]:
     found = []
     for mutant in files.mutants():
         outcome = "equivalent" if is_equivalent(mutant) else results.get(mutant.key, {}).get(which)
+        if outcome in (SURVIVED, NO_TEST) and which == "outcome" and not is_in_file(mutant.path, mutant.before):
+            outcome = REMOVED
         if outcome is not None:
             found.append((mutant, outcome))
     return found
+
+
+def is_in_file(path: str, lines: str) -> bool:
+    """Whether the file has these lines today, however they are indented."""
+    return " ".join(lines.split()) in " ".join((ROOT / path).read_text().split())
 
 
 def report(files: Files) -> None:
@@ -103,7 +111,7 @@ def report(files: Files) -> None:
         if outcome in (SURVIVED, NO_TEST):
             print(f"{mutant.path}:{mutant.line}: {outcome}\n    - {mutant.before}\n    + {mutant.after}")
     for path, before, _, _ in EQUIVALENT:
-        if " ".join(before.split()) not in " ".join((ROOT / path).read_text().split()):
+        if not is_in_file(path, before):
             print(f"{path} has no {before!r} any more: take it off the list of equivalent mutants")
 
 
@@ -124,6 +132,9 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true", help="try what survived with five times the tests")
     parser.add_argument("--again", action="store_true", help="try what survived once more, as its tests are better now")
     parser.add_argument("--pause", default="", metavar="FILE", help="wait while this file exists")
+    parser.add_argument("--tests", type=int, default=TESTS_MAX, help="most tests that a stage asks about a mutant")
+    parser.add_argument("--tests-seconds", type=float, default=TESTS_S_MAX, help="their usual seconds together")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the mutants")
     parser.add_argument("--report", action="store_true", help="only print the tables")
     arguments = parser.parse_args()
     files = Files(ROOT / "build" / "mutants")
@@ -131,10 +142,13 @@ def main() -> None:
         begin(files, arguments.count, arguments.seed)
     if not arguments.report:
         copy_tree(files, "tests/")
-        given = vars(arguments) | {"build": str(files.build)}
+        given = vars(arguments) | {"build": str(files.build), "run": time.time()}
         path = os.pathsep.join([str(files.tree / "src"), str(files.tree)])
         command = [sys.executable, "-m", "tests.mutants.worker", json.dumps(given)]
-        subprocess.run(command, cwd=files.tree, env=os.environ | {"PYTHONPATH": path}, check=False)
+        environment = os.environ | {"PYTHONPATH": path}
+        workers = [subprocess.Popen(command, cwd=files.tree, env=environment) for _ in range(arguments.workers)]
+        for worker in workers:
+            worker.wait()
     report(files)
 
 

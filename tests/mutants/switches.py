@@ -24,7 +24,7 @@ from typing import Any
 
 NONE = 0xFFFF
 MODULE = "weft_mutants"
-"""Name of the module that the copy of the tree gets next to weft."""
+"""Name of the module by which the changed modules read the shared file: each worker has one in its folder."""
 CODE = """
 import mmap
 

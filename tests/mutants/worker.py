@@ -18,6 +18,7 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import select
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,20 @@ import pytest
 
 from tests.mutants.equivalent import is_equivalent
 from tests.mutants.sample import Mutant
-from tests.mutants.switches import NONE, Switches
+from tests.mutants.switches import CODE, MODULE, NONE, Switches
 
 UNIT_FOLDERS = ("memory", "schedule", "engine", "store", "text", "costs", "router", "speculation")
-STAGES = (("tests/unit", "tests/property", "tests/rpc"), ("tests/server", "tests/fleet", "tests/api"), ("tests/sim",))
+STAGES = (
+    ("tests/unit", "tests/property", "tests/rpc"),
+    ("tests/server", "tests/fleet", "tests/api"),
+    ("tests/sim", "tests/cli"),
+)
 ALONE = (*(f"tests/unit/{name}" for name in UNIT_FOLDERS), "tests/property", "tests/sim")
 """Folders whose tests wait for no process and no thread: a failure needs no control, since they passed before."""
-TESTS_MAX, FILE_TESTS_MAX, TESTS_S_MAX = 40, 12, 8.0
-"""Tests that one stage runs for a mutant: in all, of one file, and their usual seconds together."""
+TESTS_MAX, TESTS_S_MAX = 40, 8.0
+"""Tests that one stage runs for a mutant, if nothing else is asked for, and their usual seconds together."""
+FILE_TESTS_MAX = 12
+"""Those of one file."""
 WIDER = 5
 """Survivors are tried again with so many times the tests."""
 LIMIT_S, LIMIT_FACTOR = (10.0, 30.0, 30.0), 6.0
@@ -56,13 +63,11 @@ Seen = dict[str, tuple[float, bool, list[int]]]
 
 
 class Files:
-    """``sample``, ``map`` (files of tests) and ``results`` (by the key of a mutant) in a folder."""
+    """``sample``, ``map/`` (one for each file of tests) and ``results`` (by the key of a mutant) in a folder."""
 
     def __init__(self, build: Path) -> None:
         self.build = build
         self.tree = build / "tree"
-        self.switches = build / "switches"
-        self.options = ["-q", "-p", "no:cacheprovider", f"--basetemp={build / 'tmp'}"]
 
     def read(self, name: str) -> dict[str, Any]:
         file = self.build / f"{name}.json"
@@ -70,11 +75,56 @@ class Files:
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         file = self.build / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.with_suffix(".new").write_text(json.dumps(value, indent=1))
         file.with_suffix(".new").replace(file)
 
+    def add_result(self, key: str, result: dict[str, Any]) -> None:
+        """Write one of the results, which other workers write too."""
+        with (self.build / "results.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.write("results", self.read("results") | {key: result})
+
     def mutants(self) -> list[Mutant]:
         return [Mutant(**one) for one in self.read("sample")["mutants"]]
+
+
+class Place:
+    """Folder of one worker: its shared file and what its children write. The first that no other worker has."""
+
+    def __init__(self, files: Files) -> None:
+        for number in itertools.count():
+            self.folder = files.build / f"worker-{number}"
+            self.folder.mkdir(exist_ok=True)
+            self._lock = (self.folder / "lock").open("w")
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        self.switches = self.folder / "switches"
+        (self.folder / f"{MODULE}.py").write_text(CODE.format(path=str(self.switches)))
+        self.seen, self.log = self.folder / "seen.json", self.folder / "child.log"
+        self.options = ["-q", "-p", "no:cacheprovider", f"--basetemp={self.folder / 'tmp'}"]
+
+
+class Claims:
+    """Locks on bytes of one file, by which workers share the work. They end with their process; children have none."""
+
+    def __init__(self, files: Files) -> None:
+        self._file = (files.build / "claims").open("a+b")
+
+    @contextlib.contextmanager
+    def claim(self, name: str, waits: bool) -> Iterator[bool]:
+        """Hold ``name``, and say whether it is held: another worker may have it, unless this one ``waits`` for it."""
+        at = int(hash_of(name), 16) >> 2
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB), 1, at)
+        except OSError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, at)
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -126,22 +176,21 @@ def _wait(pid: int, limit_s: float) -> int | None:
 class Worker:
     """Plugin of pytest that runs mutants in place of the tests."""
 
-    def __init__(self, files: Files, given: dict[str, Any]) -> None:
+    def __init__(self, files: Files, place: Place, given: dict[str, Any]) -> None:
         """``given``: the arguments of ``tests.mutants.__main__``."""
-        self.files = files
+        self.files, self.place, self.claims = files, place, Claims(files)
         self.mutants = files.mutants()
         self.numbers = {path: len(self.mutants) + at for at, path in enumerate(files.read("sample")["files"])}
-        self.switches = Switches(files.switches, len(self.mutants) + len(self.numbers))
-        self._lock = files.switches.open()
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two workers would switch each other's mutants
+        self.switches = Switches(place.switches, len(self.mutants) + len(self.numbers))
         self.switches.clear()
         self.end_s = time.monotonic() + given["seconds"]
         first, places = list(enumerate(self.mutants))[: given["first"]], tuple(given["places"] or ["src/"])
         self.due = [(at, one) for at, one in first if one.path.startswith(places) and not is_equivalent(one)]
         self.only = set(given["files"])
-        self.again, self.wide = bool(given["again"]), bool(given["wide"])
+        self.again, self.wide, self.run = bool(given["again"]), bool(given["wide"]), float(given["run"])
         self.pause = Path(given["pause"]) if given["pause"] else None
         self.stages = set(given["stages"])
+        self.tests_max, self.tests_s_max = int(given["tests"]), float(given["tests_seconds"])
         self.seen: Seen = {}
         self.spared: set[int] = set()
 
@@ -166,19 +215,18 @@ class Worker:
 
     def child(self, run: Callable[[], None], limit_s: float) -> int | None:
         """Return the exit code of a child that calls ``run`` and leaves ``seen`` in a file, or None at the limit."""
-        seen = self.files.build / "seen.json"
-        seen.unlink(missing_ok=True)
+        self.place.seen.unlink(missing_ok=True)
         pid = os.fork()
         if pid == 0:
             code = 3
             try:
                 os.setsid()
-                output = os.open(self.files.build / "child.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                output = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
                 for descriptor, opened in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
                     os.dup2(opened, descriptor)
                 run()
                 code = 1 if self.session.testsfailed else 0
-                seen.write_text(json.dumps(self.seen))
+                self.place.seen.write_text(json.dumps(self.seen))
             finally:
                 os._exit(code)
         code_or_none = _wait(pid, limit_s)
@@ -190,7 +238,7 @@ class Worker:
 
     def last_seen(self) -> Seen:
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            return dict(json.loads((self.files.build / "seen.json").read_text()))
+            return dict(json.loads(self.place.seen.read_text()))
         return {}
 
     def is_over(self) -> bool:
@@ -223,42 +271,50 @@ class Worker:
         forks = running.fork_server(frozenset(running.server_environment().items()))
         self.spared = {forks.process.pid}
 
+    def shared(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield the names that no other worker has, then wait for each of those, in case its worker has ended."""
+        names = list(names)
+        for waits in (False, True):
+            for name in names:
+                with self.claims.claim(name, waits) as is_own:
+                    if is_own and not self.is_over():
+                        yield name
+
     def map(self, folders: tuple[str, ...]) -> None:
-        known = self.files.read("map")
-        for name, items in self.items.items():
-            if not self.is_used(name, folders):
-                continue
-            text = Path(name).read_text()
-            if known.get(name, {}).get("text") == hash_of(text) or self.is_over():
+        for name in self.shared(name for name in self.items if self.is_used(name, folders)):
+            text = hash_of(Path(name).read_text())
+            if self.files.read(f"map/{name}").get("text") == text:
                 continue
             self.seen = {}
             begin_s = time.monotonic()
+            items = self.items[name]
             self.child(lambda chosen=items: self.run_items(chosen, False), MAP_LIMIT_S)  # type: ignore[misc]
             tests = self.last_seen()
-            known[name] = {"text": hash_of(text), "tests": tests}
-            self.files.write("map", known)
+            self.files.write(f"map/{name}", {"text": text, "tests": tests})
             print(f"map {name}: {len(tests)} of {len(items)} tests, {time.monotonic() - begin_s:.1f} s", flush=True)
 
     def tests_of(self, number: int, mapped: dict[str, Any]) -> list[str]:
         """Return the tests that reach a mutant, the nearest files and the fastest tests first."""
         mutant = self.mutants[number]
         own = {number} if number not in self.imported else self.of_file(mutant.path)
-        stem, top = Path(mutant.path).stem, mutant.folder.split("/")[0]
+        top, *inner = Path(mutant.path).with_suffix("").parts[2:]
+        words = {part.removesuffix("s") for part in inner}
         wider = WIDER if self.again or self.wide else 1
         reaching: dict[str, list[tuple[float, str]]] = {}
         for name, file in mapped.items():
             tests = [(s, test) for test, (s, passes, places) in file["tests"].items() if passes and own & set(places)]
             reaching[name] = sorted(tests)[: wider * FILE_TESTS_MAX]
 
-        def distance(name: str) -> tuple[bool, bool, float]:
+        def distance(name: str) -> tuple[int, bool, float]:
             seconds = sum(seconds for seconds, _ in reaching[name])
-            return (stem not in Path(name).stem, f"/{top}/" not in name, seconds)
+            return (-sum(word in Path(name).stem for word in words), f"/{top}/" not in name, seconds)
 
         chosen: list[str] = []
         sum_s = 0.0
         for name in sorted(reaching, key=distance):
             for seconds, test in reaching[name]:
-                if len(chosen) < wider * TESTS_MAX and (not chosen or sum_s + seconds <= wider * TESTS_S_MAX):
+                is_room = len(chosen) < wider * self.tests_max and sum_s + seconds <= wider * self.tests_s_max
+                if is_room or not chosen:
                     chosen.append(test)
                     sum_s += seconds
         return chosen
@@ -271,51 +327,52 @@ class Worker:
 
     def run_stage(self, stage: int, folders: tuple[str, ...]) -> None:
         mapped = self.mapped(folders)
-        results = self.files.read("results")
-        for number, mutant in self.due:
-            own = results.get(mutant.key, {"stage": -1, "outcome": NO_TEST, "seconds": 0.0})
-            is_due = self.again or self.wide or own["stage"] < stage
-            if self.is_over() or own["outcome"] in (KILLED, TIME_LIMIT) or not is_due:
+        numbers = {mutant.key: number for number, mutant in self.due}
+        for key in self.shared(numbers):
+            number = numbers[key]
+            own = self.files.read("results").get(key, {"stage": -1, "outcome": NO_TEST, "seconds": 0.0})
+            if self.again or self.wide:
+                is_due = own["stage"] >= 0 and own["run"] != [self.run, stage]
+            else:
+                is_due = own["stage"] < stage
+            if own["outcome"] in (KILLED, TIME_LIMIT) or not is_due:
                 continue
             begin_s = time.monotonic()
             outcome, killer = self.outcome_of(number, self.tests_of(number, mapped), LIMIT_S[stage])
             if outcome == NO_TEST:
                 outcome = own["outcome"]
-            own |= {"outcome": outcome, "stage": max(stage, own["stage"]), "killer": killer}
+            own |= {"outcome": outcome, "stage": max(stage, own["stage"]), "killer": killer, "run": [self.run, stage]}
             own["seconds"] = round(own["seconds"] + time.monotonic() - begin_s, 2)
             if not self.again:
                 own["first"] = outcome
-            results[mutant.key] = own
-            self.files.write("results", results)
-            print(f"{stage} {outcome} {own['seconds']:.1f} s {mutant.key} {killer}", flush=True)
+            self.files.add_result(key, own)
+            print(f"{stage} {outcome} {own['seconds']:.1f} s {key} {killer}", flush=True)
         if not self.only:
             self.repeat_limits(stage, mapped)
 
     def repeat_limits(self, stage: int, mapped: dict[str, Any]) -> None:
         """Run again each mutant of a stage that met its time limit, with twice the limit."""
-        results = self.files.read("results")
-        for number, mutant in self.due:
-            own = results.get(mutant.key, {})
-            if own.get("outcome") != TIME_LIMIT or own["stage"] != stage or own.get("repeated") or self.is_over():
+        numbers = {mutant.key: number for number, mutant in self.due}
+        for key in self.shared(numbers):
+            number = numbers[key]
+            own = self.files.read("results").get(key, {})
+            if own.get("outcome") != TIME_LIMIT or own["stage"] != stage or own.get("repeated"):
                 continue
             tests = self.tests_of(number, mapped)
             own["outcome"], own["killer"] = self.outcome_of(number, tests, LIMIT_S[stage], 2.0)
             own["repeated"] = True
             if not self.again:
                 own["first"] = own["outcome"]
-            self.files.write("results", results)
-            print(f"{stage} repeated: {own['outcome']} {mutant.key} {own['killer']}", flush=True)
+            self.files.add_result(key, own)
+            print(f"{stage} repeated: {own['outcome']} {key} {own['killer']}", flush=True)
 
     def is_used(self, name: str, folders: tuple[str, ...]) -> bool:
         return name.startswith(folders) and (not self.only or name in self.only)
 
     def mapped(self, folders: tuple[str, ...]) -> dict[str, Any]:
         """Return what the files of tests in ``folders`` reach."""
-        mapped = {
-            name: file
-            for name, file in self.files.read("map").items()
-            if name in self.items and self.is_used(name, folders)
-        }
+        files = {name: self.files.read(f"map/{name}") for name in self.items if self.is_used(name, folders)}
+        mapped = {name: file for name, file in files.items() if file}
         self.usual_s = {test: one[0] for file in mapped.values() for test, one in file["tests"].items()}
         return mapped
 
@@ -353,8 +410,8 @@ class Worker:
 
     def run_alone(self, tests: list[str], limit_s: float) -> tuple[int | None, Seen]:
         """Run tests in a pytest of its own, which imports the mutant."""
-        command = [sys.executable, "-m", "pytest", "-x", "-rfE", *self.files.options, *tests]
-        output = self.files.build / "child.log"
+        command = [sys.executable, "-m", "pytest", "-x", "-rfE", *self.place.options, *tests]
+        output = self.place.log
         with output.open("w") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -376,9 +433,12 @@ def main() -> None:
     files = Files(Path(given["build"]))
     found = [str(spec.origin) for spec in [importlib.util.find_spec("weft")] if spec is not None]
     assert found[0].startswith(str(files.tree)), f"{found[0]} has no switches"
-    worker = Worker(files, given)
+    place = Place(files)
+    sys.path.insert(0, str(place.folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(place.folder), os.environ["PYTHONPATH"]])
+    worker = Worker(files, place, given)
     folders = [folder for number, stage in enumerate(STAGES) if number in given["stages"] for folder in stage]
-    options = ["-s", "--continue-on-collection-errors", *files.options]
+    options = ["-s", "--continue-on-collection-errors", *place.options]
     sys.exit(pytest.main([*options, *(given["files"] or folders)], plugins=[worker]))
 
 

@@ -5,7 +5,7 @@
 
 The suites run most promises on a few families and all of them together on none, for the time that it takes.
 This runs the tests themselves, with other families: ``asked`` in ``tests.fixtures.checkpoints``. A cell says
-"yes", "no", or "-" where a family has no pages. It takes about half a minute a family.
+"yes", "no", or "-" where a family has no pages, or no states. It takes about half a minute a family.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ COMPOSITIONS: dict[str, str] = {
 
 OF_PAGES = ("compaction", "states in 8 bits", "KV in 8, 4 bits")
 """What takes pages: small states are compressed into them. A model of states alone has nothing to move."""
+OF_STATES = ("states in 8 bits", "KV in 8, 4 bits")
+"""What takes states: KV is compressed where snapshots say what it is worth (``with_compressed_kv``). A model of
+attention alone compresses nothing."""
 
 
 class Outcomes:
@@ -53,11 +56,15 @@ class Outcomes:
         self.of: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [
-            item
-            for item in items
-            if self._of(item.nodeid)[1] not in OF_PAGES or loaded(self._of(item.nodeid)[0]).spec.attention_layers
-        ]
+        items[:] = [item for item in items if self._is_of(*self._of(item.nodeid))]
+
+    @staticmethod
+    def _is_of(family: str, name: str) -> bool:
+        """Whether the family has what the composition is about."""
+        spec = loaded(family).spec
+        return bool(
+            (name not in OF_PAGES or spec.attention_layers) and (name not in OF_STATES or spec.recurrent_layers)
+        )
 
     @staticmethod
     def _of(nodeid: str) -> tuple[str, str]:

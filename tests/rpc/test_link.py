@@ -9,7 +9,7 @@ import pytest
 
 from weft.errors import ConfigError
 from weft.rpc.link import LINK_VERSION, Hello, LinkKeys, new_token, read_or_create_token, read_token, tcp_address
-from weft.rpc.listener import refusal_of
+from weft.rpc.listener import LinkListener, refusal_of
 from weft.server.config import ServerConfig
 
 
@@ -84,3 +84,16 @@ def test_another_version_is_refused_with_both_versions() -> None:
     assert "far runs weft 0.0.7" in refusal
     assert "need one version" in refusal
     assert refusal_of(hello(LINK_VERSION + 1, "0.1.0")) is not None
+
+
+async def test_an_address_that_is_taken_is_said_with_its_flag() -> None:
+    def listener(address: str) -> LinkListener:
+        return LinkListener(address, LinkKeys.of(new_token()), on_hello=lambda *_: None, on_leaving=lambda _: None)
+
+    first = listener("tcp://127.0.0.1:0")
+    first.bind()
+    try:
+        with pytest.raises(ConfigError, match=rf"^--listen-engines 127\.0\.0\.1:{first.port}: Address already in use$"):
+            listener(f"tcp://127.0.0.1:{first.port}").bind()
+    finally:
+        await first.close("the test ends")

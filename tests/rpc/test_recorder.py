@@ -23,7 +23,7 @@ from weft.rpc import recorder as recorder_module
 from weft.rpc.engine_process import start_recording
 from weft.rpc.messages import Cancel, Launch, RecordingTarget
 from weft.rpc.recorder import Recorder
-from weft.rpc.recording import Fingerprints
+from weft.rpc.recording import BLOCK_TOKENS, TOKEN_HASH_BYTES, Fingerprints
 from weft.server.config import ServerConfig
 from weft_tools.sim.recording import Recording, read_recording, read_trace
 
@@ -85,6 +85,20 @@ def test_each_sequence_that_ends_is_a_line_and_steps_have_times(core: EngineCore
     assert sum(work.prefill_tokens for work, _ in recording.steps) == 3 * len(PROMPT) + 1
     assert all(seconds > 0 for _, seconds in recording.steps)
     assert recording.arena.page_bytes == core.memory.plan.page_bytes
+
+
+def test_a_line_says_whether_its_prompt_took_no_hit(core: EngineCore, tmp_path: Path) -> None:
+    recorder = make(core, tmp_path / "r.jsonl")
+    ask(core, recorder, "a")
+    finish(core, recorder)
+    scoring = make(core, tmp_path / "s.jsonl")
+    sampling = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0)
+    request = Request(request_id="b", prompt_tokens=list(PROMPT.encode()), sampling=sampling)
+    core.submit(request)
+    scoring.accepted(request)
+    finish(core, scoring)
+    [plain], [scored] = (read(tmp_path / name).traffic.requests for name in ("r.jsonl", "s.jsonl"))
+    assert (plain.prompt_logprobs, scored.prompt_logprobs) == (False, True)
 
 
 def test_no_text_no_token_and_no_salt_is_in_the_file(core: EngineCore, tmp_path: Path) -> None:
@@ -295,3 +309,18 @@ def test_a_key_of_fingerprints_has_16_to_64_bytes(size: int, is_taken: bool) -> 
     else:
         with pytest.raises(AssertionError):
             Fingerprints(bytes(size))
+
+
+def test_a_sequence_has_the_hashes_of_what_it_shares_with_one_that_ended_inside_a_block() -> None:
+    """Else a replay would not know how much of the kept state a later request reuses."""
+    fingerprints = Fingerprints(bytes(16))
+    first = fingerprints.of(list(range(100)), "", computed=BLOCK_TOKENS + 10)
+    [(index, hashes)] = first.fronts
+    assert (index, len(hashes)) == (1, 10 * TOKEN_HASH_BYTES), "its own end, 10 tokens into the second block"
+    for shared, expected in ((7, 7), (10, 10), (15, 10)):
+        tokens = [*range(BLOCK_TOKENS + shared), *range(500, 540)]
+        other = fingerprints.of(tokens, "", computed=2 * BLOCK_TOKENS)
+        [(index, common)] = other.fronts
+        assert (index, common) == (1, hashes[: expected * TOKEN_HASH_BYTES])
+    assert fingerprints.of([*range(BLOCK_TOKENS), *range(500, 540)], "", computed=2 * BLOCK_TOKENS).fronts == ()
+    assert fingerprints.of(list(range(100)), "other", computed=2 * BLOCK_TOKENS).fronts == ()

@@ -8,14 +8,16 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
 class Browser:
-    """``width`` in CSS pixels. Raises AssertionError where a script of ours fails."""
+    """``width`` in CSS pixels; ``flags``: further ones of the program. Raises AssertionError where a script of ours
+    fails."""
 
-    def __init__(self, program: str, profile: Path, *, width: int = 1100) -> None:
+    def __init__(self, program: str, profile: Path, *, width: int = 1100, flags: Sequence[str] = ()) -> None:
         read_end, self._commands = os.pipe()
         self._answers, write_end = os.pipe()
         self._process = subprocess.Popen(
@@ -34,6 +36,7 @@ class Browser:
                 f"--window-size={width},800",
                 f"--user-data-dir={profile}",
                 "--remote-debugging-pipe",
+                *flags,
                 "about:blank",
             ],
             pass_fds=(read_end, write_end),

@@ -223,7 +223,7 @@ class Held(BatchRunner):
 
 async def test_each_key_has_one_batch_at_once_and_none_waits_for_another_key(tmp_path: Path) -> None:
     files = FileStore(tmp_path, Bounds(count=100, bytes=1000, age_s=60.0))
-    service: Any = SimpleNamespace(death=None)
+    service: Any = SimpleNamespace(models=SimpleNamespace(death=None))
     runner = Held(service, files, lines_max=10, age_s=60.0, keys=True, tenant_of=lambda owner: None)
     runner.begun, runner.go = [], {key: asyncio.Event() for key in ("a", "b")}
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from weft.errors import RequestError, WeftError
 from weft.server.errors import error_headers, error_response, on_bug
-from weft.server.service import unknown_model
+from weft.server.models import unknown_model
 
 
 def test_a_bug_says_where_to_look_and_that_its_connection_ends() -> None:

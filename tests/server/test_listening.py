@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from weft.cli.main import main
 from weft.cli.remote import RemoteModel
 from weft.errors import ConfigError
 from weft.server.config import ServerConfig
+from weft.server.connection import peer_is_owner
 from weft.server.listening import listening, tls_context
 
 TURN = {"model": "default", "stream": True, "max_tokens": 20, "messages": [{"role": "user", "content": "sing"}]}
@@ -229,3 +232,59 @@ def test_a_proxy_at_the_socket_says_where_its_clients_are(at_socket: RunningServ
     assert eventually(lambda: "/reset_prefix_cache 403" in log.read_text())
     [said] = [line for line in log.read_text().splitlines() if "/reset_prefix_cache 403" in line]
     assert ", 203.0.113.7, " in said
+
+
+def test_a_proxy_that_says_nothing_of_its_clients_operates_nothing(at_socket: RunningServer) -> None:
+    """It passes on the name by which they know the server."""
+    with through(at_socket) as client:
+        far = client.post("/reset_prefix_cache", headers={"Host": "192.0.2.1"})
+        assert (far.status_code, far.json()["error"]["code"]) == (403, "operator_only")
+        assert client.get("/metrics", headers={"Host": "192.0.2.1"}).status_code == 200
+
+
+def test_another_user_at_the_socket_operates_nothing(at_socket: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        assert peer_is_owner(left)
+        if os.geteuid():
+            monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            assert not peer_is_owner(left)
+            return
+    file = Path(at_socket.url.removeprefix("unix:"))
+    for above in (file, *file.parents[:3]):
+        above.chmod(0o777)
+    asks = f"curl -s -X POST --unix-socket {file} http://localhost/reset_prefix_cache"
+    nobody = subprocess.run(asks.split(), user="nobody", capture_output=True, text=True, check=True)
+    assert '"code":"operator_only"' in nobody.stdout.replace(" ", "")
+    own = subprocess.run(asks.split(), capture_output=True, text=True, check=True)
+    assert "operator_only" not in own.stdout
+
+
+def test_handshakes_that_never_end_are_counted_and_cut(pem: Path, model: Path) -> None:
+    """Else they would take every descriptor of the server."""
+    settings = {"ssl_certfile": str(pem / "both.pem"), "max_connections": 2, "header_timeout": 1.0}
+    with running_server("build", engine={"model": str(model)}, server=settings) as server:
+        url = server.url.replace("127.0.0.1", "localhost")
+        trust = ssl.create_default_context(cafile=str(pem / "both.pem"))
+        with ExitStack() as open_ones:
+            address = ("127.0.0.1", int(url.rpartition(":")[2]))
+            silent = [open_ones.enter_context(socket.create_connection(address, timeout=60)) for _ in range(12)]
+            for one in silent[4:]:  # twice the limit may be open, so that refusals are read
+                assert ended(one)
+            with httpx.Client(verify=trust) as client:
+                assert eventually(lambda: has_room(client, url)), "those within the limit have no longer than a header"
+            for one in silent[:4]:
+                assert ended(one)
+
+
+def ended(one: socket.socket) -> bool:
+    try:
+        return one.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def has_room(client: httpx.Client, url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return client.get(f"{url}/health").status_code == 200
+    return False

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from weft.server import launch
-from weft.server import service as service_module
+from weft.server import launch, served_model
 from weft.server.config import ServerConfig
 from weft.server.workers import process
 
@@ -29,22 +28,19 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     async def ready() -> str:
         return "info"
 
+    async def looked() -> None:
+        order.append("look")
+
     workers = SimpleNamespace(info=None, opened=workers_opened)
     service: Any = SimpleNamespace(
-        workers=workers,
-        background=[],
-        open=lambda model: order.append("service"),
-        engine=SimpleNamespace(ready=ready),
-        config=ServerConfig(),
+        workers=workers, background=[], open=lambda model: order.append("service"), models=SimpleNamespace(look=looked)
     )
+    fleet: Any = SimpleNamespace(ready=ready)
     model = SimpleNamespace(template=None)
-    monkeypatch.setattr(service_module, "load_served_model", lambda *arguments: model)
+    monkeypatch.setattr(served_model, "load_served_model", lambda *arguments: model)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = launch.Serving(
-            service.config, service.engine, lambda: service, listener, Console(file=io.StringIO()), SimpleNamespace()
-        )  # type: ignore[arg-type]
-        serving._service = service
-        opening = asyncio.create_task(serving._open())
+        serving = launch.Serving(ServerConfig(), lambda: service, listener, Console(file=io.StringIO()), fleet=fleet)
+        opening = asyncio.create_task(serving._open(service))
         await info_known.wait()
         assert (workers.info, order) == ("info", []), "workers know the model; /health does not say ok yet"
         workers_open.set()
@@ -53,7 +49,7 @@ async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_the_supervisor_opens_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await opened_in_order(monkeypatch) == ["workers", "service"]
+    assert await opened_in_order(monkeypatch) == ["workers", "service", "look"]
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,59 @@ def test_an_endpoint_says_that_it_may_not_find_a_model_or_a_replica() -> None:
                 assert "404" in operation["responses"], (method, path)
 
 
+COMPUTED = re.compile(
+    r"/v1/(chat/completions|completions|responses|messages|embeddings)|(/v1|/v2)?/rerank|(/v1)?/score"
+    r"|/api/(chat|generate|embed|embeddings)"
+)
+"""Endpoints whose answer an engine computes."""
+OF_NO_OBJECT = {"/v1/load_lora_adapter", "/v1/cache/flush", "/ping"}
+CHANGES_THE_ENGINE = {"/sleep", "/wake_up", "/pause", "/update_weights"}
+
+
+def test_an_endpoint_names_the_errors_of_what_it_does(document: dict[str, Any]) -> None:
+    components = document["components"]["schemas"]
+    computed = set()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            said, body = operation["responses"], json.dumps(operation.get("requestBody", {}))
+            names = re.findall(r"schemas/(\w+)", body)
+            has_model = any("model" in components[name].get("properties", {}) for name in names)
+            if (has_model or re.search(r"\{(?!digest)", path)) and path not in OF_NO_OBJECT:
+                assert "404" in said, (method, path)
+            if COMPUTED.fullmatch(path) and method == "post":
+                computed.add(path)
+                assert {"413", "422"} <= set(said), (method, path)
+            elif path in CHANGES_THE_ENGINE:
+                assert "409" in said, (method, path)
+            assert ("422" in said) == (path in computed and method == "post"), (method, path)
+    assert len(computed) == 14
+    assert "413" in document["paths"]["/api/blobs/{digest}"]["post"]["responses"]
+
+
+def test_an_endpoint_that_tells_of_health_has_the_same_object_with_a_503(document: dict[str, Any]) -> None:
+    responses = document["paths"]["/health"]["get"]["responses"]
+    schemas = [responses[status]["content"]["application/json"]["schema"] for status in ("200", "503")]
+    assert schemas[0] in (schemas[1], *schemas[1].get("anyOf", ()))
+
+
+def test_a_body_of_one_shape_is_that_shape_and_one_of_two_is_either(document: dict[str, Any]) -> None:
+    def body(path: str) -> Any:
+        return document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+    assert body("/v1/chat/completions") == {"$ref": "#/components/schemas/ChatBody"}
+    assert [one["$ref"].rpartition("/")[2] for one in body("/tokenize")["oneOf"]] == [
+        "TokenizePromptBody",
+        "TokenizeChatBody",
+    ]
+
+
+def test_each_error_has_its_own_words(document: dict[str, Any]) -> None:
+    words = {int(status): one["description"] for status, one in document["components"]["responses"].items()}
+    assert words == ERRORS
+    assert "other methods" in words[405]
+    assert "unknown_path" in words[404]
+
+
 def test_an_endpoint_names_no_error_that_every_endpoint_has() -> None:
     assert [row.operation for row in ENDPOINTS if {*row.errors} & {*COMMON_ERRORS}] == []
 

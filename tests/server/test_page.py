@@ -77,7 +77,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer
     loaded = {name for page in PAGES for name in re.findall(r'(?:src|href)="(?!data:)([^"]*)"', FILES[page])}
     assert policy["require-trusted-types-for"] == "'script'"
     assert policy["trusted-types"] == "dompurify", "nothing else makes HTML of a text"
-    imported = re.findall(r'(?:from|import) "\./([^"]*)"', SCRIPTS)
+    imported = re.findall(r'(?:from |import |import\()"\./([^"]*)"', SCRIPTS)
     links = {"openapi.json", "./", "docs", "#chat", "#server"}
     assert {name.removeprefix("page/") for name in loaded - links} | set(imported) == FILES.keys() - PAGES
     forbidden_by_the_policy = re.compile(r"<script(?![^>]*src=)|\son\w+=|\sstyle=")

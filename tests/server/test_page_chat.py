@@ -211,6 +211,49 @@ def test_an_answer_is_markdown_and_nothing_in_it_runs(page: Browser | None) -> N
     assert page.run("window.hacked") is None
 
 
+CODE = """say:```python
+if a < b:  # <b>not</b>
+    print("<i>")
+```
+
+```nosuch
+if a
+```"""
+CONTRASTS = """(() => {
+  const channel = (part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map((one) => channel(one / 255));
+                              return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  return [...document.querySelectorAll('.answer pre span')].map((one) => {
+    const [low, high] = [one, one.closest('pre')].map((part, at) =>
+      light(getComputedStyle(part)[at ? 'backgroundColor' : 'color'])).sort();
+    return (high + 0.05) / (low + 0.05); });
+})()"""
+
+
+def test_code_has_colours_that_can_be_read_and_stays_a_text(page: Browser | None) -> None:
+    if page is None:
+        assert "DOMPurify.sanitize(value, SPANS)" in page_files()["colours.js"].read_text("utf-8")
+        return
+    page.run("addEventListener('securitypolicyviolation', (event) => { window.refused = event.blockedURI; })")
+    say(page, CODE)
+    wait_for_end(page)
+    page.wait_for("document.querySelector('.answer .hljs-keyword') !== null")
+    first = "document.querySelector('.answer pre')"
+    assert page.run(f"{first}.textContent") == 'if a < b:  # <b>not</b>\n    print("<i>")\n'
+    kinds = page.run(f"[...{first}.querySelectorAll('span')].map((one) => [one.className, one.textContent])")
+    assert ["hljs-keyword", "if"] in kinds
+    assert ["hljs-comment", "# <b>not</b>"] in kinds
+    assert ["hljs-string", '"<i>"'] in kinds
+    assert page.run("document.querySelectorAll('.answer pre')[1].querySelectorAll('span').length") == 0
+    assert page.run("window.refused") is None
+    try:
+        for scheme in ("light", "dark"):
+            page.prefer_colours(scheme)
+            assert min(page.run(CONTRASTS)) > 4.5, scheme
+    finally:
+        page.prefer_colours("light")
+
+
 def test_a_growing_answer_keeps_the_blocks_that_are_whole(page: Browser | None) -> None:
     """A selection in them stays, and a long answer is not laid out again for each token."""
     if page is None:

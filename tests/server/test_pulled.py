@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import ollama
 import pytest
+from gguf import GGUFWriter
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.test_several_models import scripted
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import split, write_gguf
 from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.models import blobs, local
+from weft.models.gguf.view import stored_tensors
+from weft.models.hub import resolve_model
 from weft.models.local import Manifest, ModelFile, write_manifest
 from weft.planning.together import ModelNeed, share_of
 
@@ -73,15 +77,42 @@ def test_an_upload_is_kept_if_its_bytes_have_the_digest_and_nothing_else_stays(m
 
 def test_a_model_is_made_of_an_uploaded_gguf_file_alone(models: Path, gguf: Path) -> None:
     digest = upload(gguf.read_bytes())
-    made = blobs.create_model("mario", digest)
+    made = blobs.create_model("mario", {"any.gguf": digest})
     assert (made.name, made.state) == ("mario", "whole")
     assert local.damage(made) == ""
-    assert blobs.create_model("mario", digest).state == "whole", "in place of the one before"
+    assert blobs.create_model("mario", {"any.gguf": digest}).state == "whole", "in place of the one before"
     with pytest.raises(RequestError, match=r"which was not uploaded: POST /api/blobs/sha256:000"):
-        blobs.create_model("luigi", "0" * 64)
+        blobs.create_model("luigi", {"any.gguf": "0" * 64})
     bad = upload(b"no weights at all")
     with pytest.raises(CheckpointError, match="not a usable GGUF file"):
-        blobs.create_model("luigi", bad)
+        blobs.create_model("luigi", {"any.gguf": bad})
+    assert [path.name for path in models.iterdir() if not path.name.startswith(".")] == ["mario"]
+
+
+def test_a_model_in_several_files_needs_all_of_them_and_keeps_a_projector(
+    models: Path, gguf: Path, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(gguf.read_bytes())
+    parts = split(whole, 3)
+    digests = {part.name: upload(part.read_bytes()) for part in parts}
+    projector = tmp_path / "clip.gguf"
+    writer = GGUFWriter(projector, "clip")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    made = blobs.create_model("mario", {**digests, projector.name: upload(projector.read_bytes())})
+    assert [file.path for file in made.manifest.files] == ["mmproj.gguf", *sorted(part.name for part in parts)]
+    assert local.damage(made) == ""
+    assert stored_tensors(resolve_model("mario"))[0].keys() == stored_tensors(resolve_model(whole))[0].keys()
+    first, *others = digests
+    with pytest.raises(CheckpointError, match=r"whole-00001-of-00003\.gguf: the file is missing"):
+        blobs.create_model("luigi", {name: digests[name] for name in others})
+    with pytest.raises(RequestError, match=r"names end in -00001-of-00002\.gguf and so on; 'b\.gguf' does not"):
+        blobs.create_model("luigi", {first: digests[first], "b.gguf": digests[others[0]]})
+    with pytest.raises(RequestError, match=r"'\.\.-00001-of-00002\.gguf' does not"):
+        blobs.create_model("luigi", {"x/..-00001-of-00002.gguf": digests[first], others[0]: digests[others[0]]})
     assert [path.name for path in models.iterdir() if not path.name.startswith(".")] == ["mario"]
 
 
@@ -123,6 +154,11 @@ def test_a_model_of_an_uploaded_file_is_served_at_once_and_gone_with_its_file(
     assert server._http.head(f"{server.url}/api/blobs/sha256:{'0' * 64}").status_code == 404
     lines = [line.status for line in client.create(model="tiny", files={"tiny.gguf": digest}, stream=True)]
     assert lines == ["tiny is on disk", "success"]
+    parts = split(shutil.copy(gguf, server.root / "split.gguf"), 2)  # type: ignore[attr-defined]
+    sent = {part.name: client.create_blob(part) for part in parts}
+    assert client.create(model="split", files=sent).status == "success"
+    assert "split" in [one.model for one in client.list().models]
+    client.delete("split")
     assert client.create(model="poet", files={"tiny.gguf": digest}, system="You are a poet.").status == "success"
     assert [one.model for one in client.list().models] == ["one", "tiny", "poet:gguf", "poet"]
     assert client.show("poet").modelfile.startswith("FROM poet:gguf")
@@ -132,7 +168,7 @@ def test_a_model_of_an_uploaded_file_is_served_at_once_and_gone_with_its_file(
     assert [one.model for one in client.list().models] == ["one", "poet:gguf", "poet"]
     for files, words in (
         ({"a": f"sha256:{'0' * 64}"}, "was not uploaded"),
-        ({"a": digest, "b": digest}, "files names one GGUF file"),
+        ({"a": digest, "b": digest}, "files names 2 files of one model, whose names end in -00001-of-00002.gguf"),
         ({"a": "x"}, "64 hexadecimal digits"),
     ):
         with pytest.raises(ollama.ResponseError, match=words):

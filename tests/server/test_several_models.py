@@ -31,9 +31,10 @@ from weft.config import EngineConfig
 from weft.models.hub import resolve_model
 from weft.planning.residency import Resident
 from weft.server.config import ServerConfig
+from weft.server.models import ListedModel
+from weft.server.on_demand import OnDemandModel
 from weft.server.page import page_files
-from weft.server.service import ListedModel, load_served_model
-from weft.server.several import HostedModel
+from weft.server.served_model import load_served_model
 from weft.server.sources import read_sources
 
 PROMPTS = [list(range(3 + 7 * seed, 163 + 7 * seed)) for seed in range(3)]
@@ -314,11 +315,66 @@ def test_keep_alive_unloads_and_loads(server: RunningServer) -> None:
     assert "keep_alive" in wrong.json()["error"]
 
 
-def test_what_is_of_one_model_is_refused_in_one_line(server: RunningServer) -> None:
-    for path in ("/sleep", "/wake_up", "/v1/replicas/restart", "/v1/replicas/0/drain"):
-        answer = server.post(path, headers={"Authorization": "Bearer operator-key-of-a-test"})
-        assert answer.status_code == 400, path
-        assert answer.json()["error"]["code"] == "several_models"
+OPERATOR = {"Authorization": "Bearer operator-key-of-a-test"}
+
+
+def test_an_operator_names_the_model_that_sleeps_or_restarts(server: RunningServer) -> None:
+    for path in ("/sleep", "/wake_up", "/pause", "/v1/replicas/restart", "/v1/replicas/0/drain"):
+        unnamed = server.post(path, headers=OPERATOR)
+        assert unnamed.status_code == 400, path
+        assert unnamed.json()["error"]["code"] == "several_models"
+        assert "?model=NAME" in unnamed.json()["error"]["message"]
+        assert server.post(f"{path}?model=nine", headers=OPERATOR).status_code == 404
+    for name in ("one", "two"):
+        assert say(server, name).status_code == 200
+
+    before = children(server.process.pid)
+    assert server.post("/v1/replicas/restart?model=two", headers=OPERATOR).status_code == 200
+    assert len(set(before) & set(children(server.process.pid))) == 1, "one of the two processes is another one"
+    assert server.post("/pause?model=two", headers=OPERATOR).status_code == 200
+    assert [server.get(f"/is_paused?model={name}").json()["is_paused"] for name in ("one", "two")] == [False, True]
+    assert say(server, "one").status_code == 200, "the other one goes on"
+    assert server.post("/resume?model=two", headers=OPERATOR).status_code == 200
+    assert say(server, "two").status_code == 200
+    refit = server.post("/update_weights?model=two&path=/nowhere", headers=OPERATOR)
+    assert refit.status_code == 400
+    assert "would have the weights of its files again" in refit.json()["error"]["message"]
+    client = ollama.Client(host=server.url)
+    client.generate("two", keep_alive=0)
+    assert eventually(lambda: states(server)["two"] == "absent")
+    gone = server.post("/pause?model=two", headers=OPERATOR)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (409, "not_loaded")
+
+
+def test_each_model_has_replicas_that_divide_its_memory_and_a_recording_of_its_own(tmp_path: Path) -> None:
+    models = scripted(tmp_path, "a"), scripted(tmp_path, "b")
+    engine = {"memory": "12MB", "max_model_len": 512}
+    flags = {"replicas": "2", "record": str(tmp_path / "trace.jsonl")}
+    with running_server("build", models=models, engine=engine, server=flags) as server:
+        assert say(server, "a").json()["choices"][0]["message"]["content"] == "hello"
+        rows = server.get("/v1/replicas").json()["data"]
+        assert [(row["model"], row["replica"], row["state"]) for row in rows] == [("a", 0, "ready"), ("a", 1, "ready")]
+        os.kill(children(server.process.pid)[0], signal.SIGKILL)
+        assert say(server, "a").status_code == 200, "the other replica answers"
+        assert say(server, "b").status_code == 200
+    assert list(tmp_path.glob("trace.a.1*.jsonl"))
+    assert list(tmp_path.glob("trace.b.1*.jsonl"))
+    assert not (tmp_path / "trace.jsonl").exists()
+
+
+def test_ranks_of_a_model_that_is_loaded_on_demand_give_its_tokens() -> None:
+    expected = alone("qwen3_5")[:1]
+    models = ("a=" + str(checkpoint("qwen3_5")), "b=" + str(checkpoint("lfm2")))
+    engine = {"memory": "16MB", "threads": 1, "max_model_len": 512, "tp": 2}
+    with running_server("", engine=engine, models=models) as server:
+        said = server.client().completions.create(
+            model="a",
+            prompt=PROMPTS[0],
+            max_tokens=12,
+            temperature=0,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        assert [said.choices[0].token_ids] == expected
 
 
 def test_batches_name_their_models_and_adapters_their_base(tmp_path: Path) -> None:
@@ -378,7 +434,7 @@ def test_tokenizers_are_read_before_anything_is_served(tmp_path: Path) -> None:
     assert sources[1].tokenizers == (known,), "models with the same files share one"
     assert sources[2].tokenizers == (), "loading says what is wrong"
     served = load_served_model(
-        HostedModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
+        OnDemandModel(sources[0], Resident("a", 1, None), Mock()).info, sources[0].server, sources[0].tokenizers
     )
     assert served.tokenizer is known
 
@@ -390,7 +446,7 @@ def test_the_sampling_of_a_model_is_known_before_its_first_load(tmp_path: Path) 
     (tmp_path / "b" / "generation_config.json").write_text("no JSON")
     engine = EngineConfig(memory="6MB", default_sampling="temperature=0.3")
     sources = read_sources(models, engine, ServerConfig(), reads_weights=False)
-    infos = [HostedModel(source, Resident(source.name, 1, None), Mock()).info for source in sources]
+    infos = [OnDemandModel(source, Resident(source.name, 1, None), Mock()).info for source in sources]
     listed = [ListedModel(info.name, info, 0).chat_sampling for info in infos]
     assert listed[0] == {"temperature": 0.6, "top_k": 20, "top_p": 0.9}
     assert listed[1] == listed[2] == {"temperature": 0.3, "top_k": 40, "top_p": 0.9}  # loading says what is wrong
@@ -414,8 +470,8 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "server", "said"),
     [
-        ({"tp": 2}, {}, "--tp"),
-        ({}, {"replicas": "2"}, "--replicas"),
+        ({"tp": 3}, {}, "--tp is 3"),
+        ({}, {"served_model_name": ("x",)}, "--served-model-name"),
         ({}, {"http_workers": 2}, "--http-workers"),
         ({"store": "/nowhere", "store_size": "20MB"}, {}, "--store-size 20MB is too small for 2 models"),
         ({"memory": "1MB"}, {}, "--memory of all models together is 977 KiB"),

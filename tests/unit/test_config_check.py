@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,8 +32,11 @@ from weft.server.config import ServerConfig
         ({"overlap": "yes"}, "debug.overlap is 'yes'; it may be auto, on or off"),
         ({"memory": 4}, "--memory is 4; it must be text, such as '4GiB'"),
         ({"memory": "4"}, "--memory '4' has no unit: write 4GiB, 4MiB or 4B"),
-        ({"max_model_len": "4096"}, "--max-model-len is '4096'; it must be a whole number at least 1"),
-        ({"max_model_len": 0}, "--max-model-len is 0; it must be at least 1"),
+        (
+            {"max_model_len": "4096"},
+            "--max-model-len is '4096'; it must be a whole number at least 1 and at most 16777216",
+        ),
+        ({"max_model_len": 0}, "--max-model-len is 0; it must be at least 1 and at most 16777216"),
         ({"max_num_seqs": 2.5}, "--max-num-seqs is 2.5; it must be a whole number at least 1"),
         ({"max_num_seqs": True}, "--max-num-seqs is True; it must be a whole number"),
         ({"threads": 0}, "--threads is 0; it must be at least 1 and at most 1024"),
@@ -86,9 +91,24 @@ def test_the_defaults_and_every_choice_pass() -> None:
         ("header_timeout", 0.1, 0.05),
         ("max_stored_responses", 1, 0),
         ("max_batch_lines", 1, 0),
+        ("max_unread_mb", 1, 0),
+        ("file_days", 0.001, 0.0),
     ],
 )
 def test_the_least_value_of_a_limit_is_taken_and_nothing_below(name: str, least: float, below: float) -> None:
     ServerConfig(**{name: least}).check()
-    with pytest.raises(ConfigError, match=rf"limits\.{name} is {below}; it must be .*at least {least}$"):
+    with pytest.raises(ConfigError, match=rf"limits\.{name} is {below}; it must be .*at least {least} and at most"):
         ServerConfig(**{name: below}).check()
+
+
+def test_the_pages_name_the_defaults_of_limits() -> None:
+    pages = "".join(page.read_text() for page in (Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
+    told = re.findall(r"^\| `limits\.(\w+)` \| ([\d,]+)|`limits\.(\w+)` \(([\d,]+)", pages, re.M)
+    defaults = {one.name: one.default for config in (EngineConfig, ServerConfig) for one in fields(config)}
+    compared = set()
+    for in_table, value, in_text, other in told:
+        name, number = in_table or in_text, int((value or other).replace(",", ""))
+        if isinstance(defaults[name], int | float):
+            assert defaults[name] == number, f"limits.{name}"
+            compared.add(name)
+    assert len(compared) > 15, "the control: there are such rows"

@@ -40,6 +40,7 @@ from weft.assemble.identity import engine_identity
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.room import (
     cache_dtypes,
+    check_memory,
     measured_gpu_room,
     mixed_tokens_max,
     plan_memory,
@@ -59,7 +60,7 @@ from weft.engine.stats import WeightsState
 from weft.errors import CheckpointError, ConfigError, UserError
 from weft.families import read_spec
 from weft.files import read_json
-from weft.host import memory_share_bytes, usable_cores
+from weft.host import usable_cores
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import ArenaPlan, fit_sizes
 from weft.memory.memory import Memory
@@ -127,6 +128,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None, pee
     config = without_prefixes(config, directory)
     config, overlap = with_step_tokens(config, device), overlaps(config, device)
     choose_kernels(config, threads, device)
+    check_memory(config, directory, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
     try:
         placed = _place(config, source, device, ranks, tell)
@@ -289,7 +291,7 @@ def load_adapters(
 
 def registered_adapters(config: EngineConfig) -> tuple[list[Adapter], dict[str, str]]:
     """Return those of ``--lora``, and why others are refused. Raises CheckpointError for a directory that is no
-    adapter, or too large a rank, if there is one model."""
+    adapter, or too large a rank, with ``lora_required``."""
     from weft.models.hub import resolve_adapter
 
     adapters: list[Adapter] = []
@@ -303,10 +305,9 @@ def registered_adapters(config: EngineConfig) -> tuple[list[Adapter], dict[str, 
 
 
 def _refuse(name: str, error: UserError, refused: dict[str, str], config: EngineConfig) -> None:
-    """Note why an adapter of one of several models is not served, so that its model is. Raises CheckpointError where
-    there is one model: its server does not start."""
+    """Note why an adapter is not served. Raises CheckpointError where the start ends for it (server.lora_required)."""
     why = f"--lora {name}={named_paths(config.lora)[name]}: {error.message}"
-    if memory_share_bytes() is None:
+    if config.lora_required:
         raise CheckpointError(why, param=error.param) from None
     refused[name] = why
 
@@ -376,7 +377,7 @@ def _place(
         if device.type == "cuda"
         else ram_room(config, spec, kv_dtype)
     )
-    room = within_share(room, loaded.weights_bytes)
+    room = within_share(config, room, loaded.weights_bytes)
     if ranks is not None:
         room = ranks.common_room(room, loaded)
     arena, pictures_bytes, memory_note = plan_memory(

@@ -13,12 +13,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.config import STEP_TOKENS_GPU, EngineConfig
 from weft.errors import ConfigError
+from weft.families import read_spec
+from weft.files import read_json
 from weft.host import free_ram_bytes, memory_share_bytes
-from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, plan_arena
+from weft.memory.frames.plan import WORKSPACE_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
 from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
@@ -79,12 +82,13 @@ def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) ->
     )
 
 
-def within_share(room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
+def within_share(config: EngineConfig, room: ArenaRoom, weights_bytes: int) -> ArenaRoom:
     """``room``, or what the weights leave of this process's share of the server's memory. Raises ConfigError
     where that is nothing."""
     share = memory_share_bytes()
     if share is None:
         return room
+    share //= config.tp  # ranks divide it
     if weights_bytes >= share:
         raise ConfigError(
             f"its share of --memory is {format_bytes(share)}, and its weights take "
@@ -258,6 +262,18 @@ def gpu_room(
         f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
         f"--gpu-memory-fraction is {config.gpu_memory_fraction}.",
     )
+
+
+def check_memory(config: EngineConfig, directory: Path, device: torch.device) -> None:
+    """Raise ConfigError where ``--memory`` is too small for one sequence of the model in ``directory``, by its
+    config.json: before weights are read. What ranks share, and what drafts add, is known after that."""
+    if config.memory is None or config.tp > 1:
+        return
+    spec = read_spec(read_json(directory / "config.json"))
+    spec, kv_dtype = cache_dtypes(config, spec if config.dtype == "auto" else replace(spec, dtype=config.dtype))
+    asked = parse_bytes(config.memory, flag="--memory")
+    arena, _, _ = plan_memory(config, spec, kv_dtype, ArenaRoom(asked, asked, ""), device, sees=False)
+    fit_sizes(config, spec, arena)
 
 
 PICTURES_SHARE = 8

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.cli.main import screen_console
 from weft.host import CPUINFO, container_memory_limit_bytes, cpu_name_and_flags, keeps_codes, usable_cores
 from weft.units import format_bytes
 
@@ -274,7 +275,6 @@ def command(as_json: bool, offline: bool) -> int:
 
 
 def _show(rows: list[Finding]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -285,7 +285,7 @@ def _show(rows: list[Finding]) -> None:
     for row in rows:
         advice = f"\n[dim]{escape(row.advice)}[/]" if row.advice else ""
         table.add_row(_MARKS[row.verdict], row.about, escape(row.fact) + advice)
-    Console().print(table)
+    screen_console().print(table)
 
 
 CPU_FLAGS = (

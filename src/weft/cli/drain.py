@@ -14,7 +14,7 @@ from contextlib import closing
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import DAY_S, FlagCommand, Number
 from weft.cli.remote import RemoteModel
 from weft.errors import ConfigError
 
@@ -40,16 +40,19 @@ ALL = "all"
         ),
         click.Option(
             ["--timeout"],
-            type=click.FloatRange(min=0),
+            type=Number(0, DAY_S),
             default=30.0,
             show_default=True,
             help="Seconds that requests get to finish; then they resume elsewhere.",
         ),
+        click.Option(["--model"], help="Model of the replica, where the server has several."),
         click.Option(["--restart"], is_flag=True, help="Start a new process afterwards."),
         click.Option(["--start"], is_flag=True, help="Start a replica that was drained, or that died for good."),
     ],
 )
-def command(replica: str, url: str, api_key: str | None, timeout: float, restart: bool, start: bool) -> int:
+def command(
+    replica: str, url: str, api_key: str | None, timeout: float, model: str | None, restart: bool, start: bool
+) -> int:
     """Take REPLICA (a number from 0, or all) of a running server out of service.
 
     Requests finish, or resume on another replica with the tokens they have. No client sees an error.
@@ -64,11 +67,12 @@ def command(replica: str, url: str, api_key: str | None, timeout: float, restart
             param="--restart",
         )
     with closing(RemoteModel(url, api_key=api_key)) as server:
-        query = {"timeout": f"{timeout:g}"}
+        named = {} if model is None else {"model": model}
+        query = {"timeout": f"{timeout:g}", **named}
         if replica == ALL:
             answer = server.post("/v1/replicas/restart", query)
         elif start:
-            answer = server.post(f"/v1/replicas/{replica}/start")
+            answer = server.post(f"/v1/replicas/{replica}/start", named)
         else:
             answer = server.post(f"/v1/replicas/{replica}/drain", {**query, "restart": "true" if restart else "false"})
     for row in answer.json()["data"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import Count, FlagCommand
 from weft.cli.generate import local_engine
 from weft.config import EngineConfig
 from weft.errors import RequestError
@@ -22,7 +22,7 @@ from weft.errors import RequestError
     params=[
         click.Argument(["texts"], nargs=-1),
         click.Option(["--prompt-name"], help="One of the checkpoint's prompts goes before each text."),
-        click.Option(["--dimensions"], type=int, help="The first of each embedding, normalised again."),
+        click.Option(["--dimensions"], type=Count(1, 1 << 20), help="The first of each embedding, normalised again."),
         click.Option(["--query"], help="Rank TEXTS by how well they answer this, with a reranker."),
     ],
 )

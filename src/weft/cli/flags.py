@@ -16,11 +16,13 @@ looked up among the fields of tables, in ``foreign`` (flags of other engines), t
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -28,9 +30,10 @@ import click
 from click.core import ParameterSource
 
 from weft.config import DTYPE_SPELLINGS
-from weft.config_check import TABLES, flag_name, setting_name, without_none
-from weft.errors import RequestError
+from weft.config_check import TABLES, check_fields, flag_name, setting_name, without_none
+from weft.errors import ConfigError, RequestError
 from weft.foreign import foreign_flag, foreign_sentence
+from weft.units import parse_byte_rate, parse_bytes
 
 ConfigT = TypeVar("ConfigT")
 ENV_PREFIX = "WEFT_"
@@ -96,8 +99,13 @@ FREQUENT = frozenset(
 AS_FLAG = "_as_flag"
 """Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
 _SHOW_ALL = "weft.help_all"
-_ANY_VOCABULARY = 1 << 31
-"""No flag names a token."""
+VOCABULARY_MAX = 2**31
+"""Most tokens of a vocabulary. No flag names a token."""
+COUNT_MAX = 1_000_000
+"""Most requests or repetitions of a measurement."""
+PORTS_MAX = 65_535
+"""Ports of a machine: so many connections it has to a server."""
+DAY_S = 86_400.0
 SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
     "max_tokens": (click.INT, "Most tokens of the answer."),
     "temperature": (click.FLOAT, "0 takes the likeliest token; higher is more varied."),
@@ -118,6 +126,55 @@ class _ListItem(click.types.StringParamType):
     """Text whose environment variable holds several, separated by commas."""
 
     envvar_list_splitter = ","
+
+
+class _Whole(click.types.IntParamType):
+    """A whole number. A file's 1.5 and true are none; click alone makes 1 of both."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, bool | float):
+            self.fail(f"{value} is not a whole number.", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+class Count(click.IntRange):
+    """A whole number from ``least`` to ``most``. Every number of a command has a bound on both sides, which the error
+    for a value outside names."""
+
+    def __init__(self, least: int, most: int) -> None:
+        super().__init__(least, most)
+
+
+class Number(click.FloatRange):
+    """A number from ``least`` to ``most``; ``above``, ``below``: without the bound itself. NaN, which compares with
+    nothing, is outside of every range, and so is infinity unless it is ``most``."""
+
+    def __init__(self, least: float, most: float, *, above: bool = False, below: bool = False) -> None:
+        super().__init__(least, most, min_open=above, max_open=below)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+class Size(click.types.StringParamType):
+    """Text that is at least ``least`` bytes, or with ``a_second`` bytes a second; ``several``: with commas."""
+
+    name = "size"
+
+    def __init__(self, *, least: int = 1, a_second: bool = False, several: bool = False) -> None:
+        self.least = least
+        self._parse = parse_byte_rate if a_second else partial(parse_bytes, least=least)
+        self._several = several
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(super().convert(value, param, ctx))
+        flag = param.opts[0] if param is not None else "a size"
+        for one in filter(str.strip, text.split(",")) if self._several else (text,):
+            self._parse(one, flag=flag)
+        return text
 
 
 class SpelledChoice(click.Choice[str]):
@@ -216,6 +273,8 @@ class FlagCommand(click.Command):
                 raise
             raise click.BadParameter(error.message + where, ctx, error.param) from None
         _merge_positional(ctx)
+        for config_type in self.config_types:
+            check_fields(build(config_type, ctx.params))
         return rest
 
     def _warn_of_variables(self) -> None:
@@ -339,7 +398,7 @@ def _could_be(name: str, head: str) -> bool:
 def _click_type(inner: Any) -> click.ParamType[Any]:
     if get_origin(inner) is typing.Literal:
         return SpelledChoice([str(arm) for arm in get_args(inner)])
-    plain: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+    plain: dict[Any, click.ParamType[Any]] = {int: _Whole(), float: click.FLOAT, str: click.STRING}
     return plain[inner]
 
 
@@ -508,12 +567,15 @@ def sampling_parameters() -> list[click.Parameter]:
 
 
 def given_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields that were given, ready for a request or for SamplingParams. Raises RequestError for
-    one out of its range: before a model is loaded, not after."""
+    """The sampling fields that were given, ready for a request or for SamplingParams. Raises ConfigError that names
+    the flag of one out of its range: before a model is loaded, not after."""
     from weft.request import SamplingParams  # `weft --help` needs none of it
 
     given = {name: values[name] for name in SAMPLING_FLAGS if values.get(name) not in (None, ())}
-    SamplingParams(**given).check(vocab_size=_ANY_VOCABULARY)
+    try:
+        SamplingParams(**given).check(vocab_size=VOCABULARY_MAX)
+    except RequestError as error:
+        raise ConfigError(f"{flag_name(error.param or '')}: {error.message}", param=error.param) from None
     return given
 
 
@@ -528,5 +590,5 @@ def check_sampling(name: str, text: str) -> dict[str, Any]:
     except click.BadParameter as error:
         raise RequestError(f"{name} is {text!r}: {error.message}", param=name) from None
     fields: dict[str, Any] = {name: (value,) if name == "stop" else value}
-    SamplingParams(**fields).check(vocab_size=_ANY_VOCABULARY)
+    SamplingParams(**fields).check(vocab_size=VOCABULARY_MAX)
     return fields

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import Count, FlagCommand, Size
+from weft.config import THREADS_MAX
 from weft.errors import ConfigError
+from weft.handoff import REPLICAS_MAX
 
 if TYPE_CHECKING:
     from weft.handoff import Role
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
         ),
         click.Option(
             ["--replicas"],
-            type=click.IntRange(min=1),
+            type=Count(1, REPLICAS_MAX),
             default=1,
             show_default=True,
             help="Engine processes of this machine; cores, free RAM and GPUs are divided among them.",
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
         ),
         click.Option(
             ["--memory"],
+            type=Size(),
             help="Memory for KV pages and states of each replica. Default: the server's "
             "--memory, or a share of what is free here.",
         ),
         click.Option(["--device"], help="cpu, cuda or auto. Default: the server's --device."),
-        click.Option(["--threads"], type=click.IntRange(min=1), help="CPU threads of each replica."),
+        click.Option(["--threads"], type=Count(1, THREADS_MAX), help="CPU threads of each replica."),
         click.Option(
             ["--role"],
             type=click.Choice(["both", "prefill", "decode"]),

@@ -7,6 +7,7 @@ config.json is fetched. Exit code 1 when the model does not fit, so that a scrip
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any, get_args
 import click
 
 import weft
-from weft.cli.flags import FlagCommand, SpelledChoice
-from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
+from weft.cli.flags import Count, FlagCommand, Number, Size, SpelledChoice
+from weft.config import RANKS_MAX, DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
 from weft.spec import KV_DTYPES
 from weft.speculation.drafter import parse_sources
-from weft.units import format_bytes, parse_bytes
+from weft.units import TOKENS_MAX, VERIFY_TOKENS_MAX, format_bytes, parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
 KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
@@ -39,17 +40,19 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
         click.Argument(["models"], nargs=-1, metavar="[MODEL]..."),
         click.Option(
             ["--memory"],
+            type=Size(),
             help="Memory of one device, weights included, such as 80GiB; default: the RAM "
             "that is free here. The --memory of `weft serve` is a part of it.",
         ),
         click.Option(
             ["--arena"],
+            type=Size(),
             help="Instead: that part, the memory for KV pages and states without weights, "
             "as `weft serve --memory` takes it.",
         ),
         click.Option(
             ["--tp"],
-            type=click.IntRange(min=1),
+            type=Count(1, RANKS_MAX),
             default=1,
             show_default=True,
             help="Devices that share the model (tensor parallelism).",
@@ -89,7 +92,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
         ),
         click.Option(
             ["--max-model-len", "lengths"],
-            type=click.IntRange(min=1),
+            type=Count(1, TOKENS_MAX),
             multiple=True,
             help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the model's longest.",
         ),
@@ -111,13 +114,13 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
         ),
         click.Option(
             ["--prefill-rate"],
-            type=click.FloatRange(min=0, min_open=True),
+            type=Number(0, 1_000_000_000, above=True),
             help="Tokens of a prompt that are computed in a second, as measured; instead of --device.",
         ),
         click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
         click.Option(
             ["--drafts"],
-            type=click.IntRange(min=0, max=64),
+            type=Count(0, VERIFY_TOKENS_MAX),
             default=3,
             show_default=True,
             help="Speculated tokens per step, for --compare.",
@@ -166,6 +169,8 @@ def command(
     model = models[0] if models else None
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise ConfigError(f"--plot {plot}: the file's name must end in .svg or .html", param="--plot")
+    if plot is not None and not os.access(plot.parent, os.W_OK):
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent} that can be written", param="--plot")
     if model is None:
         return _list_known(as_json)
 
@@ -362,9 +367,9 @@ def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]
     if memory is not None and arena is not None:
         raise ConfigError("--memory and --arena are two ways to say it: give one of them", param="--arena")
     if arena is not None:
-        return {"arena_bytes": _positive(arena, "--arena")}, False
+        return {"arena_bytes": parse_bytes(arena, flag="--arena")}, False
     if memory is not None:
-        return {"memory_bytes": _positive(memory, "--memory")}, False
+        return {"memory_bytes": parse_bytes(memory, flag="--memory")}, False
     from weft.host import free_ram_bytes
 
     return {"memory_bytes": free_ram_bytes()}, True
@@ -376,13 +381,6 @@ def packs_bfloat16() -> bool:
 
     features = cpu_facts()["features"]
     return bool(features["avx512f"] or features["asimd"])
-
-
-def _positive(text: str, flag: str) -> int:
-    size = parse_bytes(text, flag=flag)
-    if size < 1:
-        raise ConfigError(f"{flag} {text} is no memory at all", param=flag)
-    return size
 
 
 def _list_known(as_json: bool) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import FlagCommand, Size
 from weft.cli.main import CommandGroup, print_table, progress_bar, table_of
 from weft.errors import UserError
 from weft.units import format_bytes, parse_bytes
@@ -118,7 +118,9 @@ def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     params=[
         _PATH,
         _KEY_FILE,
-        click.Option(["--size"], help="Evict what saves the fewest seconds per byte, down to this size."),
+        click.Option(
+            ["--size"], type=Size(least=0), help="Evict what saves the fewest seconds per byte, down to this size."
+        ),
         _JSON,
     ],
 )

@@ -47,7 +47,7 @@ _STATE_WORDS = {"dead": "dead, as its restarts are used up", "away": "away"}
 
 class Fleet:
     """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
-    first start. ``place``: of its one replica. ``listen``: where machines join, and with which keys.
+    first start. ``place``: what its replicas divide. ``listen``: where machines join, and with which keys.
     ``roles``: of the replicas of this machine; none: all do both, and no prompt is split. ``peers``: how
     engines elsewhere send to these. Raises ConfigError where the machine cannot be divided (``places``)."""
 
@@ -62,7 +62,7 @@ class Fleet:
         stall_after_s: float = STALL_AFTER_S,
         on_progress: Callable[[str], None] = lambda text: None,
         router: Router | None = None,
-        place: HostShare | None = None,
+        place: HostShare = ANYWHERE,
         listen: tuple[str, LinkKeys] | None = None,
         roles: Sequence[Role] = (),
         peers: PeerKeys | None = None,
@@ -77,7 +77,7 @@ class Fleet:
         self._record = record
         self._stall_after_s = stall_after_s
         self._roles = roles
-        self._shares = [place] if place else divide_machine(config, replicas) if replicas else []
+        self._shares = divide_machine(config, replicas, place) if replicas else []
         if roles:
             self.config = config = _alike(config, self._shares)
             self._shares = [dataclasses.replace(share, peers=peers) for share in self._shares]

@@ -11,6 +11,7 @@ any code of ours: two engines on one GPU would measure its free memory against e
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -26,10 +27,11 @@ _NODES = Path("/sys/devices/system/node")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def divide_machine(config: EngineConfig, replicas: int) -> list[HostShare]:
-    """A place for each replica. Raises ConfigError where there are GPUs, and fewer than replicas."""
+def divide_machine(config: EngineConfig, replicas: int, whole: HostShare = ANYWHERE) -> list[HostShare]:
+    """Return a place for each replica, which divide the memory of ``whole``. Raises ConfigError where there are GPUs,
+    and fewer than replicas."""
     if replicas == 1:
-        return [ANYWHERE]
+        return [whole]
     gpus = [] if config.device == "cpu" else visible_gpus()
     if config.device.startswith("cuda:"):
         raise ConfigError(
@@ -45,8 +47,16 @@ def divide_machine(config: EngineConfig, replicas: int) -> list[HostShare]:
     cores = divide_cores(usable_core_numbers(), replicas)
     turn = memory_turn()
     of_replica = [",".join(gpus[number * config.tp : (number + 1) * config.tp]) for number in range(replicas)]
+    memory_bytes = None if whole.memory_bytes is None else whole.memory_bytes // replicas
     return [
-        HostShare(cores[number], replicas, {_VISIBLE: of_replica[number]} if gpus else {}, turn)
+        dataclasses.replace(
+            whole,
+            cores=cores[number],
+            ram_share=replicas,
+            environment={_VISIBLE: of_replica[number]} if gpus else {},
+            memory_turn=turn,
+            memory_bytes=memory_bytes,
+        )
         for number in range(replicas)
     ]
 

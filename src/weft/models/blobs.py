@@ -2,6 +2,8 @@
 
     POST /api/blobs/sha256:HEX --Upload--> .blobs/sha256-HEX.TOKEN.part --digest is right--> .blobs/sha256-HEX
     POST /api/create {"files": {...}} --create_model--> NAME/model.gguf, weft-model.json: as if it had been pulled
+                     all parts of a split model           NAME/*-0000N-of-0000M.gguf
+                     a projector                          NAME/mmproj.gguf, which is kept and not read
 
 ``.blobs`` is in the directory of models (``local``). A model links to the bytes of its file, so the upload may go:
 one that is a day old does, when the next begins. An upload holds a lock of its file, so one that a killed server left
@@ -16,12 +18,14 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
 from weft.errors import CheckpointError, RequestError
 from weft.files import sync
+from weft.models.gguf.header import is_projector
 from weft.models.hub import local_checkpoint
 from weft.models.local import (
     PART,
@@ -43,7 +47,10 @@ _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _AGE_MAX_S = 86_400.0
 _FREE_BYTES = 1 << 28
 """Room of the disk that no upload takes."""
-_FILE = "model.gguf"
+_FILE, PROJECTOR = "model.gguf", "mmproj.gguf"
+_PART_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,200}-\d{5}-of-\d{5}\.gguf", re.ASCII)
+FILES_MAX = 100
+"""Parts of one model that are uploaded."""
 
 
 class BlobError(RequestError):
@@ -134,30 +141,22 @@ class Upload:
             self._file.close()
 
 
-def create_model(name: str, digest: str) -> LocalModel:
-    """Make a model on disk of an uploaded GGUF file, in place of one with that name. Raises CheckpointError,
-    RequestError, ModelInUseError."""
-    source = blob(digest)
-    if source is None:
-        raise RequestError(
-            f"files names sha256:{digest}, which was not uploaded: POST /api/blobs/sha256:{digest} sends it",
-            param="files",
-            code="blob_not_found",
-        )
+def create_model(name: str, digests: Mapping[str, str]) -> LocalModel:
+    """Make a model on disk of uploaded GGUF files, in place of one with that name. ``digests``: by the names that the
+    files have at the client. Raises CheckpointError, RequestError, ModelInUseError."""
+    sources = _named_sources(digests)
     place = place_of(name)
     part = part_of(place)
     try:
         part.mkdir(parents=True, exist_ok=True)
         with alone(part, name):
-            (part / _FILE).unlink(missing_ok=True)
+            for left in part.glob("*.gguf"):
+                left.unlink()
+            files = [_placed(part, file, source, digest) for file, (source, digest) in sorted(sources.items())]
+            commit = hashlib.sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
+            write_manifest(part, Manifest(name=name, revision="", commit=commit, pulled_s=time.time(), files=files))
             try:
-                os.link(source, part / _FILE)
-            except OSError:  # a file system without links
-                shutil.copyfile(source, part / _FILE)
-            file = ModelFile(path=_FILE, source=_FILE, size=source.stat().st_size, sha256=digest)
-            write_manifest(part, Manifest(name=name, revision="", commit=digest, pulled_s=time.time(), files=[file]))
-            try:
-                local_checkpoint(part / _FILE)
+                local_checkpoint(part)
             except CheckpointError:
                 discard(part)
                 raise
@@ -171,6 +170,46 @@ def create_model(name: str, digest: str) -> LocalModel:
     model = find(name)
     assert model is not None, "it was renamed"
     return model
+
+
+def _named_sources(digests: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
+    """Return the uploaded files and their digests by the names that they get. Raises RequestError, CheckpointError."""
+    models: dict[str, tuple[Path, str]] = {}
+    projectors: list[tuple[Path, str]] = []
+    for name, digest in digests.items():
+        source = blob(digest)
+        if source is None:
+            raise RequestError(
+                f"files names sha256:{digest}, which was not uploaded: POST /api/blobs/sha256:{digest} sends it",
+                param="files",
+                code="blob_not_found",
+            )
+        if len(digests) > 1 and is_projector(source):
+            projectors.append((source, digest))
+        else:
+            models[Path(name).name] = source, digest
+    if len(projectors) > 1 or not models:
+        raise RequestError(f"files names {len(projectors)} projectors; a model has one at most", param="files")
+    if len(models) == 1:
+        models = {_FILE: models.popitem()[1]}
+    other = next((name for name in models if not _PART_NAME.fullmatch(name)), None)
+    if len(models) > 1 and other is not None:
+        raise RequestError(
+            f"files names {len(models)} files of one model, whose names end in -00001-of-{len(models):05}.gguf and so "
+            f"on; {other[:200]!r} does not",
+            param="files",
+        )
+    if projectors:
+        models[PROJECTOR] = projectors[0]
+    return models
+
+
+def _placed(directory: Path, name: str, source: Path, digest: str) -> ModelFile:
+    try:
+        os.link(source, directory / name)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, directory / name)
+    return ModelFile(path=name, source=name, size=source.stat().st_size, sha256=digest)
 
 
 def _path(digest: str) -> Path:

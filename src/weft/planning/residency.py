@@ -5,7 +5,7 @@
        '--------- failed (refused for a while) --------------'  died
 
 A pure state machine. Times are passed in, and ``actions`` says what to do next: load, unload, or admit the
-requests that waited for a model which stays after all. The process control around it is ``server.several``.
+requests that waited for a model which stays after all. The process control around it is ``server.on_demand``.
 
     L1   the shares of models that are loading, loaded or unloading never exceed the budget
     L2   a model that a request uses is never unloaded

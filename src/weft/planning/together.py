@@ -26,8 +26,8 @@ AMPLE_BYTES = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class ModelNeed:
-    """``arena_bytes``: for one sequence of ``--max-model-len``, or of COMFORT_TOKENS. The rest is what a list
-    of models shows of one that was never loaded."""
+    """``arena_bytes``: for one sequence of ``--max-model-len``, or of COMFORT_TOKENS; both sizes are of one replica.
+    The rest is what a list of models shows of one that was never loaded."""
 
     name: str
     weights_bytes: int
@@ -37,6 +37,17 @@ class ModelNeed:
     vocab_size: int = 0
     max_positions: int = 0
     causal: bool = True
+    replicas: int = 1
+
+    @property
+    def all_weights_bytes(self) -> int:
+        """Return the weights of all replicas."""
+        return self.replicas * self.weights_bytes
+
+    @property
+    def all_arena_bytes(self) -> int:
+        """Return the arenas of all replicas."""
+        return self.replicas * self.arena_bytes
 
 
 def options_of(config: EngineConfig, *, twelve_bit: bool = False, coded_tiles: bool = False) -> PlanOptions:
@@ -77,18 +88,20 @@ def need_of(name: str, config: Mapping[str, Any], asked: PlanOptions) -> ModelNe
 def share_of(need: ModelNeed, memory: int) -> int:
     """Return the share of a model whose companions are not known yet: its weights and the arena that it asks for.
     Raises ConfigError for one whose weights alone are more than ``memory``."""
-    return share_out([need], min(memory, need.weights_bytes + max(1, need.arena_bytes)))[need.name]
+    return share_out([need], min(memory, need.all_weights_bytes + max(1, need.all_arena_bytes)))[need.name]
 
 
 def share_out(needs: Sequence[ModelNeed], memory: int) -> dict[str, int]:
     """Raises ConfigError for a model whose weights alone are more than ``memory``."""
     for need in needs:
-        if need.weights_bytes >= memory:
+        if need.all_weights_bytes >= memory:
             raise ConfigError(
-                f"the weights of {need.name} take some {format_bytes(need.weights_bytes)}, and "
+                f"the weights of {need.name} take some {format_bytes(need.all_weights_bytes)}, and "
                 f"--memory of all models together is {format_bytes(memory)}",
                 param="--memory",
             )
     return shares(
-        {need.name: need.weights_bytes for need in needs}, {need.name: need.arena_bytes for need in needs}, memory
+        {need.name: need.all_weights_bytes for need in needs},
+        {need.name: need.all_arena_bytes for need in needs},
+        memory,
     )

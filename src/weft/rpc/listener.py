@@ -188,9 +188,11 @@ class LinkListener:
             socket.bind(self._address.removesuffix(":0") + ":*" if self._address.endswith(":0") else self._address)
         except zmq.ZMQError as error:
             self._authenticator.stop()
+            socket.close(0)  # made of the shadow, so the context does not know it and would wait for it
             context.destroy(linger=0)
             raise ConfigError(
-                f"--listen-engines {self._address.removeprefix('tcp://')}: {error.strerror}", param="--listen-engines"
+                f"--listen-engines {self._address.removeprefix('tcp://')}: {zmq.strerror(error.errno or 0)}",
+                param="--listen-engines",
             ) from None
         endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port = int(endpoint.rpartition(":")[2])

@@ -122,6 +122,7 @@ class StepPlan:
     samples: Bools
     tokens: Int32s
     decode_count: int
+    verify_count: int
     rows_cleared: tuple[RowId, ...]
     admissions: tuple[Admission, ...]
     table_writes: Int32s
@@ -136,7 +137,6 @@ class StepPlan:
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
     store: StoreStep = NO_STORE_STEP
-    verify_count: int = 0
     mtp_drafts: int | None = None
     pooled_runs: tuple[int, ...] = ()
     """Prefills with hidden rows that ``Admission.pooling`` asks for."""

@@ -67,13 +67,12 @@ class AdapterHandlers:
             return await self._load(body, engines)
 
     async def _load(self, body: LoadAdapterBody, engines: AllEngines) -> Response:
-        name, names = body.lora_name, self._service.adapters
+        name, names = body.lora_name, self._service.models.adapters
         try:
             check_name(name, flag="lora_name")
         except ConfigError as error:
             raise RequestError(error.message, param="lora_name") from None
-        several = self._service.several
-        if name in (self._service.known_model(None).names if several is None else several.models):
+        if name in self._service.models.names():
             raise RequestError(f"lora_name {name} is a name of the model itself; choose another", param="lora_name")
         if name in self._service.names.all():
             raise RequestError(
@@ -97,8 +96,8 @@ class AdapterHandlers:
         body = await read_body(await read_raw(request), UnloadAdapterBody)
         async with self._engines(body.lora_name) as engines:
             async with self._turn:
-                adapter = self._service.adapters.release(body.lora_name)
-            if adapter.digest not in self._service.adapters.digests():
+                adapter = self._service.models.adapters.release(body.lora_name)
+            if adapter.digest not in self._service.models.adapters.digests():
                 await engines.unload_adapter(adapter.digest)
         return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")
 
@@ -113,14 +112,11 @@ class AdapterHandlers:
                 param="lora_name",
             )
         self._service.check_open()
-        if self._service.several is None:
-            yield self._service.engine.engines
-            return
-        base = self._service.several.base_of(name)
+        base = self._service.models.owner_of(name)
         if base is None:
             raise RequestError(
                 f"lora_name is {name[:200]!r}; with several models it is MODEL/NAME, and the "
-                f"models are {', '.join(self._service.several.models)}",
+                f"models are {', '.join(self._service.models.names())}",
                 param="lora_name",
             )
         use = await base.enter()

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import WeftError
+from weft.fleet.all_engines import AllEngines
 from weft.fleet.fleet import Fleet
 from weft.server import replicas, weights
 from weft.server.adapters import AdapterHandlers
@@ -35,6 +36,7 @@ from weft.server.edge import EdgeError
 from weft.server.errors import error_response, on_bug, on_weft_error
 from weft.server.gate import Gate
 from weft.server.metrics import CONTENT_TYPE
+from weft.server.models import ListedModel
 from weft.server.ollama.answers import (
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
@@ -51,7 +53,8 @@ from weft.server.page import page_routes
 from weft.server.pooling import EMBEDDINGS, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import DetokenizeBody, TokenizeChatBody, did_you_mean, read_body, read_tokenize_body
 from weft.server.responses.routes import ResponseHandlers
-from weft.server.service import ListedModel, ServedModel, Service
+from weft.server.served_model import ServedModel
+from weft.server.service import Service
 from weft.server.sse import (
     JSON_LINES,
     ClientGoneError,
@@ -189,7 +192,7 @@ class _Handlers:
         return await answer_job(request, self._ollama_job(way, body), stream=False, keep_alive_s=0.0)
 
     async def _ollama_job(self, way: Way, body: Any) -> Job:
-        stays_s = keep_alive_of(body.keep_alive, self._service)
+        stays_s = keep_alive_of(body.keep_alive, self._service.host_of(served_name(body.model)))
         job = await way.prepare(self._service, body)
         job.generation.keep_alive_s = stays_s
         return job
@@ -295,18 +298,16 @@ class _Handlers:
         return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
 
     async def load(self, request: Request) -> Response:
-        lengths = [fleet.queue_lengths() for _, fleet in self._service.fleets]
-        running, waiting = (sum(counts) for counts in zip((0, 0), *lengths, strict=True))
-        if self._service.several is not None:
-            waiting += self._service.several.residency.waiting
+        models = self._service.models
+        lengths = [fleet.queue_lengths() for _, fleet in models.fleets]
+        running, waiting = (sum(counts) for counts in zip((0, models.waiting), *lengths, strict=True))
         return json_response({"server_load": self._service.active, "running": running, "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
-        if self._service.several is None:
-            return json_response(await self._cache_of(*self._service.fleets[0]))
-        models = {name: await self._cache_of(name, fleet) for name, fleet in self._service.fleets}
-        return json_response({"models": models})
+        reports = {name: await self._cache_of(name, fleet) for name, fleet in self._service.models.fleets}
+        first = self._service.models.first
+        return json_response(reports[first.name] if first.stays else {"models": reports})
 
     async def _cache_of(self, name: str, fleet: Fleet) -> dict[str, Any]:
         looks = self._looks.get(name)
@@ -324,52 +325,55 @@ class _Handlers:
 
     def _text_of(self, name: str, tokens: Sequence[int]) -> str:
         ids = [token for token in tokens if token >= 0]  # the others are rows of pictures
-        return self._service.known_model(name).tokenizer.decode(ids, skip_special_tokens=False)
+        return self._service.models.served_as(name).tokenizer.decode(ids, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
         store = replicas.read_flag(request, "store", "true")
-        await asyncio.gather(*(fleet.engines.flush_cache(store=store) for _, fleet in self._service.fleets))
+        await asyncio.gather(*(fleet.engines.flush_cache(store=store) for _, fleet in self._service.models.fleets))
         self._looks.clear()
         return await self.cache(request)
 
+    def _engines(self, request: Request) -> AllEngines:
+        """Return the engines of the model that the query names. Raises what ``Service.fleet_of`` raises."""
+        return self._service.fleet_of(request.query_params.get("model")).engines
+
     async def sleep(self, request: Request) -> Response:
-        self._service.check_open()
+        engines = self._engines(request)
         asked = replicas.read_sleep(request.query_params, await read_raw(request))
-        news = await self._service.engine.engines.sleep(asked.level, asked.mode, asked.timeout_s)
+        news = await engines.sleep(asked.level, asked.mode, asked.timeout_s)
         self._looks.clear()
         return json_response(replicas.sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
-        self._service.check_open()
+        engines = self._engines(request)
         tags = replicas.read_tags(request.query_params, await read_raw(request))
-        return json_response(replicas.wake_answer(await self._service.engine.engines.wake_up(tags), tags))
+        return json_response(replicas.wake_answer(await engines.wake_up(tags), tags))
 
     async def is_sleeping(self, request: Request) -> Response:
-        self._service.check_open()
-        return json_response(replicas.state_answer(self._service.engine.engines.sleep_state))
+        engines = self._engines(request)
+        return json_response(replicas.state_answer(engines.sleep_state))
 
     async def pause(self, request: Request) -> Response:
-        self._service.check_open()
+        engines = self._engines(request)
         asked = weights.read_pause(request.query_params, await read_raw(request))
-        engines = self._service.engine.engines
         outcome = await engines.pause(asked.mode, asked.timeout_s, flush=asked.clears_cache)
         self._looks.clear()
         return json_response(weights.PausedAnswer("paused", outcome.flushed))
 
     async def resume(self, request: Request) -> Response:
-        self._service.check_open()
-        await self._service.engine.engines.resume()
+        engines = self._engines(request)
+        await engines.resume()
         return json_response(weights.PausedAnswer("resumed"))
 
     async def is_paused(self, request: Request) -> Response:
-        self._service.check_open()
-        return json_response(weights.IsPausedAnswer(self._service.engine.engines.is_paused))
+        engines = self._engines(request)
+        return json_response(weights.IsPausedAnswer(engines.is_paused))
 
     async def update_weights(self, request: Request) -> Response:
-        self._service.check_open()
+        engines = self._engines(request)
+        self._service.models.find(request.query_params.get("model")).check_refit()
         asked = weights.read_update(request.query_params, await read_raw(request))
-        engines = self._service.engine.engines
         outcome = await engines.update_weights(asked.directory, asked.version, asked.mode, asked.timeout_s)
         self._looks.clear()
         return json_response(weights.update_answer(outcome))

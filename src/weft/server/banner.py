@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,9 +20,8 @@ from weft.server.running import socket_path
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
-    from weft.planning.residency import Residency
-    from weft.server.service import ServedModel
-    from weft.server.several import SeveralModels
+    from weft.server.models import Models
+    from weft.server.served_model import ServedModel
 
 _AT_SOCKET = "http://localhost"
 """The URL of a client of a Unix socket, whose host is never looked up."""
@@ -58,7 +57,15 @@ def print_places(line: Callable[..., None], url: str, key_words: str, config: Se
     line()
 
 
-def print_banner(console: Console, model: ServedModel, url: str, config: ServerConfig) -> None:
+def print_banner(console: Console, models: Models, url: str, config: ServerConfig) -> None:
+    """Print where the server listens, and what its models get of the memory."""
+    if models.first.served is not None and models.first.stays:
+        _print_model(console, models.first.served, url, config)
+    else:
+        _print_models(console, models, url, config)
+
+
+def _print_model(console: Console, model: ServedModel, url: str, config: ServerConfig) -> None:
     info, line, with_key = model.info, _lines_to(console), bool(config.client_keys())
     line()
     line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
@@ -93,33 +100,34 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 
-def print_models(console: Console, several: SeveralModels, url: str, config: ServerConfig) -> None:
-    """Of a server with several models: what each gets, and how many of them fit together."""
-    models, line = several.models.values(), _lines_to(console)
+def _print_models(console: Console, models: Models, url: str, config: ServerConfig) -> None:
+    """Print what each model that is loaded on demand gets, and how many of them fit together."""
+    line = _lines_to(console)
     line()
-    line(f"weft serves {', '.join(several.models)} at {url}", "bold green")
-    width = max(len(model.name) for model in models)
-    for model in models:
-        weights, share = model.source.need.weights_bytes, model.resident.share
+    line(f"weft serves {', '.join(models.names())} at {url}", "bold green")
+    width = max(len(name) for name in models.names())
+    shares = {model.name: model.resident.share for model in models.hosted if model.resident is not None}
+    for model in models.hosted:
+        weights, share = model.info.weights_bytes, shares[model.name]
         line(
             f"{model.name:{width}}  {format_bytes(share):>9}  some {format_bytes(weights)} of weights, and "
             f"{format_bytes(max(0, share - weights))} for KV and states"
         )
     line(
-        f"{'together':{width}}  {format_bytes(several.memory_bytes):>9}  "
-        f"{in_words(several.residency)}; each is loaded when it is asked for"
+        f"{'together':{width}}  {format_bytes(models.budget or 0):>9}  "
+        f"{in_words(list(shares.values()), models.budget or 0)}; each is loaded when it is asked for"
     )
-    for name, info in ((model.name, model.info) for model in models if model.info.generates):
+    for name, info in ((model.name, model.info) for model in models.hosted if model.info.generates):
         line(f"{name:{width}}  {sampling_sentence(info.generation_defaults, info.default_sampling)}")
     words = "the header is 'Authorization: Bearer $WEFT_API_KEY'" if config.client_keys() else ""
     print_places(line, url, words, config)
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 
 
-def in_words(residency: Residency) -> str:
-    """How many of the models can be in memory at once."""
-    shares = sorted(model.share for model in residency.models.values())
-    most = max(count for count in range(1, len(shares) + 1) if sum(shares[:count]) <= residency.budget)
+def in_words(shares: Sequence[int], budget: int) -> str:
+    """Return how many of the models can be in memory at once."""
+    by_size = sorted(shares)
+    most = max(count for count in range(1, len(shares) + 1) if sum(by_size[:count]) <= budget)
     return "all of them fit at once" if most == len(shares) else f"at most {most} of them at once"
 
 

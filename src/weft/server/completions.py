@@ -37,7 +37,8 @@ from weft.server.protocol import (
     sampling_params,
     stream_usage,
 )
-from weft.server.service import ServedModel, Service
+from weft.server.served_model import ServedModel
+from weft.server.service import Service
 from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import Prompt
 from weft.text.choices import Choice, Piece

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from weft.config import THREADS_MAX
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
@@ -38,6 +39,14 @@ PORT_MAX = 65535
 BACKLOG = 2048
 """Connections that wait until they are accepted."""
 _MB = 1_000_000
+HOUR_S, DAY_S, DAYS_MAX = 3600.0, 86_400.0, 36_500.0
+"""Bounds of times: what one request may take, what a client may, and how long files are kept: a hundred years."""
+MB_MAX = 1_000_000
+"""Most MB of bodies: a terabyte, as they are held in memory."""
+TEXT_MAX = 2**31 - 1
+"""Most characters of a text, and pixels of a picture: libraries count them in 31 bits."""
+CONNECTIONS_MAX = 1 << 20
+"""Most connections: as many files as Linux lets one process open (fs.nr_open)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +92,17 @@ class ServerConfig:
     tenant_by_key: bool = flag(
         False, "Give each API key cached prefixes of its own: requests of two keys never share a cached prefix."
     )
-    key_requests_per_minute: int = limit(0, "Requests that one API key may send a minute (429); 0: no limit.", least=0)
+    key_requests_per_minute: int = limit(
+        0, "Requests that one API key may send a minute (429); 0: no limit.", least=0, most=1_000_000
+    )
     key_tokens_per_minute: int = limit(
-        0, "Tokens, of prompts and answers, that one API key may use a minute (429); 0: no limit.", least=0
+        0,
+        "Tokens, of prompts and answers, that one API key may use a minute (429); 0: no limit.",
+        least=0,
+        most=1_000_000_000,
     )
     key_mb_in_flight: int = limit(
-        0, "MB that the bodies of one API key's unfinished requests may hold (429); 0: no limit.", least=0
+        0, "MB that the bodies of one API key's unfinished requests may hold (429); 0: no limit.", least=0, most=MB_MAX
     )
     strict_fields: bool = flag(
         False,
@@ -139,7 +153,7 @@ class ServerConfig:
     )
     chat_template: str | None = flag(None, "File with the chat template to use instead of the checkpoint's.")
     max_tokenize_chars: int = limit(
-        32_000_000, "Characters of long texts that may be tokenized at once (413, 503).", least=4096
+        32_000_000, "Characters of long texts that may be tokenized at once (413, 503).", least=4096, most=TEXT_MAX
     )
     tokenize_memory: str = limit(
         "1GiB", "Memory that long texts may take while they are tokenized (413, 503).", size=True
@@ -150,19 +164,22 @@ class ServerConfig:
         "(logprobs + 1) over all prompts (400). Streams count "
         "those of prompts only.",
         least=1,
+        most=1_000_000_000,
     )
-    template_seconds: float = limit(5.0, "Seconds that rendering one conversation may take.", above=0)
-    template_chars: int = limit(32_000_000, "Characters that a conversation may be rendered to.", least=1)
+    template_seconds: float = limit(5.0, "Seconds that rendering one conversation may take.", above=0, most=HOUR_S)
+    template_chars: int = limit(
+        32_000_000, "Characters that a conversation may be rendered to.", least=1, most=TEXT_MAX
+    )
     template_memory: str = limit("512MiB", "Memory that a process that renders conversations may take.", size=True)
-    images: int = limit(64, "Pictures and videos of one conversation (400).", least=0)
+    images: int = limit(64, "Pictures and videos of one conversation (400).", least=0, most=1_000_000)
     image_bytes: str = limit("32MiB", "Bytes of the file of one picture (400).", size=True)
-    image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1)
-    image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1)
-    image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1)
+    image_pixels: int = limit(50_000_000, "Pixels of one picture, before it is decoded (400).", least=1, most=TEXT_MAX)
+    image_side: int = limit(16_384, "Pixels of the longer side of a picture (400).", least=1, most=1 << 20)
+    image_seconds: float = limit(10.0, "Seconds that reading one picture may take (400).", least=0.1, most=HOUR_S)
     image_memory: str = limit("1GiB", "Memory that a process that reads pictures or videos may take.", size=True)
     video_bytes: str = limit("64MiB", "Bytes of the file of one video (400).", size=True)
-    video_frames: int = limit(768, "Frames that are read of one video (400).", least=2)
-    video_seconds: float = limit(60.0, "Seconds that reading one video may take (400).", least=0.1)
+    video_frames: int = limit(768, "Frames that are read of one video (400).", least=2, most=1_000_000)
+    video_seconds: float = limit(60.0, "Seconds that reading one video may take (400).", least=0.1, most=HOUR_S)
     reasoning_parser: str = flag(
         "auto",
         "Format of the model's reasoning, which answers give apart from "
@@ -172,40 +189,53 @@ class ServerConfig:
         "auto", "Format of the model's tool calls; auto goes by the chat template, none refuses tools."
     )
     metrics_prefix: str = debug("weft", "Prefix of metric names; with 'vllm', published dashboards load as they are.")
-    drain_timeout: float = limit(30.0, "Seconds that running requests get to finish after the first Ctrl-C.", least=0)
-    max_body_mb: int = limit(64, "Largest request body in MB (413).", least=1)
+    drain_timeout: float = limit(
+        30.0, "Seconds that running requests get to finish after the first Ctrl-C.", least=0, most=DAY_S
+    )
+    max_body_mb: int = limit(64, "Largest request body in MB (413).", least=1, most=MB_MAX)
     max_json_values: int = limit(
-        1_000_000, "JSON values of one request body of over 1 MiB: elements, fields and brackets (413).", least=1000
+        1_000_000,
+        "JSON values of one request body of over 256 KiB: elements, fields and brackets (413).",
+        least=1000,
+        most=1_000_000_000,
     )
     max_buffered_mb: int = limit(
         256,
         "MB that the bodies of all unfinished requests may hold together; the first 64 KB of each are free (503).",
         least=1,
+        most=MB_MAX,
     )
     max_unread_mb: int = limit(
         256,
         "MB of streamed answers that clients have not read, of all together; beyond it the answer that holds the most "
         "ends with an error (408).",
         least=1,
+        most=MB_MAX,
     )
-    max_request_line: int = limit(8192, "Bytes of the longest request line (414).", least=64)
-    max_header_bytes: int = limit(32768, "Bytes of all headers of a request (431).", least=256)
-    max_headers: int = limit(100, "Headers of a request (431).", least=8)
-    max_connections: int = limit(4096, "Open connections (503).", least=1)
+    max_request_line: int = limit(8192, "Bytes of the longest request line (414).", least=64, most=1 << 20)
+    max_header_bytes: int = limit(32768, "Bytes of all headers of a request (431).", least=256, most=1 << 24)
+    max_headers: int = limit(100, "Headers of a request (431).", least=8, most=10_000)
+    max_connections: int = limit(4096, "Open connections (503).", least=1, most=CONNECTIONS_MAX)
     max_connections_per_address: int = limit(
         1024,
         "Open connections of one address (429); 0: no limit. Behind a proxy all clients have its address.",
         least=0,
+        most=CONNECTIONS_MAX,
     )
-    header_timeout: float = limit(10.0, "Seconds that the headers of a request may take (408).", least=0.1)
-    body_timeout: float = limit(300.0, "Seconds that the body of a request may take (408).", least=0.1)
+    header_timeout: float = limit(10.0, "Seconds that the headers of a request may take (408).", least=0.1, most=DAY_S)
+    body_timeout: float = limit(300.0, "Seconds that the body of a request may take (408).", least=0.1, most=DAY_S)
     min_body_rate: int = limit(
-        10_000, "Bytes a second that a body must bring, after its first 5 s (408); 0: no limit.", least=0
+        10_000,
+        "Bytes a second that a body must bring, after its first 5 s (408); 0: no limit.",
+        least=0,
+        most=1_000_000_000,
     )
-    idle_timeout: float = limit(60.0, "Seconds after which a connection without a request is closed.", least=0.1)
-    write_timeout: float = limit(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
+    idle_timeout: float = limit(
+        60.0, "Seconds after which a connection without a request is closed.", least=0.1, most=DAY_S
+    )
+    write_timeout: float = limit(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1, most=DAY_S)
     sse_keep_alive: float = limit(
-        0.0, "Seconds of silence after which a stream gets a comment line; 0: never.", least=0
+        0.0, "Seconds of silence after which a stream gets a comment line; 0: never.", least=0, most=DAY_S
     )
     replicas: str = flag(
         "1",
@@ -234,29 +264,35 @@ class ServerConfig:
         None,
         "Address of a Ray cluster that places the replicas; auto: the one of this machine. Needs the extra weft[ray].",
     )
-    ray_cpus: float = flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0, table="server")
+    ray_cpus: float = flag(
+        1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0, table="server", most=1024
+    )
     ray_gpus: float | None = flag(
         None,
         "GPUs that Ray sets aside for each rank of a replica; default: 1 with --device cuda, else 0.",
         least=0,
         table="server",
+        most=64,
     )
     http_workers: int = flag(
         1,
         "HTTP processes that share the port; more than one where a core is no longer enough for JSON and streams.",
         least=1,
+        most=THREADS_MAX,
     )
     restarts: int = limit(
         5,
         "Restarts of an engine process that dies or stalls; its requests go on. After "
         "them the server ends with code 1 or 3. Ten minutes of service restore all.",
         least=0,
+        most=1_000_000,
     )
     stall_after: float = limit(
         10.0,
         "Seconds of silence after which an engine process counts as stalled and "
         "is replaced; 0: never. A step that computes may take 30 times as long.",
         least=0,
+        most=DAY_S,
     )
     record: str | None = flag(
         None,
@@ -269,7 +305,7 @@ class ServerConfig:
         "of such a file. `weft simulate --speculate` needs them.",
         table="server",
     )
-    record_limit: str = limit("1GB", "Size at which the recording ends.")
+    record_limit: str = limit("1GB", "Size at which the recording ends.", size=True)
     response_store: str | None = flag(
         None,
         "File that keeps the answers of /v1/responses, for "
@@ -278,13 +314,15 @@ class ServerConfig:
         table="server",
     )
     response_store_size: str = limit(
-        "1GB", "Size of the kept responses; beyond it the conversation that was continued the longest ago goes."
+        "1GB",
+        "Size of the kept responses; beyond it the conversation that was continued the longest ago goes.",
+        size=True,
     )
-    max_stored_responses: int = limit(100_000, "Responses that are kept.", least=1)
+    max_stored_responses: int = limit(100_000, "Responses that are kept.", least=1, most=1_000_000_000)
     response_days: float = limit(
-        30.0, "Days that a response is kept after its conversation was last continued.", least=0.001
+        30.0, "Days that a response is kept after its conversation was last continued.", least=0.001, most=DAYS_MAX
     )
-    max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1)
+    max_response_turns: int = limit(1000, "Responses that one conversation may have (400).", least=1, most=1_000_000)
     file_store: str | None = flag(
         None,
         "Directory that keeps the files and batches of /v1/files and "
@@ -292,8 +330,8 @@ class ServerConfig:
         "directory.",
         table="server",
     )
-    file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).")
-    max_stored_files: int = limit(1000, "Files that are kept (413).", least=1)
+    file_store_size: str = limit("4GB", "Bytes of all uploaded files (413).", size=True)
+    max_stored_files: int = limit(1000, "Files that are kept (413).", least=1, most=1_000_000)
     name_store: str | None = flag(
         None,
         "File that keeps the names of Ollama's /api/create; off: none. "
@@ -302,9 +340,9 @@ class ServerConfig:
     )
     blob_size: str = limit("100GB", "Size of one GGUF file that is uploaded to /api/blobs (413).", size=True)
     name_store_size: str = limit("4MB", "Size of that file.", size=True)
-    max_created_names: int = limit(1000, "Names that are kept.", least=1)
-    file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001)
-    max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1)
+    max_created_names: int = limit(1000, "Names that are kept.", least=1, most=1_000_000)
+    file_days: float = limit(30.0, "Days that a file and an ended batch are kept.", least=0.001, most=DAYS_MAX)
+    max_batch_lines: int = limit(50_000, "Lines of one batch.", least=1, most=10_000_000)
     otlp_endpoint: str | None = flag(
         None,
         "URL of an OpenTelemetry collector (OTLP over HTTP), such as "

@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
+import socket
+import struct
 from http import HTTPStatus
 from secrets import token_hex
 from typing import Any
@@ -33,6 +36,8 @@ from weft.server.errors import dialect_body, error_headers
 _BLOBS = b"/api/blobs/"
 """Bodies of these paths are handled in pieces, as they come: they have a limit of their own and are never buffered. An
 answer ends that."""
+PEER_IS_OWNER = "peer_is_owner"
+"""Key of a request's state at a Unix socket: whether its client runs as the user of this server, or as root."""
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
 
@@ -101,6 +106,15 @@ def raw_answer(refusal: EdgeError, path: str = "") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+def peer_is_owner(own: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket runs as this one's user, or as root. True where the
+    system does not say."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    _, user, _ = struct.unpack("3i", own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return user in (0, os.geteuid())
+
+
 class _Phase(enum.Enum):
     IDLE, HEAD, BODY = range(3)
 
@@ -139,6 +153,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        own = transport.get_extra_info("socket")
+        if own is not None and own.family == socket.AF_UNIX:
+            self.app_state = {**self.app_state, PEER_IS_OWNER: peer_is_owner(own)}
         refusal = self._edge.enter(self, self.client[0] if self.client else "")
         if refusal is None:
             self.timeout_keep_alive_task = self.loop.call_later(self._limits.idle_s, transport.close)
@@ -178,7 +195,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(headers_too_large(self._limits))
 
     def sweep(self, now_s: float) -> None:
-        """Twice a second: ends what has taken too long."""
+        """Twice a second: ends what has taken too long. A TLS handshake has a limit of its own."""
+        if self.transport is None:
+            return
         if self._is_write_stalled(now_s) or (self._linger_end_s is not None and now_s > self._linger_end_s):
             self.abort()
             return
@@ -205,7 +224,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(body_timed_out(limits, self._body_bytes, elapsed_s))
 
     def abort(self) -> None:
-        self.transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     # ------------------------------------------------------------------ what the parser reports
 

@@ -1,6 +1,7 @@
 """What is known of a server's flags before weights are read: the machine's cores, and places on the disk.
 
-    --threads, --http-workers         at most THREADS_A_CORE or WORKERS_A_CORE for each core of this machine
+    --threads, --http-workers, --replicas    at most PROCESSES_A_CORE for each core of this machine
+    --device cuda                     a torch that was built for CUDA
     --store, --weights-cache          a directory, or a bucket with a name
     --record                          a file in a directory that exists
     --lora NAME=PATH                  a directory
@@ -10,6 +11,7 @@ An engine finds each of them as well, seconds or minutes later, behind the weigh
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from weft.adapters import named_paths, read_settings
@@ -20,15 +22,17 @@ from weft.models.hub import is_path
 from weft.server.config import ServerConfig
 from weft.store.location import check_location, is_bucket
 
-THREADS_A_CORE = WORKERS_A_CORE = 4
+PROCESSES_A_CORE = 4
+"""Threads too."""
 LEAST_BOUND = 16
 """Of a machine with few cores: tests and containers with a quota may ask for more than they have."""
 
 
 def check_early(engine: EngineConfig, server: ServerConfig) -> None:
     """Raises ConfigError that names the flag."""
-    _check_count("--threads", engine.threads, THREADS_A_CORE)
-    _check_count("--http-workers", server.http_workers, WORKERS_A_CORE)
+    _check_count("--threads", engine.threads)
+    _check_count("--http-workers", server.http_workers)
+    _check_count("--replicas" if server.roles is None else "--roles", server.own_replicas)
     if engine.store is not None and is_bucket(engine.store):
         check_location(engine.store)
     else:
@@ -52,9 +56,24 @@ def check_adapters(engine: EngineConfig) -> None:
         read_settings(Path(path).expanduser())
 
 
-def _check_count(flag: str, value: int | None, a_core: int) -> None:
+def check_device(engine: EngineConfig) -> None:
+    """Raises ConfigError for a GPU that the installed torch cannot use. Any other reason why one cannot be used is
+    torch's, and the engine says it."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        return
+    if engine.device.startswith("cuda") and torch.endswith("+cpu"):
+        raise ConfigError(
+            f"--device is {engine.device}, and torch {torch} was built for CPUs alone: install a build for CUDA, or "
+            "use --device cpu",
+            param="--device",
+        )
+
+
+def _check_count(flag: str, value: int | None) -> None:
     cores = usable_cores()
-    most = max(LEAST_BOUND, a_core * cores)
+    most = max(LEAST_BOUND, PROCESSES_A_CORE * cores)
     if value is not None and value > most:
         raise ConfigError(
             f"{flag} is {value}; this machine has {cores} cores for it, and the most is {most}", param=flag
@@ -62,7 +81,7 @@ def _check_count(flag: str, value: int | None, a_core: int) -> None:
 
 
 def _check_directory(flag: str, location: str | None) -> None:
-    """A directory that does not exist is made later, in one that does."""
+    """Make a directory that does not exist."""
     if location is None:
         return
     path = Path(location).expanduser()
@@ -71,3 +90,7 @@ def _check_directory(flag: str, location: str | None) -> None:
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     if not existing.is_dir():
         raise ConfigError(f"{flag} {location}: {existing} is a file, and no directory", param=flag)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {location}: {(error.strerror or str(error)).lower()}", param=flag) from None

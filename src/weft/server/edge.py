@@ -263,15 +263,16 @@ class HttpEdge:
         self.limits = dataclasses.replace(self.limits, connections=min(self.limits.connections, most))
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
-        """Count the connection, refused or not; ``leave`` must follow. Return the refusal. ``address``: empty at a
-        Unix socket, whose clients have none."""
+        """Count the connection, refused or not; ``leave`` must follow. Return the refusal. One whose TLS handshake was
+        counted is not counted again. ``address``: empty at a Unix socket, whose clients have none."""
+        more = int(connection not in self._connections)
         self._connections[connection] = address
-        self._by_address[address] += 1
-        self._entered.add(1)
+        self._by_address[address] += more
+        self._entered.add(more)
         of_address = self._by_address[address]
         if self._counts is not None:
             tally = self._counts.address(address)
-            tally.add(1)
+            tally.add(more)
             of_address = tally.total()
         limits = self.limits
         if self._entered.total() > limits.connections:
@@ -461,6 +462,14 @@ def _host_name(host: str) -> str | None:
     """Without port and brackets, in lower case; None for what is no host."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", host.strip())
     return (match[1] or match[2]).lower().rstrip(".") if match else None
+
+
+def names_loopback(header: str | None) -> bool:
+    """Return whether the Host header of a request, if it has one, names the machine that the client is on."""
+    if header is None:
+        return True
+    name = _host_name(header)
+    return name is not None and is_loopback(name)
 
 
 def is_loopback(host: str) -> bool:

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError, is_panic
 from weft.logs import request_id_of_task
-from weft.server.edge import EdgeError, Origins, is_loopback
+from weft.server.connection import PEER_IS_OWNER
+from weft.server.edge import EdgeError, Origins, is_loopback, names_loopback
 from weft.server.errors import error_response
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
@@ -60,11 +61,15 @@ _CLOSED = "the handler is closed"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def _may_operate(scope: Scope) -> bool:
-    """Return whether a request to an operator's path may pass without an operator key: it reads, or its client is on
-    this machine (a Unix socket has no client address)."""
+def _may_operate(scope: Scope, headers: Headers) -> bool:
+    """Return whether a request to an operator's path may pass without an operator key: it reads, or it comes from this
+    machine and from no proxy. A proxy that does not say where its clients are passes on the name by which they know
+    this server, and runs as another user at a Unix socket."""
+    if scope["method"] in _READING:
+        return True
     client = scope.get("client")
-    return scope["method"] in _READING or client is None or is_loopback(client[0])
+    is_here = scope["state"].get(PEER_IS_OWNER, True) if client is None else is_loopback(client[0])
+    return is_here and names_loopback(headers.get("host"))
 
 
 class Gate:
@@ -160,18 +165,18 @@ class Gate:
         if refusal is None and scope["path"] not in _OPEN_PATHS:
             key = headers.get("x-api-key")  # where clients of the Messages API have it
             authorization = headers.get("authorization") or (f"Bearer {key}" if key else "")
-            refusal = self._key_refusal(scope, authorization)
+            refusal = self._key_refusal(scope, headers, authorization)
         return self._app if refusal is None else error_response(refusal, scope)
 
-    def _key_refusal(self, scope: Scope, authorization: str) -> WeftError | None:
+    def _key_refusal(self, scope: Scope, headers: Headers, authorization: str) -> WeftError | None:
         """None for a right key, with its tenant in the state of the request."""
         path = scope["path"]
         for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
-        if not self._keys.has_operators and path.startswith(_OPERATOR_PATHS) and not _may_operate(scope):
+        if not self._keys.has_operators and path.startswith(_OPERATOR_PATHS) and not _may_operate(scope, headers):
             return EdgeError(
                 403,
                 f"{scope['method']} {path} changes the server for all: without an --operator-key it answers clients "
-                "on this machine only",
+                "on this machine only, at localhost or at a Unix socket as the user of the server or root",
                 code="operator_only",
             )
         scheme, _, key = authorization.partition(" ")

@@ -30,8 +30,10 @@ from weft.fleet.live_request import RequestStream
 from weft.info import ModelInfo
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.metrics import SequenceTimes
+from weft.server.models import KeepAlive, ModelUse
 from weft.server.protocol import SamplingFields, grammar_of, key_of_request, note_ignored, sampling_params
-from weft.server.service import KeepAlive, ModelUse, ServedModel, Service
+from weft.server.served_model import ServedModel
+from weft.server.service import Service
 from weft.server.tracing import GenerationOutcome
 from weft.text.chat_request import ConversationFields, KnownPrefix, Prompt, check_spans
 from weft.text.choices import Choice, Piece, TextDecoder
@@ -155,11 +157,11 @@ class Generation:
         """Raises what the engine rejects it with, or EngineUnavailableError."""
         self._service.enter()
         try:
-            if self._model.loadable is not None:
-                self._use = await self._model.loadable.enter(self.keep_alive_s)
+            model = self._service.models.find(self._model.base)
+            self._use = await model.enter(self.keep_alive_s)
+            if not model.stays:
                 self.load_s = time.perf_counter() - self._arrived_s
-            fleet = self._service.engine if self._use is None else self._use.fleet
-            self._requests_in_flight = fleet.requests
+            self._requests_in_flight = self._use.fleet.requests
             self._stream = await self._requests_in_flight.submit(self._requests)
         except BaseException:
             self.close()
@@ -593,6 +595,8 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     model = await service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
+        note_ignored(turn.conversation.budget_field)
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
     elif not prompt.pictures:

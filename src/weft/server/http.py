@@ -11,7 +11,8 @@ import functools
 import logging
 import resource
 import socket
-from collections.abc import AsyncGenerator, Generator
+import ssl
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import uvicorn
@@ -19,12 +20,15 @@ import uvicorn
 from weft.server.app import build_app
 from weft.server.config import BACKLOG
 from weft.server.connection import BoundedProtocol
+from weft.server.edge import HttpEdge
 from weft.server.listening import follow_certificate, tls_context
 from weft.server.service import Service
 from weft.server.sse import Handler
 
 _LAST_ANSWERS_S = 1.0
 """How long responses that are already decided (errors, last chunks) may take to leave."""
+_LOOK_S = 1.0
+"""Between two looks for a free descriptor."""
 _OTHER_FILES = 256
 """Descriptors that are kept back from connections: of logs, stores, workers and engines that start."""
 _log = logging.getLogger("weft.server")
@@ -70,20 +74,60 @@ async def serving(service: Service, listener: socket.socket, forward: Handler | 
     tls = tls_context(service.config)
     if tls is not None:
         http.config.load()
-        http.config.ssl = tls
+        connection = functools.partial(BoundedProtocol, http.config, http.server_state, {}, edge=service.edge)
         watching.append(asyncio.create_task(follow_certificate(tls, service.config)))
-    answering = asyncio.create_task(http.serve(sockets=[listener]))
+        watching.append(asyncio.create_task(accept_tls(listener, tls, service.edge, connection)))
+    answering = asyncio.create_task(http.serve(sockets=[listener] if tls is None else []))
     try:
         yield
     finally:
         http.should_exit = True
-        await asyncio.wait((answering,), timeout=_LAST_ANSWERS_S)
-        service.edge.abort_all()
         for task in watching:
             task.cancel()
+        await asyncio.wait((answering,), timeout=_LAST_ANSWERS_S)
+        service.edge.abort_all()
         http.force_exit = True
         await answering
         await service.close()
+
+
+async def accept_tls(
+    listener: socket.socket, context: ssl.SSLContext, edge: HttpEdge, connection: Callable[[], BoundedProtocol]
+) -> None:
+    """Accept connections and shake hands, until it is cancelled. A connection is counted from its first moment on, and
+    its handshake has as long as the headers of a request: else clients that begin none would take every descriptor."""
+    loop = asyncio.get_running_loop()
+
+    async def shake_hands(client: socket.socket, protocol: BoundedProtocol) -> None:
+        try:
+            await loop.connect_accepted_socket(
+                lambda: protocol, client, ssl=context, ssl_handshake_timeout=edge.limits.header_s
+            )
+        except BaseException as error:
+            edge.leave(protocol)
+            client.close()
+            if not isinstance(error, OSError):  # no TLS came, or nothing in time, or the client has left
+                raise
+
+    handshakes: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            try:
+                client, address = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is free
+                await asyncio.sleep(_LOOK_S)
+                continue
+            protocol = connection()
+            if edge.enter(protocol, address[0]) is not None and edge.is_crowded():
+                edge.leave(protocol)
+                client.close()
+                continue
+            handshake = loop.create_task(shake_hands(client, protocol))
+            handshakes.add(handshake)
+            handshake.add_done_callback(handshakes.discard)
+    finally:
+        for handshake in handshakes:
+            handshake.cancel()
 
 
 def raise_file_limit(connections: int) -> int:

@@ -23,7 +23,6 @@ import logging
 import signal
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,28 +41,26 @@ from weft.host import end_start, usable_cores
 from weft.info import ModelInfo
 from weft.logs import is_json, set_up_logging
 from weft.models.hub import local_checkpoint, resolve_model
-from weft.models.local import model_directory
-from weft.router.blind import make_router
-from weft.router.protocol import Router
+from weft.models.local import model_directory, whole_models
 from weft.rpc.client import ASSEMBLE
-from weft.rpc.link import LinkKeys, new_token, own_address, read_or_create_token, tcp_address
-from weft.rpc.messages import PeerKeys
+from weft.rpc.link import new_token, read_or_create_token, tcp_address
 from weft.schedule.snapshots import parse_snapshots
-from weft.server.banner import print_banner, print_models
+from weft.server.banner import print_banner
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_adapters, check_early
+from weft.server.early_checks import check_adapters, check_device, check_early
+from weft.server.fleets import ALL_HOSTS, new_fleet
 from weft.server.listening import listen_at, listening, own_url, tls_context
 from weft.server.running import Announcement
 from weft.speculation.drafter import parse_sources
 
 if TYPE_CHECKING:
     from weft.fleet.ray_fleet import RayFleet
+    from weft.server.models import Models
     from weft.server.service import Service
-    from weft.server.several import SeveralModels
 
 _LOOK_S = 1.0
 """Between two looks at the models on this machine's disk."""
-_ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
+_UNTIL_READY = "answers 503 until the model is ready"
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -107,44 +104,40 @@ def _prepared(
     given_cost(engine_config.step_costs)
     tls_context(server_config)
     check_early(engine_config, server_config)
+    if factory == ASSEMBLE and server_config.own_replicas:
+        check_device(engine_config)
     if len(models) > 1 or server_config.pulled:
-        return _serving_several(engine_config, server_config, models, console, factory, until_end)
+        return _on_demand(engine_config, server_config, models, console, factory, until_end)
     check_adapters(engine_config)
     if server_config.own_replicas and factory == ASSEMBLE:
         _check_model(engine_config)
+    if engine_config.model is None and (on_disk := whole_models()):
+        console.print(
+            f"serving the embedded model: name one of {', '.join(on_disk)} to serve it, or --pulled for all",
+            markup=False,
+            highlight=False,
+        )
     listener = until_end.enter_context(listening(server_config))
     progress = StartProgress(console)
     link = joining(server_config, console)
-    fleet = Fleet(
-        engine_config,
-        replicas=server_config.own_replicas,
-        restarts=server_config.restarts,
-        factory=factory,
-        record=server_config.recording(),
-        stall_after_s=server_config.stall_after,
-        on_progress=progress.show,
-        router=_router(server_config),
-        roles=server_config.replica_roles(),
-        peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
-        listen=None if link is None else (link[0], LinkKeys.of(link[1])),
-    )
+    fleet = new_fleet(engine_config, server_config, factory=factory, link=link, on_progress=progress.show)
     ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp, device=engine_config.device)
     service = partial(new_service, server_config, fleet, listener)
-    return Serving(server_config, fleet, service, listener, console, progress, ray)
+    return Serving(server_config, service, listener, console, fleet=fleet, progress=progress, ray=ray)
 
 
-def _serving_several(
+def _on_demand(
     engine: EngineConfig,
     config: ServerConfig,
     models: Sequence[str],
     console: Console,
     factory: str,
     until_end: contextlib.ExitStack,
-) -> ServingSeveral:
+) -> Serving:
     """Raises ConfigError, CheckpointError."""
     from weft.planning.together import share_of, share_out
+    from weft.server.on_demand import OnDemandModels
     from weft.server.service import Service
-    from weft.server.several import SeveralModels
     from weft.server.sources import memory_of, read_pulled, read_sources
 
     sources = read_sources(models or [_one_model(engine, config)], engine, config, reads_weights=factory == ASSEMBLE)
@@ -154,7 +147,7 @@ def _serving_several(
     # Models that come later need room, so with --pulled no model has more than it asks for.
     shares = {need.name: share_of(need, memory) for need in needs} if config.pulled else share_out(needs, memory)
     listener = until_end.enter_context(listening(config))
-    several = SeveralModels(
+    hosted = OnDemandModels(
         sources,
         config,
         shares=shares,
@@ -164,8 +157,8 @@ def _serving_several(
         tell=lambda line: console.print(line, markup=False, highlight=False),
         read_pulled=partial(read_pulled, engine, config) if config.pulled else None,
     )
-    service = _with_open_stores(Service(config, None, several=several))
-    return ServingSeveral(service, several, listener, console)
+    service = _with_open_stores(Service(config, hosted))
+    return Serving(config, lambda: service, listener, console)
 
 
 def _one_model(engine: EngineConfig, config: ServerConfig) -> str:
@@ -187,13 +180,6 @@ def _with_open_stores(service: Service) -> Service:
     return service
 
 
-def _peer_host(address: str) -> str:
-    """Where engines of other machines reach those of this one: at the host that machines join at. One that
-    stands for all of this machine's addresses gives the one that it has towards the others."""
-    host = address.removeprefix("tcp://").rpartition(":")[0]
-    return own_address() if host in _ALL_HOSTS or host == "[::]" else host
-
-
 def _check_model(config: EngineConfig) -> None:
     """A wrong path, and ranks that do not divide the model, are said before anything listens. Of a hub model
     ``config.json`` alone is fetched for that, and only where there are ranks."""
@@ -211,19 +197,14 @@ def _check_model(config: EngineConfig) -> None:
         )
 
 
-def _router(config: ServerConfig) -> Router | None:
-    """None with one replica, if no other can join: there is nothing to choose, and its engine reports no
-    snapshots."""
-    grows = config.listen_engines is not None or config.ray is not None
-    return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
-
-
 def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> Service:
     """Of the only HTTP process, or of the supervisor of several. Raises ConfigError."""
+    from weft.server.models import Models, PinnedModel
     from weft.server.service import Service
 
+    models = Models([PinnedModel(fleet)])
     if config.http_workers == 1:
-        return _with_open_stores(Service(config, fleet))
+        return _with_open_stores(Service(config, models))
     from weft.server.workers.supervisor import Workers
 
     workers = Workers(config, fleet, listener.fileno())
@@ -237,7 +218,7 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
         ssl_keyfile_password=None,
         ssl_ca_certs=None,
     )
-    service = Service(inner, fleet, workers.counts, is_supervisor=True)
+    service = Service(inner, models, workers.counts, is_supervisor=True)
     service.workers = workers
     return _with_open_stores(service)
 
@@ -271,7 +252,7 @@ def placed_by_ray(
     gpus = float(device.startswith("cuda")) if config.ray_gpus is None else config.ray_gpus
     order = PlacerOrder(
         address=config.ray,
-        server=f"{'' if host in _ALL_HOSTS else host}:0",
+        server=f"{'' if host in ALL_HOSTS else host}:0",
         token=link[1],
         own={},
         cpus=ranks * config.ray_cpus,
@@ -281,33 +262,30 @@ def placed_by_ray(
 
 
 class Serving:
-    """One run of the server: the engine, HTTP, and what signals do to them. ``new_service`` is called in a
-    thread once the engine's process is started."""
+    """One run of the server: HTTP, the engines that start with it, and what signals do to them. ``new_service`` is
+    called in a thread once the engines of ``fleet`` are started; without a fleet, requests start engines."""
 
     def __init__(
         self,
         config: ServerConfig,
-        engine: Fleet | None,
         new_service: Callable[[], Service],
         listener: socket.socket,
         console: Console,
-        progress: StartProgress,
+        *,
+        fleet: Fleet | None = None,
+        progress: StartProgress | None = None,
         ray: RayFleet | None = None,
     ) -> None:
         self._config = config
-        self._fleet = engine
+        self._fleet = fleet
         self._new_service = new_service
         self._ray = ray
         self._listener = listener
         self._console = console
-        self._progress = progress
+        self._progress = progress or StartProgress(console)
+        self._service: Service | None = None
         self._first_stop, self._second_stop = asyncio.Event(), asyncio.Event()
         self.url = own_url(config, listener)
-
-    @property
-    def _engine(self) -> Fleet:
-        assert self._fleet is not None
-        return self._fleet
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -315,22 +293,18 @@ class Serving:
             loop.add_signal_handler(number, self._on_signal)
         try:
             await self._start_engines()
-            self._service = await asyncio.to_thread(self._new_service)
+            service = self._service = await asyncio.to_thread(self._new_service)
         except WeftError as error:
-            await self._stop_engines("the server was stopped")
+            await self._stop_engines()
             return self._failed(error)
         from weft.server.http import serving
 
-        workers = self._service.workers
+        workers = service.workers
         if workers is not None:
             workers.start()
         listener = self._listener if workers is None else listen_at(workers.http_socket)
-        async with serving(self._service, listener):
-            until = (
-                "answers 503 until the model is ready"
-                if self._service.several is None
-                else "models are loaded when they are asked for"
-            )
+        async with serving(service, listener):
+            until = "models are loaded when they are asked for" if self._fleet is None else _UNTIL_READY
             self._say(f"listening on {self.url}; {until}")
             if (replicas := self._config.own_replicas) > (cores := usable_cores()):
                 self._say(
@@ -338,33 +312,39 @@ class Serving:
                     f"of the free memory; more than {cores} are no faster"
                 )
             try:
-                return await self._until_stopped()
+                return await self._until_stopped(service)
             finally:
-                await self._stop_engines("the server was stopped")
+                await self._stop_engines()
                 if workers is not None:
                     await workers.stop()
 
     async def _start_engines(self) -> None:
         """Raises ConfigError where other machines cannot join."""
-        await self._engine.start()
+        if self._fleet is not None:
+            await self._fleet.start()
         if self._ray is not None:
             self._ray.start()
 
-    async def _until_stopped(self) -> int:
+    async def _until_stopped(self, service: Service) -> int:
         try:
-            if self._ray is None and self._engine.joined is not None:
-                self._say(f"machines join with: weft join HOST:{self._engine.joined.port} --token FILE")
-            if not await _first_of(self._open(), self._first_stop.wait()):
+            if self._ray is None and self._fleet is not None and self._fleet.joined is not None:
+                self._say(f"machines join with: weft join HOST:{self._fleet.joined.port} --token FILE")
+            if not await _first_of(self._open(service), self._first_stop.wait()):
                 return EXIT_INTERRUPTED  # there was nothing to drain
         except WeftError as error:
             return self._failed(error)
         finally:
             self._progress.end()
-        assert self._service.model is not None
-        print_banner(self._console, self._service.model, self.url, self._config)
-        if await _first_of(self._engine.died(), self._first_stop.wait()):
-            return self._engine_lost()
-        return await self._end_work()
+        print_banner(self._console, service.models, self.url, self._config)
+        looking = asyncio.create_task(_look_forever(service.models))
+        try:
+            if await _first_of(self._died(), self._first_stop.wait()):
+                return self._engine_lost()
+        finally:
+            looking.cancel()
+        for work in service.background:
+            await work.stop()
+        return await self._drain(service)
 
     def _failed(self, error: WeftError) -> int:
         """The start did."""
@@ -372,52 +352,58 @@ class Serving:
         _complain(error)
         return EXIT_CONFIG if isinstance(error, UserError) else EXIT_ENGINE_DIED
 
-    async def _end_work(self) -> int:
-        for work in self._service.background:
-            await work.stop()
-        return await self._drain()
-
-    async def _stop_engines(self, reason: str) -> None:
+    async def _stop_engines(self) -> None:
+        reason = "the server was stopped"
         if self._ray is not None:
             await self._ray.stop()
-        await self._engine.stop(reason)
+        if self._service is not None:
+            await self._service.models.stop(reason)
+        elif self._fleet is not None:
+            await self._fleet.stop(reason)
 
-    async def _no_engine(self) -> object:
-        """Waits for the death of the last one."""
-        return await self._engine.died()
+    async def _died(self) -> None:
+        """Wait for the death of the last engine that started with the server. Those that requests start are replaced
+        by the next request."""
+        await (asyncio.Event().wait() if self._fleet is None else self._fleet.died())
 
     def _engine_lost(self) -> int:
-        assert self._engine.death is not None
-        _complain(self._engine.death)
+        assert self._fleet is not None
+        assert self._fleet.death is not None
+        _complain(self._fleet.death)
         self._say(f"no engine is left, and the restarts are used up (limits.restarts {self._config.restarts})")
-        return EXIT_STALLED if self._engine.stalled else EXIT_ENGINE_DIED
+        return EXIT_STALLED if self._fleet.stalled else EXIT_ENGINE_DIED
 
-    async def _open(self) -> None:
-        """Waits for the engine, then reads the model's tokenizer and template; the process for the template
-        starts meanwhile. The HTTP workers open first: from the first healthy answer on, no process of this
-        server refuses a request as not ready."""
-        from weft.server.service import load_served_model
+    async def _open(self, service: Service) -> None:
+        """Return when requests are answered."""
+        if self._fleet is not None:
+            await self._open_model(service, self._fleet)
+        end_start()
+        await service.models.look()
+        for work in service.background:
+            work.start()
+
+    async def _open_model(self, service: Service, fleet: Fleet) -> None:
+        """Wait for the engines, then read the model's tokenizer and template; the process for the template starts
+        meanwhile. The HTTP workers open first: from the first healthy answer on, no process of this server refuses a
+        request as not ready."""
+        from weft.server.served_model import load_served_model
         from weft.text.chat_request import template_worker
 
         worker = await asyncio.to_thread(template_worker, self._config.template_bytes())
         with contextlib.ExitStack() as unused:
             unused.callback(worker.end)
-            info = await self._engine.ready()
+            info = await fleet.ready()
             if not self._config.own_replicas:
-                info = await asyncio.to_thread(_with_own_text, info, self._engine.config)
+                info = await asyncio.to_thread(_with_own_text, info, fleet.config)
             model = await asyncio.to_thread(load_served_model, info, self._config, (), worker)
             if model.template is not None:
                 unused.pop_all()
-        if self._service.workers is not None:
-            self._service.workers.info = info
-            await self._service.workers.opened()
-        self._service.open(model)
-        end_start()
-        for work in self._service.background:
-            work.start()
+        if service.workers is not None:
+            service.workers.info = info
+            await service.workers.opened()
+        service.open(model)
 
-    async def _drain(self) -> int:
-        service = self._service
+    async def _drain(self, service: Service) -> int:
         active = service.active
         if active:
             self._say(
@@ -428,13 +414,13 @@ class Serving:
         finished = asyncio.ensure_future(service.drain())
         try:
             await _within(
-                _first_of(finished, _first_of(self._second_stop.wait(), self._no_engine())), self._config.drain_timeout
+                _first_of(finished, _first_of(self._second_stop.wait(), self._died())), self._config.drain_timeout
             )
         finally:
             finished.cancel()
         if self._second_stop.is_set():
             return EXIT_INTERRUPTED
-        if self._service.death is not None:
+        if service.models.death is not None:
             return self._engine_lost()
         if active := service.active:
             self._say(
@@ -450,40 +436,13 @@ class Serving:
         self._console.print(text, markup=False, highlight=False)
 
 
-class ServingSeveral(Serving):
-    """Models are loaded when they are asked for: it serves from the beginning, and no death ends it."""
-
-    def __init__(self, service: Service, several: SeveralModels, listener: socket.socket, console: Console) -> None:
-        super().__init__(service.config, None, lambda: service, listener, console, StartProgress(console))
-        self._several = several
-
-    async def _start_engines(self) -> None:
-        """Requests start them."""
-
-    async def _until_stopped(self) -> int:
-        for work in self._service.background:
-            work.start()
-        await self._several.look()
-        print_models(self._console, self._several, self.url, self._config)
-        looking = asyncio.create_task(_look_forever(self._several))
-        await self._first_stop.wait()
-        looking.cancel()
-        return await self._end_work()
-
-    async def _stop_engines(self, reason: str) -> None:
-        await self._several.stop(reason)
-
-    async def _no_engine(self) -> object:
-        return await asyncio.Event().wait()
-
-
-async def _look_forever(several: SeveralModels) -> None:
+async def _look_forever(models: Models) -> None:
     """Serve what `weft pull` and `weft rm` of another process change."""
     seen = None
-    while several.serves_pulled:
+    while models.serves_pulled:
         now = await asyncio.to_thread(_changed_s)
         if now != seen and seen is not None:
-            await several.look()
+            await models.look()
         seen = now
         await asyncio.sleep(_LOOK_S)
 

@@ -27,7 +27,8 @@ from weft.request import SamplingParams
 from weft.server.generation import TO_THE_CONTEXT, Generation, check_count
 from weft.server.ollama.protocol import OllamaEmbedBody, OllamaEmbeddingsBody, read_options, served_name
 from weft.server.protocol import Int, Priority, Salt, Unserved, prompts_of
-from weft.server.service import ServedModel, Service
+from weft.server.served_model import ServedModel
+from weft.server.service import Service
 from weft.server.sse import Way
 from weft.text.chat_request import Prompt
 from weft.text.pooling import PooledPrompt

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from weft.engine.stats import Flushed, Part, SleepState, check_level, check_parts
 from weft.errors import RequestError, UnknownReplicaError
+from weft.fleet.fleet import Fleet
 from weft.fleet.replica import Replica
 from weft.handoff import Role
 from weft.rpc.messages import SleepMode, SleepOutcome
@@ -63,26 +64,25 @@ class ReplicaHandlers:
         self._service = service
 
     async def replicas(self, request: Request) -> Response:
-        if self._service.several is None:
-            self._service.engine.check_alive()
+        self._service.models.check_alive()
         return self._answer()
 
     async def drain_replica(self, request: Request) -> Response:
-        self._service.check_open()
-        await self._service.engine.drain(
+        await self._fleet(request).drain(
             _replica_number(request), timeout_s=_timeout(request), restart=read_flag(request, "restart")
         )
         return self._answer()
 
     async def start_replica(self, request: Request) -> Response:
-        self._service.check_open()
-        await self._service.engine.revive(_replica_number(request))
+        await self._fleet(request).revive(_replica_number(request))
         return self._answer()
 
     async def restart_replicas(self, request: Request) -> Response:
-        self._service.check_open()
-        await self._service.engine.roll(timeout_s=_timeout(request))
+        await self._fleet(request).roll(timeout_s=_timeout(request))
         return self._answer()
+
+    def _fleet(self, request: Request) -> Fleet:
+        return self._service.fleet_of(request.query_params.get("model"))
 
     def _answer(self) -> Response:
         return json_response(
@@ -90,7 +90,7 @@ class ReplicaHandlers:
                 "list",
                 [
                     _report(replica, fleet.requests.count_on(replica.number), name)
-                    for name, fleet in self._service.fleets
+                    for name, fleet in self._service.models.fleets
                     for replica in fleet.replicas
                     if replica.state != "left"
                 ],

@@ -32,8 +32,8 @@ from weft.models.hub import local_checkpoint, name_of, resolve_model
 from weft.models.local import whole_models
 from weft.planning.together import ModelNeed, need_of, options_of
 from weft.server.config import ServerConfig
-from weft.server.service import ANY_NAME
-from weft.server.several import ModelSource
+from weft.server.models import ANY_NAME
+from weft.server.on_demand import ModelSource
 from weft.text.tokenizer import Tokenizer
 from weft.units import format_bytes, parse_bytes
 
@@ -58,24 +58,19 @@ def named_model(text: str) -> tuple[str, str]:
 
 
 def check_together(engine: EngineConfig, server: ServerConfig) -> None:
-    """Raises ConfigError for what is not served with several models."""
-    no = {
-        "--replicas": server.replicas != "1",
-        "--tp": engine.tp > 1,
-        "--ray": server.ray is not None,
-        "--listen-engines": server.listen_engines is not None,
-        "--http-workers": server.http_workers > 1,
-        "--record": server.record is not None,
-        "--served-model-name": bool(server.served_model_name),
-        "--revision": engine.revision is not None,
-        "--chat-template": server.chat_template is not None,
+    """Raises ConfigError for flags that mean one model, and for those that need it to stay."""
+    of_one = {
+        "--served-model-name": (bool(server.served_model_name), "a model's name is NAME=MODEL"),
+        "--revision": (engine.revision is not None, "it is a commit of one repository: pull the models first"),
+        "--chat-template": (server.chat_template is not None, "put each one into its model's directory"),
+        "--ray": (server.ray is not None, "a machine that joins keeps one model"),
+        "--listen-engines": (server.listen_engines is not None, "a machine that joins keeps one model"),
+        "--http-workers": (server.http_workers > 1, "one process loads and unloads them"),
     }
-    for flag, given in no.items():
+    for flag, (given, why) in of_one.items():
         if given:
-            instead = "; a model's name is NAME=MODEL" if flag == "--served-model-name" else ""
             raise ConfigError(
-                f"{flag} is not served with several models: each has one engine process of this machine{instead}",
-                param=flag,
+                f"{flag} is not served with models that are loaded when they are asked for: {why}", param=flag
             )
     if engine.memory is None and engine.device != "cpu" and visible_gpus():
         raise ConfigError(
@@ -103,11 +98,15 @@ def read_sources(
         if names.count(name) > 1:
             raise ConfigError(f"two models are called {name}; give one of them another name: NAME=MODEL", param="model")
     adapters = _adapters_of(engine.lora, names)
-    own = replace(engine, memory=None)
+    own = replace(engine, memory=None, lora_required=False)
     sources: list[ModelSource] = []
     for at, (name, model) in enumerate(named):
         config = _with_own_store(replace(own, model=model, lora=tuple(adapters[name])), at, names)
         directory = resolve_model(model, text_only=True) if reads_weights else Path(model)
+        if engine.tp > 1 and reads_weights:
+            from weft.assemble.ranks import check_divides
+
+            check_divides(config, directory)
         sources.append(_source(name, directory, config, server, sources))
     return sources
 
@@ -141,7 +140,7 @@ def _source(
         engine,
         replace(server, served_model_name=(name,)),
         directory,
-        _need(name, directory, engine),
+        _need(name, directory, engine, server.own_replicas),
         _tokenizer(directory, tokenizers),
         _generation_defaults(directory),
     )
@@ -163,14 +162,16 @@ def _generation_defaults(directory: Path) -> Mapping[str, float | int]:
         return {}
 
 
-def _need(name: str, directory: Path, config: EngineConfig) -> ModelNeed:
+def _need(name: str, directory: Path, config: EngineConfig, replicas: int) -> ModelNeed:
     """Of a model that cannot be planned, the size of its files: loading it says what is wrong."""
     features = cpu_name_and_flags()[1]
     asked = options_of(config, twelve_bit=bool({"avx512f", "asimd"} & features), coded_tiles=keeps_codes())
     try:
-        return need_of(name, json.loads((directory / "config.json").read_text(encoding="utf-8")), asked)
+        read = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return replace(need_of(name, read, asked), replicas=replicas)
     except (CheckpointError, ConfigError, OSError, ValueError, KeyError, TypeError):
-        return ModelNeed(name, sum(file.stat().st_size for file in directory.glob("*.safetensors")))
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        return ModelNeed(name, size, replicas=replicas)
 
 
 def _adapters_of(entries: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:

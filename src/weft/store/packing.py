@@ -105,7 +105,7 @@ def _encoding_of(chunk: Uint8s) -> int:
     sample = np.concatenate([chunk[at : at + _SAMPLE_BYTES] for at in range(0, max(1, chunk.size), distance)])
     best, encoding = sample.size * _WORTH, AS_IS
     for tried in (WORDS_2, WORDS_4):
-        if chunk.size % (2 * tried) == 0 and sample.size % (2 * tried) == 0 and sample.size:
+        if chunk.size % (2 * tried) == 0:  # the sample has whole words too: its pieces begin and end at words
             size = sum(map(len, _encoded(sample, tried)))
             if size < best:
                 best, encoding = size, tried

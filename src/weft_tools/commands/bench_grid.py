@@ -12,9 +12,10 @@ import click
 import uvloop
 from rich.table import Table
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import COUNT_MAX, DAY_S, VOCABULARY_MAX, Count, FlagCommand, Number
 from weft.cli.main import print_table, progress_bar, table_of
 from weft.errors import ConfigError
+from weft.units import TOKENS_MAX
 from weft_tools.bench import report
 from weft_tools.bench.grid import GridRun, cells_of, measure_cell, read_grid, resumed
 from weft_tools.bench.serve import VOCAB_SIZE_UNKNOWN, Server
@@ -62,33 +63,35 @@ def numbers(text: str, flag: str) -> list[int]:
             ["--prompts"], default=PROMPTS, show_default=True, help="Tokens to the first token of, one cell for each."
         ),
         click.Option(
-            ["--input-len"], type=click.IntRange(min=1), default=512, show_default=True, help="Prompt of a stream."
+            ["--input-len"], type=Count(1, TOKENS_MAX), default=512, show_default=True, help="Prompt of a stream."
         ),
         click.Option(
-            ["--output-len"], type=click.IntRange(min=2), default=128, show_default=True, help="Answer of a stream."
+            ["--output-len"], type=Count(2, TOKENS_MAX), default=128, show_default=True, help="Answer of a stream."
         ),
         click.Option(
             ["--turn-len"],
-            type=click.IntRange(min=1),
+            type=Count(1, TOKENS_MAX),
             default=2048,
             show_default=True,
             help="Prompt of the first of two turns.",
         ),
         click.Option(
             ["--repetitions"],
-            type=click.IntRange(min=1),
+            type=Count(1, COUNT_MAX),
             default=3,
             show_default=True,
             help="Of prompts and second turns; the median counts.",
         ),
         click.Option(
             ["--limit-s"],
-            type=click.FloatRange(min=0, min_open=True),
+            type=Number(0, DAY_S, above=True),
             default=120.0,
             show_default=True,
             help="Seconds after which a cell is given up.",
         ),
-        click.Option(["--vocab-size"], type=click.IntRange(min=2), help="Random tokens are below; default: as served."),
+        click.Option(
+            ["--vocab-size"], type=Count(2, VOCABULARY_MAX), help="Random tokens are below; default: as served."
+        ),
         click.Option(
             ["--output-json"],
             type=click.Path(path_type=Path, dir_okay=False),

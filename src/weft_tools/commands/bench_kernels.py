@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import COUNT_MAX, Count, FlagCommand
+from weft.config import STEP_TOKENS_MAX, THREADS_MAX
 from weft.errors import ConfigError
+from weft.units import TOKENS_MAX
 
 if TYPE_CHECKING:
     from weft_tools.bench.kernels import Cases, Result
@@ -28,16 +30,16 @@ _PARAMS: list[click.Parameter] = [
                  help="Model of `weft plan`'s table whose layers are measured; may be given several times."),
     click.Option(["--dtype"], type=click.Choice(["bfloat16", "float32"]), default="bfloat16",
                  show_default=True, help="Of weights, KV and activations; states are float32."),
-    click.Option(["--batch-size", "decode_rows"], type=click.IntRange(min=1), multiple=True,
+    click.Option(["--batch-size", "decode_rows"], type=Count(1, STEP_TOKENS_MAX), multiple=True,
                  help="Sequences of a decode; may be given several times. Default: 1, 32; on a GPU 1, 16, "
                       "64, 256."),
-    click.Option(["--prefill-len", "prefill_tokens"], type=click.IntRange(min=2), multiple=True,
+    click.Option(["--prefill-len", "prefill_tokens"], type=Count(2, STEP_TOKENS_MAX), multiple=True,
                  help="Tokens of a prefill; may be given several times. Default: 512; on a GPU 8192."),
-    click.Option(["--context-len", "context"], type=click.IntRange(min=2),
+    click.Option(["--context-len", "context"], type=Count(2, TOKENS_MAX),
                  help="Context of a decode. Default: 1024; on a GPU 2048."),
-    click.Option(["--rounds"], type=click.IntRange(min=1), default=5, show_default=True,
+    click.Option(["--rounds"], type=Count(1, COUNT_MAX), default=5, show_default=True,
                  help="Measurements of each side; medians are shown."),
-    click.Option(["--threads"], type=click.IntRange(min=1), help="CPU threads; default: all cores."),
+    click.Option(["--threads"], type=Count(1, THREADS_MAX), help="CPU threads; default: all cores."),
     click.Option(["--instructions"], help="Set of CPU instructions, such as portable; default: the best."),
     click.Option(["--output-json"], type=click.Path(path_type=Path, dir_okay=False),
                  help="Write facts and results to this file."),

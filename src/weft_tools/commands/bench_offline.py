@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.flags import FlagCommand, build, given_flags
+from weft.cli.flags import COUNT_MAX, Count, FlagCommand, build, given_flags
 from weft.cli.main import progress_bar
-from weft.config import EngineConfig
+from weft.config import STEP_TOKENS_MAX, EngineConfig
 from weft.host import usable_cores
+from weft.request import SEQUENCES_MAX
+from weft.units import TOKENS_MAX
 from weft_tools.bench import report
 from weft_tools.bench.diagnosis import Diagnosis, EngineRun, of_engine
 from weft_tools.commands.bench_serve import DATASET_FLAGS, asks_of
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _OUTPUT = click.Option(
     ["--output-json"], type=click.Path(path_type=Path, dir_okay=False), help="Write the result to this file."
 )
-_N = click.Option(["--n"], type=click.IntRange(min=1), default=1, show_default=True, help="Answers to each prompt.")
+_N = click.Option(["--n"], type=Count(1, SEQUENCES_MAX), default=1, show_default=True, help="Answers to each prompt.")
 
 
 @click.command(
@@ -32,23 +34,23 @@ _N = click.Option(["--n"], type=click.IntRange(min=1), default=1, show_default=T
     configs=(EngineConfig,),
     params=[
         click.Option(
-            ["--input-len"], type=click.IntRange(min=1), default=32, show_default=True, help="Tokens of each prompt."
+            ["--input-len"], type=Count(1, TOKENS_MAX), default=32, show_default=True, help="Tokens of each prompt."
         ),
         click.Option(
-            ["--output-len"], type=click.IntRange(min=1), default=128, show_default=True, help="Tokens to make."
+            ["--output-len"], type=Count(1, TOKENS_MAX), default=128, show_default=True, help="Tokens to make."
         ),
         click.Option(
-            ["--batch-size"], type=click.IntRange(min=1), default=8, show_default=True, help="Prompts at once."
+            ["--batch-size"], type=Count(1, STEP_TOKENS_MAX), default=8, show_default=True, help="Prompts at once."
         ),
         _N,
         click.Option(
             ["--num-iters-warmup"],
-            type=click.IntRange(min=0),
+            type=Count(0, COUNT_MAX),
             default=2,
             show_default=True,
             help="Runs that are not counted.",
         ),
-        click.Option(["--num-iters"], type=click.IntRange(min=1), default=10, show_default=True, help="Runs that are."),
+        click.Option(["--num-iters"], type=Count(1, COUNT_MAX), default=10, show_default=True, help="Runs that are."),
         _OUTPUT,
     ],
 )
@@ -133,7 +135,7 @@ def latency(
         _N,
         click.Option(
             ["--num-warmups"],
-            type=click.IntRange(min=0),
+            type=Count(0, COUNT_MAX),
             default=0,
             show_default=True,
             help="Of the prompts, how many are run before the clock; what they cached is dropped.",

@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import click
 import uvloop
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import COUNT_MAX, DAY_S, PORTS_MAX, VOCABULARY_MAX, Count, FlagCommand, Number
 from weft.cli.main import progress_bar
 from weft.errors import ConfigError
+from weft.units import TOKENS_MAX
 from weft_tools.bench import report
 from weft_tools.bench.diagnosis import Diagnosis, ServerRun, of_server
 from weft_tools.bench.metrics import METRICS, figures, parse_goodput, parse_names, parse_percentiles, times_of
@@ -35,35 +36,35 @@ from weft_tools.bench.serve import (
 )
 
 DATASETS = ("random", "prefix_repetition", "sharegpt", "custom")
-_AT_LEAST_1 = click.IntRange(min=1)
-_NOT_NEGATIVE = click.IntRange(min=0)
+_TOKENS = Count(1, TOKENS_MAX)
+_REQUESTS = Count(1, COUNT_MAX)
 
 DATASET_FLAGS: list[click.Parameter] = [
     click.Option(["--dataset-name"], type=click.Choice(DATASETS), default="random", show_default=True,
                  help="random tokens; prefix_repetition: random behind shared prefixes; sharegpt: a JSON "
                       'file; custom: JSON lines with "prompt".'),
     click.Option(["--dataset-path"], type=click.Path(path_type=Path), help="File of sharegpt and custom."),
-    click.Option(["--num-prompts"], type=_AT_LEAST_1, default=100, show_default=True,
+    click.Option(["--num-prompts"], type=_REQUESTS, default=100, show_default=True,
                  help="Requests in all."),
-    click.Option(["--random-input-len", "--input-len", "input_len"], type=_AT_LEAST_1, default=1024,
+    click.Option(["--random-input-len", "--input-len", "input_len"], type=_TOKENS, default=1024,
                  show_default=True, help="Tokens of each prompt's own."),
-    click.Option(["--random-output-len", "--output-len", "output_len"], type=_AT_LEAST_1, default=128,
+    click.Option(["--random-output-len", "--output-len", "output_len"], type=_TOKENS, default=128,
                  show_default=True, help="Tokens to make."),
-    click.Option(["--random-prefix-len", "--prefix-len", "prefix_len"], type=_NOT_NEGATIVE, default=0,
+    click.Option(["--random-prefix-len", "--prefix-len", "prefix_len"], type=Count(0, TOKENS_MAX), default=0,
                  show_default=True, help="Tokens that all prompts share, before their own."),
-    click.Option(["--random-range-ratio"], type=click.FloatRange(0, 1, max_open=True), default=0.0,
+    click.Option(["--random-range-ratio"], type=Number(0, 1, below=True), default=0.0,
                  show_default=True, help="Both lengths vary by this share, up and down."),
-    click.Option(["--prefix-repetition-prefix-len"], type=_AT_LEAST_1, default=256, show_default=True,
+    click.Option(["--prefix-repetition-prefix-len"], type=_TOKENS, default=256, show_default=True,
                  help="Tokens of a shared prefix."),
-    click.Option(["--prefix-repetition-suffix-len"], type=_AT_LEAST_1, default=256, show_default=True,
+    click.Option(["--prefix-repetition-suffix-len"], type=_TOKENS, default=256, show_default=True,
                  help="Tokens behind it."),
-    click.Option(["--prefix-repetition-num-prefixes"], type=_AT_LEAST_1, default=10, show_default=True,
+    click.Option(["--prefix-repetition-num-prefixes"], type=_REQUESTS, default=10, show_default=True,
                  help="Different prefixes."),
-    click.Option(["--prefix-repetition-output-len"], type=_AT_LEAST_1, default=128, show_default=True,
+    click.Option(["--prefix-repetition-output-len"], type=_TOKENS, default=128, show_default=True,
                  help="Tokens to make."),
-    click.Option(["--sharegpt-output-len"], type=_AT_LEAST_1,
+    click.Option(["--sharegpt-output-len"], type=_TOKENS,
                  help="Tokens to make; default: as many as the file's answer has."),
-    click.Option(["--custom-output-len"], type=_AT_LEAST_1,
+    click.Option(["--custom-output-len"], type=_TOKENS,
                  help='Tokens to make; default: the line\'s "output_tokens".'),
 ]  # fmt: skip
 
@@ -104,9 +105,7 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
             ["--base-url"], envvar="WEFT_URL", help="Server, with or without /v1; default: of --host and --port."
         ),
         click.Option(["--host"], default="127.0.0.1", show_default=True, help="Where it listens."),
-        click.Option(
-            ["--port"], type=click.IntRange(1, 65535), default=8000, show_default=True, help="Its port there."
-        ),
+        click.Option(["--port"], type=Count(1, PORTS_MAX), default=8000, show_default=True, help="Its port there."),
         click.Option(
             ["--backend"],
             type=click.Choice(list(BACKENDS)),
@@ -120,29 +119,29 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
         *DATASET_FLAGS,
         click.Option(
             ["--request-rate"],
-            type=click.FLOAT,
+            type=Number(0, math.inf, above=True),
             default=math.inf,
             show_default=True,
             help="Requests per second; inf: all at once.",
         ),
         click.Option(
             ["--burstiness"],
-            type=click.FLOAT,
+            type=Number(0, 1_000_000, above=True),
             default=1.0,
             show_default=True,
             help="Shape of the gaps between requests: 1 is Poisson, less comes in bursts, more evenly.",
         ),
-        click.Option(["--max-concurrency"], type=_AT_LEAST_1, help="Most requests that are open at once."),
+        click.Option(["--max-concurrency"], type=Count(1, PORTS_MAX), help="Most requests that are open at once."),
         click.Option(
             ["--num-warmups"],
-            type=_NOT_NEGATIVE,
+            type=Count(0, COUNT_MAX),
             default=0,
             show_default=True,
             help="Requests before the load that are not counted. One always goes ahead.",
         ),
         click.Option(
             ["--request-timeout"],
-            type=click.FLOAT,
+            type=Number(0, DAY_S, above=True),
             default=600.0,
             show_default=True,
             help="Seconds of silence after which a request has failed.",
@@ -171,10 +170,12 @@ def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
         ),
         click.Option(
             ["--vocab-size"],
-            type=click.IntRange(min=2),
+            type=Count(2, VOCABULARY_MAX),
             help=f"Random tokens are below; default: what the server says, else {VOCAB_SIZE_UNKNOWN}.",
         ),
-        click.Option(["--seed"], type=click.INT, default=0, show_default=True, help="Of prompts and arrivals."),
+        click.Option(
+            ["--seed"], type=Count(-(2**63), 2**64 - 1), default=0, show_default=True, help="Of prompts and arrivals."
+        ),
         click.Option(["--save-result"], is_flag=True, help="Write the result as JSON."),
         click.Option(["--save-detailed"], is_flag=True, help="With lengths, times and errors of each request."),
         click.Option(
@@ -236,14 +237,6 @@ def serve(**values: Any) -> int:
 
 def _load(values: Mapping[str, Any]) -> LoadConfig:
     """Raises ConfigError."""
-    for flag in ("request_rate", "burstiness", "request_timeout"):
-        if not values[flag] > 0:
-            raise ConfigError(
-                f"--{flag.replace('_', '-')} is {values[flag]:g}; it must be more than 0",
-                param=f"--{flag.replace('_', '-')}",
-            )
-    if math.isinf(values["burstiness"]):
-        raise ConfigError("--burstiness is inf; it must be a number", param="--burstiness")
     extra: Any = {}
     if values["extra_body"] is not None:
         try:

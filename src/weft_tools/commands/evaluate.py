@@ -20,10 +20,11 @@ from typing import Any
 import click
 import httpx
 
-from weft.cli.flags import FlagCommand, build
+from weft.cli.flags import COUNT_MAX, PORTS_MAX, Count, FlagCommand, Number, build
 from weft.cli.main import CommandGroup, progress_bar
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, UserError
+from weft.units import TOKENS_MAX
 from weft_tools.eval.score import LENGTHS, SKILL_LENGTHS, RecallReport, SkillReport, score_recall, score_skill
 
 Report = RecallReport | SkillReport
@@ -40,7 +41,7 @@ def _options(lengths: tuple[int, ...], questions: int) -> list[click.Parameter]:
         click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
         click.Option(
             ["--length", "lengths"],
-            type=click.IntRange(min=64),
+            type=Count(64, TOKENS_MAX),
             multiple=True,
             default=lengths,
             help="Prompt length in tokens; may be given several times.",
@@ -48,18 +49,16 @@ def _options(lengths: tuple[int, ...], questions: int) -> list[click.Parameter]:
         ),
         click.Option(
             ["--questions"],
-            type=click.IntRange(min=1),
+            type=Count(1, COUNT_MAX),
             default=questions,
             show_default=True,
             help="Questions per length, at least.",
         ),
         click.Option(
-            ["--concurrency"], type=click.IntRange(min=1), default=8, show_default=True, help="Conversations at once."
+            ["--concurrency"], type=Count(1, PORTS_MAX), default=8, show_default=True, help="Conversations at once."
         ),
         click.Option(
-            ["--pass-at"],
-            type=click.FloatRange(0, 1),
-            help="Exit with code 1 when the accuracy of any row is below this.",
+            ["--pass-at"], type=Number(0, 1), help="Exit with code 1 when the accuracy of any row is below this."
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
     ]

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import DAY_S, Count, FlagCommand, Number, Size
 from weft.cli.main import progress_bar
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE
+from weft.config import RANKS_MAX
+from weft.config import STEP_TOKENS_MAX as STEP_TOKENS_BOUND
 from weft.errors import ConfigError
 from weft.handoff import REPLICAS_MAX
 from weft.planning.roofline import DEVICES
 from weft.router.blind import DEFAULT_ROUTER, ROUTERS
 from weft.speculation.drafter import parse_sources
-from weft.units import parse_byte_rate
+from weft.units import TOKENS_MAX, parse_byte_rate
 from weft_tools.commands.simulate_setup import DEFAULT_DEVICE, DEFAULT_MEMORY, Setup, setup_of, several
 from weft_tools.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft_tools.sim.fleet_replay import RESTART_S
@@ -52,6 +54,7 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--memory"],
+            type=Size(several=True),
             help="Memory for KV and states on each device, as `weft serve --memory`; "
             f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded.",
         ),
@@ -72,6 +75,7 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--store-write"],
+            type=Size(a_second=True),
             default="200MB/s",
             show_default=True,
             help="Most bytes that the store writes in a second, as limits.store_write of `weft serve`; reads go first.",
@@ -85,7 +89,7 @@ LINK = "25GB/s"
             "recorded packs none.",
         ),
         click.Option(
-            ["--tp"], type=click.IntRange(min=1), default=1, show_default=True, help="Devices that share the model."
+            ["--tp"], type=Count(1, RANKS_MAX), default=1, show_default=True, help="Devices that share the model."
         ),
         click.Option(
             ["--device"],
@@ -111,10 +115,10 @@ LINK = "25GB/s"
             show_default=True,
             help="What KV is kept in; auto takes the model's dtype.",
         ),
-        click.Option(["--limit"], type=click.IntRange(min=1), help="Only the first so many requests."),
+        click.Option(["--limit"], type=Count(1, 1_000_000_000), help="Only the first so many requests."),
         click.Option(
             ["--rate"],
-            type=click.FloatRange(min=0, min_open=True),
+            type=Number(0, 1_000_000, above=True),
             default=1.0,
             show_default=True,
             help="Requests arrive so many times as fast.",
@@ -127,21 +131,21 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--max-num-seqs"],
-            type=click.IntRange(min=1),
+            type=Count(1, STEP_TOKENS_BOUND),
             default=ROWS_MAX,
             show_default=True,
             help="Most sequences that run at once.",
         ),
         click.Option(
             ["--max-num-batched-tokens"],
-            type=click.IntRange(min=65),
+            type=Count(65, STEP_TOKENS_BOUND),
             default=STEP_TOKENS_MAX,
             show_default=True,
             help="Token budget of one step.",
         ),
         click.Option(
             ["--max-model-len"],
-            type=click.IntRange(min=1),
+            type=Count(1, TOKENS_MAX),
             help="Longest request that is served; default: the model's own.",
         ),
         click.Option(
@@ -152,7 +156,7 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--replicas"],
-            type=click.IntRange(min=1, max=REPLICAS_MAX),
+            type=Count(1, REPLICAS_MAX),
             help="Replay through so many replicas, once for each --router; --memory is for each.",
         ),
         click.Option(
@@ -166,14 +170,18 @@ LINK = "25GB/s"
             help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; beside "
             "the same replicas without roles.",
         ),
-        click.Option(["--link"], help=f"With --roles: bytes a second that a replica sends to others. Default: {LINK}."),
+        click.Option(
+            ["--link"],
+            type=Size(a_second=True),
+            help=f"With --roles: bytes a second that a replica sends to others. Default: {LINK}.",
+        ),
         click.Option(
             ["--kill"],
             help="With --replicas: engines that die, as REPLICA@SECONDS, such as 2@600s. Several with commas.",
         ),
         click.Option(
             ["--restart-after"],
-            type=click.FloatRange(min=0),
+            type=Number(0, DAY_S),
             default=RESTART_S,
             show_default=True,
             help="With --kill: seconds until the engine serves again, with an empty cache.",

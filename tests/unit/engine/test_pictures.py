@@ -267,6 +267,10 @@ def test_a_model_of_text_refuses_and_the_waiting_pixels_are_bounded() -> None:
     other = PlacedPicture(digest=bytes(32), places=one.places, data=bytes(100 << 20))
     with pytest.raises(QueueFullError, match="wait to be encoded"):
         rig.submit("b", prompt(60, one), pictures=[other])
+    largest = PlacedPicture(digest=bytes(31) + b"x", places=one.places, data=bytes(300 << 20))
+    rig.run()
+    rig.submit("a", prompt(60, one), pictures=[largest])
+    rig.submit("text", 20, max_tokens=3)  # a text waits for no pixels, however many wait
     rig.run()
     rig.submit("b", prompt(60, one), pictures=[other])
     assert rig.run()["b", 0].reason == "length"

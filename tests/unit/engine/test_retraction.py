@@ -7,6 +7,7 @@ import pytest
 from tests.fixtures.memory_store import MemoryStore
 from tests.unit.engine.rig import Rig
 from tests.unit.engine.test_store import PROMPT, stored
+from weft.schedule.snapshots import parse_snapshots
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -60,3 +61,14 @@ def test_a_paused_engine_is_retracted_and_stays_paused() -> None:
     rig.core.paused = False
     rig.run()
     assert len(rig.tokens("one")) == 8
+
+
+@pytest.mark.parametrize(("policy", "donates"), [("preemption", True), ("auto,-preemption", False)])
+def test_what_is_retracted_leaves_its_state_behind_as_a_preempted_sequence_does(policy: str, *, donates: bool) -> None:
+    """A store writes it before the memory is lost."""
+    rig = Rig(cache=True, snapshots=parse_snapshots(policy))
+    rig.submit("one", prompt=list(range(5, 60)), max_tokens=12)
+    for _ in range(3):
+        rig.step()
+    rig.core.retract_all()
+    assert (rig.core.memory.usage().slots_cached > 0) == donates

@@ -233,6 +233,25 @@ def test_a_full_cache_gives_way_to_whoever_comes() -> None:
     assert rig.core.memory.usage().cache.evicted_pages > 50
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_several_that_come_at_once_take_from_a_full_cache_what_each_takes_alone(count: int) -> None:
+    """And one step makes the room for all of them."""
+
+    def given_up(coming: int) -> list[int]:
+        rig = Rig(cache=True, rows_max=8, slots_per_frame=1, frame_count=12)
+        for number in range(20):
+            rig.submit(f"old{number}", [number + 5] * 20, max_tokens=1)
+            rig.run()
+        full = len(rig.plans)
+        for number in range(coming):
+            rig.submit(f"new{number}", [number + 60] * 20, max_tokens=1)
+        rig.run()
+        return [evicted for plan in rig.plans[full:] if (evicted := len(plan.reservation.evicted))]
+
+    [alone] = given_up(1)
+    assert given_up(count) == [count * alone]
+
+
 def test_flushing_forgets_what_nobody_reads_and_harms_nobody() -> None:
     rig = warm()
     rig.submit("a", text(1, 200))

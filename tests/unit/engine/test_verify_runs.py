@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
@@ -11,7 +14,9 @@ from tests.support.digests import PlanViolation
 from tests.unit.engine.rig import EOS, VOCAB_SIZE, Rig
 from weft.request import TokenEvent
 from weft.schedule.plan import StepPlan
+from weft.schedule.rows import RowTable
 from weft.schedule.snapshots import parse_snapshots
+from weft.schedule.verify_runs import VerifyPlanner
 from weft.units import VERIFY_TOKENS_MAX, SeqId
 
 PROMPTS = (20, 33, 5, 64, 130, 17)
@@ -246,3 +251,17 @@ def test_a_window_is_one_event() -> None:
     events = events_of(rig)
     assert max(len(event.tokens) for event in events) == 8
     assert sum(len(event.tokens) for event in events) == len(PROMPTS) * 40
+
+
+@pytest.mark.parametrize(("prefills", "drafts"), [((3,), 0), ((), None)])
+def test_a_head_that_sleeps_is_asked_in_steps_that_prefill_and_in_no_other(
+    prefills: tuple[int, ...], drafts: int | None
+) -> None:
+    """The keys of a prompt serve its whole answer."""
+    drafter: Any = SimpleNamespace(awake=False, head_drafts=lambda sequences, *, prompts: 0)
+    step: Any = SimpleNamespace(
+        decode_rows=np.arange(3), prefill_rows=[*prefills], prefill_samples=[True for _ in prefills], mtp_drafts=None
+    )
+    planner = VerifyPlanner(drafter, RowTable(4), cast(Any, None), 64)
+    planner.plan(step)
+    assert step.mtp_drafts == drafts

@@ -80,6 +80,15 @@ def test_every_mixer_and_feed_forward_can_be_weighed() -> None:
     )
 
 
+def test_a_device_leaves_a_tenth_beside_the_weights_to_the_tensors_of_a_step() -> None:
+    geometry = find_geometry("Qwen3.5-4B")
+    assert geometry is not None
+    plan = make_plan(geometry.name, geometry.config, PlanOptions(memory_bytes=24 << 30))
+    left = (24 << 30) - plan.weights.rank_bytes
+    assert plan.workspace_bytes == pytest.approx(left / 10, rel=1e-6)
+    assert left - plan.workspace_bytes - plan.arena.frame_bytes < plan.arena.arena_bytes <= left - plan.workspace_bytes
+
+
 def test_kv_heads_are_divided_and_then_replicated() -> None:
     kv = [plan_of("Qwen3.5-397B-A17B", tp=tp).kv_token_bytes for tp in (1, 2, 4, 8, 16)]
     assert kv == [30720, 15360, 15360, 15360, 15360]

@@ -55,6 +55,7 @@ def plan(
         samples=np.array([r[4] for r in runs], np.bool_),
         tokens=np.array([t for r in runs for t in r[2]], np.int32),
         decode_count=decode_count,
+        verify_count=0,
         rows_cleared=tuple(RowId(r) for r in rows_cleared),
         admissions=tuple(admissions),
         table_writes=np.array(table_writes, np.int32).reshape(-1, 3).T,

@@ -22,6 +22,8 @@ S = True
         ([3, 1, 1], [S, 0, S], 0, 1),
         ([9, 1, 1], [S, S, S], 0, 2),
         ([9, 1, 1, 1, 1], [S, S, S, S, S], 0, 3),
+        # A victim that was short claims no page any more, whatever others of its rank from the top do.
+        ([9, 1, 1, 0, 1], [S, 0, 0, S, 0], 0, 2),
         # Alone: nobody to take from, nobody is taken.
         ([3], [S], 0, 0),
     ],

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from weft.request import SamplingParams
+from weft.schedule.fair_queue import FairQueue
 from weft.schedule.sequence import Rank, RankedQueue, Sequence
 from weft.units import SeqId
 
@@ -46,3 +47,15 @@ def test_removing_a_stranger_is_a_bug_that_is_caught() -> None:
         queue.remove(sequence((0, 1, 0)))
     with pytest.raises(AssertionError, match="taken"):
         queue.add(sequence((0, 1, 0)))
+
+
+@pytest.mark.parametrize("keys", [("a", "a", "a", "a"), ("a", "b", "a", "b"), ("a", "b", "c", "d")])
+def test_those_behind_one_are_the_rest_of_the_order(keys: tuple[str, ...]) -> None:
+    queue = FairQueue()
+    for number, key in enumerate(keys):
+        seq = sequence((0, number, 0))
+        seq.key = key
+        queue.add(seq)
+    order = list(queue)
+    for place, seq in enumerate(order):
+        assert list(queue.after(seq)) == order[place + 1 :]

@@ -65,6 +65,15 @@ def test_a_row_that_was_not_wiped_is_noticed() -> None:
         rows.audit([])
 
 
+def test_a_row_that_names_another_sequence_is_noticed() -> None:
+    rows, seq = RowTable(2), running(1000)
+    assign(rows, 1, seq)
+    rows.audit([seq])
+    rows.seq_ids[1] = 1001
+    with pytest.raises(AssertionError, match="is not in row 1"):
+        rows.audit([seq])
+
+
 def test_capacity_is_what_the_pages_hold_and_without_pages_it_has_no_end() -> None:
     rows, seq = RowTable(2), running(7)
     assign(rows, 0, seq)

@@ -10,6 +10,7 @@ import pytest
 
 from weft.memory.arena_work import ArenaWork
 from weft.memory.prefix_store import StoreEvent, TransferBuffers
+from weft.schedule import store_writes
 from weft.schedule.store_writes import StoreWrites
 
 PAGES = 6
@@ -110,6 +111,38 @@ def test_a_buffer_that_no_step_names_is_free_at_once(
     memory.gone = True
     writes.look()
     assert not len(buffers)
+
+
+def test_a_snapshot_that_takes_several_steps_goes_on_where_it_was(
+    memory: OneSnapshot, buffers: TransferBuffers, writes: StoreWrites
+) -> None:
+    copied: list[int] = []
+    for step in range(2, 6):
+        writes.look()
+        pages, states = writes.work(idle=False)
+        copied += [page for one in pages for page in one.pages]
+        writes.committed(ArenaWork(page_stores=pages, state_stores=states), step)
+        writes.finished(step)
+    assert copied == list(range(PAGES)), "each page once"
+    assert len(buffers) == 1, "the store has it"
+    assert (writes.counts.lost, writes.has_step) == (0, False)
+
+
+def test_candidates_that_are_gone_before_their_turn_count_as_lost(memory: OneSnapshot, writes: StoreWrites) -> None:
+    memory.gone = True
+    writes.look()
+    assert (writes.counts.lost, writes.has_step) == (1, False)
+    writes.add(7)
+    writes.look()
+    assert (writes.counts.lost, writes.has_step) == (2, False)
+
+
+def test_more_candidates_than_are_kept_count_as_lost(writes: StoreWrites, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_writes, "CANDIDATES_MAX", 2)
+    writes.look()
+    for node in range(20, 25):
+        writes.add(node)
+    assert writes.counts.lost == 3
 
 
 def test_a_memory_that_is_lost_leaves_no_job_no_candidate_and_no_buffer(

@@ -30,8 +30,8 @@ from tests.unit.store.memory_disk import MemoryDisk
 from weft.errors import ConfigError
 from weft.memory.prefix_store import StagingBuffers, StoreEvent
 from weft.store.directory_store import DirectoryStore
-from weft.store.ledger import ROW, ROW_BYTES
-from weft.store.opening import open_directory
+from weft.store.ledger import ROW, ROW_BYTES, header_generation, header_row
+from weft.store.opening import LOCK_FILE, open_directory
 
 PLACE = Path("/store")
 ROWS, TOKENS = PLACE / "ledger-00000001.rows", PLACE / "ledger-00000001.tokens"
@@ -143,6 +143,13 @@ def test_a_flipped_bit_in_the_ledger_s_header_costs_nothing(disk: MemoryDisk, at
     assert _hits(disk)[0] == [300, 388, 64]
 
 
+def test_a_header_says_its_generation_and_another_format_has_none() -> None:
+    assert header_generation(header_row(7)) == 7
+    assert header_generation(header_row(1 << 40)) == 1 << 40
+    assert header_generation(header_row(7)[:-1]) is None
+    assert header_generation(bytes(ROW_BYTES)) is None
+
+
 @pytest.mark.parametrize("length", [0, 10, ROW_BYTES - 1])
 def test_a_ledger_without_a_header_begins_anew(disk: MemoryDisk, length: int) -> None:
     del disk.files[ROWS].content[length:]
@@ -199,6 +206,21 @@ def test_a_disk_that_refuses_writes_drops_and_goes_on(where: str, operation: str
     again = opened(PLACE, disk=disk)
     assert_hit(again, prompt(300), 300)
     again.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT])
+def test_a_directory_whose_lock_cannot_be_written_is_refused_in_one_line(number: int) -> None:
+    disk = MemoryDisk()
+
+    def fault(name: str, path: Path) -> None:
+        if name == "write" and path.name == LOCK_FILE:
+            raise OSError(number, os.strerror(number))
+
+    disk.fault = fault
+    with pytest.raises(ConfigError, match=f"^--store {PLACE}: {os.strerror(number)}$"):
+        opened(PLACE, disk=disk)
+    number = errno.ENOSPC
+    opened(PLACE, disk=disk).close()  # a full disk: the store is there to be read
 
 
 def test_a_full_disk_keeps_its_reserve_and_the_store_grows_when_there_is_room() -> None:

@@ -24,7 +24,7 @@ from tests.unit.store.contents import (
 )
 from weft.memory.prefix_store import EXACT_FORM, PACKED, StagingBuffers
 from weft.store.packed_store import PackedStore, threads_for
-from weft.store.packing import PackingError, join_parts, pack_part, unpack
+from weft.store.packing import WORDS_2, WORDS_4, PackingError, join_parts, pack_part, unpack
 
 
 def packed(payload: bytes) -> bytes:
@@ -149,6 +149,21 @@ def test_kv_that_was_stored_before_packing_goes_on_packed(tmp_path: Path) -> Non
     for start in (0, 32, 512, 720):
         assert_hit(store, tokens, 900, start=start)
     store.close()
+
+
+@pytest.mark.parametrize("encoding", [WORDS_2, WORDS_4, 3])
+def test_a_chunk_that_says_words_which_it_cannot_have_is_refused(encoding: int) -> None:
+    payload = memoryview(bytes(7))
+    content = bytearray(join_parts(payload, [pack_part(payload)]))
+    content[19] |= encoding << 6
+    with pytest.raises(PackingError, match="unknown encoding"):
+        unpacked(bytes(content), len(payload))
+
+
+@pytest.mark.parametrize("size", [*range(1, 9), 2047, 2049, 16_385, 99_998, 99_999, 100_002])
+def test_payloads_of_any_length_are_packed_and_come_back(size: int) -> None:
+    payload = np.random.default_rng(size).normal(size=size).astype(np.float32).tobytes()[:size]
+    assert unpacked(join_parts(memoryview(payload), [pack_part(memoryview(payload))]), size) == payload
 
 
 @pytest.mark.usefixtures("_numbers")

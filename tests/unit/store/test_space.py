@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+import numpy as np
 import pytest
 
 from weft.store.pruning import _fullest
@@ -20,6 +21,29 @@ def test_what_is_larger_than_a_volume_never_fits() -> None:
     assert not space.fits_ever(10 * VOLUME_BYTES_LEAST)
     space.volumes[0] = 20 * VOLUME_BYTES_LEAST // BLOCK_BYTES
     assert space.fits_ever(10 * VOLUME_BYTES_LEAST)
+
+
+def opened(*records: tuple[int, int]) -> Space:
+    """A store that is full, of one volume of 101 blocks, with these records: first block and blocks."""
+    places = np.array([(0, first, blocks * BLOCK_BYTES - 7) for first, blocks in records], np.int64).reshape(-1, 3)
+    return Space.of(101 * BLOCK_BYTES, 0, 0, 101 * BLOCK_BYTES, {0: 101}, 0, places)
+
+
+def test_an_opened_store_has_every_block_free_that_no_record_has() -> None:
+    assert opened().extents.free_blocks == 100, "the first block of a volume is its own"
+    space = opened((40, 5), (1, 3), (4, 2), (60, 41))
+    assert space.extents.free_blocks == 100 - 51
+    assert space.extents.take(34) == (0, 6), "up to the next record, behind two that touch"
+    assert space.extents.take(15) == (0, 45)
+    assert space.extents.take(1) is None
+
+
+def test_a_full_store_evicts_for_four_puts_less_what_is_free_or_becomes_free() -> None:
+    space = opened((1, 97))
+    assert space.shortage(5) == 4 * 5 - 3
+    space.retiring_blocks = 7
+    assert space.shortage(5) == 4 * 5 - 3 - 7
+    assert opened().shortage(5) == 0
 
 
 @pytest.mark.parametrize(

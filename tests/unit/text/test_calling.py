@@ -95,6 +95,36 @@ def test_a_named_function_is_called_once(row: Any) -> None:
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_a_second_call_may_follow_where_several_may_and_nowhere_else(row: Any) -> None:
+    tools, token_of, writes = TOOLS[2:3], tokenizer().added_id, row.writes
+    one, several = (
+        calls_grammar(row, tools, several=several, token_of=token_of, field="tools") for several in (False, True)
+    )
+    text = write(one, 5)
+    assert text is not None
+    call = text.removeprefix(writes.lead).removesuffix(writes.tail)
+    both = f"{writes.lead}{call}{writes.between}{call}{writes.tail}"
+    assert write(several, 5, wish=both, tokens_max=len(both.encode()) + 1) is not None
+    with pytest.raises(AssertionError, match="refused"):
+        write(one, 5, wish=both)
+
+
+@pytest.mark.parametrize("row", [row for row in FORMATS if row.writes.style == "xml"], ids=lambda row: row.name)
+def test_listed_values_that_are_no_strings_are_written_as_json_has_them(row: Any) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"on": {"type": "boolean", "enum": [True]}, "none": {"enum": [None]}},
+        "required": ["on", "none"],
+    }
+    tools = read_tools([{"type": "function", "function": {"name": "set", "parameters": parameters}}])
+    grammar = calls_grammar(row, tools, several=False, token_of=tokenizer().added_id, field="tools")
+    text = write(grammar, 1)
+    assert text is not None
+    assert "true" in text
+    assert "null" in text
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_the_text_of_a_custom_tool_is_held_to_its_regex(row: Any) -> None:
     grammar = calls_grammar(row, TOOLS[3:], several=False, token_of=tokenizer().added_id, field="tools")
     text = write(grammar, 3)

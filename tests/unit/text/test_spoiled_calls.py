@@ -218,6 +218,13 @@ CALLED: list[tuple[str, str, str, str, Calls]] = [
         "",
         wrote(content='a\n"b" é \\d'),
     ),
+    (
+        "an escape beyond Unicode stays as it is written",
+        "lfm2",
+        r"<|tool_call_start|>[write(path='\U00110000 \U0001f600')]<|tool_call_end|>",
+        "",
+        wrote(path="\\U00110000 \U0001f600"),
+    ),
     ("LFM2 without an end", "lfm2", "<|tool_call_start|>[write(path='a')]", "", wrote(path="a")),
     (
         "Gemma with braces and ends in a text",

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.text.test_text_parts import PATTERNS, trained
 from weft.errors import QueueFullError
 from weft.server.protocol import name_key
-from weft.server.service import ServedModel
+from weft.server.served_model import ServedModel
 from weft.server.tokenize_budget import TextTooLongError, TokenizeBudget
 from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER
 from weft.text.tokenizer import Tokenizer
@@ -67,6 +67,17 @@ def test_a_key_takes_half_of_the_budget_and_leaves_the_rest_to_others() -> None:
         one.__exit__(None, None, None)
     with budget.spending(1000, 1000 * MIB):  # the control: without keys all of it is for all
         pass
+
+
+def test_a_text_that_is_done_gives_its_own_part_back_and_no_more() -> None:
+    budget = TokenizeBudget(100, 1000 * MIB)
+    with budget.spending(60, 1 * MIB):
+        with budget.spending(30, 1 * MIB):
+            pass
+        with pytest.raises(QueueFullError, match="texts with 60 characters"), budget.spending(50, 1 * MIB):
+            pass
+        with budget.spending(40, 1 * MIB):
+            pass
 
 
 class Reading(Tokenizer):

@@ -368,8 +368,8 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
     if arena.frame_count < arena.frames_min:
         need, flag = memory_for(spec, arena.kv_dtype, 1, 1)
         raise ConfigError(
-            f"--memory is too small for one sequence of this {spec.family} model, which takes "
-            f"{format_bytes(need)} at least: use {flag}",
+            f"--memory {config.memory or format_bytes(arena.arena_bytes)} is too small for one sequence of this "
+            f"{spec.family} model, which takes {format_bytes(need)} at least: use {flag}",
             param="--memory",
         )
     notes: list[str] = []

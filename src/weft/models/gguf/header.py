@@ -108,6 +108,12 @@ def read_header(path: Path, *, keeps_texts: bool = True) -> Header:
     return Header(files[0], headers[0].keys, tensors)
 
 
+def is_projector(path: Path) -> bool:
+    """Return whether the GGUF file ``path`` has the tower of pictures alone, which is not read from there. Raises
+    CheckpointError."""
+    return _read_file(path, False).keys.get("general.architecture") == "clip"
+
+
 def split_files(path: Path) -> list[Path]:
     """All files of the model that ``path`` is a file of. Raises CheckpointError where one is missing."""
     match = _SPLIT.search(path.stem)

@@ -32,13 +32,16 @@ from weft.server.chat import CHAT
 from weft.server.completions import COMPLETIONS
 from weft.server.config import ServerConfig
 from weft.server.errors import error_body
+from weft.server.fleets import new_fleet
 from weft.server.generation import prepare_turn
+from weft.server.models import Models, PinnedModel
 from weft.server.pooling import EMBEDDINGS, RERANK, SCORE
 from weft.server.protocol import begin_request, read_body
 from weft.server.responses.answers import ResponsesJob
 from weft.server.responses.items import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields, new_response_id, read_items
 from weft.server.responses.turns import responses_turn
-from weft.server.service import Service, load_served_model
+from weft.server.served_model import load_served_model
+from weft.server.service import Service
 from weft.server.sse import Job, Way
 from weft.server.tenants import Tenant
 
@@ -117,17 +120,11 @@ async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) ->
 
 
 _PAUSE_S = 0.5
-_WINDOW_OF_SEVERAL = 64
-"""Lines at once where there are several models: not all of the room of those that wait for loads."""
 
 
 def window_of(service: Service) -> int:
-    """How many lines are worked on at once."""
-    if service.several is not None:  # each line may name another model
-        return max(1, min(_WINDOW_OF_SEVERAL, service.several.residency.waiting_max // 2))
-    assert service.model is not None
-    sizes = service.model.info.sizes
-    return max(1, min(sizes.rows_max + sizes.rows_max // 2 + 4, sizes.queue_max // 2))
+    """Return how many lines are worked on at once."""
+    return service.models.first.lines_at_once()
 
 
 def in_order(lines: Iterable[IndexedLine]) -> list[IndexedLine]:
@@ -167,8 +164,8 @@ async def run_lines(
                 try:
                     status, body = task.result()
                 except RetryLaterError:
-                    if service.death is not None:
-                        raise service.death from None
+                    if service.models.death is not None:
+                        raise service.models.death from None
                     waiting.appendleft(line)
                     pause = True
                     continue
@@ -249,14 +246,12 @@ class _Run:
         on_progress: Callable[[str], None],
         factory: str,
     ) -> None:
-        fleet = Fleet(
-            engine, restarts=server.restarts, factory=factory, stall_after_s=server.stall_after, on_progress=on_progress
-        )
-        service = Service(server, fleet)
+        fleet = new_fleet(engine, server, factory=factory, on_progress=on_progress)
+        service = Service(server, Models([PinnedModel(fleet)]))
         interrupted = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
-        work = asyncio.ensure_future(self._work(service, lines))
+        work = asyncio.ensure_future(self._work(service, fleet, lines))
         stop = asyncio.ensure_future(interrupted.wait())
         try:
             await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -269,19 +264,17 @@ class _Run:
             await asyncio.gather(work, return_exceptions=True)
             await fleet.stop("the batch ended")
 
-    async def _work(self, service: Service, lines: list[IndexedLine]) -> None:
-        await service.engine.start()
-        info = await service.engine.ready()
+    async def _work(self, service: Service, fleet: Fleet, lines: list[IndexedLine]) -> None:
+        await fleet.start()
+        info = await fleet.ready()
         service.open(await asyncio.to_thread(load_served_model, info, service.config))
         self._began_s = time.perf_counter()
-        await run_lines(
-            service, self._source, lines, functools.partial(self._write, service), window=window_of(service)
-        )
+        await run_lines(service, self._source, lines, functools.partial(self._write, fleet), window=window_of(service))
 
-    def _write(self, service: Service, line: OutputLine) -> None:
+    def _write(self, fleet: Fleet, line: OutputLine) -> None:
         self._answers.write(line)
         self._counts.done += 1
         self._counts.seconds = time.perf_counter() - self._began_s
         self._counts.failed = self._answers.failed_count
-        self._counts.tokens = sum(stats.generation_tokens for _, stats in service.engine.engines.stats())
+        self._counts.tokens = sum(stats.generation_tokens for _, stats in fleet.engines.stats())
         self._on_answer(self._counts)

@@ -207,7 +207,7 @@ class BatchRunner:
 
     async def _run_all(self) -> None:
         try:
-            while self._service.death is None:  # a server with an engine goes on
+            while self._service.models.death is None:  # a server with an engine goes on
                 self._news.clear()
                 for record in self._records.values():
                     if record.batch.status in _UNFINISHED and record.owner not in self._current:
@@ -223,7 +223,7 @@ class BatchRunner:
         def end(work: asyncio.Task[None]) -> None:
             del self._current[record.owner]
             self._news.set()
-            if work.cancelled() or (error := work.exception()) is None or self._service.death is not None:
+            if work.cancelled() or (error := work.exception()) is None or self._service.models.death is not None:
                 return
             _log.error("%s failed", record.batch.id, exc_info=error)
             self._fail(record.batch, [(0, "internal_error", "the server failed on this batch")])

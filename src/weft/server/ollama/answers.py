@@ -23,6 +23,7 @@ from weft.errors import ConfigError, RequestError, WeftError
 from weft.info import ModelInfo
 from weft.server.errors import bug
 from weft.server.generation import ChatTurn, Generation, PreparedTurn, check_context, prepare_turn
+from weft.server.models import HostedModel, KeepAlive, ListedModel
 from weft.server.ollama.protocol import (
     UNSERVED_IN_OLLAMA,
     OllamaBody,
@@ -37,7 +38,8 @@ from weft.server.ollama.protocol import (
 )
 from weft.server.presets import SAMPLING_NAMES, Preset
 from weft.server.protocol import grammar_of, note_ignored, sampling_params
-from weft.server.service import KeepAlive, ListedModel, ServedModel, Service
+from weft.server.served_model import ServedModel
+from weft.server.service import Service
 from weft.server.sse import Way
 from weft.text.chat import ChatMessage
 from weft.text.chat_request import ConversationFields, Prompt
@@ -47,7 +49,8 @@ from weft.text.pictures import PicturePart
 from weft.text.tokenizer import banned_sequences
 from weft.units import parse_duration
 
-_EFFORTS = ("low", "medium", "high")
+_EFFORTS = {"low": 1024, "medium": 4096, "high": 16384}
+"""Most tokens of the reasoning at each level of ``think``, where the template does not read the level itself."""
 _REASONS = {"length": "length"}
 """Ollama has "stop" for every other end, calls included."""
 _NEVER = "2318-04-04T00:00:00Z"
@@ -185,14 +188,17 @@ async def _job(
     options = read_options(body.options)
     model = await service.model_for(served_name(body.model))
     think, effort = _think(body, model)
+    budget = None if effort is None or model.reads("reasoning_effort") else _EFFORTS[effort]
     turn = await prepare_turn(
         service,
         ChatTurn(
             conversation=ConversationFields(
                 messages=messages,
                 tools=tools,
-                reasoning_effort=effort,
+                reasoning_effort=effort if budget is None else None,
                 effort_field="think",
+                thinking_token_budget=budget,
+                budget_field="think",
                 variables=None if think is None else {"enable_thinking": think},
             ),
             fields=sampling_fields(body, options, model=served_name(body.model)),
@@ -244,15 +250,15 @@ async def _raw(service: Service, body: OllamaGenerateBody) -> OllamaJob:
     return OllamaJob(RawTurn(model, service.name_of(model, fields.model), generation), chat=False, shows_thinking=False)
 
 
-def keep_alive_of(given: str | float | None, service: Service) -> KeepAlive:
-    """Raises RequestError. The one model of a server stays, and the field is named as ignored."""
+def keep_alive_of(given: str | float | None, model: HostedModel) -> KeepAlive:
+    """Raises RequestError. Where the model is never unloaded, the field is named as ignored."""
     if given is None:
         return msgspec.UNSET
     try:
         seconds = parse_duration(given, flag="keep_alive")
     except ConfigError as error:
         raise RequestError(error.message, param="keep_alive") from None
-    if service.several is None:
+    if model.stays:
         note_ignored("keep_alive")
         return msgspec.UNSET
     return seconds
@@ -263,13 +269,14 @@ async def loaded_answer(service: Service, body: OllamaChatBody | OllamaGenerateB
     any other request."""
     if body.messages if isinstance(body, OllamaChatBody) else body.prompt:
         return None
-    stays_s, asked = keep_alive_of(body.keep_alive, service), served_name(body.model)
-    name, own = service.own_name(asked), service.meant(asked)[0]  # an unknown one is refused here
+    asked = served_name(body.model)
+    name, model = service.own_name(asked), service.host_of(asked)
+    stays_s = keep_alive_of(body.keep_alive, model)
     unloads = body.keep_alive is not None and parse_duration(body.keep_alive, flag="keep_alive") == 0
-    if service.several is not None and unloads:
-        service.several.find(own).unload_soon()
-    elif service.several is not None:
-        (await service.several.find(own).enter(stays_s)).end()
+    if unloads:
+        model.unload_soon()
+    else:
+        (await model.enter(stays_s)).end()
     said = {"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChatBody) else {"response": ""}
     return {
         "model": name,
@@ -353,15 +360,11 @@ def model_card(listed: ListedModel) -> dict[str, Any]:
 def running_cards(service: Service) -> list[dict[str, Any]]:
     """As /api/ps lists what is in memory: models, and created names of them. Raises EngineUnavailableError,
     PresetStoreError."""
-    shown = [one for one in service.listed() if one.adapter is None or one.preset is not None]
-    if service.several is None:
-        models = [one for one in shown if one.preset is None]
-        return [_running_card(one, None) for one in shown if one.preset or one is models[0]]
     cards, now_s = [], time.monotonic()
-    for one in shown:
-        model = service.several.find(one.name if one.preset is None else one.preset.model)
-        if model.fleet is not None:
-            expires_s = model.resident.expires_s
+    for one in service.listed():
+        model = service.models.find(one.name if one.preset is None else one.preset.model)
+        if model.fleet is not None and (one.name == model.name or one.preset is not None):
+            expires_s = None if model.resident is None else model.resident.expires_s
             cards.append(_running_card(one, None if expires_s is None else time.time() + expires_s - now_s))
     return cards
 

@@ -1,7 +1,7 @@
 """Ollama's endpoints that change what there is: create, copy, delete, pull, blobs.
 
     create, copy    a name for a model that is served (``names``); weights are never copied
-    blobs, create   an uploaded GGUF file --``models.blobs``--> a model on disk, as if it had been pulled
+    blobs, create   uploaded GGUF files --``models.blobs``--> a model on disk, as if it had been pulled
     pull            hub --``models.pulling``, in a thread--> the directory of models, with lines of progress
     delete          a created name; else a model on disk that no process has loaded
 
@@ -26,10 +26,11 @@ from starlette.responses import Response
 from weft.errors import QueueFullError, RequestError, UnknownModelError, WeftError
 from weft.request import SamplingParams
 from weft.server.errors import bug
+from weft.server.models import ANY_NAME, unknown_model
 from weft.server.ollama import protocol
 from weft.server.presets import Preset, PresetStore, check_preset_name
 from weft.server.protocol import read_body
-from weft.server.service import ANY_NAME, Service, unknown_model
+from weft.server.service import Service
 from weft.server.sse import JSON_LINES, ClientGoneError, EventStream, json_response, read_raw, unless_gone
 from weft.text.chat import ChatMessage
 
@@ -102,23 +103,23 @@ class OllamaModelHandlers:
         return Response(status_code=201)
 
     async def _from_file(self, body: protocol.OllamaCreateBody) -> list[dict[str, Any]]:
-        """Make a model on disk of the file that ``body`` names, and serve it with --pulled; return lines of the answer.
-        Raises RequestError, CheckpointError, ModelInUseError.
+        """Make a model on disk of the files that ``body`` names, and serve it with --pulled; return lines for the
+        answer. Raises RequestError, CheckpointError, ModelInUseError.
 
         Weights of a name with a system prompt or parameters of its own are called NAME:gguf, and ``body`` then begins
         with them."""
-        from weft.models.blobs import create_model, read_digest
+        from weft.models.blobs import FILES_MAX, PROJECTOR, create_model, read_digest
 
         name = self._free_name(_named(body.model or body.name), param="model", may_be_pulled=not body.has_beginning)
-        if body.from_ or len(body.files or {}) != 1:
+        files = body.files or {}
+        if body.from_ or len(files) > FILES_MAX:
             raise RequestError(
-                "files names one GGUF file, and then there is no from; a model in several files is served from its "
-                "directory",
+                f"files names the GGUF file of a model, or up to {FILES_MAX} that are its parts, and then there is no "
+                "from",
                 param="files",
             )
-        several = self._service.several
         if body.has_beginning:
-            if several is None or not several.serves_pulled or ":" in name:
+            if not self._service.models.serves_pulled or ":" in name:
                 raise RequestError(
                     f"{name} is to begin with a system prompt, parameters, a template or messages: that needs a server "
                     "with --pulled and a name without a tag. Without these fields the file becomes a model on disk",
@@ -126,19 +127,20 @@ class OllamaModelHandlers:
                     code="unsupported_parameter",
                 )
             name = body.from_ = f"{name}:gguf"
-        [digest] = (read_digest(text, param="files") for text in (body.files or {}).values())
-        await asyncio.to_thread(create_model, name, digest)
-        return [{"status": f"{name} is on disk"}, *await self._serve_pulled(name)]
+        digests = {file: read_digest(text, param="files") for file, text in files.items()}
+        model = await asyncio.to_thread(create_model, name, digests)
+        lines = [{"status": f"{name} is on disk"}]
+        if any(file.path == PROJECTOR for file in model.manifest.files):
+            lines.append({"status": "the projector is kept and not read: the model takes text alone"})
+        return [*lines, *await self._serve_pulled(name)]
 
     async def _serve_pulled(self, name: str) -> list[dict[str, Any]]:
         """Serve what is on disk by now, with --pulled; return a line where ``name`` is not served then."""
-        several = self._service.several
-        if several is not None:
-            await several.look()
+        await self._service.models.look()
         if self._service.is_own(name):
             return []
-        why = "" if several is None else several.unserved.get(name, "")
-        return [{"status": f"on disk; {why or f'`weft serve {name}` serves it'}"}]
+        why = self._service.models.unserved.get(name) or f"`weft serve {name}` serves it"
+        return [{"status": f"on disk; {why}"}]
 
     async def ollama_copy(self, request: Request) -> Response:
         body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaCopyBody)
@@ -151,8 +153,8 @@ class OllamaModelHandlers:
     async def ollama_delete(self, request: Request) -> Response:
         body = await read_body(await read_raw(request, undeclared=True), protocol.OllamaDeleteBody)
         name = _named(body.model or body.name)
-        several = self._service.several
-        if self._service.is_own(name) and (several is None or not several.forgets(name)):
+        models = self._service.models
+        if self._service.is_own(name) and not models.forgets(name):
             raise RequestError(
                 f"{name} is a model that this server serves: end the server, then `weft rm {name}` removes a "
                 "pulled one from this machine. One that is in memory with --pulled is unloaded first, with keep_alive "
@@ -163,8 +165,7 @@ class OllamaModelHandlers:
         store = self._service.names.store
         if store is None or not await asyncio.to_thread(store.remove, name):
             await asyncio.to_thread(_remove_from_disk, name)
-            if several is not None:
-                await several.look()
+            await models.look()
         return json_response(_DONE)
 
     async def ollama_pull(self, request: Request) -> Response:
@@ -206,9 +207,8 @@ class OllamaModelHandlers:
         """Raises RequestError for what is no name, and for one that the server has by itself; ``may_be_pulled``: unless
         it may forget that one."""
         name = check_preset_name(protocol.served_name(name), param=param)
-        several = self._service.several
-        may_be_pulled = may_be_pulled and several is not None and several.forgets(name)
-        if name == ANY_NAME or (self._service.is_own(name) and not may_be_pulled):
+        is_free = may_be_pulled and self._service.models.forgets(name)
+        if name == ANY_NAME or (self._service.is_own(name) and not is_free):
             raise RequestError(
                 f"{param} is {name!r}, which is a model of this server by itself; choose another name", param=param
             )

@@ -325,6 +325,9 @@ _ORDER = Parameter(
     "order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}, "desc: the last item first."
 )
 _AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
+_MODEL = Parameter(
+    "model", "query", {"type": "string"}, "The model that is meant; it may be left out where the server has one."
+)
 _REPLICA = Parameter(
     "replica", "path", {"type": "integer", "minimum": 0, "maximum": 999_999_999}, "The number of the replica."
 )
@@ -505,33 +508,35 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="The engine processes: state, restarts, load.", answer=ReplicaList),
     Endpoint(operation="restart_replicas", method="POST", path="/v1/replicas/restart", group="Operate",
              access="operator", text="Restarts all replicas, one after the other.", answer=ReplicaList,
-             parameters=(_DRAIN_S,), errors=(404, 409)),
+             parameters=(_DRAIN_S, _MODEL), errors=(404, 409)),
     Endpoint(operation="drain_replica", method="POST", path="/v1/replicas/{replica}/drain", group="Operate",
              access="operator", text="Takes a replica out of service. Its requests go on elsewhere.",
-             answer=ReplicaList, parameters=(_REPLICA, _DRAIN_S, _RESTART), errors=(404, 409)),
+             answer=ReplicaList, parameters=(_REPLICA, _DRAIN_S, _RESTART, _MODEL), errors=(404, 409)),
     Endpoint(operation="start_replica", method="POST", path="/v1/replicas/{replica}/start", group="Operate",
              access="operator", text="Starts a drained or dead replica again.", answer=ReplicaList,
-             parameters=(_REPLICA,), errors=(404, 409)),
+             parameters=(_REPLICA, _MODEL), errors=(404, 409)),
     Endpoint(operation="sleep", method="POST", path="/sleep", group="Operate", access="operator",
              text="Gives memory back until /wake_up. Fields may be in the query instead.", body=SleepBody,
-             body_is_optional=True, answer=SleepAnswer, parameters=(_LEVEL, _MODE, _TIMEOUT), errors=(409,)),
+             body_is_optional=True, answer=SleepAnswer, parameters=(_LEVEL, _MODE, _TIMEOUT, _MODEL),
+             errors=(404, 409)),
     Endpoint(operation="wake_up", method="POST", path="/wake_up", group="Operate", access="operator",
              text="Takes the memory again. Fields may be in the query instead.", body=WakeBody,
-             body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS,), errors=(409,)),
+             body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS, _MODEL), errors=(404, 409)),
     Endpoint(operation="is_sleeping", method="GET", path="/is_sleeping", group="Server",
-             text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer),
+             text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer, parameters=(_MODEL,),
+             errors=(404, 409)),
     Endpoint(operation="pause", method="POST", path="/pause", group="Operate", access="operator",
              text="Computes no further step until /resume; requests wait. Fields may be in the query instead.",
              body=PauseBody, body_is_optional=True, answer=PausedAnswer,
-             parameters=(_PAUSE_MODE, _TIMEOUT, _CLEAR_CACHE), errors=(409,)),
+             parameters=(_PAUSE_MODE, _TIMEOUT, _CLEAR_CACHE, _MODEL), errors=(404, 409)),
     Endpoint(operation="resume", method="POST", path="/resume", group="Operate", access="operator",
-             text="Goes on after /pause.", answer=PausedAnswer),
+             text="Goes on after /pause.", answer=PausedAnswer, parameters=(_MODEL,), errors=(404, 409)),
     Endpoint(operation="is_paused", method="GET", path="/is_paused", group="Server",
-             text="Whether the engines are paused.", answer=IsPausedAnswer),
+             text="Whether the engines are paused.", answer=IsPausedAnswer, parameters=(_MODEL,), errors=(404, 409)),
     Endpoint(operation="update_weights", method="POST", path="/update_weights", group="Operate", access="operator",
              text="Replaces the weights by those of a directory. Fields may be in the query instead.",
              body=UpdateWeightsBody, body_is_optional=True, answer=UpdateAnswer,
-             parameters=(_PATH, _VERSION, _PAUSE_MODE, _TIMEOUT), errors=(409,)),
+             parameters=(_PATH, _VERSION, _PAUSE_MODE, _TIMEOUT, _MODEL), errors=(404, 409)),
     Endpoint(operation="reset_prefix_cache", method="POST", path="/reset_prefix_cache", group="Operate",
              access="operator", text="The same as /v1/cache/flush, under vLLM's name.", answer=ResetAnswer,
              parameters=(_STORE,)),

@@ -6,6 +6,7 @@
 //
 // An answer grows while it is read: a block whose source is unchanged keeps its elements, and with them a selection.
 
+import {colour} from "./colours.js";
 import {element} from "./draw.js";
 import {copyButton} from "./copying.js";
 import {Marked} from "./vendor/marked.esm.js";
@@ -51,8 +52,12 @@ function elementsOf(block) {
   for (const table of made.querySelectorAll("table")) scrolled(table);
   for (const code of made.querySelectorAll("pre > code")) {
     const head = element("div", "", "code-head");
-    head.append(element("span", /language-(\S+)/.exec(code.className)?.[1] ?? "text"), copyButton(() => code.textContent));
+    const language = /language-(\S+)/.exec(code.className)?.[1] ?? "text";
+    head.append(element("span", language), copyButton(() => code.textContent));
+    colour(code, language);
     code.parentElement.tabIndex = 0;  // so that long lines can be scrolled by keys
+    code.parentElement.role = "group";
+    code.parentElement.ariaLabel = `Code: ${language}`;
     code.parentElement.before(head);
   }
   return made;

@@ -24,7 +24,9 @@ from weft.rpc.child import die_with_parent, read_launch
 from weft.rpc.client import EngineClient
 from weft.server.edge import SharedCounts
 from weft.server.http import serving
-from weft.server.service import Service, load_served_model
+from weft.server.models import Models, PinnedModel
+from weft.server.served_model import load_served_model
+from weft.server.service import Service
 from weft.server.workers.forward import forward_handler
 from weft.server.workers.link import Attached, FleetOfWorker, SupervisorLink, WorkerLaunch
 
@@ -38,7 +40,7 @@ async def answer(launch: WorkerLaunch, routing_id: str) -> None:
     link = SupervisorLink(launch.requests_address, routing_id)
     fleet = FleetOfWorker(link)
     # Handlers of workers use a part of Fleet; the rest is forwarded.
-    service = Service(config, cast(Fleet, fleet), counts=counts)
+    service = Service(config, Models([PinnedModel(cast(Fleet, fleet))]), counts=counts)
     listener = socket.socket(fileno=launch.listener)
     async with contextlib.AsyncExitStack() as until_end:
 

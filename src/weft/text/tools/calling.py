@@ -94,8 +94,11 @@ def _calls(
     call = _sequence(rules.text(before), named, rules.text(writes.behind))
     # Without a lead, each call has an envelope of its own; under a strict grammar each begins anew.
     repeats = several and (writes.lead or not without)
-    more = f"({_sequence(rules.text(writes.between), call)})*" if repeats else ""
-    return _sequence(rules.text(lead), first, more, rules.text(writes.tail))
+    # A lexer takes the longest piece: a separator that the end begins with as well is a piece of its own, before both.
+    shared = writes.between if writes.tail.startswith(writes.between) else ""
+    between, behind = rules.text(writes.between.removeprefix(shared)), rules.text(shared)
+    more = f"({_sequence(between, call, behind)})*" if repeats else ""
+    return _sequence(rules.text(lead), first, behind, more, rules.text(writes.tail.removeprefix(shared)))
 
 
 def _sequence(*parts: str) -> str:

@@ -27,8 +27,8 @@ ANSWER = 10**6
 class Bench:
     """A memory of a few frames, four pages or one state each, and a clock that the test sets."""
 
-    def __init__(self, policy: str, frames: int) -> None:
-        arena = small_arena(PAGES_PER_FRAME, 1, frames)
+    def __init__(self, policy: str, frames: int, *, compressed_kv_share: float = 0) -> None:
+        arena = small_arena(PAGES_PER_FRAME, 1, frames, compressed_kv_share=compressed_kv_share)
         self.now_s = 0.0
         self.policy = make_policy(policy, arena, PrefillCost(1.0, 1e-4), lambda: self.now_s)
         self.memory = Memory(arena, cache=True, policy=self.policy)
@@ -179,6 +179,38 @@ def test_more_uses_are_expected_where_prompts_come_back() -> None:
         expected.append(outlook.uses)
     assert expected[0] > 3 * expected[1] > 0, expected
     assert bench.memory.snapshot_outlook(NodeId(10**9)) is None
+
+
+@pytest.mark.parametrize(("first", "uses"), [(1, 1), (77, 0)])
+def test_a_state_up_to_which_an_earlier_prompt_went_counts_as_used(first: int, uses: int) -> None:
+    """Though nothing of it is in memory, and no state was there: two prompts have come as far."""
+    bench = Bench("value", 8)
+    bench.ask(prompt((1, 96)))
+    for number in range(12):
+        bench.ask(prompt((50 + number, 150)))
+    tokens = np.array(prompt((first, 96), (2, 40)), np.int32)
+    transaction, seq = bench.memory.transaction(), SeqId(100)
+    assert transaction.reclaim(pages=9, slots=2)
+    bench.memory.commit(transaction.seal())
+    transaction = bench.memory.transaction()
+    assert transaction.open(seq, bench.memory.match(tokens, salt=""), len(tokens))
+    transaction.save(seq, 64)
+    bench.memory.commit(transaction.seal())
+    transaction = bench.memory.transaction()
+    transaction.publish(seq, tokens[:64])
+    bench.memory.commit(transaction.seal())
+    [node] = [node for node in bench.states.values() if node.end == 64]
+    assert bench.value._records.uses[bench.value._rows[node.id]] == uses
+
+
+def test_kv_that_may_be_compressed_makes_a_state_worth_more_for_each_byte() -> None:
+    def value(share: float) -> float:
+        bench = Bench("value", 12, compressed_kv_share=share)
+        bench.ask(prompt((1, 96)))
+        [node] = bench.states.values()
+        return bench.value_of(node)
+
+    assert 0 < value(0) < value(0.75) < value(0.5) < 2 * value(0)
 
 
 def test_candidates_are_valued_again_with_each_request() -> None:

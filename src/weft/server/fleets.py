@@ -1,0 +1,77 @@
+"""The engines of one model, as the flags of a server want them: ``new_fleet`` for a pinned model, one that is loaded on
+demand, and a batch.
+
+    ServerConfig   --replicas, --roles, --router, --record, --listen-engines, limits   -->  Fleet
+    EngineConfig   the model and how it is computed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from weft.config import EngineConfig
+from weft.fleet.fleet import Fleet
+from weft.router.blind import make_router
+from weft.router.protocol import Router
+from weft.rpc.client import ANYWHERE, ASSEMBLE, HostShare
+from weft.rpc.link import LinkKeys, own_address
+from weft.rpc.messages import PeerKeys, RecordingTarget
+from weft.server.config import ServerConfig
+
+ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
+"""Hosts of an address that mean all addresses of this machine."""
+
+
+def new_fleet(
+    engine: EngineConfig,
+    config: ServerConfig,
+    *,
+    factory: str = ASSEMBLE,
+    place: HostShare = ANYWHERE,
+    record_as: str = "",
+    link: tuple[str, str] | None = None,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Fleet:
+    """Return engines that are not started. ``place``: what they divide. ``record_as``: a part of the name of its
+    recording. ``link``: the address where machines join, and the token. Raises ConfigError."""
+    return Fleet(
+        engine,
+        replicas=config.own_replicas,
+        restarts=config.restarts,
+        factory=factory,
+        record=_named(config.recording(), record_as),
+        stall_after_s=config.stall_after,
+        on_progress=on_progress,
+        router=_router(config),
+        place=place,
+        roles=config.replica_roles(),
+        peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
+        listen=None if link is None else (link[0], LinkKeys.of(link[1])),
+    )
+
+
+def _router(config: ServerConfig) -> Router | None:
+    """Return None with one replica, if no other can join: there is nothing to choose, and its engine reports no
+    snapshots."""
+    grows = config.listen_engines is not None or config.ray is not None
+    return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
+
+
+def _peer_host(address: str) -> str:
+    """Return where engines of other machines reach those of this one: the host that machines join at. One that means
+    all of this machine's addresses gives the one that it has towards the others."""
+    host = address.removeprefix("tcp://").rpartition(":")[0]
+    return own_address() if host in ALL_HOSTS else host
+
+
+def _named(record: RecordingTarget | None, model: str) -> RecordingTarget | None:
+    """Return where a model that is loaded on demand records: FILE.MODEL.jsonl."""
+    if record is None or not model:
+        return record
+    file = Path(record.file)
+    slug = re.sub(r"[^\w.-]+", "-", model).strip(".") or "model"
+    return dataclasses.replace(record, file=str(file.with_name(f"{file.stem}.{slug}{file.suffix}")))

@@ -1,0 +1,307 @@
+"""The text side of a model: its tokenizer, chat template, sampling defaults, pictures, and what it is called.
+
+    messages --write_chat--> text --encode_chat--> Prompt
+    directory, flags --load_served_model--> ServedModel
+
+A ``ServedModel`` is a value. One under the name of an adapter or of a created name is a copy with that name
+(``Models.served_as``, ``Service.under``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from weft.adapters import Adapter
+from weft.errors import ContextLengthError, RequestError, maximum_context
+from weft.info import ModelInfo
+from weft.server.config import ServerConfig
+from weft.server.presets import Preset
+from weft.server.protocol import key_of_request, note_ignored
+from weft.server.tokenize_budget import TokenizeBudget
+from weft.text.chat import read_chat_template
+from weft.text.chat_request import (
+    ChatRequest,
+    ConversationFields,
+    KnownPrefix,
+    Prompt,
+    TemplateSandbox,
+    encode_prompt,
+    read_chat,
+    show_pictures,
+)
+from weft.text.control_tokens import NO_CONTROL, ControlTexts, ControlTokens, control_texts
+from weft.text.dialect import Dialect, answer_markers, call_format
+from weft.text.pooling import PooledPrompt, Pooler
+from weft.text.template_worker import ChatPrompt
+from weft.text.text_parts import next_cut
+from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from weft.text.tokenizer_file import tokenizer_digest, tokenizer_path
+from weft.text.workers import BoundedWorker
+from weft.units import parse_bytes
+
+if TYPE_CHECKING:
+    from weft.server.pictures import PictureReader
+
+_HEAD_CHARS_PER_TOKEN = 16
+"""A text with more characters than this for each token of the context is first tokenized in part."""
+_CUT_TOKENS_MIN = 1024
+Encoded = TypeVar("Encoded")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    info: ModelInfo
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    template: TemplateSandbox | None
+    dialect: Dialect
+    created_s: int
+    budget: TokenizeBudget
+    pictures: PictureReader | None
+    """None where the model reads text only."""
+    pooler: Pooler
+    vocabulary: bytes
+    """Identifies the tokenizer: equal token ids mean equal text under the same one."""
+    adapter: Adapter | None = None
+    """What requests under this name are computed with."""
+    base: str = ""
+    """The name of the model itself, whatever name a request used; empty before the model is served."""
+    preset: Preset | None = None
+    """How requests under this name begin."""
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    def reads(self, variable: str) -> bool:
+        """Return whether the chat template reads ``variable``."""
+        return self.template is not None and variable in self.template.variables
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """Values of fields that a request leaves out, but for the API's own defaults."""
+        return sampling_defaults(self.info, self.preset)
+
+    def check_ids(self, ids: Sequence[int], *, param: str) -> None:
+        """Raises RequestError for an id that is no token of the model."""
+        limit = self.info.vocab_size
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < limit:
+                raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}", param=param)
+
+    async def check_text(self, text: str, *, param: str) -> None:
+        """Raises ContextLengthError for a text that is far too long for the context. It is found out from the
+        beginning alone: all tokens of the largest body take a minute and gigabytes."""
+        limit = self.info.sizes.max_model_len
+        head = _HEAD_CHARS_PER_TOKEN * limit
+        while head < len(text):
+            count = len(await self.encode(text[:head], add_special_tokens=False))
+            if count > 2 * limit:  # twice, as the end of the part may be other tokens in the whole
+                what = "the prediction" if param == "prediction" else "the prompt"
+                raise ContextLengthError(
+                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; "
+                    f"{maximum_context(limit)}",
+                    param=param,
+                    tokens=count,
+                    limit=limit,
+                )
+            head *= 4
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_TEXT_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await self._encode_long(
+            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), text
+        )
+
+    async def part_for_cut(self, text: str, tokens: int, *, at_start: bool) -> str:
+        """Return the part of ``text`` that a cut to ``tokens`` tokens needs: all of a text that is not far longer, or
+        else its start or end with twice as many. All tokens of the largest body take a minute and gigabytes."""
+        chars = _HEAD_CHARS_PER_TOKEN * max(tokens, _CUT_TOKENS_MIN)
+        while chars < len(text):
+            part = text[:chars] if at_start else text[_cut_before(text, len(text) - chars) :]
+            if len(await self.encode(part, add_special_tokens=False)) >= 2 * tokens:
+                return part
+            chars *= 4
+        return text
+
+    async def encode_chat(
+        self, prompt: ChatPrompt, *, add_special_tokens: bool, known: KnownPrefix | None = None
+    ) -> Prompt:
+        """``known`` as in ``encode_prompt``."""
+        encode = functools.partial(
+            encode_prompt, self.tokenizer, prompt, add_special_tokens=add_special_tokens, known=known
+        )
+        if len(prompt.text) < LONG_TEXT_CHARS:
+            return encode()
+        return await self._encode_long(encode, prompt.text, whole=bool(prompt.ends or prompt.marks or prompt.pictures))
+
+    async def pooled(self, make: Callable[[], PooledPrompt], *texts: str) -> PooledPrompt:
+        """``make``: of ``pooler``, for ``texts``."""
+        if sum(map(len, texts)) < LONG_TEXT_CHARS:
+            return make()
+        return await self._encode_long(make, "".join(texts), whole=True)
+
+    async def _encode_long(self, encode: Callable[[], Encoded], text: str, *, whole: bool = False) -> Encoded:
+        """Run ``encode`` in a thread, within the budget for ``text``. ``whole``: as of ``Tokenizer.memory_of``. Raises
+        TextTooLongError, QueueFullError."""
+        memory_bytes = await asyncio.to_thread(self.tokenizer.memory_of, text, whole=whole)
+        with self.budget.spending(len(text), memory_bytes):
+            return await asyncio.to_thread(encode)
+
+    async def write_chat(
+        self, conversation: ConversationFields, *, with_places: bool = True, begins: bool = True
+    ) -> tuple[ChatRequest, ChatPrompt]:
+        """The checked conversation, and its text as the model's template writes it. ``with_places``: also
+        where the cache may keep a state; ``begins``: the name's messages too. Raises RequestError."""
+        if self.template is None:
+            raise RequestError(
+                "this model has no chat template, so it serves /v1/completions only; start "
+                "the server with --chat-template FILE to give it one",
+                param="messages",
+            )
+        if self.preset is not None and begins:
+            messages = self.preset.begun(conversation.messages)
+            conversation = msgspec.structs.replace(conversation, messages=messages)
+        request = read_chat(
+            conversation,
+            template_variables=self.template.variables,
+            reads=self.pictures.tokens if self.pictures is not None else (),
+        )
+        for name in request.left_out:
+            note_ignored(name)
+        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.sizes.max_model_len if with_places else 0
+        prompt = await self.template.write(
+            request.messages, key=key_of_request(), chars_cut=chars_cut, **request.rendering
+        )
+        if self.pictures is not None and request.pictures:
+            prompt = show_pictures(prompt, await self.pictures.read(request.pictures), self.pictures.tokens)
+        return request, prompt
+
+
+def _cut_before(text: str, place: int) -> int:
+    """Return where the end of ``text`` from ``place`` on begins: at a cut between two words, so that its tokens are
+    those of the whole, or at ``place`` where none is near."""
+    cut = next_cut(text[: place + _CUT_WITHIN_CHARS], place)
+    return place if cut is None else cut
+
+
+_CUT_WITHIN_CHARS = 4096
+
+
+def load_served_model(
+    info: ModelInfo, config: ServerConfig, known: Sequence[Tokenizer] = (), worker: BoundedWorker | None = None
+) -> ServedModel:
+    """``known``: tokenizers that may be its own; ``worker`` for a template, if it has one. Raises
+    CheckpointError or ConfigError with the file."""
+    directory = Path(info.directory)
+    tokenizer = Tokenizer.load(directory, known)
+    text = read_chat_template(directory, override=config.chat_template)
+    template = text and _sandbox(*text, tokenizer, config, info, worker)
+    names = config.served_model_name or (info.name,)
+    return ServedModel(
+        info,
+        tuple(dict.fromkeys(names)),
+        tokenizer,
+        template,
+        _dialect(template, tokenizer, config),
+        int(time.time()),
+        TokenizeBudget(config.max_tokenize_chars, parse_bytes(config.tokenize_memory, flag="limits.tokenize_memory")),
+        _picture_reader(info, config, tokenizer),
+        Pooler(
+            directory,
+            tokenizer,
+            name=info.name,
+            score_labels=info.score_labels,
+            control=ControlTokens(_control(tokenizer, "", info)),
+        ),
+        _vocabulary(directory),
+    )
+
+
+def _sandbox(
+    text: str,
+    origin: str,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    info: ModelInfo,
+    worker: BoundedWorker | None = None,
+) -> TemplateSandbox:
+    """Raises CheckpointError."""
+    return TemplateSandbox(
+        text,
+        special_tokens=tokenizer.special_tokens,
+        origin=origin,
+        seconds=config.template_seconds,
+        chars_max=config.template_chars,
+        memory_bytes=config.template_bytes(),
+        worker=worker,
+        control=_control(tokenizer, text, info),
+        calls=call_format(text, tokenizer, config.tool_parser),
+    )
+
+
+def _control(tokenizer: Tokenizer, template: str, info: ModelInfo) -> ControlTexts:
+    """The control tokens of a model, none where its operator trusts what requests say."""
+    if info.trust_control_tokens:
+        return NO_CONTROL
+    pictures = [tokenizer.token_text(token) for token in info.picture_tokens]
+    return control_texts(tokenizer, template, answer_markers(), pictures)
+
+
+def _dialect(template: TemplateSandbox | None, tokenizer: Tokenizer, config: ServerConfig) -> Dialect:
+    return Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser, tool_parser=config.tool_parser)
+
+
+def preset_style(
+    config: ServerConfig, tokenizer: Tokenizer, info: ModelInfo, text: str
+) -> tuple[TemplateSandbox, Dialect]:
+    """Of a created name's template. Raises CheckpointError."""
+    template = _sandbox(text, "template", tokenizer, config, info)
+    return template, _dialect(template, tokenizer, config)
+
+
+def _picture_reader(info: ModelInfo, config: ServerConfig, tokenizer: Tokenizer) -> PictureReader | None:
+    """Raises CheckpointError for settings of pictures that are not served."""
+    if not info.picture_tokens:
+        return None
+    from weft.images.worker import start_of  # with numpy and Pillow, which text never needs
+    from weft.request import PICTURE_KINDS
+    from weft.server.pictures import PictureReader
+
+    limits, hosts, media = config.image_limits(), config.picture_hosts(), None
+    if hosts:
+        from weft.server.media import MediaFetcher
+
+        media = MediaFetcher(
+            hosts,
+            bytes_max=limits.image_bytes,
+            seconds=config.image_seconds,
+            videos=(limits.video_bytes, config.video_seconds),
+        )
+    tokens = dict(zip(PICTURE_KINDS, map(tokenizer.token_text, info.picture_tokens), strict=False))
+    return PictureReader(
+        start_of(Path(info.directory), limits),
+        tokens=tokens,
+        seconds={"image": config.image_seconds, "video": config.video_seconds},
+        memory_bytes=parse_bytes(config.image_memory, flag="limits.image_memory"),
+        pictures_max=config.images,
+        media=media,
+    )
+
+
+def _vocabulary(directory: Path) -> bytes:
+    return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]
+
+
+def sampling_defaults(info: ModelInfo, preset: Preset | None) -> dict[str, Any]:
+    """Return those of the created name, then of the checkpoint, then of ``--default-sampling``."""
+    return info.default_sampling if preset is None else {**info.default_sampling, **preset.defaults}
