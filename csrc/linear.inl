@@ -42,7 +42,7 @@ WEFT_INLINE u32x16 looked_up(u32x16 codes, const uint8_t* table) {
 #if defined(__AVX512F__)
   const __m512i numbers = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return (u32x16)_mm512_shuffle_epi8(numbers, (__m512i)codes);
-#elif defined(WEFT_TWO_REGISTERS)
+#elif defined(__AVX2__)
   const __m256i numbers = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {(u32x8)_mm256_shuffle_epi8(numbers, (__m256i)codes.low),
           (u32x8)_mm256_shuffle_epi8(numbers, (__m256i)codes.high)};

@@ -284,16 +284,15 @@ class MessageReader:
             self._given = len(self._scanner.escaped)
 
     def _is_complete(self, arguments: str) -> bool:
-        """Whether the arguments are an object, with brackets too many after it at most."""
+        """Whether the arguments are an object, with brackets too many after it at most, or without its last brace."""
         scanner = self._scanner
         if scanner is None:
             return _object_of(arguments) is not None
+        if scanner.end is None:
+            scanner.scan(self._arguments + "}")
+            return scanner.end is not None and is_object("".join(scanner.escaped))
         end = scanner.end
-        return (
-            end is not None
-            and is_object(self._arguments[scanner.start : end])
-            and not self._arguments[end:].strip(" \n\t\r}]")
-        )
+        return is_object(self._arguments[scanner.start : end]) and not self._arguments[end:].strip(" \n\t\r}]")
 
     def _end_call(self, *, is_whole: bool) -> None:
         """``is_whole``: its end marker came, or the model stopped after it."""
@@ -307,7 +306,8 @@ class MessageReader:
                 self._give(CallDelta(self._call_count - 1, _new_id(), *call, complete=True))
                 return
         elif is_whole and self._is_complete(arguments):
-            self._give_call(CallDelta(arguments="" if self._scanner else to_json(_object_of(arguments)), complete=True))
+            rest = "".join(self._scanner.escaped[self._given :]) if self._scanner else to_json(_object_of(arguments))
+            self._give_call(CallDelta(arguments=rest, complete=True))
             return
         if not self._gate.is_open:
             self._call_count -= 1
