@@ -26,6 +26,8 @@ constexpr int64_t kHalfLine = 16;
 #if defined(__AVX512F__)
 #define WEFT_VNNI __attribute__((target("avx512vnni")))
 #define WEFT_BF16 __attribute__((target("avx512bf16")))
+// Of such a function, always inlined.
+#define WEFT_BF16_PART __attribute__((always_inline, target("avx512bf16")))
 bool has_vnni() {
   static const bool has = __builtin_cpu_supports("avx512vnni");
   return has;
