@@ -401,6 +401,43 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "began_s: float = -1.0",
         "set when it is put on the link; of one that never was the seconds mean nothing",
     ),
+    (
+        "src/weft/server/chat.py",
+        "if not deltas or deltas[-1].tool_calls is not UNSET:",
+        "if not deltas or deltas[- 0].tool_calls is not UNSET:",
+        "the first delta has a call as soon as the last has: one is added behind a call alone",
+    ),
+    (
+        "src/weft/server/app.py",
+        "text = (await model.write_chat(conversation(body), with_places=False))[1].text",
+        "text = (await model.write_chat(conversation(body), with_places=True))[1].text",
+        "only time: the places are not read",
+    ),
+    (
+        "src/weft/server/metrics.py",
+        "_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)",
+        "_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 59, 120, 240, 480, 960, 1920, 7680)",
+        BOUND,
+    ),
+    (
+        "src/weft/server/metrics.py",
+        "_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)",
+        "_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 19, 40, 80)",
+        BOUND,
+    ),
+    ("src/weft/fleet/places.py", "if replicas == 1:", "if replicas <= 1:", "who has no replica asks for no places"),
+    (
+        "src/weft/rpc/messages.py",
+        "background: bool = False",
+        "background: bool = True",
+        "a default that nobody leaves: who starts an engine says which",
+    ),
+    (
+        "src/weft/fleet/ray_member.py",
+        'order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 0).readline())',
+        'order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 1).readline())',
+        "one line comes and no other, so nothing is read ahead",
+    ),
 )
 
 

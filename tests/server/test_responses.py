@@ -232,12 +232,15 @@ def test_logprobs_are_those_of_the_message_only(server: RunningServer, *, stream
             for entry in event.get("logprobs", ())
             if event["type"] == "response.output_text.delta"
         ]
-        assert entries == events[-1]["response"]["output"][1]["content"][0]["logprobs"]
+        answer = events[-1]["response"]
+        assert entries == answer["output"][1]["content"][0]["logprobs"]
     else:
         answer = ask(server, "", **body).to_dict()
         entries = answer["output"][1]["content"][0]["logprobs"]
     assert "".join(entry["token"] for entry in entries) == "Yes."
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    assert answer["top_logprobs"] == 2
+    assert ask(server, "say:a").to_dict()["top_logprobs"] == 0
 
 
 class Colour(pydantic.BaseModel):
