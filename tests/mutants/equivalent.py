@@ -438,6 +438,12 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         'order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 1).readline())',
         "one line comes and no other, so nothing is read ahead",
     ),
+    (
+        "src/weft/rpc/queues.py",
+        "continue",
+        "break",
+        "one thread reads in order, so none behind one that is not read yet is",
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from starlette.datastructures import QueryParams
 
 from weft.errors import RequestError
 from weft.request import Request, SamplingParams
-from weft.server.edge import SharedCounts
+from weft.server.edge import ADDRESS_CELLS, SharedCounts
 from weft.server.generation import logprob_count
 from weft.server.listening import _file_of
 from weft.server.logprobs import ChatTokenLogprob
@@ -85,13 +85,15 @@ def test_the_logprobs_of_an_answer_are_counted_before_it_begins(
 def test_counts_that_processes_share_do_not_overlap(tmp_path: Path) -> None:
     ends = [SharedCounts(tmp_path / "counts", process=process, processes=2, keys=3) for process in range(2)]
     own = ends[0]
-    tallies = [own.connections, own.buffered_bytes, own.requests, own.drains]
-    tallies += [own.key(number).bytes_in_flight for number in range(3)]
-    tallies += [own.address(f"10.0.0.{number}") for number in range(40)]
+    keys = [own.key(number) for number in range(3)]
+    tallies = [own.connections, own.buffered_bytes, own.requests, own.drains, *(key.bytes_in_flight for key in keys)]
     for number, tally in enumerate(tallies, start=1):
         tally.add(number)
-    assert [tally.total() for tally in tallies] == list(range(1, len(tallies) + 1))
-    assert ends[1].address("10.0.0.39").total() == len(tallies), "the other process counts the same clients"
+    for number in range(4 * ADDRESS_CELLS):  # every cell of addresses
+        own.address(str(number)).add(1)
+    assert [tally.total() for tally in tallies] == [1, 2, 3, 4, 5, 6, 7]
+    assert [list(cells) for key in keys for cells in (key.requests, key.tokens)] == 6 * [[0.0, 0.0]]
+    assert ends[1].address("0").total() >= 1, "the other process counts the same clients"
 
 
 def test_a_socket_is_the_same_file_whenever_it_was_touched_and_another_file_is_not(tmp_path: Path) -> None:
