@@ -247,8 +247,11 @@ def test_an_endpoint_names_the_errors_of_what_it_does(document: dict[str, Any]) 
     assert "413" in document["paths"]["/api/blobs/{digest}"]["post"]["responses"]
 
 
-def test_an_endpoint_that_tells_of_health_has_the_same_object_with_a_503(document: dict[str, Any]) -> None:
-    responses = document["paths"]["/health"]["get"]["responses"]
+@pytest.mark.parametrize(("path", "method"), [("/health", "get"), ("/ping", "get"), ("/ping", "post")])
+def test_an_endpoint_that_tells_of_health_has_the_same_object_with_a_503(
+    document: dict[str, Any], path: str, method: str
+) -> None:
+    responses = document["paths"][path][method]["responses"]
     schemas = [responses[status]["content"]["application/json"]["schema"] for status in ("200", "503")]
     assert schemas[0] in (schemas[1], *schemas[1].get("anyOf", ()))
 
