@@ -82,11 +82,11 @@ async def test_requests_that_no_engine_can_take_wait_up_to_the_limit_and_are_pla
     await asyncio.sleep(0)
     assert requests.held_count == 3
     with pytest.raises(QueueFullError, match="3 sequences wait for an engine to restart and this request brings 1"):
-        await requests.submit([request("d")])
+        await asyncio.wait_for(requests.submit([request("d")]), 30)
     requests._lives["a"].strikes = 1.0  # an engine died with it: it runs where no other such request does
     replica.ready = True
     requests.dispatch()
-    await asyncio.gather(*waiting)
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
     assert (sorted(engine.asked), requests.held_count) == (["a", "b", "c"], 0)
 
 
