@@ -15,6 +15,8 @@ from weft.server.edge import ADDRESS_CELLS, SharedCounts
 from weft.server.generation import logprob_count
 from weft.server.listening import _file_of
 from weft.server.logprobs import ChatTokenLogprob
+from weft.server.ollama.protocol import max_tokens
+from weft.server.presets import OllamaOptions
 from weft.server.responses.answers import _covering
 from weft.server.responses.items import messages_of, read_items
 from weft.server.weights import _mode
@@ -114,3 +116,8 @@ def test_a_mode_that_there_is_not_is_refused_with_those_that_there_are() -> None
     assert _mode(QueryParams({}), "keep") == "keep"
     with pytest.raises(RequestError, match=r"mode is 'x'; it may be keep, wait or abort$"):
         _mode(QueryParams({"mode": "x"}), "keep")
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(None, None), (-1, None), (-2, None), (-3, -3), (0, 0), (7, 7)])
+def test_the_words_of_ollama_for_no_limit_are_none(asked: int | None, limit: int | None) -> None:
+    assert max_tokens(OllamaOptions(num_predict=asked)) == limit
