@@ -39,7 +39,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "self._granted = max( -1, self._granted - tokens)",
         "less than no chunk is granted: the tokens within a time are never below 0, and the larger counts",
     ),
-    ("src/weft/server/service.py", "_CUT_WITHIN_CHARS = 4096", "_CUT_WITHIN_CHARS = 4095", BOUND),
     (
         "src/weft/store/uploads.py",
         "self.writer = secrets.token_hex(8)",
@@ -253,12 +252,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         NAME,
     ),
     (
-        "src/weft/server/service.py",
-        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]",
-        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[: 17]",
-        NAME,
-    ),
-    (
         "src/weft/server/ollama/protocol.py",
         "class OllamaGenerateBody(OllamaBody, kw_only=True):",
         "class OllamaGenerateBody(OllamaBody, kw_only=False):",
@@ -281,18 +274,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):",
         "class WorkerLaunch(msgspec.Struct, frozen=False, kw_only=True):",
         FROZEN,
-    ),
-    (
-        "src/weft/server/service.py",
-        "@dataclass(frozen=True, slots=True)",
-        "@dataclass(frozen=False, slots=True)",
-        FROZEN,
-    ),
-    (
-        "src/weft/server/several.py",
-        "@dataclass(frozen=True, slots=True)",
-        "@dataclass(frozen=True, slots=False)",
-        "only memory: nothing sets a field that the class has not",
     ),
     (
         "src/weft/server/logprobs.py",
@@ -318,7 +299,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "window = min(window_of(self._service), 255)",
         BOUND,
     ),
-    ("src/weft/server/batches/answering.py", "_WINDOW_OF_SEVERAL = 64", "_WINDOW_OF_SEVERAL = 63", BOUND),
     (
         "src/weft/server/responses/background.py",
         "ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20",

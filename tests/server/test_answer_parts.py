@@ -19,7 +19,7 @@ from weft.server.ollama.protocol import max_tokens
 from weft.server.presets import OllamaOptions
 from weft.server.responses.answers import _covering
 from weft.server.responses.items import messages_of, read_items
-from weft.server.weights import _mode
+from weft.server.weights import _mode, read_update
 
 RESPONSE = "resp_" + 32 * "0"
 
@@ -121,3 +121,24 @@ def test_a_mode_that_there_is_not_is_refused_with_those_that_there_are() -> None
 @pytest.mark.parametrize(("asked", "limit"), [(None, None), (-1, None), (-2, None), (-3, -3), (0, 0), (7, 7)])
 def test_the_words_of_ollama_for_no_limit_are_none(asked: int | None, limit: int | None) -> None:
     assert max_tokens(OllamaOptions(num_predict=asked)) == limit
+
+
+@pytest.mark.parametrize(
+    ("query", "body"),
+    [
+        ({"path": "/w"}, b""),
+        ({"model_path": "/w"}, b""),
+        ({}, b'{"path": "/w"}'),
+        ({}, b'{"model_path": "/w"}'),
+        ({"path": "/w"}, b'{"path": "/other", "model_path": "/other"}'),
+        ({"model_path": "/w"}, b'{"path": "/other"}'),
+    ],
+)
+def test_new_weights_are_at_the_path_under_either_name_and_the_query_wins(query: dict[str, str], body: bytes) -> None:
+    assert read_update(QueryParams(query), body).directory == "/w"
+
+
+@pytest.mark.parametrize(("body", "said"), [(b"", "path is missing"), (b'{"path": "w"}', "must be absolute")])
+def test_new_weights_need_a_path_from_the_root(body: bytes, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        read_update(QueryParams({}), body)

@@ -267,6 +267,18 @@ def test_a_body_of_one_shape_is_that_shape_and_one_of_two_is_either(document: di
     ]
 
 
+def test_a_page_of_a_list_has_twenty_entries_and_a_hundred_at_most(document: dict[str, Any]) -> None:
+    limits = [
+        parameter["schema"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["name"] == "limit"
+    ]
+    assert len(limits) == 3
+    assert all((one["minimum"], one["default"], one["maximum"]) == (1, 20, 100) for one in limits)
+
+
 def test_each_error_has_its_own_words(document: dict[str, Any]) -> None:
     words = {int(status): one["description"] for status, one in document["components"]["responses"].items()}
     assert words == ERRORS

@@ -316,6 +316,7 @@ def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(se
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "middle"}, "truncation"),
         ({"top_logprobs": 99}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
         ({"include": ["everything"]}, "include"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
