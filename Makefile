@@ -25,8 +25,8 @@ export OMP_WAIT_POLICY := passive
 # and weft again: 3.5 CPU seconds for each start of a server.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: fuzz fuzz-config hostile lock sbom
-.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest sanitize mutants bench clean
+.PHONY: fuzz fuzz-config hostile lock release sbom upgrade
+.PHONY: help install serve format quick suite test test-emulated-gpu test-gpu test-ranks-gpu compile-gpu check lowest newest audit sanitize mutants bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
@@ -108,9 +108,15 @@ compile-gpu: install
 	@TRITON_INTERPRET=0 PYTHONPATH=$$($(BIN)/python -m tests.support.lowest_triton) \
 	  $(BIN)/python -m tests.support.compile_gate --all
 
-# The lowest versions that pyproject.toml states, in an environment of their own: ten minutes, and gigabytes.
-lowest:
-	@PYTHON=$(PYTHON) tests/lowest.sh
+# The lowest versions that pyproject.toml states, and the newest of now, each in an environment of its own: ten minutes,
+# and gigabytes.
+lowest newest:
+	@PYTHON=$(PYTHON) PIP_TORCH="$(PIP_TORCH)" tests/bounds.sh $@
+
+# Known holes of the versions that an image installs, asked of the index (deploy/requirements.lock).
+audit: install
+	@$(BIN)/python -c 'import uv' 2>/dev/null || $(PIP) uv
+	@$(BIN)/uv tool run --quiet pip-audit --disable-pip --require-hashes --strict -r deploy/requirements.lock
 
 # The kernels' tests with addresses and arithmetic checked: a minute or two, half of it compiling. TABLE=portable for
 # another instruction set than the best one of this machine.
@@ -158,6 +164,17 @@ sbom: install
 	@$(BIN)/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --pyproject pyproject.toml --of JSON \
 	  -o dist/weft.cdx.json deploy/requirements.lock
 	@echo "dist/weft.cdx.json"
+
+# An earlier version (FROM, a tag or commit) and this one, side by side in both directions: minutes (docs/releasing.md).
+upgrade: install
+	@$(BIN)/python -m tests.upgrade --from $(or $(FROM),$(error FROM=commit names the earlier version)) $(ARGS)
+
+# dist/: wheels, sdist, checksums, SBOM, notes; checked in an empty environment without a compiler (docs/releasing.md).
+# RELEASE="--python python3.11 --python python3.13 --aarch64 build/aarch64/root" for all wheels.
+RELEASE ?=
+
+release: install
+	@$(BIN)/python -m deploy.release --torch '$(TORCH)' --pip-torch '$(PIP_TORCH)' $(RELEASE)
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)

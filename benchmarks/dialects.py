@@ -53,6 +53,12 @@ class ReadyStream:
         self._request = request
         self._left = request.sampling.max_tokens or 1
 
+    def bound(self, unread: object, cut: Callable[[], None]) -> None:
+        """Nothing waits to be read."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
         await asyncio.sleep(0)
         return [(time.perf_counter(), event) for _ in range(self._left) for event in await self.events()]
@@ -71,6 +77,9 @@ class ReadyStream:
 
 class ReadyEngine:
     """What the server asks of its engines; it is its own table of requests."""
+
+    weight_version = ""
+    death = None
 
     def __init__(self) -> None:
         self.requests = self

@@ -276,9 +276,6 @@ void delta_head(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& 
   columns(std::integral_constant<int, 1>());
 }
 
-// One token, of a run that keeps its state and has no tap.
-bool decodes(const Run& run) { return run.length == 1 && run.slot != kPad && run.keeps && run.taps.empty(); }
-
 // Gates of one token, of dtype G, into ``decays`` and ``betas``.
 template <class G>
 void delta_gates(const GatedDeltaArgs& args, int64_t token, float* decays, float* betas) {
@@ -329,8 +326,8 @@ void gated_delta_of(const GatedDeltaArgs& args) {
   std::vector<const Run*> one, more;
   int64_t tokens = 0;
   for (const Run& run : args.runs->runs) {
-    (decodes(run) ? one : more).push_back(&run);
-    if (!decodes(run)) tokens += run.length;
+    (run.decodes() ? one : more).push_back(&run);
+    if (!run.decodes()) tokens += run.length;
   }
   Pool& pool = Pool::instance();
   int64_t wide = args.v_dim % 32 == 0 ? 32 : 16;

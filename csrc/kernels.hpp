@@ -36,6 +36,8 @@ struct Run {
   bool fresh;
   std::vector<Tap> taps;  // by offset
   bool keeps = true;
+  // One token, of a run that keeps its state and has no tap.
+  bool decodes() const { return length == 1 && slot != kPad && keeps && taps.empty(); }
 };
 
 // A copy of a recurrent layer's inputs: the rows of verify runs, ``row_bytes`` each. A row is the layer's projection

@@ -26,6 +26,8 @@ constexpr int64_t kHalfLine = 16;
 #if defined(__AVX512F__)
 #define WEFT_VNNI __attribute__((target("avx512vnni")))
 #define WEFT_BF16 __attribute__((target("avx512bf16")))
+// Of such a function, always inlined.
+#define WEFT_BF16_PART __attribute__((always_inline, target("avx512bf16")))
 bool has_vnni() {
   static const bool has = __builtin_cpu_supports("avx512vnni");
   return has;
@@ -156,7 +158,7 @@ struct Prepared {
   }
 };
 
-#if !defined(__AVX512F__) && !defined(WEFT_TWO_REGISTERS)
+#if !defined(__AVX2__) && !defined(__aarch64__)
 float widen_half(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   uint32_t wide = rest << 13;
@@ -173,27 +175,18 @@ float widen_half(uint16_t bits) {
 WEFT_INLINE f32x16 load_halves(const uint16_t* from) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-#elif defined(WEFT_TWO_REGISTERS)
+#elif defined(__AVX2__)
   const __m128i* const halves = reinterpret_cast<const __m128i*>(from);
   return {(f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves)), (f32x8)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+#elif defined(__aarch64__)
+  const auto four = [from](int at) {
+    return (f32x4)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + at)));
+  };
+  return {{four(0), four(4)}, {four(8), four(12)}};
 #else
   f32x16 x;
   for (int i = 0; i < kTile; ++i) x[i] = widen_half(from[i]);
   return x;
-#endif
-}
-
-WEFT_INLINE u32x16 load_bytes(const uint8_t* from) {
-#if defined(__AVX512F__)  // of the lines below, GCC 12 makes 16 loads
-  return (u32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#elif defined(WEFT_TWO_REGISTERS)
-  return {(u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))),
-          (u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8)))};
-#else
-  typedef uint8_t u8x16 __attribute__((vector_size(16)));
-  u8x16 bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return converted<u32x16>(bytes);
 #endif
 }
 

@@ -211,8 +211,8 @@ void mamba2_of(const Mamba2Args& args) {
   std::vector<const Run*> one, more;
   int64_t tokens = 0;
   for (const Run& run : args.runs->runs) {
-    (decodes(run) ? one : more).push_back(&run);
-    if (!decodes(run)) tokens += run.length;
+    (run.decodes() ? one : more).push_back(&run);
+    if (!run.decodes()) tokens += run.length;
   }
   Pool& pool = Pool::instance();
   const int64_t head_numbers = args.head_dim * args.state_dim;

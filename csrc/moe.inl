@@ -99,12 +99,7 @@ void moe_in(const MoeArgs& args) {
   });
 }
 
-void moe(const MoeArgs& args) {
-  if (args.gate_up_tiles) return args.x_dtype == Dtype::bfloat16 ? tiled_moe<bf16>(args) : tiled_moe<float>(args);
-#if defined(__AVX512F__)
-  if (in_tiles(args.gate_up.form) && args.x_dtype == Dtype::bfloat16 && matrix_unit() != MatrixUnit::none)
-    return tiled_moe<bf16>(args);
-#endif
+void moe_codes(const MoeArgs& args) {
   if (args.x_dtype == Dtype::bfloat16) moe_in<bf16>(args);
   else moe_in<float>(args);
 }

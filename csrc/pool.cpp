@@ -1,5 +1,6 @@
 #include "pool.hpp"
 
+#include <chrono>
 #include <new>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -122,7 +123,9 @@ void Pool::work(uint64_t seen) {
     }
     if (state_.load(std::memory_order_acquire) / kJob == seen) {
       std::unique_lock<std::mutex> lock(mutex_);
-      wake_.wait(lock, [&] { return stopping_.load() || state_.load() / kJob != seen; });
+      // Not wait(), a symbol that is new in GCC 12's library: a wheel runs with that of GCC 11. A day without a job ends
+      // in another turn of this loop.
+      wake_.wait_for(lock, std::chrono::hours(24), [&] { return stopping_.load() || state_.load() / kJob != seen; });
       if (stopping_.load()) return;
     }
     uint64_t state = state_.load(std::memory_order_acquire);

@@ -1,4 +1,5 @@
-// y = x W^T for a weight in any form: see the kernel of each.
+// y = x W^T for a weight in any form, and experts: see the kernel of each. Those of plain rows and of codes that vectors
+// multiply are in table_codes.cpp.
 
 namespace weft {
 namespace {
@@ -25,8 +26,6 @@ void linear(const LinearArgs& args) {
       if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
       return coded_products(args);
 #endif
-    case WeightForm::int8_both:
-      return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);
     case WeightForm::int8:
     case WeightForm::int6:
     case WeightForm::int4:
@@ -34,8 +33,17 @@ void linear(const LinearArgs& args) {
       if (matrix_unit() != MatrixUnit::none && args.x_dtype == Dtype::bfloat16) return matrix_products(&args, 1);
 #endif
       [[fallthrough]];
-    default: return args.x_dtype == Dtype::bfloat16 ? linear_in<bf16>(args) : linear_in<float>(args);
+    default: return tables::WEFT_TABLE::linear_codes(args);
   }
+}
+
+void moe(const MoeArgs& args) {
+  if (args.gate_up_tiles) return args.x_dtype == Dtype::bfloat16 ? tiled_moe<bf16>(args) : tiled_moe<float>(args);
+#if defined(__AVX512F__)
+  if (in_tiles(args.gate_up.form) && args.x_dtype == Dtype::bfloat16 && matrix_unit() != MatrixUnit::none)
+    return tiled_moe<bf16>(args);
+#endif
+  tables::WEFT_TABLE::moe_codes(args);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
-// Sixteen floats at a time: one AVX-512 register, two of AVX2 by name (``Two``), and elsewhere the compiler's own vector
-// of 64 bytes, which is four registers of SSE or NEON. Intrinsics appear only where the compiler does not find the
-// instruction (widening bytes). Each file that includes this is compiled once per instruction set (CMakeLists.txt).
-// Everything here is inlined and local to that compilation.
+// Sixteen floats at a time: one AVX-512 register, two of AVX2 or four of SSE and NEON, by name (``Two``). Intrinsics
+// appear only where the compiler does not find the instruction (widening bytes). Each file that includes this is compiled
+// once per instruction set (CMakeLists.txt). Everything here is inlined and local to that compilation.
 //
 // Arithmetic is float32. bf16 is widened by a shift, as it is the upper half of the float of its value. So a kernel over
 // bf16 pages does the same sums as one over float32 pages.
@@ -25,18 +24,46 @@ namespace {
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
-// ``converted<To>(x)``: each number in the type of ``To``'s numbers. ``low_half``, ``high_half``: lanes 0 to 7 and 8 to 15.
-typedef float f32x8 __attribute__((vector_size(32)));
-typedef int32_t i32x8 __attribute__((vector_size(32)));
-typedef uint32_t u32x8 __attribute__((vector_size(32)));
-typedef uint16_t u16x16 __attribute__((vector_size(32)));
-typedef uint16_t u16x8 __attribute__((vector_size(16)));
+// ``bytes`` bytes of numbers of type T, as one vector of the compiler.
+template <class T, int bytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(bytes)));
+};
+template <class T, int bytes>
+using Vector = typename VectorOf<T, bytes>::type;
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define WEFT_TWO_REGISTERS
+template <class Half>
+struct Two;
+template <class T>
+constexpr bool kIsTwo = false;
+template <class Half>
+constexpr bool kIsTwo<Two<Half>> = true;
 
-// Two registers by name, with the operators of one. GCC keeps its own vectors of 64 bytes in memory where registers have
-// 32, and converts them in pieces: products took ten times as long, norms and attention three to ten times.
+typedef Vector<uint16_t, 32> u16x16;
+
+#if defined(__AVX512F__)
+typedef Vector<float, 64> f32x16;
+typedef Vector<int32_t, 64> i32x16;
+typedef Vector<uint32_t, 64> u32x16;
+typedef Vector<float, 32> f32x8;
+#else
+#if defined(__AVX2__)
+typedef Vector<float, 32> f32x8;
+typedef Vector<int32_t, 32> i32x8;
+typedef Vector<uint32_t, 32> u32x8;
+#else
+typedef Two<Vector<float, 16>> f32x8;
+typedef Two<Vector<int32_t, 16>> i32x8;
+typedef Two<Vector<uint32_t, 16>> u32x8;
+#endif
+typedef Two<f32x8> f32x16;
+typedef Two<i32x8> i32x16;
+typedef Two<u32x8> u32x16;
+#endif
+
+// Two registers, or twice two, by name, with the operators of one. GCC keeps its own vectors of 64 bytes in memory where
+// registers are smaller, and converts them in pieces: with AVX2 products took ten times as long, norms and attention
+// three to ten times.
 template <class Half>
 struct Two {
   Half low, high;
@@ -46,12 +73,12 @@ struct Two {
   // The bits of another type.
   template <class Other>
   WEFT_INLINE explicit Two(const Two<Other>& x) : low((Half)x.low), high((Half)x.high) {}
-  WEFT_INLINE auto operator[](int64_t i) const { return i < 8 ? low[i] : high[i - 8]; }
-  WEFT_INLINE auto& operator[](int64_t i) { return i < 8 ? low[i] : high[i - 8]; }
+  static constexpr int64_t kHalf = sizeof(Half) / 4;
+  WEFT_INLINE auto operator[](int64_t i) const { return i < kHalf ? low[i] : high[i - kHalf]; }
+  WEFT_INLINE auto& operator[](int64_t i) { return i < kHalf ? low[i] : high[i - kHalf]; }
 };
-typedef Two<f32x8> f32x16;
-typedef Two<i32x8> i32x16;
-typedef Two<u32x8> u32x16;
+template <class Half>
+Two(Half, Half) -> Two<Half>;
 
 #define WEFT_OPERATOR(op)                                                                                             \
   template <class H>                                                                                                  \
@@ -81,14 +108,15 @@ WEFT_OPERATOR(<<)
 WEFT_OPERATOR(>>)
 #undef WEFT_OPERATOR
 
+// All ones where it holds, as 32-bit integers.
 #define WEFT_COMPARISON(op)                                                       \
   template <class H>                                                              \
-  WEFT_INLINE i32x16 operator op(const Two<H>& a, const Two<H>& b) {              \
-    return {a.low op b.low, a.high op b.high};                                    \
+  WEFT_INLINE auto operator op(const Two<H>& a, const Two<H>& b) {                \
+    return Two{a.low op b.low, a.high op b.high};                                 \
   }                                                                               \
   template <class H, class S, class = std::enable_if_t<std::is_arithmetic_v<S>>>  \
-  WEFT_INLINE i32x16 operator op(const Two<H>& a, S b) {                          \
-    return {a.low op b, a.high op b};                                             \
+  WEFT_INLINE auto operator op(const Two<H>& a, S b) {                            \
+    return Two{a.low op b, a.high op b};                                          \
   }
 WEFT_COMPARISON(<)
 WEFT_COMPARISON(>)
@@ -107,92 +135,100 @@ WEFT_INLINE Two<H> operator~(const Two<H>& x) {
   return {~x.low, ~x.high};
 }
 
-template <class H>
-WEFT_INLINE H low_half(const Two<H>& x) {
-  return x.low;
-}
-template <class H>
-WEFT_INLINE H high_half(const Two<H>& x) {
-  return x.high;
+// ``yes`` where ``chosen`` is all ones, ``no`` where it is 0.
+template <class M, class T>
+WEFT_INLINE T chosen_of(const M& chosen, const T& yes, const T& no) {
+  if constexpr (kIsTwo<T>)
+    return {chosen_of(chosen.low, yes.low, no.low), chosen_of(chosen.high, yes.high, no.high)};
+  else
+    return chosen ? yes : no;
 }
 
-// 0, 1, ..., 15.
+// A vector of the compiler in two: numbers of type T in ``bytes`` bytes each.
+template <class T, int bytes, class From>
+WEFT_INLINE Two<Vector<T, bytes>> halves_of(const From& x) {
+  Vector<T, bytes> halves[2];
+  static_assert(sizeof halves == sizeof x);
+  std::memcpy(halves, &x, sizeof x);
+  return {halves[0], halves[1]};
+}
+
+// Lanes 0 to 7 and 8 to 15.
+template <class T>
+WEFT_INLINE auto low_half(const T& x) {
+  if constexpr (kIsTwo<T>) return x.low;
+  else return halves_of<float, sizeof(T) / 2>(x).low;
+}
+template <class T>
+WEFT_INLINE auto high_half(const T& x) {
+  if constexpr (kIsTwo<T>) return x.high;
+  else return halves_of<float, sizeof(T) / 2>(x).high;
+}
+
+// ``first``, ``first`` + 1, ...
 template <class To>
-WEFT_INLINE To lane_numbers() {
-  const decltype(To::low) low = {0, 1, 2, 3, 4, 5, 6, 7}, high = {8, 9, 10, 11, 12, 13, 14, 15};
-  return {low, high};
+WEFT_INLINE To lane_numbers(int first = 0) {
+  if constexpr (kIsTwo<To>) {
+    typedef decltype(To::low) Half;
+    return {lane_numbers<Half>(first), lane_numbers<Half>(first + static_cast<int>(sizeof(Half) / 4))};
+  } else {
+    To x;
+    for (int i = 0; i < static_cast<int>(sizeof(To) / 4); ++i) x[i] = first + i;
+    return x;
+  }
 }
 
-template <class To, class H>
-WEFT_INLINE To converted(const Two<H>& x) {
-  if constexpr (sizeof(To) == sizeof(Two<H>)) {
-    return {__builtin_convertvector(x.low, decltype(To::low)), __builtin_convertvector(x.high, decltype(To::high))};
-  } else {  // u16x16
-    const u16x8 halves[2] = {__builtin_convertvector(x.low, u16x8), __builtin_convertvector(x.high, u16x8)};
+// Each number in the type of ``To``'s numbers.
+template <class To, class From>
+WEFT_INLINE To converted(const From& x) {
+  if constexpr (kIsTwo<To> && kIsTwo<From>) {
+    typedef decltype(To::low) Half;
+    return {converted<Half>(x.low), converted<Half>(x.high)};
+  } else if constexpr (kIsTwo<To>) {  // from smaller numbers
+    typedef std::remove_cvref_t<decltype(x[0])> Number;
+    typedef decltype(To::low) Half;
+    const auto halves = halves_of<Number, sizeof(From) / 2>(x);
+    return {converted<Half>(halves.low), converted<Half>(halves.high)};
+  } else if constexpr (kIsTwo<From>) {  // to smaller numbers
+    typedef Vector<std::remove_cvref_t<decltype(To{}[0])>, sizeof(To) / 2> Half;
+    const Half halves[2] = {converted<Half>(x.low), converted<Half>(x.high)};
     To y;
     std::memcpy(&y, halves, sizeof y);
     return y;
+  } else {
+    return __builtin_convertvector(x, To);
   }
 }
-WEFT_INLINE u32x16 widened_bits(u16x16 x) {
-  u16x8 halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  return {__builtin_convertvector(halves[0], u32x8), __builtin_convertvector(halves[1], u32x8)};
-}
+WEFT_INLINE u32x16 widened_bits(u16x16 x) { return converted<u32x16>(x); }
 
-// 64 bytes at ``from``.
+// The bytes at ``from``.
 template <class To>
 WEFT_INLINE To load_as(const void* from) {
-  decltype(To::low) low, high;
-  std::memcpy(&low, from, sizeof low);
-  std::memcpy(&high, static_cast<const char*>(from) + sizeof low, sizeof high);
-  return {low, high};
-}
-template <class H>
-WEFT_INLINE void store_as(void* to, const Two<H>& x) {
-  std::memcpy(to, &x.low, sizeof x.low);
-  std::memcpy(static_cast<char*>(to) + sizeof x.low, &x.high, sizeof x.high);
-}
-#else
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64)));
-
-template <class To, class From>
-WEFT_INLINE To converted(From x) {
-  return __builtin_convertvector(x, To);
-}
-WEFT_INLINE u32x16 widened_bits(u16x16 x) { return __builtin_convertvector(x, u32x16); }
-
-// 0, 1, ..., 15.
-template <class To>
-WEFT_INLINE To lane_numbers() {
-  return To{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-}
-
-WEFT_INLINE f32x8 low_half(f32x16 x) {
-  f32x8 half;
-  std::memcpy(&half, &x, sizeof half);
-  return half;
-}
-WEFT_INLINE f32x8 high_half(f32x16 x) {
-  f32x8 halves[2];
-  std::memcpy(halves, &x, sizeof x);
-  return halves[1];
-}
-
-// 64 bytes at ``from``.
-template <class To>
-WEFT_INLINE To load_as(const void* from) {
-  To x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
+  if constexpr (kIsTwo<To>) {
+    typedef decltype(To::low) Half;
+    return {load_as<Half>(from), load_as<Half>(static_cast<const char*>(from) + sizeof(Half))};
+  } else {
+    To x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
 }
 template <class From>
-WEFT_INLINE void store_as(void* to, From x) {
-  std::memcpy(to, &x, sizeof x);
+WEFT_INLINE void store_as(void* to, const From& x) {
+  if constexpr (kIsTwo<From>) {
+    store_as(to, x.low);
+    store_as(static_cast<char*>(to) + sizeof x.low, x.high);
+  } else {
+    std::memcpy(to, &x, sizeof x);
+  }
 }
-#endif
+
+// 16 bytes, each in 32 bits. GCC widens bytes to 16 bits and these to 32 in registers, and both at once in memory.
+template <class To, class Byte, class Wide>
+WEFT_INLINE To widened_bytes(const void* from) {
+  typedef Vector<Byte, 16> Bytes;
+  return converted<To>(converted<Two<Vector<Wide, 16>>>(load_as<Bytes>(from)));
+}
 
 struct bf16 {
   uint16_t bits;
@@ -251,45 +287,44 @@ WEFT_INLINE void load_pairs(const bf16* from, f32x16* first, f32x16* second) {
   *second = (f32x16)(pairs & 0xFFFF0000u);
 }
 
+// 16 bytes, 0 to 255.
+WEFT_INLINE u32x16 load_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)  // of the lines below, GCC 12 makes 16 loads
+  return (u32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#elif defined(__AVX2__)
+  const auto eight = [](const uint8_t* of) {
+    return (u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of)));
+  };
+  return {eight(from), eight(from + 8)};
+#else
+  return widened_bytes<u32x16, uint8_t, uint16_t>(from);
+#endif
+}
+
 // 16 signed bytes.
 WEFT_INLINE f32x16 load_int8(const uint8_t* from) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#else
-  f32x16 x;
-#if defined(WEFT_TWO_REGISTERS)
+#elif defined(__AVX2__)
   const auto eight = [](const uint8_t* of) {
     return (f32x8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of))));
   };
-  x = {eight(from), eight(from + 8)};
+  return {eight(from), eight(from + 8)};
 #else
-  for (int i = 0; i < 16; ++i) x[i] = static_cast<float>(static_cast<int8_t>(from[i]));
-#endif
-  return x;
+  return converted<f32x16>(widened_bytes<i32x16, int8_t, int16_t>(from));
 #endif
 }
 
 // 16 bytes of two halves each, 0 to 15: the low ones and the high ones, minus 8.
 WEFT_INLINE void load_int4(const uint8_t* from, f32x16* low, f32x16* high) {
+  const u32x16 wide = load_bytes(from);
 #if defined(__AVX512F__)
   const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  *low = (f32x16)_mm512_permutexvar_ps(wide, values);  // reads the lowest four bits only
-  *high = (f32x16)_mm512_permutexvar_ps(_mm512_srli_epi32(wide, 4), values);
+  *low = (f32x16)_mm512_permutexvar_ps((__m512i)wide, values);  // reads the lowest four bits only
+  *high = (f32x16)_mm512_permutexvar_ps((__m512i)(wide >> 4), values);
 #else
-#if defined(WEFT_TWO_REGISTERS)
-  const auto eight = [](const uint8_t* of) {
-    return (u32x8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(of)));
-  };
-  const u32x16 wide = {eight(from), eight(from + 8)};
   *low = converted<f32x16>((i32x16)(wide & 15) - 8);
   *high = converted<f32x16>((i32x16)(wide >> 4) - 8);
-#else
-  for (int i = 0; i < 16; ++i) {
-    (*low)[i] = static_cast<float>((from[i] & 15) - 8);
-    (*high)[i] = static_cast<float>((from[i] >> 4) - 8);
-  }
-#endif
 #endif
 }
 
@@ -302,21 +337,26 @@ WEFT_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 
 // a b + c, rounded once where the CPU can: kernels that share a sum bit for bit say so, and leave no choice to the
 // compiler.
-WEFT_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
+template <class V>
+WEFT_INLINE V fused(V a, V b, V c) {
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(WEFT_TWO_REGISTERS)
-  return {(f32x8)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)c.low),
-          (f32x8)_mm256_fmadd_ps((__m256)a.high, (__m256)b.high, (__m256)c.high)};
-#elif defined(__ARM_FEATURE_FMA)
-  for (int i = 0; i < 16; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return c;
+  return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #else
-  return a * b + c;
+  if constexpr (kIsTwo<V>) {
+    return {fused(a.low, b.low, c.low), fused(a.high, b.high, c.high)};
+  } else {
+#if defined(__AVX2__)
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (V)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+  }
 #endif
 }
 
-typedef float f32x4 __attribute__((vector_size(16)));
+typedef Vector<float, 16> f32x4;
 
 WEFT_INLINE float sum(f32x16 x) {
   const f32x8 eight = low_half(x) + high_half(x);
@@ -348,15 +388,15 @@ WEFT_INLINE f32x16 sums_of(const float (*rows)[16]) {
   // Vectors i and i + count went together at each step: lane l is of row 8 b0 + 4 b1 + 2 b2 + b3, b0 l's lowest bit.
   return (f32x16)_mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15), x[0]);
 #else
-  f32x16 y;
-  for (int i = 0; i < 16; ++i) y[i] = sum(load(rows[i]));
-  return y;
+  float sums[16];
+  for (int i = 0; i < 16; ++i) sums[i] = sum(load(rows[i]));
+  return load(sums);
 #endif
 }
 
 // Of numbers without NaN; with one, any of them or NaN.
 WEFT_INLINE float largest(f32x16 x) {
-  const f32x8 low = low_half(x), high = high_half(x), eight = low > high ? low : high;
+  const f32x8 low = low_half(x), high = high_half(x), eight = chosen_of(low > high, low, high);
   f32x4 quarters[2];
   std::memcpy(quarters, &eight, sizeof eight);
   const f32x4 four = quarters[0] > quarters[1] ? quarters[0] : quarters[1];

@@ -1,9 +1,12 @@
 // The kernels of one instruction set, WEFT_TABLE, in several files that compile side by side:
 //
 //     table_attention.cpp     attention over pages
-//     table_states.cpp        recurrences with a matrix for a state
+//     table_delta.cpp         the gated delta rule
+//     table_mamba2.cpp        Mamba-2
 //     table_channels.cpp      convolutions with a window, Mamba-1: what has a state for each channel
-//     table_products.cpp      matrix products, experts
+//     table_products.cpp      matrix products of tiles, by vectors and by a matrix unit; experts
+//     table_codes.cpp         those of plain rows and of int8, int6 and int4, by vectors
+//     table_adapters.cpp      products of adapters
 //     table_rows.cpp          norms and the small things between
 //     table.cpp               the table itself
 //
@@ -37,11 +40,13 @@ void sigmoid_gate(const GateArgs& args);
 void gelu_tanh(const GeluArgs& args);
 void softmax(const SoftmaxArgs& args);
 void linear(const LinearArgs& args);
+void linear_codes(const LinearArgs& args);  // part of linear
 void widen_weight(const WidenArgs& args);
 bool has_byte_products();
 bool has_twelve_bit_products();
 bool has_coded_tiles();
 void moe(const MoeArgs& args);
+void moe_codes(const MoeArgs& args);  // part of moe
 void adapt(const AdaptArgs& args);
 
 }  // namespace weft::tables::WEFT_TABLE

@@ -1,12 +1,10 @@
-#include "adapters.hpp"
 #include "flush_denormals.hpp"
 #include "matrix_unit.hpp"
 #include "table.hpp"
 
 // Each over some of those before it.
 #include "linear_inputs.inl"
-#include "linear.inl"
-#include "w8a8.inl"
+#include "code_forms.inl"
 #include "tiles.inl"
 #include "twelve_bit.inl"
 #include "twelve_bit_neon.inl"
@@ -16,19 +14,14 @@
 #include "matrix_pieces.inl"
 #include "code_pieces.inl"
 #include "matrix_products.inl"
-#include "products.inl"
 #include "moe_routing.inl"
 #include "moe_tiles.inl"
-#include "moe.inl"
-#include "adapters.inl"
+#include "products.inl"
 
 namespace weft::tables::WEFT_TABLE {
 
 WEFT_GIVES(linear, LinearArgs)
-WEFT_GIVES(widen_weight, WidenArgs)
 WEFT_GIVES(moe, MoeArgs)
-WEFT_GIVES(adapt, AdaptArgs)
-bool has_byte_products() { return has_vnni(); }
 bool has_coded_tiles() {
 #if defined(__AVX512F__)
   return serves_coded();

@@ -323,7 +323,7 @@ void tile_products(const LinearArgs& args) {
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
 }
 
-void bf16_tile_products(const LinearArgs& args) {
+[[maybe_unused]] void bf16_tile_products(const LinearArgs& args) {
 #if defined(WEFT_BF16)
   if (has_bf16_dot()) return tile_products<bf16, bf16>(args);
 #endif

@@ -38,8 +38,6 @@ namespace weft {
 namespace {
 
 #if defined(__AVX512F__)
-#define WEFT_BF16_PART __attribute__((always_inline, target("avx512bf16")))
-
 constexpr int kUnitPairs = 4;
 constexpr int64_t kPairWords = 2 * kTile;
 constexpr int64_t kUnitWords = kUnitPairs * kPairWords;

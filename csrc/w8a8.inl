@@ -30,22 +30,27 @@ constexpr int kBlockRows = 2;
 #endif
 
 // x as it is, to the compiler a new number: nothing is fused with what made it.
-WEFT_INLINE f32x16 alone(f32x16 x) {
-#if defined(__AVX512F__)
-  __asm__("" : "+v"(x));
+template <class V>
+WEFT_INLINE V alone(V x) {
+  if constexpr (kIsTwo<V>) {
+    return {alone(x.low), alone(x.high)};
+  } else {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(x));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(x));
 #else
-  __asm__("" : "+m"(x));
+    __asm__("" : "+m"(x));
 #endif
-  return x;
+    return x;
+  }
 }
 
 WEFT_INLINE i32x16 larger(i32x16 a, i32x16 b) {
 #if defined(__AVX512F__)
   return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b);
-#elif defined(WEFT_TWO_REGISTERS)
-  return {a.low > b.low ? a.low : b.low, a.high > b.high ? a.high : b.high};
 #else
-  return a > b ? a : b;
+  return chosen_of(a > b, a, b);
 #endif
 }
 

@@ -20,12 +20,13 @@ compile() {
   "$compiler" $flags -c "csrc/$1.cpp" -o "$build/$1.o"
 }
 compile table_products
+compile table_codes
 "$compiler" $flags -ffp-contract=off -static -pthread csrc/check_products.cpp csrc/pool.cpp csrc/pack_twelve_bit.cpp \
-  "$build/table_products.o" -o "$build/check_products"
+  "$build/table_products.o" "$build/table_codes.o" -o "$build/check_products"
 check() {  # an emulated CPU, and what its products must be made of
   "$emulator" -cpu "$1" "$build/check_products" | tee "$build/check.log"
   grep -q "$2" "$build/check.log" || { echo "$1: not $2" >&2; exit 1; }
 }
 check max "by products of pairs"
 check cortex-a57 "by widened weights"
-for part in table_rows table_channels table_states table_attention table kernels; do compile "$part"; done
+for part in table_rows table_channels table_delta table_mamba2 table_adapters table_attention table kernels; do compile "$part"; done

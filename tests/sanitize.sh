@@ -64,7 +64,7 @@ ours="$common -O1 -g1 $quick -fno-math-errno -ffp-contract=fast ${checked[*]} -I
 
 # object, then how it is compiled; the longest first
 jobs() {
-  for part in table_products table_attention table_states table_channels table_rows table; do
+  for part in table_products table_codes table_adapters table_delta table_mamba2 table_attention table_channels table_rows table; do
     echo "$objects/$part.o $CXX $ours $instructions -DWEFT_TABLE=$table -c csrc/$part.cpp"
   done
   for part in module kernels layers fused_block fused_decoder pool pack_twelve_bit matrix_unit software_tiles; do

@@ -101,3 +101,10 @@ def test_a_template_that_reads_no_tools_refuses_them(tmp_path: Path, monkeypatch
         with pytest.raises(RequestError, match="tools is not supported"):
             engine.chat(say("x"), tools=[WEATHER])
         assert engine.chat(say("x")).text == "x"
+
+
+def test_a_budget_of_reasoning_needs_markers_that_are_tokens(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="thinking_token_budget is not served with this model"):
+        engine.chat(say("<think>cold?</think>Yes."), thinking_token_budget=5)
+    with pytest.raises(RequestError, match="thinking_token_budget is -1"):
+        engine.chat(say("Yes."), thinking_token_budget=-1)

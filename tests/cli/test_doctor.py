@@ -88,6 +88,8 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
         ("OMP policy", ("threads", "OMP_WAIT_POLICY", "PASSIVE"), "good", ""),
         ("oneDNN", ("torch", "mkldnn", False), "note", "bfloat16"),
         ("kernels", ("torch", "kernels", False), "note", "compiler"),
+        ("kernels", ("torch", "kernels", False), "note", "--no-binary weft weft"),
+        ("GPU", ("torch", "cuda_version", "13.0"), "note", "pip install --force-reinstall torch==2.13.0 --index-url"),
         ("GPU", ("torch", "gpus", [A_GPU]), "good", "--device auto"),
         ("GPU", ("torch", "gpus", [A_GPU | {"capability": [7, 5]}]), "note", "older"),
         ("GPU kernels", ("torch", "gpus", [A_GPU]), "note", "weft[gpu]"),
@@ -123,6 +125,26 @@ def test_kernels_of_other_sources_are_named_with_the_command_that_builds_them_an
     assert "other sources" in finding.fact
     assert "older sources (interface 0" in finding.advice
     assert native.REBUILD in finding.advice
+
+
+def test_a_build_for_cuda_is_good_where_a_gpu_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu = (("torch", "cuda_version", "13.0"), ("torch", "gpus", [A_GPU]))
+    assert _judged(*with_gpu)["GPU"].verdict == "good"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'weft.tensor':\n"
+        "            import torch\n"
+        "            torch.version.cuda, torch.__version__ = '13.0', '2.13.0+cu130'\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    torch = machine_facts(ask_hub=False)["torch"]
+    found = _judged(*[("torch", name, torch[name]) for name in torch])["GPU"]
+    assert found.verdict == "note"
+    assert "build for CUDA 13.0" in found.fact
+    assert "torch==2.13.0 --index-url" in found.advice
 
 
 def test_a_torch_that_cannot_be_imported_is_bad_and_named() -> None:

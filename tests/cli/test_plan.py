@@ -251,6 +251,7 @@ def test_a_known_model_may_be_named_loosely(capsys: pytest.CaptureFixture[str], 
         (["lfm2-1.2b", "--kv-dtype", "fp7"], ["--kv-dtype", "'fp7' is not one of 'auto', 'float32', 'bfloat16'"]),
         (["lfm2-1.2b", "--max-model-len", "999999"], ["--max-model-len 999999", "128000"]),
         (["lfm2-1.2b", "--plot", "bars.png"], ["--plot bars.png", ".svg or .html"]),
+        (["lfm2-1.2b", "--plot", "/nope/bars.svg"], ["--plot /nope/bars.svg: there is no folder /nope"]),
         (["lfm2-1.2b", "--memmory", "1GiB"], ["did you mean --memory?"]),
     ],
 )

@@ -123,3 +123,25 @@ def test_what_the_server_says_when_it_cannot_start_is_what_the_user_reads(tmp_pa
     assert chat.stderr.startswith("error: ")
     assert chat.stderr.count("\n") == 1
     assert "config.json" in chat.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "LFM2-1.2B", "--memory", "8GiB", "--compare"],
+        ["plan", "LFM2-1.2B", "Qwen3.5-4B", "--memory", "24GiB"],
+        ["doctor", "--offline"],
+        ["simulate", "sample", "--limit", "20", "--model", "LFM2-1.2B", "--memory", "1GiB", "--replicas", "2"],
+    ],
+    ids=" ".join,
+)
+def test_tables_are_whole_off_a_terminal_whatever_its_width_is(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    main(arguments)
+    shown = capsys.readouterr().out
+    assert shown
+    assert "…" not in shown
+    assert max(len(line) for line in shown.splitlines()) > 40, "it is laid out for more columns than 30"

@@ -519,6 +519,8 @@ def check(folder: Path, name: str, scratch: Path) -> Result:
 
 
 def main(arguments: Sequence[str]) -> int:
+    # A shell has the processes in its background ignore Ctrl-C, and so would the agents.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = Path(arguments[0]).resolve()
     names = arguments[1:] or list(AGENTS)
     scratch = Path(os.environ.get("AGENTS_SCRATCH", folder / "runs"))

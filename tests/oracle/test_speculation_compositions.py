@@ -16,6 +16,7 @@ from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_grammars import LONG, PERSON
 from tests.oracle.test_engine_prefix_cache import text
 from tests.oracle.test_engine_speculation import Speculating, loaded
+from tests.oracle.test_thinking_budget import bounded
 from tests.server.scripted_engine import _FreeRows
 from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
@@ -52,6 +53,8 @@ CASES = {
         "ignore_eos": False, "min_tokens": 6, "temperature": 1.5, "seed": 5,
         "stop_token_ids": list(range(0, 512, 9))}),
     "a grammar": Case(grammars=True, sampling={"grammar": LONG, "max_tokens": 40, "ignore_eos": False}),
+    "a budget of reasoning": Case(grammars=True, sampling={
+        "grammar": bounded(17).grammar, "max_tokens": 40, "ignore_eos": False}),
     "a grammar, sampled with penalties": Case(grammars=True, sampling={
         "grammar": PERSON, "max_tokens": 40, "temperature": 1.0, "seed": 2, "presence_penalty": 0.5,
         "ignore_eos": False}),

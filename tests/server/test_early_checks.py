@@ -32,6 +32,8 @@ from weft.server.protocol import read_body
         ({"store": "ftp://x"}, {}, "--store ftp://x: the scheme ftp is not one of s3, s3a, gs"),
         ({"store": "FILE"}, {}, "--store FILE: it is a file, and no directory"),
         ({"store": "FILE/below"}, {}, "--store FILE/below: .*FILE is a file, and no directory"),
+        ({"store": "/proc/x"}, {}, "--store /proc/x: no such file or directory"),
+        ({"weights_cache": "/proc/x"}, {}, "--weights-cache /proc/x: no such file or directory"),
         ({"weights_cache": "FILE"}, {}, "--weights-cache FILE: it is a file, and no directory"),
         ({"lora": ("a=/nope",)}, {}, "--lora a=/nope: there is no such directory of an adapter"),
         ({"lora": ("a=.",)}, {}, "adapter_config.json"),

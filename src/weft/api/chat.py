@@ -126,6 +126,12 @@ class ChatWriter:
         """``template``: extra variables of the template; ``fields``: those of ``ConversationFields``. Raises
         RequestError."""
         request, prompt = self._write(messages, template, **fields)
+        if request.thinking_token_budget is not None and not self._dialect.bounds_reasoning:
+            raise RequestError(
+                "thinking_token_budget is not served with this model: it has no reasoning whose markers are tokens",
+                param="thinking_token_budget",
+                code="unsupported_parameter",
+            )
         plan = request.plan(self._dialect, prompt.text, sampling.grammar)
         return PreparedChat(
             encode_prompt(self._tokenizer, prompt),

@@ -153,23 +153,30 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
+        thinking_token_budget: int | None = None,
         template: Mapping[str, Any] | None = None,
         prediction: Prompt = (),
         lora: str | None = None,
         **fields: Any,
     ) -> ChatReply:
         """The answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
-        the checkpoint's chat template renders them, with ``template`` as its extra variables. ``prediction``
-        and ``lora`` as in ``generate``. Raises
-        RequestError as well where the template refuses, where the checkpoint has none, where it takes no
-        tools, or for ``n`` above 1."""
+        the checkpoint's chat template renders them, with ``template`` as its extra variables.
+        ``thinking_token_budget``: most tokens of its reasoning. ``prediction`` and ``lora`` as in ``generate``. Raises
+        RequestError as well where the template refuses, where the checkpoint has none, where it takes no tools, where
+        its reasoning cannot be bounded, or for ``n`` above 1."""
         params = self._sampling(sampling, fields)
         if params.n != 1:
             raise RequestError(
                 f"chat answers once; n is {params.n}: use stream_chat, or generate with render_chat", param="n"
             )
         prepared = self._chat.prepare(
-            messages, params, template, tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+            messages,
+            params,
+            template,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            thinking_token_budget=thinking_token_budget,
         )
         [completion] = self._calls.complete([self._chat_call(prepared, prediction, lora)], progress=False)
         return prepared.reply(completion)
@@ -182,6 +189,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
+        thinking_token_budget: int | None = None,
         template: Mapping[str, Any] | None = None,
         prediction: Prompt = (),
         lora: str | None = None,
@@ -190,7 +198,13 @@ class Engine:
         """``stream`` for a conversation."""
         params = self._sampling(sampling, fields)
         prepared = self._chat.prepare(
-            messages, params, template, tools=tools, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+            messages,
+            params,
+            template,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            thinking_token_budget=thinking_token_budget,
         )
         yield from prepared.pieces(self._calls.stream(self._chat_call(prepared, prediction, lora)))
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import click
 
 from weft.cli.flags import FlagCommand
+from weft.cli.main import screen_console
 from weft.host import CPUINFO, container_memory_limit_bytes, cpu_name_and_flags, keeps_codes, usable_cores
 from weft.units import format_bytes
 
@@ -145,15 +146,29 @@ def _torch(torch: Mapping[str, Any], features: Mapping[str, bool]) -> list[Findi
                 "kernels",
                 "torch alone: the C++ kernels were not built",
                 "note",
-                "install a C++ compiler, then reinstall weft",
+                "install a C++ compiler, then `pip install --force-reinstall --no-deps --no-binary weft weft`, or in a "
+                "checkout `pip install --force-reinstall --no-deps -e .`",
             )
         )
     gpus = torch["gpus"]
     if gpus:
         rows += _gpus(gpus, torch["triton"], flashinfer=torch["flashinfer"])
     else:
-        rows.append(Finding("GPU", "none that torch can use", "good", "none is needed"))
+        rows.append(_no_gpu(torch))
     return [*rows, _quantised(torch, features)]
+
+
+def _no_gpu(torch: Mapping[str, Any]) -> Finding:
+    if torch["cuda_version"] is None:
+        return Finding("GPU", "none that torch can use", "good", "none is needed")
+    release = torch["version"].partition("+")[0]
+    return Finding(
+        "GPU",
+        f"none that torch can use, and torch is its build for CUDA {torch['cuda_version']}",
+        "note",
+        f"without a GPU the CPU build does the same in gigabytes less: `pip install --force-reinstall torch=={release} "
+        "--index-url URL`, the URL being that of PyTorch's CPU index (pytorch.org)",
+    )
 
 
 def _quantised(torch: Mapping[str, Any], features: Mapping[str, bool]) -> Finding:
@@ -274,7 +289,6 @@ def command(as_json: bool, offline: bool) -> int:
 
 
 def _show(rows: list[Finding]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -285,7 +299,7 @@ def _show(rows: list[Finding]) -> None:
     for row in rows:
         advice = f"\n[dim]{escape(row.advice)}[/]" if row.advice else ""
         table.add_row(_MARKS[row.verdict], row.about, escape(row.fact) + advice)
-    Console().print(table)
+    screen_console().print(table)
 
 
 CPU_FLAGS = (

@@ -26,6 +26,7 @@ from weft.errors import UserError, WeftError
 from weft.foreign import FOREIGN_VERBS
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -54,6 +55,8 @@ COMMANDS_GROUP = "weft.commands"
 """Entry points of packages that add verbs: each names a table such as VERBS. ``weft_tools`` is one of them."""
 _WIDE = 10_000
 """Columns off a terminal. Tables take what their cells need of it."""
+_SCREEN_COLUMNS = 80
+"""Least columns of a screen off a terminal, where COLUMNS says how wide another window is."""
 EXIT_FAILED = 1
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130
@@ -174,6 +177,16 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console.width = _WIDE
     console.print(table, soft_wrap=True)
+
+
+def screen_console(**settings: Any) -> Console:
+    """Return a console for a screen of words, bars and tables, which needs 80 columns to be whole."""
+    from rich.console import Console
+
+    console = Console(**settings)
+    if not console.is_terminal:
+        console.width = max(console.width, _SCREEN_COLUMNS)
+    return console
 
 
 @contextmanager

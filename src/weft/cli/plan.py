@@ -7,6 +7,7 @@ config.json is fetched. Exit code 1 when the model does not fit, so that a scrip
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,8 @@ def command(
     model = models[0] if models else None
     if plot is not None and plot.suffix not in (".svg", ".html"):
         raise ConfigError(f"--plot {plot}: the file's name must end in .svg or .html", param="--plot")
+    if plot is not None and not os.access(plot.parent, os.W_OK):
+        raise ConfigError(f"--plot {plot}: there is no folder {plot.parent} that can be written", param="--plot")
     if model is None:
         return _list_known(as_json)
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 
-from weft.cli.main import table_of
+from weft.cli.main import print_table, screen_console, table_of
 from weft.errors import ConfigError
 from weft.planning.model_plan import PlanOptions
 from weft.planning.residency import Residency
@@ -85,8 +84,8 @@ def _show(needs: Sequence[ModelNeed], shares: Mapping[str, int], unloads: Mappin
             format_bytes(share),
             others or "none",
         )
-    console = Console(highlight=False)
-    console.print(table)
+    print_table(table)
+    console = screen_console(highlight=False)
     total = sum(shares.values())
     if total <= budget:
         console.print(f"all of them fit together: {format_bytes(total)} of {format_bytes(budget)}")

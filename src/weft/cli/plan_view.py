@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.main import table_of
+from weft.cli.main import print_table, screen_console, table_of
 from weft.planning.layouts import Load
 from weft.planning.model_plan import SHORT_TOKENS, Fit, ModelPlan, PlanOptions, loads, make_plan
 from weft.spec import KV_DTYPES
@@ -57,7 +57,7 @@ def show(
 ) -> None:
     """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
     is this machine's own."""
-    console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
+    console = screen_console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
     console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve, times=times))
     if file is not None and file.suffix == ".svg":
         console.save_svg(str(file), title=f"weft plan {plan.name}")
@@ -107,9 +107,8 @@ def show_known(plans: Sequence[ModelPlan]) -> None:
             format_bytes(plan.state_bytes),
             f"{plan.snapshot_tokens:,} tokens",
         )
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
+    print_table(table)
+    screen_console(highlight=False).print(
         "\nPlan one of them, a checkpoint directory or a hub model:\n"
         "  [bold]weft plan MODEL --memory 80GiB --tp 2 --compare[/]"
     )

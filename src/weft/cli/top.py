@@ -15,12 +15,13 @@ from typing import Any
 
 import click
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from weft.cli.flags import DAY_S, FlagCommand, Number
+from weft.cli.main import screen_console
 from weft.cli.remote import RemoteModel
 from weft.errors import UserError
 from weft.memory.values import LOSS_REASONS
@@ -415,7 +416,7 @@ def command(url: str, api_key: str | None, every: float, once: bool) -> int:
     Ctrl-C ends it. The server goes on.
     """
     server = RemoteModel(url, api_key=api_key)
-    console = Console()
+    console = screen_console()
     try:
         now, cache, replicas = look(server)
         if once:

@@ -22,12 +22,20 @@ from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import ChatTurn, PreparedTurn, Usage, prepare_turn
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
-from weft.server.protocol import UNSERVED_IN_CHAT, ChatBody, note_ignored, refuse_stream_fields, stream_usage
+from weft.server.protocol import (
+    UNSERVED_IN_CHAT,
+    ChatBody,
+    ChatReasoning,
+    note_ignored,
+    refuse_stream_fields,
+    stream_usage,
+)
 from weft.server.service import Service
 from weft.server.sse import DONE, Way, sse_line
 from weft.text.chat_request import ConversationFields, predicted_text
 from weft.text.choices import Piece
 from weft.text.dialect import AnswerBlock, BlockEvent, text_of
+from weft.text.grammars import BUDGET_FIELD
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -270,21 +278,29 @@ def chat_turn(body: ChatBody) -> ChatTurn:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         add_special_tokens=bool(body.add_special_tokens),
-        show_reasoning=body.include_reasoning is not False,
+        show_reasoning=body.include_reasoning is not False and not (body.reasoning and body.reasoning.exclude),
         prediction=predicted_text(body.prediction),
     )
 
 
 def chat_conversation(body: ChatBody) -> ConversationFields:
-    """The fields of ``body`` that shape the prompt."""
+    """Return the fields of ``body`` that shape the prompt, and the reasoning. A field of its own wins over the same one
+    in ``reasoning``."""
+    reasoning = body.reasoning or ChatReasoning()
+    variables, effort, budget = body.chat_template_kwargs, body.reasoning_effort, body.thinking_token_budget
+    if reasoning.enabled is not None:
+        variables = {"enable_thinking": reasoning.enabled, **(variables or {})}
     return ConversationFields(
         messages=body.messages,
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        variables=body.chat_template_kwargs,
+        variables=variables,
         documents=body.documents,
-        reasoning_effort=body.reasoning_effort,
+        reasoning_effort=reasoning.effort if effort is None else effort,
+        effort_field="reasoning_effort" if reasoning.effort is None else "reasoning.effort",
+        thinking_token_budget=reasoning.max_tokens if budget is None else budget,
+        budget_field=BUDGET_FIELD if budget is not None else "reasoning.max_tokens",
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )

@@ -81,7 +81,7 @@ def _check_count(flag: str, value: int | None) -> None:
 
 
 def _check_directory(flag: str, location: str | None) -> None:
-    """A directory that does not exist is made later, in one that does."""
+    """Make a directory that does not exist."""
     if location is None:
         return
     path = Path(location).expanduser()
@@ -90,3 +90,7 @@ def _check_directory(flag: str, location: str | None) -> None:
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     if not existing.is_dir():
         raise ConfigError(f"{flag} {location}: {existing} is a file, and no directory", param=flag)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {location}: {(error.strerror or str(error)).lower()}", param=flag) from None

@@ -595,6 +595,8 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     model = await service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation, begins=not turn.before)
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    if request.thinking_token_budget is not None and not model.dialect.bounds_reasoning:
+        note_ignored(turn.conversation.budget_field)
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
     elif not prompt.pictures:

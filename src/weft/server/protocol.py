@@ -122,6 +122,15 @@ class CompletionBody(GenerateBody, kw_only=True):
     logprobs: Int | None = None
 
 
+class ChatReasoning(msgspec.Struct, kw_only=True):
+    """How to reason, as OpenRouter's clients say it. ``exclude``: the reasoning is left out of the answer."""
+
+    effort: str | None = None
+    max_tokens: Int | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
 class ChatBody(GenerateBody, kw_only=True):
     messages: list[ChatMessage]
     add_generation_prompt: bool | None = None
@@ -129,6 +138,8 @@ class ChatBody(GenerateBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: Int | None = None
+    reasoning: ChatReasoning | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     max_completion_tokens: Int | None = None
@@ -184,7 +195,6 @@ UNSERVED: Unserved = {
     "use_beam_search": ("beam search is not served", (False,)),
     "length_penalty": ("it belongs to beam search, which is not served", (1.0,)),
     "logprob_token_ids": ("use logprobs", ()),
-    "thinking_token_budget": ("it is not served", ()),
     "verbosity": ("it is not served", ("medium",)),
     "store": ("this server stores no answers", (False,)),
     "background": ("this server stores no answers", (False,)),
@@ -205,8 +215,8 @@ UNSERVED: Unserved = {
 NOT_NEEDED = frozenset(
     {
         "store",
-        "verbosity",
         "thinking_token_budget",
+        "verbosity",
         "repetition_detection",
         "web_search_options",
         "stream_interval",
@@ -245,6 +255,7 @@ UNSERVED_IN_COMPLETIONS = {
     "tools": (_CHAT_ONLY, ([],)),
     "tool_choice": (_CHAT_ONLY, ("none", "auto")),
     "include_reasoning": (_CHAT_ONLY, (True,)),
+    "thinking_token_budget": (_CHAT_ONLY, ()),
 }
 
 

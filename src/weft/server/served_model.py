@@ -81,6 +81,10 @@ class ServedModel:
     def name(self) -> str:
         return self.names[0]
 
+    def reads(self, variable: str) -> bool:
+        """Return whether the chat template reads ``variable``."""
+        return self.template is not None and variable in self.template.variables
+
     @property
     def sampling_defaults(self) -> Mapping[str, Any]:
         """Values of fields that a request leaves out, but for the API's own defaults."""

@@ -163,6 +163,17 @@ class TemplateTakes:
             )
         return self._known[key]
 
+    def thinking_with_content(self) -> bool:
+        """Whether an answer with content and a call may have reasoning by the name ``thinking``."""
+        key = ("thinking",)
+        if key not in self._known:
+            question, answer = _called({} if self.object_arguments() else "{}")
+            said = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _WORDS[0])
+            turns = [question | {"content": "?"}, answer | said | {"content": _WORDS[1]}, _said("tool", 2)]
+            text = self._written(turns)
+            self._known[key] = _in_order(_WORDS[:2], text) and text.count(_WORDS[0]) == 1
+        return self._known[key]
+
     def _tried(self, key: tuple[str, ...], *turns: Turn, words: Sequence[str] | None = None) -> bool:
         """Whether the template writes all of ``turns``; true where it does not even write a question, as nothing
         is gained by another form then."""

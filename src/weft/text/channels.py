@@ -31,7 +31,7 @@ from typing import Any
 
 from weft.request import Grammar
 from weft.text.choices import first_marker, held_characters, may_become
-from weft.text.grammars import FREE_TEXT, NO_FORCING, TokenOf, literal, quoted
+from weft.text.grammars import BUDGET_FIELD, FREE_TEXT, NO_FORCING, TokenOf, bounded_thoughts, literal, quoted
 from weft.text.tools.json_calls import HELD_CHARS, CallDelta, CallGate, ObjectScanner, read_call
 from weft.text.tools.values import is_object, parse_json, to_json
 
@@ -284,16 +284,15 @@ class MessageReader:
             self._given = len(self._scanner.escaped)
 
     def _is_complete(self, arguments: str) -> bool:
-        """Whether the arguments are an object, with brackets too many after it at most."""
+        """Whether the arguments are an object, with brackets too many after it at most, or without its last brace."""
         scanner = self._scanner
         if scanner is None:
             return _object_of(arguments) is not None
+        if scanner.end is None:
+            scanner.scan(self._arguments + "}")
+            return scanner.end is not None and is_object("".join(scanner.escaped))
         end = scanner.end
-        return (
-            end is not None
-            and is_object(self._arguments[scanner.start : end])
-            and not self._arguments[end:].strip(" \n\t\r}]")
-        )
+        return is_object(self._arguments[scanner.start : end]) and not self._arguments[end:].strip(" \n\t\r}]")
 
     def _end_call(self, *, is_whole: bool) -> None:
         """``is_whole``: its end marker came, or the model stopped after it."""
@@ -307,7 +306,8 @@ class MessageReader:
                 self._give(CallDelta(self._call_count - 1, _new_id(), *call, complete=True))
                 return
         elif is_whole and self._is_complete(arguments):
-            self._give_call(CallDelta(arguments="" if self._scanner else to_json(_object_of(arguments)), complete=True))
+            rest = "".join(self._scanner.escaped[self._given :]) if self._scanner else to_json(_object_of(arguments))
+            self._give_call(CallDelta(arguments=rest, complete=True))
             return
         if not self._gate.is_open:
             self._call_count -= 1
@@ -327,12 +327,19 @@ def _object_of(arguments: str) -> dict[str, Any] | None:
 
 
 def channel_grammar(
-    row: ChannelFormat, calls: Grammar | None, answer: Grammar | None, *, free: bool, begun: bool, token_of: TokenOf
+    row: ChannelFormat,
+    calls: Grammar | None,
+    answer: Grammar | None,
+    *,
+    free: bool,
+    begun: bool,
+    token_of: TokenOf,
+    budget: int | None = None,
 ) -> Grammar:
     """Return the grammar of an answer of messages: reasoning, then ``calls`` or a final message that is ``answer``.
     ``free``: or messages of any channel, whose calls are ``calls``. ``begun``: the prompt ends inside the final
-    message."""
-    named, choices, field = [], [], ""
+    message. ``budget``: the reasoning is one message at most, of so many tokens at most."""
+    named, choices, field = [], [], BUDGET_FIELD
     for name, grammar, header in (("calls", calls, ""), ("answer", answer, row.answer)):
         if grammar is not None:
             first, *rest = json.loads(grammar.grammar)["grammars"]
@@ -352,12 +359,22 @@ def channel_grammar(
     # Free text has no marker that is a token; of another marker it would be a part, but as its suffix.
     end = row.end
     body = "TEXT " + literal(end, token_of) if token_of(end) is not None else "ended"
-    before = (row.thought, row.said) if free else (row.thought,)
+    before: tuple[str, ...] = (row.thought, row.said) if free else (row.thought,)
+    after: tuple[str, ...] = (row.thought, row.said, row.answer)
+    turn, opening = literal(row.turn, token_of), ""
+    if budget is not None:
+        before, after = before[1:], after[1:]
+        opening = f"(thinking {turn})? "
+    said = f"(said {turn})* " if before else ""
     rules = (
-        f"start: (said {literal(row.turn, token_of)})* "
-        f"({' | '.join([*choices, *(['last'] if free else [])])})\nsaid: {messages(before, body)}\n"
+        f"start: {opening}{said}({' | '.join([*choices, *(['last'] if free else [])])})\n"
         f"ended[suffix={quoted(end)}]: {FREE_TEXT}\nTEXT: {FREE_TEXT}\n"
     )
+    if before:
+        rules += f"said: {messages(before, body)}\n"
+    if budget is not None:
+        rules += f"thinking: {literal(row.thought, token_of)} @thoughts {literal(end, token_of)}\n"
     if free:
-        rules += f"last: {messages((row.thought, row.said, row.answer), 'TEXT')}\n"
+        rules += f"last: {messages(after, 'TEXT')}\n"
+    named += bounded_thoughts(budget)
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}, *named]}), field=field)

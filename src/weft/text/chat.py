@@ -229,7 +229,8 @@ class ChatTemplate:
             reasoning = _thought(message)
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
-            if not turn.get("content"):  # gpt-oss's template refuses both in one turn
+            # gpt-oss's template refuses it with content, and LFM2.5's reads no other name.
+            if not turn.get("content") or self._takes.thinking_with_content():
                 turn["thinking"] = reasoning
         return turn
 

@@ -40,6 +40,7 @@ from weft.request import Grammar, PictureKind, PlacedPicture, Pooling
 from weft.text.chat import ChatMessage
 from weft.text.control_tokens import NO_CONTROL, ControlTexts
 from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.grammars import BUDGET_FIELD
 from weft.text.pictures import PicturePart, placed, split_pictures, with_pictures, without_unread_results
 from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart, without_marks
 from weft.text.tokenizer import Tokenizer
@@ -57,12 +58,15 @@ LARGE_BYTES = 256 << 10
 LINE_MAX = 256
 _START_WITHIN_S = 10.0
 """Starting Python takes its time too, on a machine that is busy."""
+BUDGET_MAX = 1 << 30
+"""Most tokens of reasoning that a request may allow; no context is as long."""
 _PREDICTION = '{"type": "content", "content": text or a list of text parts}'
 
 
 class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     """What shapes the prompt of a chat, in no API's words but the template's: unchecked. ``variables``: extra
-    ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``."""
+    ones for the template; ``effort_field``: the API's own name of ``reasoning_effort``. ``thinking_token_budget``: most
+    tokens of the reasoning; ``budget_field``: the API's own name of it."""
 
     messages: list[ChatMessage]
     tools: Sequence[Any] | None = None
@@ -72,6 +76,8 @@ class ConversationFields(msgspec.Struct, frozen=True, kw_only=True):
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
     effort_field: str = "reasoning_effort"
+    thinking_token_budget: int | None = None
+    budget_field: str = BUDGET_FIELD
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -89,6 +95,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, Any]
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    thinking_token_budget: int | None = None
     left_out: list[str] = []
 
     @property
@@ -114,6 +121,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
             several_calls=self.several_calls,
             grammar=grammar,
             continued=continued,
+            budget=self.thinking_token_budget,
         )
 
 
@@ -156,6 +164,10 @@ def read_chat(
             )
         elif name == "reasoning_effort" and value != "none":
             left_out.append(conversation.effort_field)
+    budget = conversation.thinking_token_budget
+    if budget is not None and not 0 <= budget <= BUDGET_MAX:
+        field = conversation.budget_field
+        raise RequestError(f"{field} is {budget}; it may be 0 to {BUDGET_MAX}", param=field)
     messages = conversation.messages
     pictures: list[PicturePart] = []
     if any(isinstance(message.content, list) for message in messages):
@@ -171,6 +183,7 @@ def read_chat(
         variables=shown,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=bool(conversation.continue_final_message),
+        thinking_token_budget=budget,
         left_out=left_out,
     )
 

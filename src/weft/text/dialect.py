@@ -34,7 +34,7 @@ import msgspec
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text import channels
-from weft.text.grammars import NO_FORCING, behind_reasoning
+from weft.text.grammars import NO_FORCING, behind_reasoning, bounded_reasoning
 from weft.text.reasoning import FORMATS, ReasoningFormat, ReasoningSplitter, begins_inside, reasoning_format
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.calling import calls_grammar, strict_grammar
@@ -393,6 +393,14 @@ class Dialect:
         names = [row.name for row in (self.reasoning, self.tools) if row is not None]
         self.channels = next(filter(None, map(channels.channel_format, names)), None)
 
+    @property
+    def bounds_reasoning(self) -> bool:
+        """Return whether a budget of reasoning tokens can be held: the markers of the reasoning are tokens."""
+        if self.reasoning is None:
+            return False
+        markers = self.channels.markers if self.channels is not None else (self.reasoning.start, self.reasoning.end)
+        return all(self._tokenizer.added_id(marker) is not None for marker in markers)
+
     def plan(
         self,
         prompt: str,
@@ -402,20 +410,30 @@ class Dialect:
         several_calls: bool = True,
         grammar: Grammar | None = None,
         continued: str | None = None,
+        budget: int | None = None,
     ) -> AnswerPlan:
         """For one request. ``prompt`` is its rendered text; ``continued`` the beginning of the answer that is
-        in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot
-        be combined, or not be done with this model."""
+        in it, if it is; ``grammar`` the structured output it asks for; ``budget`` the tokens that its reasoning may
+        have, where ``bounds_reasoning``. Raises RequestError where that cannot be combined, or not be done with this
+        model."""
         calls = self._check_tools(tools, choice)
+        if not self.bounds_reasoning:
+            budget = None
         if self.channels is not None:
-            return self._plan_channels(self.channels, calls, tools, choice, several_calls, grammar, prompt)
+            return self._plan_channels(self.channels, calls, tools, choice, several_calls, grammar, prompt, budget)
         wanted = self._grammar(calls, tools, choice, several_calls, grammar)
         row = self.reasoning
         inside = row is not None and begins_inside(row, prompt, continued)
-        if row is not None and wanted is not None and (inside or not self._closed(row, prompt, continued)):
-            wanted = behind_reasoning(
-                wanted, start=row.start, end=row.end, opened=inside, token_of=self._tokenizer.added_id
-            )
+        if row is not None and (inside or not self._closed(row, prompt, continued)):
+            token_of = self._tokenizer.added_id
+            if wanted is not None:
+                wanted = behind_reasoning(
+                    wanted, start=row.start, end=row.end, opened=inside, token_of=token_of, budget=budget
+                )
+            elif budget is not None:
+                wanted = bounded_reasoning(
+                    start=row.start, end=row.end, opened=inside, again=row.again, token_of=token_of, budget=budget
+                )
         markers = (*((row.start, row.end) if row else ()), *(calls.markers if calls else ()))
         ids = (self._tokenizer.added_id(marker) for marker in markers)
         return AnswerPlan(
@@ -438,19 +456,26 @@ class Dialect:
         several: bool,
         grammar: Grammar | None,
         prompt: str,
+        budget: int | None,
     ) -> AnswerPlan:
         token_of, header, asked = self._tokenizer.added_id, channels.open_header(row, prompt), choice.among(tools)
         is_free = choice.mode == "auto" and grammar is None
         limited = len(asked) < len(tools) or any(tool.strict for tool in asked)
         called = None
-        if calls is not None and (not is_free or limited):
+        if calls is not None and (not is_free or limited or budget is not None):
             self._check_required(choice, grammar)
             # Each call is a message of its own, and its end is the end of the answer.
             called = calls_grammar(calls, asked, several=False, token_of=token_of, field="tools")
         wanted = None
-        if called is not None or grammar is not None:
+        if called is not None or grammar is not None or (budget is not None and header is None):
             wanted = channels.channel_grammar(
-                row, called, grammar, free=is_free, begun=header is not None, token_of=token_of
+                row,
+                called,
+                grammar,
+                free=is_free or (called is None and grammar is None),
+                begun=header is not None,
+                token_of=token_of,
+                budget=budget,
             )
         ids = (token_of(marker) for marker in row.markers)
         return AnswerPlan(

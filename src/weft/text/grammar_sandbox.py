@@ -30,6 +30,7 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
 from weft.request import GRAMMAR_STEP_S, Grammar
 from weft.text.grammar_worker import COMPILE_STACK_BYTES, JOBS_MAX, Start, Verdict
+from weft.text.schema_errors import explained
 from weft.text.tokenizer_file import tokenizer_path, tokenizer_text
 from weft.text.worker_main import JobFunction
 from weft.text.workers import BoundedWorker
@@ -83,7 +84,7 @@ class GrammarSandbox:
         """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
         verdict = self._ask(grammar.grammar, vocab_size)
         if verdict.error:
-            reason = presentable(in_one_line(verdict.error), otherwise="cannot be compiled")
+            reason = presentable(explained(in_one_line(verdict.error), grammar.grammar), otherwise="cannot be compiled")
             separator = " " if reason.startswith(_PREDICATES) else ": "
             raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field, code="invalid_grammar")
         return VettedGrammar(verdict.grammar, verdict.size_bytes)

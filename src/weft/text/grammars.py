@@ -1,7 +1,7 @@
 """What an answer must match, written down as a grammar: JSON schema, regex, choice, lark or GBNF.
 
     json_grammar(schema)  regex_grammar(text)  choice_grammar(texts)  text_grammar(text)  ->  Grammar
-    behind_reasoning(grammar, ...)                                                     ->  Grammar
+    behind_reasoning(grammar, ...), bounded_reasoning(field, ...)                      ->  Grammar
 
 A ``Grammar`` is text: the list of grammars that llguidance reads, the first of which is the start. It is
 compiled elsewhere (``weft.text.grammar_sandbox``, ``weft.engine.grammars``), so nothing here fails for what
@@ -34,6 +34,8 @@ from weft.text.grammar_limits import check_choice_count, check_length, check_nes
 WHITESPACE = r"( |\n {0,24}|\n\t{0,8})"
 """Between two tokens of JSON: a space, or a line end and the indentation of a deeply nested value."""
 FREE_TEXT = r"/(.|\n)*/"
+ANY_TOKENS = "<[*]>*"
+BUDGET_FIELD = "thinking_token_budget"
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 KINDS = ("json", "regex", "choice", "grammar")
 _OUTPUT_KINDS = (*KINDS, "json_object")
@@ -157,21 +159,46 @@ def lark_grammar(rules: str, *, field: str) -> Grammar:
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}]}), field=field)
 
 
-def behind_reasoning(grammar: Grammar, *, start: str, end: str, opened: bool, token_of: TokenOf) -> Grammar:
-    """``grammar`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` where
-    the prompt has ``opened`` the reasoning already."""
+def behind_reasoning(
+    grammar: Grammar, *, start: str, end: str, opened: bool, token_of: TokenOf, budget: int | None = None
+) -> Grammar:
+    """Return ``grammar`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` where
+    the prompt has ``opened`` the reasoning already. ``budget``: tokens between the two, at most."""
     grammars = json.loads(grammar.grammar)["grammars"]
     inner = grammars[0]["lark_grammar"].removeprefix(NO_FORCING)
-    rest = [{"name": "answer", "lark_grammar": inner}, *grammars[1:]]
-    rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of)
+    rest = [{"name": "answer", "lark_grammar": inner}, *grammars[1:], *bounded_thoughts(budget)]
+    rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of, budget=budget)
     head = f"{NO_FORCING}start: {'reasoning' if opened else 'reasoning?'} @answer\n{rules}"
     return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": head}, *rest]}), field=grammar.field)
 
 
-def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf) -> str:
-    """The lark rule ``reasoning``: with the line ends that follow it."""
+def bounded_reasoning(*, start: str, end: str, opened: bool, again: bool, token_of: TokenOf, budget: int) -> Grammar:
+    """Return the grammar of an answer whose reasoning has ``budget`` tokens at most, and which is free otherwise. Both
+    markers are tokens. ``again``: models reason after some content too; then they do so once."""
+    # A start marker is bounded wherever it comes: models write spaces before it, and a rule for these would compete
+    # with one for an answer without reasoning.
+    before = f"<[^{token_of(start)}]>*"
+    rest = before if again else ANY_TOKENS
+    rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of, budget=budget)
+    answer = f"reasoning {rest}" if opened else f"{before} (reasoning {rest})?"
+    head = {"lark_grammar": f"{NO_FORCING}start: {answer}\n{rules}"}
+    return Grammar(grammar=json.dumps({"grammars": [head, *bounded_thoughts(budget)]}), field=BUDGET_FIELD)
+
+
+def bounded_thoughts(budget: int | None) -> list[dict[str, Any]]:
+    """Return the grammar ``thoughts``, free text of ``budget`` tokens at most; nothing without a budget. As a rule of
+    the grammar that uses it, the library would refuse other beginnings of the same text."""
+    text = f"{NO_FORCING}start[max_tokens={budget}]: {FREE_TEXT}"
+    return [] if budget is None else [{"name": "thoughts", "lark_grammar": text}]
+
+
+def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf, budget: int | None = None) -> str:
+    """Return the lark rule ``reasoning``: with the line ends that follow it. With a ``budget`` of tokens ``end`` is a
+    token, and ``bounded_thoughts`` belong to the grammar."""
     begin = "" if opened else literal(start, token_of) + " "
     token = token_of(end)
+    if budget is not None:
+        return f"reasoning: {begin}@thoughts <[{token}]> LINE_ENDS\n{_LINE_ENDS}"
     if token is not None:
         return f"reasoning: {begin}THOUGHTS <[{token}]> LINE_ENDS\nTHOUGHTS: {FREE_TEXT}\n{_LINE_ENDS}"
     return f"reasoning: {begin}thoughts LINE_ENDS\nthoughts[suffix={quoted(end)}]: {FREE_TEXT}\n{_LINE_ENDS}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from weft.cli.main import table_of
+from weft.cli.main import print_table, table_of
 from weft.errors import ConfigError
 from weft.handoff import Role, parse_roles, partner_missing
 from weft.router.blind import ROUTERS
@@ -220,7 +220,7 @@ def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
         table.add_row(
             _decimal(size * study.replicas), "one engine", f"{one.hit_rate:.1%}", "", *_times(one), "", style="dim"
         )
-    Console(highlight=False).print(table)
+    print_table(table)
     if study.kills:
         reports = study.by_size[0][1]
         resumes = ", ".join(f"{report.router} {report.resumes}" for report in reports)
@@ -244,7 +244,7 @@ def _show_roles(study: FleetStudy) -> None:
                 f"{report.gaps.p50 * 1e3:.0f} / {report.gaps.p99 * 1e3:.0f} ms",
                 style=None if is_split else "dim",
             )
-    Console(highlight=False).print(table)
+    print_table(table)
 
 
 def _decimal(size: int) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.main import table_of
+from weft.cli.main import print_table, table_of
 from weft.errors import ConfigError
 from weft.memory.values import LOSS_REASONS
 from weft_tools.sim.recording import Recording
@@ -60,7 +60,7 @@ def show_speculation(report: SpeculationReport) -> None:
         )
     for source, why in report.left_out.items():
         table.add_row(source, "", "", why, style="dim")
-    console.print(table)
+    print_table(table)
     console.print(
         f"{report.tokens:,} tokens of {report.requests:,} answers in {report.steps:,} steps: "
         f"{report.tokens_per_step:.2f} tokens a step, {report.speedup:.2f} times the tokens/s.",

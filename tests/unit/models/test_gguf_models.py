@@ -111,6 +111,19 @@ def test_the_file_gives_the_logits_of_the_checkpoint(name: str, tmp_path: Path) 
     assert not loaded.warnings, "a tensor is not used"
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("counted", [0, 1])
+def test_heads_that_the_converter_left_out_cost_no_layer(name: str, counted: int, tmp_path: Path) -> None:
+    """llama.cpp 24737, 26916: fine-tunes without the head that ``nextn_predict_layers`` counts. ``counted``: the blocks
+    of it in ``block_count``."""
+    text = json.loads((original(name) / "config.json").read_text())
+    layers = text.get("text_config", text)["num_hidden_layers"]
+    keys = {"block_count": layers + counted, "nextn_predict_layers": 1}
+    assert (
+        distance(name, write_gguf(original(name), tmp_path / "model.gguf", change=lambda w: set_keys(w, **keys))) == 0
+    )
+
+
 @pytest.mark.parametrize(("name", "forgotten"), FORGOTTEN)
 def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, forgotten: str, tmp_path: Path) -> None:
     """The control: the inverse is then applied to what was never changed."""
@@ -120,6 +133,7 @@ def test_a_file_without_one_change_of_the_converter_is_another_model(name: str, 
 @pytest.mark.parametrize(
     ("name", "key", "value", "reason"),
     [
+        ("nemotron_h", "attention.head_count_kv", [0] * 6, "attention.head_count_kv is 0: it must be from 1"),
         ("ling", "rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
         ("ling", "swiglu_clamp_exp", [0.0, 7.0], "swiglu_clamp_exp is"),
         ("gigachat3_5", "swiglu_clamp_exp", [1.5, 7.0], "swiglu_clamp_exp is"),

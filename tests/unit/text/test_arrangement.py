@@ -311,3 +311,14 @@ def test_the_markers_of_a_spoken_call_are_tokens_and_those_in_its_arguments_are_
     assert prompt.text == '[user]A1[assistant]<|tool_call_start|>[f(x="<|im_end|><|tool_call_end|>")]<|tool_call_end|>'
     begin = prompt.text.index("<|im_end|>")
     assert prompt.quoted == [begin, begin + len("<|im_end|>")]
+
+
+def test_reasoning_beside_content_has_the_name_that_the_template_reads() -> None:
+    """LFM2.5's template reads ``thinking`` alone (llama.cpp 24234), and gpt-oss's refuses content beside it."""
+    shown = "[{{ m.role }}]{% if m.thinking is defined %}<think>{{ m.thinking }}</think>{% endif %}{{ m.content }}"
+    refused = "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('not both') }}{% endif %}"
+    turns = [message("user", "A1"), message("assistant", "C3", reasoning="B2"), message("user", "D4")]
+    source = "{% for m in messages %}" + shown + _CALLS + "{% endfor %}"
+    assert render(source, *turns) == "[user]A1[assistant]<think>B2</think>C3[user]D4"
+    assert render(source.replace("[{{", refused + "[{{"), *turns) == "[user]A1[assistant]C3[user]D4"
+    assert render(PLAIN, *turns) == "[user]A1[assistant]C3[user]D4"

@@ -98,7 +98,8 @@ def test_what_a_message_is_does_not_depend_on_how_its_text_comes(name: str, step
 
 
 def test_arguments_that_are_no_object_are_text_and_cut_ones_are_not_complete() -> None:
-    assert read(CALL[:-1] + "<|call|>") == [("text", "", '{"city": "Paris"', True)]
+    assert read(CALL[:-3] + "<|call|>") == [("text", "", '{"city": "Pari', True)]
+    assert read(CALL[:-1], reason="length") == [("text", "", '{"city": "Paris"', False)]
     assert read(CALL[:-3], eager=True, reason="length") == [("text", "", '{"city": "Pari', False)]
     long = CALL[:-3] + "s" * HELD_CHARS
     [(kind, _, text, complete)] = read(long, eager=True, reason="length", step=9)

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from tests.unit.text.test_forty_texts import read
 from tests.unit.text.test_published_formats import Words, tokenizer_with
 from tests.unit.text.test_spoiled_calls import TOOLS, read_every_way
 from weft.text.channels import FORMATS, MessageReader, Thought
 from weft.text.dialect import Dialect
 from weft.text.tools.definitions import ToolChoice
+from weft.text.tools.formats import FORMATS as FORMATS_OF_CALLS
+from weft.text.tools.formats import ToolFormat
 from weft.text.tools.json_calls import HELD_CHARS
+from weft.text.tools.reader import ToolCallReader
 
 Calls = list[tuple[str, Any]]
 FS = "mcp.fs-write_v2"
@@ -332,3 +336,47 @@ def test_a_call_after_a_reasoning_that_never_ends_is_a_call() -> None:  # ollama
         ("reasoning", "I look."),
         ("call", '{"path": "a"}'),
     ]
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "a", "opts": {"b": [1, true]}', '{"flag": true', '{"size": 3.5'])
+def test_a_call_of_gpt_oss_may_lack_its_last_brace(arguments: str) -> None:  # lmstudio 942
+    harmony = next(row for row in FORMATS_OF_CALLS if row.name == "harmony")
+    header = "<|channel|>commentary to=functions.write<|constrain|>json<|message|>"
+    text = f"{header}{arguments}<|call|>"
+    for step in (1, 7, len(text)):
+        [block] = read(harmony, text, step, eager=True)
+        assert (block.kind, block.name, json.loads(block.text)) == ("call", "write", json.loads(arguments + "}"))
+
+
+@pytest.mark.parametrize("row", FORMATS_OF_CALLS, ids=lambda row: row.name)
+def test_a_stream_goes_on_after_a_marker_that_prose_mentions(row: ToolFormat) -> None:  # club-3090 72
+    for marker in row.opens:
+        text = f"So {marker} opens a call. " + "More words follow it. " * 40
+        reader = ToolCallReader(row, TOOLS, eager=True)
+        sent = longest = 0
+        for at, character in enumerate(text):
+            parts = reader.push(character)
+            longest = max(longest, at - sent)
+            sent = at if parts else sent
+        assert longest < 64, marker
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_an_answer_that_its_limit_cuts_says_so_with_calls_too(eager: bool) -> None:  # vllm 58228, 53269
+    """The whole call counts, the cut one is content or a part of a call, and the reason is the limit."""
+    plan = Dialect(Words("{{ tools }} <tool_call>"), tokenizer_with(())).plan(
+        "", tools=TOOLS, choice=ToolChoice("auto")
+    )
+    whole = '<tool_call>\n{"name": "class", "arguments": {}}\n</tool_call>\n'
+    for cut in ("ab", "ab" * HELD_CHARS):
+        reader = plan.reader(eager=eager)
+        reader.read(f'{whole}<tool_call>\n{{"name": "write", "arguments": {{"path": "{cut}', [1], "length")
+        assert [block.name for block in reader.blocks if block.is_call and block.is_complete] == ["class"]
+        assert reader.finish_reason("length") == "length"
+
+
+def test_escapes_that_json_does_not_have_reach_a_stream_as_json() -> None:  # pi 9643
+    written = "x" * 2 * HELD_CHARS + "\n\t\\U0001F600 \\`a\\` \\x41"
+    text = f'<tool_call>\n{{"name": "write", "arguments": {{"content": "{written}"}}}}\n</tool_call>'
+    content, [(_, arguments)] = read_every_way("hermes", text)
+    assert (content, json.loads(arguments)) == ("", {"content": written})

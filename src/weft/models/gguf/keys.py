@@ -8,6 +8,9 @@ Some keys have one number for all layers or an array with one for each; ``by_lay
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,8 +20,13 @@ from weft.families.config_keys import INTEGER_MAX
 from weft.models.gguf.header import FileTensor, Header
 from weft.models.gguf.known_keys import NEUTRAL, NEUTRAL_OF_TOKENIZER, is_harmless, is_known_of_tokenizer
 
+_BLOCK, _HEAD = re.compile(r"blk\.(\d+)\."), re.compile(r"blk\.(\d+)\.nextn\.")
 _SHOWN_CHARS = 120
 _NONE = object()
+
+
+def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
+    return {int(match[1]) for match in map(pattern.match, names) if match}
 
 
 class GgufKeys:
@@ -85,9 +93,22 @@ class GgufKeys:
 
     @property
     def layers(self) -> int:
-        """Without the heads that predict further tokens, which are blocks behind the last layer."""
+        """Without the heads that predict further tokens, which are blocks behind the last layer. A file may count heads
+        that its converter left out: a block without tensors is no layer, and one without those of a head is one."""
         blocks = self.integer("block_count", least=1)
-        return blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)
+        first = blocks - min(self.integer("nextn_predict_layers", 0), blocks - 1)
+        heads = range(first, blocks)
+        return next((block for block in heads if block in self._heads or block not in self._blocks), blocks)
+
+    @cached_property
+    def _blocks(self) -> set[int]:
+        """Numbers of blocks that have tensors."""
+        return _numbers(_BLOCK, self.header.tensors)
+
+    @cached_property
+    def _heads(self) -> set[int]:
+        """Numbers of blocks that predict further tokens."""
+        return _numbers(_HEAD, self.header.tensors)
 
     def refuse_unknown(self) -> None:
         """Raise CheckpointError for a key that may change answers and that the architecture did not ask for."""

@@ -167,6 +167,8 @@ def conversation(body: CountTokensBody) -> ConversationFields:
         variables={"enable_thinking": thinks(body.thinking)},
         reasoning_effort=_effort(body.output_config),
         effort_field="output_config.effort",
+        thinking_token_budget=_budget(body.thinking),
+        budget_field="thinking.budget_tokens",
     )
 
 
@@ -175,6 +177,14 @@ def _effort(config: dict[str, Any] | None) -> str | None:
     if effort is not None and not isinstance(effort, str):
         raise RequestError("output_config.effort: expected str", param="output_config.effort")
     return effort
+
+
+def _budget(thinking: Block | None) -> int | None:
+    """Return the most tokens of reasoning that the client allows. Raises RequestError."""
+    budget = (thinking or {}).get("budget_tokens")
+    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool)):
+        raise RequestError("thinking.budget_tokens: expected int", param="thinking.budget_tokens")
+    return budget
 
 
 def cache_marked(body: CountTokensBody) -> bool:

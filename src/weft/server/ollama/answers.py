@@ -49,7 +49,8 @@ from weft.text.pictures import PicturePart
 from weft.text.tokenizer import banned_sequences
 from weft.units import parse_duration
 
-_EFFORTS = ("low", "medium", "high")
+_EFFORTS = {"low": 1024, "medium": 4096, "high": 16384}
+"""Most tokens of the reasoning at each level of ``think``, where the template does not read the level itself."""
 _REASONS = {"length": "length"}
 """Ollama has "stop" for every other end, calls included."""
 _NEVER = "2318-04-04T00:00:00Z"
@@ -187,14 +188,17 @@ async def _job(
     options = read_options(body.options)
     model = await service.model_for(served_name(body.model))
     think, effort = _think(body, model)
+    budget = None if effort is None or model.reads("reasoning_effort") else _EFFORTS[effort]
     turn = await prepare_turn(
         service,
         ChatTurn(
             conversation=ConversationFields(
                 messages=messages,
                 tools=tools,
-                reasoning_effort=effort,
+                reasoning_effort=effort if budget is None else None,
                 effort_field="think",
+                thinking_token_budget=budget,
+                budget_field="think",
                 variables=None if think is None else {"enable_thinking": think},
             ),
             fields=sampling_fields(body, options, model=served_name(body.model)),

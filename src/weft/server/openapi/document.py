@@ -356,6 +356,14 @@ FIELDS: dict[str, FieldWords] = {
     "chat_template_kwargs": FieldWords("Variables of the chat template."),
     "documents": FieldWords("Documents, if the chat template reads them."),
     "reasoning_effort": FieldWords("How much to reason, if the chat template reads it."),
+    "thinking_token_budget": FieldWords("Most tokens of the reasoning; its end marker follows, then the answer."),
+    "ChatBody.reasoning": FieldWords("How to reason: effort, max_tokens, enabled, exclude."),
+    "ChatReasoning.max_tokens": FieldWords("Another name of thinking_token_budget."),
+    "ReasoningOptions.max_tokens": FieldWords(
+        "Most tokens of the reasoning; then its end marker and the answer follow."
+    ),
+    "enabled": FieldWords("Whether to reason, if the chat template can leave it out."),
+    "exclude": FieldWords("Whether the reasoning is left out of the answer."),
     "tools": FieldWords("Functions and custom tools that the answer may call."),
     "tool_choice": FieldWords("auto, none, required, the tool to call, or allowed_tools."),
     "MessagesBody.tool_choice": FieldWords("An object of type auto, any, none or tool."),

@@ -369,6 +369,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     """``summary``: answers have the reasoning itself, in ``content``, and no summary of it."""
 
     effort: str | None = None
+    max_tokens: int | None = None
     summary: str | None = None
     generate_summary: str | None = None
 

@@ -21,7 +21,7 @@ import msgspec
 
 from weft.errors import ContextLengthError, RequestError
 from weft.server.generation import ChatTurn, PreparedTurn, prepare_turn
-from weft.server.responses.items import LOGPROBS, Item, ResponsesBody, messages_of
+from weft.server.responses.items import LOGPROBS, Item, ReasoningOptions, ResponsesBody, messages_of
 from weft.server.responses.store import StoredResponse
 from weft.server.served_model import ServedModel
 from weft.server.service import Service
@@ -67,15 +67,17 @@ def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFiel
     messages = messages_of(items, body.instructions, names)
     if not messages:
         raise RequestError("input is empty: it needs text or at least one item", param="input")
-    effort = None if body.reasoning is None else body.reasoning.effort
+    reasoning = body.reasoning or ReasoningOptions()
     return ConversationFields(
         messages=messages,
         tools=[_tool(one) for one in functions],
         tool_choice=_choice(body.tool_choice, names),
         parallel_tool_calls=body.parallel_tool_calls,
         variables=body.chat_template_kwargs,
-        reasoning_effort=effort,
+        reasoning_effort=reasoning.effort,
         effort_field="reasoning.effort",
+        thinking_token_budget=reasoning.max_tokens,
+        budget_field="reasoning.max_tokens",
     )
 
 

@@ -364,6 +364,8 @@ def call_of(value: Any) -> tuple[str, str] | None:
 
 _NUMBERED = re.compile(r"(?:functions\.)?(.+?)(:\d+)?")
 _HEAD_CHARS_MAX = 256
+HEAD_WORDS_MAX = 4
+"""A name with its id. More words are prose that mentions a marker, and a stream does not wait for a name in it."""
 
 
 class HeadedCalls(BodyReader):
@@ -404,10 +406,11 @@ class HeadedCalls(BodyReader):
         head, marker, behind = rest[len(self._before) :].partition(self._marker)
         bare = behind.lstrip()
         if not marker or not bare or (self._behind and may_become(bare, (self._behind,))):
-            self.broken = self.broken or len(head) > _HEAD_CHARS_MAX + len(self._marker)
+            is_prose = not marker and len(head.split()) > HEAD_WORDS_MAX + 1  # the last may become the marker
+            self.broken = self.broken or is_prose or len(head) > _HEAD_CHARS_MAX + len(self._marker)
             return False
         name = head.strip()
-        if not name or "\n" in name:
+        if not name or "\n" in name or len(name.split()) > HEAD_WORDS_MAX:
             self.broken = True
             return True
         if self._behind and bare.startswith(self._behind):

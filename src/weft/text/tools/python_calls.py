@@ -22,6 +22,8 @@ from weft.text.tools.json_calls import BodyReader, CallDelta, call_of
 from weft.text.tools.values import parse_json, to_json
 
 _NAME = re.compile(r"[A-Za-z_][\w.:/-]*")
+_BEGIN = re.compile(r"\s*\[?\s*(?:[\]{]|[A-Za-z_][\w.:/-]*\s*(?:\(|\Z)|\Z)")
+"""What calls begin with, perhaps: a stream does not wait for the end of a text that only mentions their marker."""
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?(?![\w.])")
 _QUOTES = ('"""', "'''", '"', "'")
 _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
@@ -55,6 +57,7 @@ class PythonCalls(BodyReader):
                 return []
         self._searched = max(self._searched, len(self.text) - len(self.close or ""))
         if not last:
+            self.broken = _BEGIN.match(self.text) is None
             return []
         try:
             return self._calls(self.text, len(self.text), lacks_end=self.may_lack_ends)

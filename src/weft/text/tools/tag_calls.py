@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from weft.text.choices import held_characters, may_become
 from weft.text.tools.formats import Tags
-from weft.text.tools.json_calls import BodyReader, CallDelta, ObjectScanner
+from weft.text.tools.json_calls import HEAD_WORDS_MAX, BodyReader, CallDelta, ObjectScanner
 from weft.text.tools.values import Parameters, is_object, parse_json, read_value, to_json
 
 _NAME_CHARS_MAX = 256
@@ -193,7 +193,8 @@ class TagCalls(BodyReader):
             name = (attribute[1] or attribute[2] or "") if attribute else ""
         if not match:
             name = name.partition("<")[0]
-        if "\n" in name.strip() or len(name) > _NAME_CHARS_MAX or (match and not name.strip()):
+        is_prose = tag == self._tags.function and len(name.split()) > HEAD_WORDS_MAX
+        if is_prose or "\n" in name.strip() or len(name) > _NAME_CHARS_MAX or (match and not name.strip()):
             self.broken = True
             return None, 0
         return (name.strip(), match.end()) if match else (None, 0)

@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
-# The lowest versions that pyproject.toml states, in an environment of their own, with a part of the suite.
+# The lowest versions that pyproject.toml states, or the newest that there are, in an environment of their own, with a
+# part of the suite.
 #
-#   tests/lowest.sh [DIR]     the environment: build/lowest by default
+#   tests/bounds.sh lowest|newest [DIR]     the environment: build/lowest or build/newest by default
 #
-#   1  every dependency and test tool at its lower bound           all modules, the CLI, server, batches, C++ kernels
-#   2  transformers at its lower bound, with what it asks for      two families against it
-#   3  Triton at the lower bound of the extra "gpu"                the largest shape of each kernel compiles
+#   1  every dependency and test tool at its bound                 all modules, the CLI, server, batches, C++ kernels
+#   2  transformers at its bound, with what it asks for            two families against it
+#   3  Triton at the bound of the extra "gpu"                      the largest shape of each kernel compiles
 #
-# transformers asks for newer tokenizers and huggingface_hub than weft, so it comes second; torch and all others stay.
+# At lower bounds transformers asks for newer tokenizers and huggingface_hub than weft, so it comes second; torch and
+# all others stay.
 # Needs pip, which brings uv (it resolves to lower bounds), and some 9 GB of disk: on Linux the registry's torch is the
 # build for CUDA. PIP_TORCH="--index-url ..." takes another one. Ten minutes, half of them downloads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-env=${1:-build/lowest}
+which=${1:-}
+case "$which" in
+  lowest) resolution=lowest-direct pin="==" ;;
+  newest) resolution=highest pin=">=" ;;
+  *) echo "tests/bounds.sh lowest|newest [DIR]" >&2; exit 2 ;;
+esac
+env=${2:-build/$which}
 mkdir -p "$env"
 env=$(cd "$env" && pwd)
 export OMP_NUM_THREADS=1 PYTHONPATH="$PWD/src"
@@ -23,30 +31,31 @@ export OMP_NUM_THREADS=1 PYTHONPATH="$PWD/src"
 uv() { "$env/tools/bin/uv" "$@"; }
 uv venv --quiet --clear --python "$PYTHON" "$env/venv"
 python="$env/venv/bin/python"
-lowest() { uv pip install --quiet --python "$python" --resolution lowest-direct "$@"; }
+bounded() { uv pip install --quiet --python "$python" --resolution "$resolution" "$@"; }
 checked() { "$python" -m pytest -p no:cacheprovider "$@"; }
-bound() { "$PYTHON" - "$1" <<'EOF'
+stated() { "$PYTHON" - "$1" <<'EOF'
 import re, sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 stated = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
 print(next(found[1] for one in stated if (found := re.match(sys.argv[1] + r">=([\d.]+)", one))))
 EOF
 }
+bound() { echo "$1$pin$(stated "$1")"; }
 
-echo "lowest: installing torch $(bound torch) and the rest of pyproject.toml"
+echo "$which: installing $(bound torch) and the rest of pyproject.toml"
 # shellcheck disable=SC2086
-[ -z "${PIP_TORCH:-}" ] || uv pip install --quiet --python "$python" $PIP_TORCH "torch==$(bound torch)"
+[ -z "${PIP_TORCH:-}" ] || uv pip install --quiet --python "$python" $PIP_TORCH "$(bound torch)"
 "$PYTHON" - >"$env/tools.txt" <<'EOF'
 import tomllib
 tools = ("anthropic", "hypothesis", "jsonschema", "openai", "pytest", "pytest-asyncio", "pyyaml", "safetensors")
 extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
 print(*(one for one in extras["test"] if one.split(">=")[0] in tools), sep="\n")
 EOF
-lowest -r pyproject.toml --extra store --extra otlp -r "$env/tools.txt"
-uv pip install --quiet --python "$python" --no-deps --config-settings wheel.cmake=false .
+bounded -r pyproject.toml --extra store --extra otlp -r "$env/tools.txt"
+uv pip install --quiet --python "$python" --no-deps --config-settings wheel.cmake=false --config-settings wheel.py-api=py3 .
 uv pip list --quiet --python "$python"
 
-echo "lowest: every module, and the command line"
+echo "$which: every module, and the command line"
 "$python" - <<'EOF'
 import importlib, pkgutil, weft
 for module in pkgutil.walk_packages(weft.__path__, "weft."):
@@ -57,17 +66,17 @@ EOF
 "$python" -m weft serve --help >/dev/null
 "$python" -m weft generate "The code" --max-tokens 4
 
-echo "lowest: server, batches, memory, kernels"
+echo "$which: server, batches, memory, kernels"
 checked tests/server/test_completions.py tests/server/test_chat.py tests/server/test_tools.py \
   tests/server/test_messages.py tests/server/test_responses.py tests/server/test_errors.py \
   tests/server/test_small_endpoints.py tests/unit/runner/test_batch.py tests/unit/runner/test_staging.py \
   tests/unit/memory tests/ops/test_native.py tests/ops/test_native_linear.py tests/ops/test_attention.py \
   tests/ops/test_recurrent_ops.py
 
-echo "lowest: two families against transformers $(bound transformers)"
-uv pip install --quiet --python "$python" "transformers==$(bound transformers)"
+echo "$which: two families against $(bound transformers)"
+uv pip install --quiet --python "$python" "$(bound transformers)"
 checked tests/oracle/test_engine_against_transformers.py -k "qwen3_5 or lfm2"
 
-echo "lowest: Triton $(bound triton) compiles the kernels"
-uv pip install --quiet --python "$python" --no-deps "triton==$(bound triton)"
+echo "$which: $(bound triton) compiles the kernels"
+uv pip install --quiet --python "$python" --no-deps "$(bound triton)"
 "$python" -m tests.support.compile_gate

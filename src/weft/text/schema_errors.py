@@ -1,0 +1,71 @@
+"""What a client can do about a JSON schema that the compiler refuses: where the keyword is, and what to write instead.
+
+    'Unimplemented keys: ["not"]', schema  -->  "the keyword 'not' at #/properties/a cannot be enforced token by token:
+                                                 list what is allowed, with enum, const or anyOf"
+
+The compiler names a keyword without its place, and a schema of a client may come from a library that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+INSTEAD = {
+    "not": "list what is allowed, with enum, const or anyOf",
+    "if": "write each case as an object of an anyOf, with a const that tells them apart",
+    "then": "it belongs to if",
+    "else": "it belongs to if",
+    "uniqueItems": "leave it out and check the answer, or give each item a place of its own with prefixItems",
+    "contains": "say what every item is, with items, or which comes first, with prefixItems",
+    "minContains": "it belongs to contains",
+    "maxContains": "it belongs to contains",
+    "dependentRequired": "write each case as an object of an anyOf, with its own required",
+    "dependentSchemas": "write each case as an object of an anyOf",
+    "propertyNames": "use patternProperties, with additionalProperties false",
+    "unevaluatedProperties": "use additionalProperties in each object of the anyOf or allOf",
+    "unevaluatedItems": "use items",
+    "$dynamicRef": "use $ref",
+    "$recursiveRef": "use $ref",
+    "oneOf": "its parts may match one value together: write anyOf, or give each part a const that tells them apart",
+}
+"""By keyword of JSON Schema that no grammar enforces, what to write in its place."""
+_NAMES_OF_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_PARTS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
+_LISTS_OF_PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])")
+_ONE_OF = "oneOf constraints are not supported"
+
+
+def explained(reason: str, grammar: str) -> str:
+    """Return the compiler's ``reason`` with the place and the remedy of the keyword that it is about. ``grammar``: the
+    text of a ``Grammar``."""
+    match = _KEYWORDS.search(reason)
+    keywords = json.loads(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
+    schemas = [one["json_schema"] for one in json.loads(grammar)["grammars"] if "json_schema" in one]
+    for keyword in keywords:
+        place = next((place for schema in schemas for place in _places_of(schema, keyword, "#")), None)
+        if place is not None:
+            remedy = f": {INSTEAD[keyword]}" if keyword in INSTEAD else ""
+            return f"the keyword {keyword!r} at {place} cannot be enforced token by token{remedy}"
+    return reason
+
+
+def _places_of(schema: Any, keyword: str, at: str) -> Iterator[str]:
+    """Yield the JSON pointer of each subschema that has ``keyword``."""
+    if not isinstance(schema, dict):
+        return
+    if keyword in schema:
+        yield at
+    for name in _PARTS:
+        yield from _places_of(schema.get(name), keyword, f"{at}/{name}")
+    for name in _LISTS_OF_PARTS:
+        parts = schema.get(name)
+        for number, part in enumerate(parts if isinstance(parts, list) else ()):
+            yield from _places_of(part, keyword, f"{at}/{name}/{number}")
+    for name in _NAMES_OF_PARTS:
+        parts = schema.get(name)
+        for own, part in (parts if isinstance(parts, dict) else {}).items():
+            yield from _places_of(part, keyword, f"{at}/{name}/{str(own).replace('~', '~0').replace('/', '~1')}")
