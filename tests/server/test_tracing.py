@@ -231,6 +231,8 @@ def test_what_is_no_url_of_a_collector_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://collector", "https://collector.example/v1/traces", "http://[::1]:4318"])
 def test_a_collector_has_the_port_of_its_scheme_where_none_is_named(url: str) -> None:
     check_endpoint(url)
+    with pytest.raises(ConfigError, match="it takes the URL of a collector"):
+        check_endpoint("http://collector:0")
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
