@@ -64,6 +64,13 @@ def test_more_memory_than_the_machine_has_is_shrunk_and_said(monkeypatch):
     assert any("--memory 1GiB shrunk to 8.6 MiB" in note for note in made.notes)
 
 
+def test_a_model_without_states_says_that_it_compresses_nothing():
+    assert any(
+        "--no-exact compresses nothing here" in note for note in info("llama", memory="16MiB", exact=False).notes
+    )
+    assert not any("--no-exact" in note for note in info("qwen3_5", memory="16MiB", exact=False).notes)
+
+
 def test_by_default_the_arena_is_a_share_of_the_free_ram_and_no_more_than_could_be_used(monkeypatch):
     monkeypatch.setattr(assembly, "free_ram_bytes", lambda: 20_000_000)
     assert 7_000_000 < info().sizes.memory_bytes <= 8_000_000

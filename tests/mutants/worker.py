@@ -299,10 +299,16 @@ class Worker:
         own = {number} if number not in self.imported else self.of_file(mutant.path)
         top, *inner = Path(mutant.path).with_suffix("").parts[2:]
         words = {part.removesuffix("s") for part in inner}
+        is_named = bool(self.only) and number in self.imported
+        """A table without functions: no call tells which tests read it."""
         wider = WIDER if self.again or self.wide else 1
         reaching: dict[str, list[tuple[float, str]]] = {}
         for name, file in mapped.items():
-            tests = [(s, test) for test, (s, passes, places) in file["tests"].items() if passes and own & set(places)]
+            tests = [
+                (seconds, test)
+                for test, (seconds, passes, places) in file["tests"].items()
+                if passes and (is_named or own & set(places))
+            ]
             reaching[name] = sorted(tests)[: wider * FILE_TESTS_MAX]
 
         def distance(name: str) -> tuple[int, bool, float]:

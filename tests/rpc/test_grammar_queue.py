@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from tests.server.scripted_engine import build, write_model_directory
 from weft.adapters import Adapter
 from weft.config import EngineConfig
 from weft.engine.grammars import GrammarCompiler, TokenGrammar
-from weft.errors import QueueFullError
+from weft.errors import QueueFullError, RequestError
 from weft.request import Grammar, Request, SamplingParams
 from weft.rpc.messages import Cancel
 from weft.rpc.queues import JOBS_MAX, AdapterQueue, GrammarQueue
@@ -148,3 +149,31 @@ def test_a_queue_that_is_closed_begins_nothing_more(kind: type[GrammarQueue | Ad
     for thread in threads:
         thread.join(30)
     assert 0 < len(work.begun) <= JOBS_MAX
+
+
+def test_an_adapter_that_finds_no_room_waits_alone() -> None:
+    """Those that were read after it are served meanwhile, and one that cannot be read is answered."""
+
+    def read(adapter: Adapter) -> str:
+        if adapter.name == "broken":
+            raise RequestError("no adapter", param="model")
+        return adapter.name
+
+    full = {"large"}
+    pool: Any = SimpleNamespace(find=lambda adapter: False, read=read, keep=lambda name: name not in full)
+    queue = AdapterQueue(pool, 100)
+    for name in ("large", "broken", "small"):
+        request = constrained(name, regex_grammar("a", field="f"))
+        assert queue.take(msgspec.structs.replace(request, adapter=Adapter(name=name, directory="", digest=name)))
+    while not all(reading.read.done() for reading in queue._readings.values()):
+        time.sleep(0.001)
+
+    def answered() -> list[tuple[list[str], str]]:
+        return [([one.request_id for one in requests], str(error or "")) for _, requests, error in queue.answers()]
+
+    assert answered() == [(["broken"], "no adapter"), (["small"], "")]
+    assert queue.busy
+    full.clear()
+    assert answered() == [(["large"], "")]
+    assert not queue.busy
+    queue.close()

@@ -155,6 +155,17 @@ def test_the_time_of_a_cancel_is_that_of_its_call_and_of_its_answer_alone(core: 
     assert cancelled == [None, 1.5, None]
 
 
+def test_an_answer_that_ends_without_a_call_has_the_time_of_its_end(core: EngineCore, tmp_path: Path) -> None:
+    times = [10.0]
+    recorder = make(core, tmp_path / "r.jsonl", clock=lambda: times[0])
+    ask(core, recorder, "a")
+    times[0] = 14.0
+    core.cancel("a")  # as all are when an engine stops
+    finish(core, recorder)
+    [one] = read(tmp_path / "r.jsonl").traffic.requests
+    assert (one.output_tokens, one.cancelled_at_s) == (0, 4.0)
+
+
 def test_the_file_ends_at_its_limit_and_serving_goes_on(
     core: EngineCore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,6 +82,12 @@ def test_what_is_not_a_json_object_is_refused(server: RunningServer, raw: bytes)
         (COMPLETIONS, {"prompt": "a", "n": 0}, "n", "0"),
         (COMPLETIONS, {"prompt": "a", "n": 10**9}, "n", "at most"),
         (COMPLETIONS, {"prompt": "a", "seed": 10**40}, "seed", "seed"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "seed": 2**64},
+            "seed",
+            "at least -9223372036854775808 and at most 1844674407370955",
+        ),
         (COMPLETIONS, {"prompt": "a", "priority": 10**12}, "priority", "priority"),
         (COMPLETIONS, {"prompt": "a", "logprobs": 50}, "logprobs", "50"),
         (COMPLETIONS, {"prompt": "a", "logprobs": True}, "logprobs", "bool"),

@@ -88,6 +88,7 @@ def test_a_batch_goes_from_upload_to_results(client: openai.OpenAI, root: Path) 
     assert client.files.content(file.id).read() == content
     made = created(client, file.id)
     assert (made.status, made.endpoint, made.metadata) == ("validating", "/v1/completions", {"who": "me"})
+    assert (made.request_counts.completed, made.request_counts.failed) == (0, 0)
     batch = ended(client, made.id)
     counts = batch.request_counts
     assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 13, 12, 1)

@@ -6,6 +6,8 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +18,7 @@ from weft.cli import top
 from weft.memory.usage import StoreStats
 from weft.schedule.tier_values import RestoreCounts, TierStats, WriteCounts
 from weft.server.edge import EdgeLimits, HttpEdge
-from weft.server.metrics import HISTOGRAMS, EngineReport, FleetReport, Metrics, combines
+from weft.server.metrics import HISTOGRAMS, EngineReport, FleetReport, Metrics, _slot_share, combines
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
 
@@ -125,3 +127,13 @@ def test_shares_of_replicas_do_not_add_up() -> None:
     one, two = read(engines[0]).values, read(*engines).values
     assert two["kv_cache_usage_perc"] == one["kv_cache_usage_perc"] > 0
     assert two["num_requests_running"] == 2
+
+
+@pytest.mark.parametrize(("held", "cached", "available", "share"), [(3, 1, 1, 0.5), (4, 4, 0, 0.0), (0, 0, 0, 0.0)])
+def test_the_share_of_states_in_use_leaves_out_those_that_are_cached(
+    held: int, cached: int, available: int, share: float
+) -> None:
+    stats: Any = SimpleNamespace(
+        memory=SimpleNamespace(slots_held=held, slots_cached=cached, slots_available=available)
+    )
+    assert _slot_share(stats) == share

@@ -247,8 +247,11 @@ def test_an_endpoint_names_the_errors_of_what_it_does(document: dict[str, Any]) 
     assert "413" in document["paths"]["/api/blobs/{digest}"]["post"]["responses"]
 
 
-def test_an_endpoint_that_tells_of_health_has_the_same_object_with_a_503(document: dict[str, Any]) -> None:
-    responses = document["paths"]["/health"]["get"]["responses"]
+@pytest.mark.parametrize(("path", "method"), [("/health", "get"), ("/ping", "get"), ("/ping", "post")])
+def test_an_endpoint_that_tells_of_health_has_the_same_object_with_a_503(
+    document: dict[str, Any], path: str, method: str
+) -> None:
+    responses = document["paths"][path][method]["responses"]
     schemas = [responses[status]["content"]["application/json"]["schema"] for status in ("200", "503")]
     assert schemas[0] in (schemas[1], *schemas[1].get("anyOf", ()))
 
@@ -262,6 +265,18 @@ def test_a_body_of_one_shape_is_that_shape_and_one_of_two_is_either(document: di
         "TokenizePromptBody",
         "TokenizeChatBody",
     ]
+
+
+def test_a_page_of_a_list_has_twenty_entries_and_a_hundred_at_most(document: dict[str, Any]) -> None:
+    limits = [
+        parameter["schema"]
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        for parameter in operation.get("parameters", ())
+        if parameter["name"] == "limit"
+    ]
+    assert len(limits) == 3
+    assert all((one["minimum"], one["default"], one["maximum"]) == (1, 20, 100) for one in limits)
 
 
 def test_each_error_has_its_own_words(document: dict[str, Any]) -> None:

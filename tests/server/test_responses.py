@@ -232,12 +232,15 @@ def test_logprobs_are_those_of_the_message_only(server: RunningServer, *, stream
             for entry in event.get("logprobs", ())
             if event["type"] == "response.output_text.delta"
         ]
-        assert entries == events[-1]["response"]["output"][1]["content"][0]["logprobs"]
+        answer = events[-1]["response"]
+        assert entries == answer["output"][1]["content"][0]["logprobs"]
     else:
         answer = ask(server, "", **body).to_dict()
         entries = answer["output"][1]["content"][0]["logprobs"]
     assert "".join(entry["token"] for entry in entries) == "Yes."
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+    assert answer["top_logprobs"] == 2
+    assert ask(server, "say:a").to_dict()["top_logprobs"] == 0
 
 
 class Colour(pydantic.BaseModel):
@@ -313,6 +316,7 @@ def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(se
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "middle"}, "truncation"),
         ({"top_logprobs": 99}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
         ({"include": ["everything"]}, "include"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),

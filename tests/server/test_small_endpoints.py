@@ -71,7 +71,9 @@ def test_messages_become_the_tokens_that_chat_would_compute(server: RunningServe
 def test_health_ping_version_and_load_answer(server: RunningServer) -> None:
     assert (server.get("/health").status_code, server.get("/ping").status_code) == (200, 200)
     assert server.post("/ping").status_code == 200
-    assert server.get("/version").json() == {"version": weft_version()}
+    version = server.get("/version")
+    assert version.json() == {"version": weft_version()}
+    assert "server" not in version.headers, "nobody needs to know which library answers"
     assert server.get("/load").json() == {"server_load": 0, "running": 0, "waiting": 0}
 
 

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.server.running import RunningServer, eventually, running_server
 from weft.errors import ConfigError
 from weft.server.config import ServerConfig
-from weft.server.tracing import RequestTrace, RequestTracer
+from weft.server.tracing import RequestTrace, RequestTracer, check_endpoint
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -226,6 +226,13 @@ def test_what_is_no_url_of_a_collector_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-endpoint") as refused:
         ServerConfig(otlp_endpoint=url).check()
     assert repr(url) in refused.value.message
+
+
+@pytest.mark.parametrize("url", ["http://collector", "https://collector.example/v1/traces", "http://[::1]:4318"])
+def test_a_collector_has_the_port_of_its_scheme_where_none_is_named(url: str) -> None:
+    check_endpoint(url)
+    with pytest.raises(ConfigError, match="it takes the URL of a collector"):
+        check_endpoint("http://collector:0")
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

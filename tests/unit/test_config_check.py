@@ -91,6 +91,7 @@ def test_the_defaults_and_every_choice_pass() -> None:
         ("header_timeout", 0.1, 0.05),
         ("max_stored_responses", 1, 0),
         ("max_batch_lines", 1, 0),
+        ("max_buffered_mb", 1, 0),
         ("max_unread_mb", 1, 0),
         ("file_days", 0.001, 0.0),
     ],

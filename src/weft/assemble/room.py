@@ -306,4 +306,9 @@ def plan_memory(
         compress_kv=config.compress_kv,
         kv_layout=gpu.page_layout(device),
     )
-    return arena, pictures, [note] if size < asked and config.memory is not None else []
+    notes = [note] if size < asked and config.memory is not None else []
+    if not config.exact and not arena.compressed_pages and not arena.compressed_kv_bytes:
+        notes.append(
+            "--no-exact compresses nothing here: that takes a model with recurrent states, and KV of more than 8 bits."
+        )
+    return arena, pictures, notes

@@ -75,6 +75,9 @@ def command(
             answer = server.post(f"/v1/replicas/{replica}/start", named)
         else:
             answer = server.post(f"/v1/replicas/{replica}/drain", {**query, "restart": "true" if restart else "false"})
-    for row in answer.json()["data"]:
-        click.echo(f"replica {row['replica']}  {row['state']:9} {row['sequences']:5} sequences")
+    rows = answer.json()["data"]
+    several = len({row["model"] for row in rows}) > 1
+    for row in rows:
+        of_model = f"  {row['model']}" if several else ""
+        click.echo(f"replica {row['replica']}  {row['state']:9} {row['sequences']:5} sequences{of_model}")
     return 0

@@ -340,8 +340,8 @@ class Models:
         RequestError, UnknownModelError, BusyError."""
         if name is None and self.only is None:
             raise RequestError(
-                f"this server has several models ({', '.join(self.names()[:_NAMES_SHOWN])}): name one of them in the "
-                "query, ?model=NAME",
+                f"this server has several models ({', '.join(self.names()[:_NAMES_SHOWN])}): name one of them, with "
+                "?model=NAME in the query or with weft drain --model NAME",
                 param="model",
                 code="several_models",
             )

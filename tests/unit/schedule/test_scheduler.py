@@ -245,3 +245,17 @@ def test_the_arrays_of_a_plan_are_int32() -> None:
         for name in ("rows", "starts", "lengths", "slots", "tokens", "table_writes"):
             assert getattr(plan, name).dtype == np.int32, name
         assert plan.table_writes.ndim == 2
+
+
+def test_a_key_that_comes_begins_where_the_others_are() -> None:
+    """Time without requests is no credit: else a key could save it for an attack."""
+    rig = Rig(rows_max=8)
+    for name in ("a", "b"):
+        rig.submit(name, 30, max_tokens=40, ignore_eos=True, key=name)
+    for _ in range(10):
+        rig.step()
+    used_s = rig.core.scheduler.shares.used_s
+    least = min(used_s["a"], used_s["b"])
+    assert least > 0
+    rig.submit("c", 30, key="c")  # the others run, and none waits
+    assert used_s["c"] == least

@@ -13,7 +13,7 @@ from weft.memory.prefix_store import Store
 from weft.store.inbox import parcel_of
 from weft.store.ledger import token_bytes
 from weft.store.packed_store import PackedStore
-from weft.store.peer_store import NO_STORE, PeerStore
+from weft.store.peer_store import NO_STORE, QUIET_S, PeerStore
 from weft.store.renewable_store import RenewableStore
 
 OLD, NEW = b"o" * 16, b"n" * 16
@@ -153,6 +153,33 @@ def test_records_of_old_weights_are_dropped_and_refused_between_engines() -> Non
     assert store.ended() == [("waits", "the weights were replaced")]
     assert "another model" in sent(store, OLD)
     assert sent(store, NEW) == ""
+
+
+def test_an_order_ends_once_nothing_was_to_be_sent_for_a_while_after_its_prompt() -> None:
+    now_s = 100.0
+    store = PeerStore(
+        NO_STORE, OLD, page_bytes=640, state_bytes=5000, chunk_tokens=64, inbox_bytes=1 << 24, clock=lambda: now_s
+    )
+    store.plug(cast(Any, object()))
+    store.order("waits", "address", "", BASE, 0)
+    now_s += 2 * QUIET_S
+    assert store.ended() == [], "its prompt is being computed"
+    store.computed("waits", len(BASE))
+    assert store.ended() == []
+    now_s += 0.9 * QUIET_S
+    assert store.ended() == []
+    now_s += 0.2 * QUIET_S
+    [(name, why)] = store.ended()
+    assert (name, why[:19]) == ("waits", "nothing to send for")
+
+
+@pytest.mark.parametrize(("length", "why"), [(80, "what it computed is not cached any more"), (79, ""), (64, "")])
+def test_an_order_of_which_nothing_more_is_cached_ends_with_the_reason(length: int, why: str) -> None:
+    """Its receiver has 64 tokens. Of 79, whole pages reach no further; of 80, a page was lost."""
+    store = peers()
+    store.order("waits", "address", "", list(range(length)), 64)
+    store.computed("waits", 64)
+    assert store.ended() == [("waits", why)]
 
 
 def test_the_control_an_inbox_that_keeps_its_name_takes_old_records() -> None:

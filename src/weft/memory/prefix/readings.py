@@ -42,7 +42,7 @@ from weft.memory.usage import CacheShape, PrefixShape, SaltShape, ShapeSum, Size
 from weft.memory.values import NO_SLOT, NodeId
 from weft.prefix_digests import extended_digests, salt_digest
 from weft.snapshot_report import RemovedSnapshot, ReportedSnapshot, SnapshotReport
-from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, PageId, SlotId, ceil_div, pages_for
+from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, PageId, SlotId
 
 
 class KvPart(NamedTuple):
@@ -140,8 +140,7 @@ def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[Page
     form = cache.compressed_kv.form
     passed = (start - node.start) // PAGE_TOKENS
     row, skip_bytes = divmod(compressed.skip_bytes + passed * form.record_bytes, form.page_bytes)
-    count = pages_for(node.end) - start // PAGE_TOKENS
-    pages = compressed.pages[row : row + ceil_div(skip_bytes + count * form.record_bytes, form.page_bytes)]
+    pages = compressed.pages[row:]
     return KvPart(start, node.end, len(pages), True, skip_bytes), pages
 
 

@@ -117,6 +117,28 @@ def test_kv_is_compressed_in_its_own_pages_before_any_state_goes_the_longest_unr
     assert usage.cached_bytes == usage.evictable_bytes
 
 
+def test_what_a_store_reads_from_a_place_on_is_the_pages_of_each_form_behind_it() -> None:
+    memory = small_memory(10, 1, 24, cache=True, compressed_kv_share=0.5)
+    keep(memory, 0, tokens_of(0, 64))
+    keep(memory, 1, np.concatenate([tokens_of(0, 64), tokens_of(1, 64)]))
+    assert start(memory, 2, np.concatenate([tokens_of(0, 64), tokens_of(2, 16)])) is not None  # it reads the front
+    for seq in range(3, 9):
+        keep(memory, seq, tokens_of(seq, 64))
+    assert not short(memory, memory.usage().pages_available + 1).evicted
+    state = memory._state.cache
+    [node] = [node for node in state.tree.nodes() if node.end == 128]
+    front, packed = node_of(memory, 0).pages, state.compressed_kv.by_node[node.id].pages
+    assert len(packed) == 2, "four records in the bytes of two pages"
+    cases = ((0, front, packed), (16, front[1:], packed), (80, [], packed), (96, [], packed[1:]))
+    for begin, exact, compressed in cases:
+        contents = memory.snapshot_contents(node.id, begin)
+        assert contents is not None
+        assert list(contents.pages) == [*exact, *compressed]
+        assert [(part.start, part.end, part.row_count) for part in contents.parts] == [
+            part for part in ((begin, 64, len(exact)), (max(begin, 64), 128, len(compressed))) if part[2]
+        ]
+
+
 def test_what_somebody_is_sure_to_come_for_is_not_compressed() -> None:
     memory = kept(8)
     transaction = memory.transaction()

@@ -307,6 +307,20 @@ def test_the_audit_of_the_policy_sees_a_snapshot_without_a_record() -> None:
         bench.value.audit(bench.states)
 
 
+def test_the_audit_of_the_policy_sees_two_snapshots_of_one_record() -> None:
+    bench = Bench("value", 20)
+    for first in (1, 2, 3):
+        bench.ask(prompt((first, 90)))
+    bench.value.audit(bench.states)
+    first, second, third = bench.states
+    rows = bench.value._rows
+    for copied, to in ((first, second), (third, second), (second, first)):
+        right, rows[to] = rows[to], rows[copied]
+        with pytest.raises(AssertionError, match="share a record"):
+            bench.value.audit(bench.states)
+        rows[to] = right
+
+
 class Liar(Policy):
     """Names nodes without a snapshot, the same twice, and never all."""
 
