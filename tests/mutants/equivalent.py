@@ -419,6 +419,31 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "one line comes and no other, so nothing is read ahead",
     ),
     (
+        "src/weft/server/served_model.py",
+        "if self.pictures is not None and request.pictures:",
+        "if self.pictures is not None or request.pictures:",
+        "no pictures are shown without one, and a request with one to a model that reads none was refused before",
+    ),
+    (
+        "src/weft/server/served_model.py",
+        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[:16]",
+        "return bytes.fromhex(tokenizer_digest(tokenizer_path(directory)))[: 17]",
+        NAME,
+    ),
+    (
+        "src/weft/server/models.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=False, slots=True)",
+        FROZEN,
+    ),
+    (
+        "src/weft/server/on_demand.py",
+        "@dataclass(frozen=True, slots=True)",
+        "@dataclass(frozen=True, slots=False)",
+        FROZEN,
+    ),
+    ("src/weft/server/on_demand.py", "_LINES_AT_ONCE = 64", "_LINES_AT_ONCE = 63", BOUND),
+    (
         "src/weft/rpc/queues.py",
         "continue",
         "break",

@@ -31,6 +31,7 @@ from weft.config import EngineConfig
 from weft.models.hub import resolve_model
 from weft.planning.residency import Resident
 from weft.server.config import ServerConfig
+from weft.server.launch import EXIT_OK
 from weft.server.models import ListedModel
 from weft.server.on_demand import OnDemandModel
 from weft.server.page import page_files
@@ -228,6 +229,9 @@ def test_a_model_that_does_not_load_fails_its_requests_alone(server: RunningServ
     assert "tried again in" in again.json()["error"]["message"]
     assert say(server, "one").status_code == 200
     assert states(server)["broken"] == "failed"
+    reasons = {card["id"]: card.get("reason") for card in server.get("/v1/models").json()["data"]}
+    assert "tokenizer" in str(reasons["broken"])
+    assert reasons["one"] is None, "a model that answers has no reason"
 
 
 def test_a_killed_engine_of_one_model_does_not_hurt_the_other(server: RunningServer) -> None:
@@ -464,7 +468,10 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
         assert full.json()["error"]["code"] == "queue_full"
         assert "limits.max_queued_requests" in full.json()["error"]["message"]
         assert int(full.headers["retry-after"]) >= 1
-        server.stop()
+        server.interrupt()
+        assert eventually(lambda: server.process.poll() is not None)
+        assert server.process.returncode == EXIT_OK, "a load that is cancelled is no failure of the stop"
+        assert "Traceback" not in server.output
 
 
 @pytest.mark.parametrize(

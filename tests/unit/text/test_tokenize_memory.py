@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from weft.errors import QueueFullError
 from weft.server.protocol import name_key
 from weft.server.served_model import ServedModel
 from weft.server.tokenize_budget import TextTooLongError, TokenizeBudget
+from weft.text.template_worker import ChatPrompt
 from weft.text.text_parts import PART_CHARS, PARTS_TOGETHER
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 MIB = 1 << 20
 WORDS = "the cat sat on the mat and saw "
@@ -104,3 +106,17 @@ async def test_a_text_that_is_cut_is_not_read_to_its_end(text: str, at_start: bo
         whole, tokens = tokenizer().encode(text), tokenizer().encode(part)
         assert (tokens[:2000] == whole[:2000]) if at_start else (tokens[-2000:] == whole[-2000:])
     assert await asyncio.wait_for(model.part_for_cut("short", 2000, at_start=at_start), 1) == "short"
+
+
+@pytest.mark.parametrize("places", [{"ends": [9]}, {"marks": [9]}, {}])
+def test_a_long_conversation_with_places_is_tokenized_as_a_whole(places: dict[str, list[int]]) -> None:
+    """Tokens of parts would not say which of them ends at a place."""
+    asked: list[bool] = []
+
+    async def encode_long(encode: object, text: str, *, whole: bool = False) -> None:
+        asked.append(whole)
+
+    prompt = ChatPrompt(text=WORDS * LONG_TEXT_CHARS, **{"ends": [], "marks": [], **places})
+    served: Any = SimpleNamespace(tokenizer=None, _encode_long=encode_long)
+    asyncio.run(ServedModel.encode_chat(served, prompt, add_special_tokens=False))
+    assert asked == [bool(places)]
