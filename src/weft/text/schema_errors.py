@@ -44,6 +44,8 @@ def explained(reason: str, grammar: str) -> str:
     text of a ``Grammar``."""
     match = _KEYWORDS.search(reason)
     keywords = json.loads(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
+    if not keywords:
+        return reason
     schemas = [one["json_schema"] for one in json.loads(grammar)["grammars"] if "json_schema" in one]
     for keyword in keywords:
         place = next((place for schema in schemas for place in _places_of(schema, keyword, "#")), None)
