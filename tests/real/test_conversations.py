@@ -66,9 +66,10 @@ WEATHER: Any = {
 
 def test_a_simple_question_has_the_right_answer(plain_server: RunningServer) -> None:
     client = ollama.Client(host=plain_server.url)
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    # Another token is 0.25 behind or more at each step, on each instruction set: others tie in bfloat16.
+    question = [{"role": "user", "content": "How many legs has a dog?"}]
     said = client.chat(model="default", messages=question, options={"temperature": 0})
-    assert said.message.content == "The capital of France is Paris."
+    assert said.message.content == "The answer is 4. A dog has 4 legs."
 
 
 WITH_IDS = {"return_token_ids": True}
