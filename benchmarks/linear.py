@@ -177,10 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--errors", action="store_true")
     parser.add_argument("--json", type=Path, help="write the table to this file")
     parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--kernels", help="an instruction set in place of the best one, such as portable")
     args = parser.parse_args(argv)
     if args.busy:
         args.threads = 1
     torch.set_num_threads(args.threads)
+    if args.kernels is not None:
+        native.extension().use(args.kernels)
     native.set_threads(args.threads)
     torch.manual_seed(0)
     if args.errors:

@@ -296,7 +296,8 @@ class AnswerReader:
 
 
 class AnswerPlan(msgspec.Struct, frozen=True):
-    """``grammar``: what the answer must match. ``shown_ids``: special tokens that stay in its text."""
+    """``grammar``: what the answer must match. ``shown_ids``: special tokens that stay in its text. ``_is_sure``: the
+    grammar writes the calls, so that none breaks off; one that bounds the reasoning alone does not."""
 
     grammar: Grammar | None
     shown_ids: frozenset[int]
@@ -309,6 +310,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _channels: channels.ChannelFormat | None = None
     _header: str | None = None
     """Of a message that the prompt has begun."""
+    _is_sure: bool = False
 
     def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:
         """``eager``: for a stream, see ``ToolCallReader``."""
@@ -322,17 +324,13 @@ class AnswerPlan(msgspec.Struct, frozen=True):
                 thinks=self._reasoning is not None,
                 single=self._single,
                 eager=eager and not custom,
-                is_sure=self.grammar is not None,
+                is_sure=self._is_sure,
             )
         elif self._reasoning is not None:
             splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
         if self._calls is not None and messages is None:
             calls = ToolCallReader(
-                self._calls,
-                self._tools,
-                eager=eager and not custom,
-                single=self._single,
-                is_sure=self.grammar is not None,
+                self._calls, self._tools, eager=eager and not custom, single=self._single, is_sure=self._is_sure
             )
             if splitter is not None:
                 whole = ToolCallReader(self._calls, self._tools, eager=False, single=self._single)
@@ -422,6 +420,7 @@ class Dialect:
         if self.channels is not None:
             return self._plan_channels(self.channels, calls, tools, choice, several_calls, grammar, prompt, budget)
         wanted = self._grammar(calls, tools, choice, several_calls, grammar)
+        is_sure = wanted is not None
         row = self.reasoning
         inside = row is not None and begins_inside(row, prompt, continued)
         if row is not None and (inside or not self._closed(row, prompt, continued)):
@@ -445,6 +444,7 @@ class Dialect:
             tuple(tools),
             not several_calls,
             self._tokenizer,
+            _is_sure=is_sure,
         )
 
     def _plan_channels(
@@ -489,6 +489,7 @@ class Dialect:
             self._tokenizer,
             row,
             header,
+            called is not None or grammar is not None,
         )
 
     @staticmethod

@@ -35,7 +35,8 @@ INSTEAD = {
 _NAMES_OF_PARTS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _PARTS = ("items", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames")
 _LISTS_OF_PARTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_KEYWORDS = re.compile(r"Unimplemented keys: (\[.*\])")
+_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_KEYWORD = re.compile(r'"([$\w]+)"')
 _ONE_OF = "oneOf constraints are not supported"
 
 
@@ -43,7 +44,7 @@ def explained(reason: str, grammar: str) -> str:
     """Return the compiler's ``reason`` with the place and the remedy of the keyword that it is about. ``grammar``: the
     text of a ``Grammar``."""
     match = _KEYWORDS.search(reason)
-    keywords = json.loads(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
+    keywords = _KEYWORD.findall(match[1]) if match else ["oneOf"] if _ONE_OF in reason else []
     if not keywords:
         return reason
     schemas = [one["json_schema"] for one in json.loads(grammar)["grammars"] if "json_schema" in one]

@@ -197,3 +197,16 @@ def test_a_budget_out_of_bounds_names_the_field_of_its_api(budget: int) -> None:
     )
     with pytest.raises(RequestError, match=rf"thinking\.budget_tokens is {budget}; it may be 0 to"):
         read_chat(fields, template_variables=())
+
+
+def test_a_budget_alone_makes_no_call_sure(writer: Writer) -> None:
+    """A stream holds the beginning of a call back, as without a budget: what breaks off is content."""
+    broken = '</think><tool_call>{"name": "get_time", "arguments": {"x": and so on'
+    prompt, dialect = "Hello.<think>", writer.dialect(FORMATS[0])
+    for budget, choice in ((None, "auto"), (5, "auto")):
+        plan = dialect.plan(prompt, tools=TOOLS, choice=ToolChoice(choice), budget=budget)
+        reader = plan.reader(eager=True)
+        events = [event for piece in (broken[:50], broken[50:]) for event in reader.read(piece, [1], None)]
+        assert [event.block.kind for event in events if event.block.is_call] == []
+    required = dialect.plan(prompt, tools=TOOLS, choice=ToolChoice("required"), budget=5).reader(eager=True)
+    assert any(event.block.is_call for event in required.read(broken, [1], None)), "a grammar of calls does"
