@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
@@ -103,10 +104,14 @@ def test_each_api_has_its_own_name_for_it(server: RunningServer) -> None:
         {"input": "Why?", "max_output_tokens": 80, "reasoning": {"max_tokens": 17}, "store": False, "temperature": 0},
     ).json()
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 17 + MARKERS
-    message = server.post(
-        "/v1/messages", {"messages": QUESTION, "max_tokens": 80, "thinking": {"type": "enabled", "budget_tokens": 17}}
+    client = anthropic.Anthropic(base_url=server.url, api_key="any")
+    message = client.messages.with_raw_response.create(
+        model="default",
+        max_tokens=80,
+        messages=[{"role": "user", "content": "Why is the sky blue?"}],
+        thinking={"type": "enabled", "budget_tokens": 17},
     )
-    assert [block["type"] for block in message.json()["content"]] == ["thinking", "text"]
+    assert [block.type for block in message.parse().content] == ["thinking", "text"]
     assert "x-weft-ignored" not in message.headers
     low = server.post(
         "/api/chat",
