@@ -18,7 +18,7 @@ from weft.server import early_checks
 from weft.server.batches.routes import BatchBody
 from weft.server.completions import CompletionBody
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_adapters, check_early
+from weft.server.early_checks import check_adapters, check_early, make_directories
 from weft.server.protocol import read_body
 
 
@@ -46,9 +46,18 @@ def test_a_flag_that_cannot_work_is_said_before_weights_are_read(
     monkeypatch.chdir(tmp_path)
     Path("FILE").write_text("")
     with pytest.raises(UserError, match=said) as caught:
-        check_early(EngineConfig(**engine), ServerConfig(**server)) or check_adapters(EngineConfig(**engine))
+        _check_in_order(EngineConfig(**engine), ServerConfig(**server))
     assert "Errno" not in caught.value.message
     check_early(EngineConfig(threads=2, store="new/store"), ServerConfig(record="x"))
+    assert not Path("new").exists()
+    make_directories(EngineConfig(threads=2, store="new/store"))
+    assert Path("new/store").is_dir()
+
+
+def _check_in_order(engine: EngineConfig, server: ServerConfig) -> None:
+    check_early(engine, server)
+    check_adapters(engine)
+    make_directories(engine)
 
 
 def test_other_values_that_cannot_work_name_their_flag() -> None:

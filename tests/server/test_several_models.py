@@ -480,19 +480,26 @@ def test_who_waits_for_a_load_is_bounded(home: Path) -> None:
         ({"tp": 3}, {}, "--tp is 3"),
         ({}, {"served_model_name": ("x",)}, "--served-model-name"),
         ({}, {"http_workers": 2}, "--http-workers"),
-        ({"store": "/nowhere", "store_size": "20MB"}, {}, "--store-size 20MB is too small for 2 models"),
+        ({"store": "no-such-store", "store_size": "20MB"}, {}, "--store-size 20MB is too small for 2 models"),
         ({"memory": "1MB"}, {}, "--memory of all models together is 977 KiB"),
         ({"lora": ["x=/nowhere"]}, {}, "MODEL/NAME=path"),
         ({}, {"keep_alive": "soon"}, "limits.keep_alive"),
     ],
 )
 def test_what_several_models_cannot_have_is_said_before_anything_listens(
-    engine: dict[str, Any], server: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+    engine: dict[str, Any],
+    server: dict[str, Any],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from weft.server.launch import EXIT_CONFIG, serve
 
+    monkeypatch.chdir(tmp_path)
     models = ("a=" + str(checkpoint("qwen3_5")), "b=" + str(checkpoint("lfm2")))
     assert serve(EngineConfig(**engine), ServerConfig(**server), models) == EXIT_CONFIG
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+    assert not Path("no-such-store").exists(), "a start that is refused makes no directory"

@@ -29,21 +29,27 @@ LEAST_BOUND = 16
 
 
 def check_early(engine: EngineConfig, server: ServerConfig) -> None:
-    """Raises ConfigError that names the flag."""
+    """Raise ConfigError that names the flag. Nothing is written."""
     _check_count("--threads", engine.threads)
     _check_count("--http-workers", server.http_workers)
     _check_count("--replicas" if server.roles is None else "--roles", server.own_replicas)
     if engine.store is not None and is_bucket(engine.store):
         check_location(engine.store)
-    else:
-        _check_directory("--store", engine.store)
-    _check_directory("--weights-cache", engine.weights_cache)
-    _check_directory("cache.store_cache", engine.store_cache)
     recording = server.recording()
     if recording is not None and not Path(recording.file).parent.is_dir():
         raise ConfigError(
             f"--record {recording.file}: there is no directory {Path(recording.file).parent}", param="--record"
         )
+
+
+def make_directories(engine: EngineConfig) -> None:
+    """Make the directories that the flags name, after all other checks: a start that is refused leaves none behind.
+
+    Raise ConfigError that names the flag where one cannot be made."""
+    if engine.store is not None and not is_bucket(engine.store):
+        _make_directory("--store", engine.store)
+    _make_directory("--weights-cache", engine.weights_cache)
+    _make_directory("cache.store_cache", engine.store_cache)
 
 
 def check_adapters(engine: EngineConfig) -> None:
@@ -80,8 +86,8 @@ def _check_count(flag: str, value: int | None) -> None:
         )
 
 
-def _check_directory(flag: str, location: str | None) -> None:
-    """Make a directory that does not exist."""
+def _make_directory(flag: str, location: str | None) -> None:
+    """Make the directory and its parents. Raise ConfigError that names the flag."""
     if location is None:
         return
     path = Path(location).expanduser()

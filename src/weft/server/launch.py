@@ -47,7 +47,7 @@ from weft.rpc.link import new_token, read_or_create_token, tcp_address
 from weft.schedule.snapshots import parse_snapshots
 from weft.server.banner import print_banner
 from weft.server.config import ServerConfig
-from weft.server.early_checks import check_adapters, check_device, check_early
+from weft.server.early_checks import check_adapters, check_device, check_early, make_directories
 from weft.server.fleets import ALL_HOSTS, new_fleet
 from weft.server.listening import listen_at, listening, own_url, tls_context
 from weft.server.running import Announcement
@@ -117,6 +117,7 @@ def _prepared(
             markup=False,
             highlight=False,
         )
+    make_directories(engine_config)
     listener = until_end.enter_context(listening(server_config))
     progress = StartProgress(console)
     link = joining(server_config, console)
@@ -146,6 +147,7 @@ def _on_demand(
     needs = [source.need for source in sources]
     # Models that come later need room, so with --pulled no model has more than it asks for.
     shares = {need.name: share_of(need, memory) for need in needs} if config.pulled else share_out(needs, memory)
+    make_directories(engine)
     listener = until_end.enter_context(listening(config))
     hosted = OnDemandModels(
         sources,

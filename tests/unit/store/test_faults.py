@@ -229,6 +229,7 @@ def test_a_full_disk_keeps_its_reserve_and_the_store_grows_when_there_is_room() 
     store = opened(PLACE, disk=disk, reserve_bytes=2 << 20, capacity_bytes=64 << 20)
     tickets = [put(store, prompt(256, seed)) for seed in range(60)]
     assert tickets[0] is not None
+    event_of(store, tickets[0])  # its volume is on the disk now
     assert store.stats().dropped["store_full"] > 5
     assert len([path for path in disk.files if path.parent.name == "volumes"]) == 1
     disk.free = 1 << 30
