@@ -52,7 +52,7 @@ def test_pictures_and_code_are_no_complaint(path: str, text: str) -> None:
     assert prose_complaints(Source(path, text)) == []
 
 
-CEILINGS = dict(zip(DIALECT, (252, 257, 414), strict=True))
+CEILINGS = dict(zip(DIALECT, (231, 232, 385), strict=True))
 """Occurrences in src/weft. They only fall: a change that removes some lowers the number in the same commit."""
 
 
