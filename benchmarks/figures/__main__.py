@@ -1,6 +1,6 @@
 """Measure the figures of the README on this machine: ``make figures``.
 
-    parts.py   a benchmark, its rows of the table    --run-->   benchmarks/results/figures-KIND.json   --table-->   README.md
+    parts.py: a benchmark and its rows   --run-->   benchmarks/results/figures-KIND.json   --table-->   README.md
 
 KIND is a kind of CPU, such as ``amd-zen-4``: the table has a column for each file. Each part says the commit, the day,
 and the share of the machine that other programs used meanwhile. A figure that was not measured is left empty.

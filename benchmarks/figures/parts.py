@@ -45,6 +45,10 @@ class Part:
         return [sys.executable, "-m", *(word.format(json=file, env=env) for word in self.words)]
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def _prefix(result: Any) -> Figures:
     def ratio(pair: Any, key: str) -> float:
         return median(off[key] / on[key] for off, on in zip(pair["off"], pair["on"], strict=True))
@@ -146,11 +150,11 @@ PARTS = (
     Part(
         "memory",
         ("benchmarks.useful_bytes", "--json", "{json}"),
-        lambda result: {"least_useful": min(row["full"] for rows in result.values() for row in rows)},
+        lambda result: {"least_useful": min(row["churned"] for rows in result.values() for row in rows)},
         (
             Row(
-                "bytes of a full arena that are useful, six models",
-                lambda f: f"at least {f['least_useful']:.1%}",
+                "useful bytes of a full arena after rounds of random lengths, six models",
+                lambda f: f"at least {_percent(f['least_useful'])}",
                 "`python -m benchmarks.useful_bytes`",
             ),
         ),
@@ -162,7 +166,7 @@ PARTS = (
         (
             Row(
                 "recall of the embedded model at 2,048 tokens, exact answers",
-                lambda f: f"{f['accuracy']:.1%}",
+                lambda f: _percent(f["accuracy"]),
                 "`weft eval recall --length 2048 --questions 50`",
             ),
         ),
@@ -210,10 +214,9 @@ PARTS = (
     ),
     Part(
         "peers",
-        (
-            "benchmarks.peers.serve", "--only", "a,b", "--engines", "weft,vllm,llama", "--rounds", "2",
-            "--env", "{env}", "--json", "{json}",
-        ),  # fmt: skip
+        tuple(
+            "benchmarks.peers.serve --only a,b --engines weft,vllm,llama --rounds 2 --env {env} --json {json}".split()
+        ),
         _peers,
         (
             _peer_row("lfm2", "LFM2-350M-like"),
@@ -235,5 +238,5 @@ PARTS = (
         ),
         needs_peers=True,
     ),
-)  # fmt: skip
+)
 """All parts, in the order of the README's rows."""

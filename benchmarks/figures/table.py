@@ -30,7 +30,7 @@ def circumstances(report: dict[str, Any]) -> str:
     parts = report["parts"].values()
     commits = sorted({f"{part['commit']} ({part['day']})" for part in parts})
     others = max(part["others"] for part in parts)
-    load = "no other load" if others < QUIET else f"other programs used up to {others:.0%} of it"
+    load = "no other load" if others < QUIET else f"other programs used up to {100 * others:.0f} % of it"
     return f"{report['kind']}: {report['cores']} cores, {load}, torch {report['torch']}, commit {', '.join(commits)}."
 
 
