@@ -40,6 +40,10 @@ MEASURED_FILES = ("benchmarks/results/", "README.md")
 """Files that a run writes: a change of any other file has to be committed first."""
 
 
+class Failed(Exception):
+    """A benchmark that ended with an error; says the end of its output."""
+
+
 def cpu_kind(cpuinfo: str) -> str:
     """Return the kind of CPU that ``/proc/cpuinfo`` describes, such as "AMD Zen 4" or "Intel with AMX"."""
     facts = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", cpuinfo, flags=re.MULTILINE)[::-1])
@@ -83,7 +87,7 @@ def own_seconds() -> float:
 
 
 def measured(part: Part, env: Path, commit: str) -> dict[str, Any]:
-    """Run the benchmark of ``part`` and return its figures with their circumstances. Raise Absent, SystemExit."""
+    """Run the benchmark of ``part`` and return its figures with their circumstances. Raise Absent, Failed."""
     if part.needs_peers:
         environment = Environment(env)
         environment.python()
@@ -96,7 +100,7 @@ def measured(part: Part, env: Path, commit: str) -> dict[str, Any]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         seconds = time.monotonic() - began
         if done.returncode:
-            raise SystemExit(f"{part.name} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise Failed(f"{part.name} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         others = busy_seconds() - busy - (own_seconds() - own)
         result = json.loads(file.read_text(encoding="utf-8") if file.exists() else done.stdout)
     return {
@@ -121,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     if unknown := set(asked.only) - set(names):
         parser.error(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(names)}")
+    failed: list[str] = []
     if not asked.table:
         kind = cpu_kind(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         file = RESULTS / f"figures-{re.sub(r'[^a-z0-9]+', '-', kind.lower()).strip('-')}.json"
@@ -135,10 +140,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 report["parts"][part.name] = measured(part, asked.env, commit)
             except Absent as error:
                 print(f"{part.name} is left out: {error}", file=sys.stderr)
-                continue
+            except Failed as error:
+                print(error, file=sys.stderr)
+                failed.append(part.name)
             file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     README.write_text(write_table(README.read_text(encoding="utf-8")), encoding="utf-8")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

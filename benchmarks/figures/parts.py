@@ -35,14 +35,14 @@ class Part:
     """A benchmark and its rows. ``words`` are its command line, in which {json} and {env} are paths."""
 
     name: str
-    words: tuple[str, ...]
+    words: str
     read: Callable[[Any], Figures]
     rows: tuple[Row, ...]
     needs_peers: bool = False
 
     def command(self, file: Path, env: Path) -> list[str]:
         """Return the command line that writes its result to ``file`` or prints it."""
-        return [sys.executable, "-m", *(word.format(json=file, env=env) for word in self.words)]
+        return [sys.executable, "-m", *(word.format(json=file, env=env) for word in self.words.split())]
 
 
 def _percent(share: float) -> str:
@@ -64,7 +64,7 @@ def _prefix(result: Any) -> Figures:
 
 
 def _restart(result: Any) -> Figures:
-    [row] = [row for row in result if row["prompt_tokens"] == 4000 and row["start"] == "restart"]
+    [row] = [row for row in result if row["tokens"] == 4000 and row["life"] == "restart"]
     return {"of_cold": row["of_cold"]}
 
 
@@ -132,7 +132,7 @@ def _real_cell(figures: Mapping[str, float]) -> str:
 PARTS = (
     Part(
         "prefix",
-        ("benchmarks.prefix", "--json", "{json}"),
+        "benchmarks.prefix --json {json}",
         _prefix,
         (
             Row(
@@ -149,7 +149,7 @@ PARTS = (
     ),
     Part(
         "memory",
-        ("benchmarks.useful_bytes", "--json", "{json}"),
+        "benchmarks.useful_bytes --json {json}",
         lambda result: {"least_useful": min(row["churned"] for rows in result.values() for row in rows)},
         (
             Row(
@@ -161,7 +161,7 @@ PARTS = (
     ),
     Part(
         "recall",
-        ("weft", "eval", "recall", "--length", "2048", "--questions", "50", "--json"),
+        "weft eval recall --length 2048 --questions 50 --json",
         lambda result: {"accuracy": result["accuracy"], "asked": result["asked"]},
         (
             Row(
@@ -173,7 +173,7 @@ PARTS = (
     ),
     Part(
         "restart",
-        ("benchmarks.restart", "--json", "{json}"),
+        "benchmarks.restart --json {json}",
         _restart,
         (
             Row(
@@ -185,7 +185,7 @@ PARTS = (
     ),
     Part(
         "speculation",
-        ("benchmarks.speculation", "--family", "lfm2", "--bits", "16", "--tokens", "300", "--json", "{json}"),
+        "benchmarks.speculation --family lfm2 --bits 16 --tokens 300 --json {json}",
         lambda result: {"ratio": result["ratio"]},
         (
             Row(
@@ -197,7 +197,7 @@ PARTS = (
     ),
     Part(
         "serve",
-        ("benchmarks.serve", "--json", "{json}"),
+        "benchmarks.serve --json {json}",
         _serve,
         (
             Row(
@@ -214,9 +214,7 @@ PARTS = (
     ),
     Part(
         "peers",
-        tuple(
-            "benchmarks.peers.serve --only a,b --engines weft,vllm,llama --rounds 2 --env {env} --json {json}".split()
-        ),
+        "benchmarks.peers.serve --only a,b --engines weft,vllm,llama --rounds 2 --env {env} --json {json}",
         _peers,
         (
             _peer_row("lfm2", "LFM2-350M-like"),
@@ -227,7 +225,7 @@ PARTS = (
     ),
     Part(
         "real",
-        ("benchmarks.peers.real", "--engines", "weft,llama", "--env", "{env}", "--json", "{json}"),
+        "benchmarks.peers.real --engines weft,llama --env {env} --json {json}",
         _real,
         (
             Row(
