@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from benchmarks.figures.parts import PARTS
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _BEGIN, _END = "<!-- figures: make figures -->\n", "<!-- end of figures -->\n"
+LINE_MAX = 118
+"""Characters of a line of the README."""
 QUIET = 0.03
 """Share of a machine, from 0 to 1: where other programs used less, it counts as quiet."""
 
@@ -46,7 +49,8 @@ def figures_table(made: list[dict[str, Any]]) -> str:
                 rows.append([row.what, *cells, row.repeat])
     lines = ["| " + " | ".join(row).replace("|  |", "| |") + " |" for row in rows]
     lines[1] = "|" + "---|" * len(rows[0])
-    return "\n".join(lines) + "\n\n" + "\n".join(circumstances(report) for report in made) + "\n"
+    said = "\n\n".join(textwrap.fill(circumstances(report), LINE_MAX) for report in made)
+    return "\n".join(lines) + f"\n\n{said}\n"
 
 
 def write_table(page: str) -> str:
