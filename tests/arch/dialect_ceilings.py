@@ -21,7 +21,7 @@ RATES = dict(zip(HABITS, (0.5, 0.5, 0.2, 0.2, 0.2, 0.2), strict=True))
 
 # fmt: off
 CEILINGS: dict[str, tuple[int, ...]] = {
-    "README.md": (0, 16, 1, 0, 1, 0),
+    "README.md": (0, 17, 1, 0, 1, 0),
     "docs/adding-a-model.md": (1, 14, 2, 0, 1, 0),
     "docs/agents.md": (0, 6, 0, 0, 2, 0),
     "docs/architecture.md": (0, 19, 5, 0, 12, 0),
