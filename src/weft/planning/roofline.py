@@ -205,7 +205,7 @@ def _seconds(latency: str, text: str) -> float:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", latency)
     if match is None:
         raise ConfigError(
-            f"--store {text!r}: {latency!r}is not a latency: write a number with us, ms or s, for example 100us",
+            f"--store {text!r}: {latency!r} is not a latency: write a number with us, ms or s, for example 100us",
             param="--store",
         )
     return float(match.group(1)) * _UNITS_S[match.group(2)]

@@ -82,7 +82,7 @@ def parse_sources(text: str) -> tuple[SourceName, ...]:
     for name in names:
         if name not in SOURCES:
             raise ConfigError(
-                f"--speculate is {text!r}, and {name!r}is not a source of drafts; it may be "
+                f"--speculate is {text!r}, and {name!r} is not a source of drafts; it may be "
                 f"auto, off, or a list of {', '.join(SOURCES)}",
                 param="--speculate",
             )
