@@ -10,14 +10,14 @@
 //     odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
 //                and one behind all places at the end of each tile's
 //
-// Nothing is added in another order than in tiles.inl, so sums are those of plain tiles to the last bit. Where a unit
+// Nothing is added in another order than in tiles.hpp, so sums are those of plain tiles to the last bit. Where a unit
 // becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
 //
 //     under 96 rows of x   in registers, each time that it is multiplied
 //       block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
 //                          unit of both tiles at a time
 //       x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
-//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
+//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.hpp
 //       ahead              a unit of both tiles asks for the next one into the L1 cache, and for lines further on into
 //                          the L2 cache
 //     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
@@ -33,6 +33,9 @@
 // tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
 // Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
 // one.
+#pragma once
+
+#include "tiles.hpp"
 
 namespace weft {
 namespace {
@@ -187,7 +190,7 @@ WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block
   store_twelve_bit<ROWS>(args, tile, block.first, sums);
 }
 
-// The same by float32 products of widened weights, in the order of tiles.inl.
+// The same by float32 products of widened weights, in the order of tiles.hpp.
 template <int ROWS, bool OWN>
 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<float>& block, Fetched fetched) {
   constexpr int TILES = kTwelveBitTiles;
@@ -301,7 +304,7 @@ void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first,
   twelve_bit_item<X>(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
 }
 
-// Four tiles from ``tile`` on into room of this thread, as they are in tiles.inl.
+// Four tiles from ``tile`` on into room of this thread, as they are in tiles.hpp.
 const bf16* unpacked_item(const Weight& weight, int64_t tile) {
   static thread_local std::vector<Half> room;
   const int64_t units = weight.in / kUnitColumns;

@@ -1,14 +1,17 @@
 // Products of bfloat16 rows where a matrix unit multiplies: x is laid out once, and pieces are jobs of the threads.
 //
 //     weights                  pieces               1 or 2 rows     more rows: by the unit
-//     bfloat16, 12 bits        matrix_pieces.inl    by the unit     4 tiles of W and a part of the rows of x
-//     fp8, tables of 4 bits    matrix_pieces.inl    by vectors      the same
-//     int8, int6, int4         code_pieces.inl      by vectors      the same
+//     bfloat16, 12 bits        matrix_pieces.hpp    by the unit     4 tiles of W and a part of the rows of x
+//     fp8, tables of 4 bits    matrix_pieces.hpp    by vectors      the same
+//     int8, int6, int4         code_pieces.hpp      by vectors      the same
 //
 //     few rows    x in float32, [rows][columns, zeros up to a step]
 //     more rows   x in tiles of the unit, [blocks of 16 rows][steps of 32 columns][16 rows][32 columns]
 //
 // Products of many experts are one job: the threads are busy alike whichever expert has the rows.
+#pragma once
+
+#include "code_pieces.hpp"
 
 namespace weft {
 namespace {

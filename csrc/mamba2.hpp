@@ -8,9 +8,14 @@
 //                      across at the end, 16 at once
 //
 // A row needs nothing of another, so tokens go inside: between them S stays where it is and only B and C are
-// loaded. As in gated_delta.inl the arithmetic is the recurrence itself: no cut of a prompt changes a bit, and a tap
+// loaded. As in gated_delta.hpp the arithmetic is the recurrence itself: no cut of a prompt changes a bit, and a tap
 // is a copy. States are read and written in place. A decode reads all states of a batch out of memory: there a
 // thread asks for those of its next item while it computes.
+#pragma once
+
+#include "flush_denormals.hpp"
+#include "kv_numbers.hpp"
+#include "rounding.hpp"
 
 namespace weft {
 namespace {

@@ -9,7 +9,7 @@
 //     more rows   a chunk, 256 columns of 2 tiles of W, becomes bfloat16 in the L1 cache once for all rows of a piece;
 //                 the unit adds up a group from zero, and vectors add the scaled sum to the totals
 //
-// Minimums of codes are taken off the totals at the end (matrix_pieces.inl).
+// Minimums of codes are taken off the totals at the end (matrix_pieces.hpp).
 // So a row of x has the same bits in any batch, by vectors as by the unit. Denormals are zeros in both.
 //
 // What scales cost the unit, for 2 x 2 tiles: 4 products of 16 cycles in 32 columns, and for each group 64 stores of sums
@@ -19,6 +19,9 @@
 // Rejected: scales multiplied into the bfloat16 weights, as oneDNN's path did (they lose 8 of 16 bits, and the unit
 // gains nothing in int8); a weight as a sum of two bfloat16 (exact in int4, but twice the products: the time of the
 // stores); products of bytes by the unit, whose x has a scale for 32 columns (the same stores, and x loses bits).
+#pragma once
+
+#include "matrix_pieces.hpp"
 
 namespace weft {
 namespace {

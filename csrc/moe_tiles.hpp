@@ -1,5 +1,5 @@
 // Mixture of experts whose matrices lie in float tiles, plain or in 12 bits: products of many experts as one job. int8
-// and int4 too, where a matrix unit multiplies their codes by bfloat16 (code_pieces.inl).
+// and int4 too, where a matrix unit multiplies their codes by bfloat16 (code_pieces.hpp).
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
 //     1   x of each pair                         rows beside each other, so that an expert's are one matrix
@@ -9,10 +9,14 @@
 //     5   each token                             its choices weighted and added in float32, in the router's order
 //
 // An item is 64 rows of an expert and all rows of x that chose it: one thread reads the weights once, from memory, and
-// all experts and threads are busy alike. Every product has the bits of that expert alone (tiles.inl, twelve_bit.inl,
-// matrix_products.inl), so a token's bits do not depend on its company. Roundings are those of separate products.
+// all experts and threads are busy alike. Every product has the bits of that expert alone (tiles.hpp, twelve_bit.hpp,
+// matrix_products.hpp), so a token's bits do not depend on its company. Roundings are those of separate products.
 //
 // Rejected: keeping inner in float32 (the unit and the products of pairs take bfloat16 alone).
+#pragma once
+
+#include "matrix_products.hpp"
+#include "moe_routing.hpp"
 
 namespace weft {
 namespace {

@@ -1,5 +1,5 @@
 // Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp). What
-// matrix_products.inl cuts a product into; code_pieces.inl has the pieces of int8 and int4.
+// matrix_products.hpp cuts a product into; code_pieces.hpp has the pieces of int8 and int4.
 //
 // x is copied once into tiles of the unit; W lies in them already. One row of x takes the time of sixteen, and that is the
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
@@ -19,6 +19,12 @@
 // Rejected: fetching the next tiles of plain W by software. It took 0.9 (1024 columns) to 1.15 (4608) of the time without.
 // Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64 bytes in a
 // cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
+#pragma once
+
+#include "code_forms.hpp"
+#include "coded_tiles.hpp"
+#include "flush_denormals.hpp"
+#include "matrix_unit.hpp"
 
 namespace weft {
 namespace {

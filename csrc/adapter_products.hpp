@@ -1,10 +1,14 @@
-// The products of adapters.hpp, over the blocks of tiles.inl.
+// The products of adapters.hpp, over the blocks of tiles.hpp.
 //
 //     down   low = x A     a piece: rows of one adapter, up to four tiles of A      rows of x gathered, or as they lie
 //     up     y += low B    a piece: rows of one adapter, up to 256 columns of y     sums are added as they are stored
 //
 // All pieces of a product are two jobs of the threads, whichever adapters the rows have. Each sum adds column after
 // column in one accumulator, so the bits of a row depend on nothing but the row and its adapter.
+#pragma once
+
+#include "adapters.hpp"
+#include "tiles.hpp"
 
 namespace weft {
 namespace {

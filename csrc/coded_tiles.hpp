@@ -1,10 +1,10 @@
-// Products by codes that become bfloat16 (coded_numbers.inl), and of fp8 in bytes: with a scale for a tile, or powers of two.
+// Products by codes that become bfloat16 (coded_numbers.hpp), and of fp8 in bytes: with a scale for a tile, or powers of two.
 //
 //     up to 4 rows of x    codes become weights in registers; 4 rows meet two tiles
 //     more                 four tiles are unpacked into the L2 cache once, for all rows of a part of x
 //
-// The weights are those of the model that was widened to bfloat16. Here sums have the order of tiles.inl too, so a product
-// has the bits of that model, of one row as of many. Codes in words have another order (coded_words.inl).
+// The weights are those of the model that was widened to bfloat16. Here sums have the order of tiles.hpp too, so a product
+// has the bits of that model, of one row as of many. Codes in words have another order (coded_words.hpp).
 //
 // A group has few different weights. So what a code may become is rounded once for the group. A table of 128 bytes then
 // gives the lower bytes of 64 weights, and another the upper ones (vpermi2b):
@@ -18,6 +18,9 @@
 //
 // Rejected: scales behind the sums of a group (faster, but other weights than the library's: they are never rounded).
 // CPUs with products of pairs and without look-ups of bytes (Cooper Lake) have no kernels here.
+#pragma once
+
+#include "coded_words.hpp"
 
 namespace weft {
 namespace {
@@ -147,7 +150,7 @@ WEFT_VBMI void coded_sums(const LinearArgs& args, int64_t tile, const Block<bf16
   store_twelve_bit<ROWS>(args, tile, block.first, sums);
 }
 
-// The same by float32 products of widened weights, in the order of tiles.inl.
+// The same by float32 products of widened weights, in the order of tiles.hpp.
 template <Lookup KIND, int ROWS>
 void coded_sums(const LinearArgs& args, int64_t tile, const Block<float>& block) {
   constexpr int TILES = kTwelveBitTiles;
@@ -187,7 +190,7 @@ constexpr std::array<CodedSums<X>, sizeof...(R)> coded_sums_of(std::integer_sequ
 template <Lookup KIND, class X>
 constexpr auto kCodedSums = coded_sums_of<KIND, X>(std::make_integer_sequence<int, kCodedRows>{});
 
-// Units [unit, end) of one tile -> ``to``, as they are in tiles.inl.
+// Units [unit, end) of one tile -> ``to``, as they are in tiles.hpp.
 template <Lookup KIND>
 WEFT_VBMI void unpack_by_lookups(const Weight& weight, int64_t tile, int64_t unit, int64_t end, Half* to) {
   Group<KIND> group(weight, tile);
