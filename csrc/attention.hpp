@@ -231,7 +231,9 @@ void add_group(const AttentionArgs& args, const Group& group, Work& work) {
     last = std::max(last, member.run->start / (kPartPages * kPageTokens) + 1);
   }
   for (int64_t head = 0; head < args.kv_heads; ++head)
-    work.items.push_back({group.members[0].run, group.members[0].table_row, head, 0, rows, 0, last, -1, &group});
+    work.items.push_back({
+        .run = group.members[0].run, .table_row = group.members[0].table_row, .kv_head = head, .first_row = 0,
+        .rows = rows, .first_part = 0, .last_part = last, .partial = -1, .group = &group});
 }
 
 template <class Q, class KV, bool DOTS = false>

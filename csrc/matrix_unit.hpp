@@ -50,12 +50,24 @@ struct ByteBlock {
   int32_t* sums;
 };
 
-// A thread calls ``begin`` before blocks and ``end`` after them.
+// A thread calls ``begin`` before blocks and ``end`` after them (UnitInUse).
 struct TileKernels {
   void (*begin)();
   void (*end)();
   void (*halves)(const HalfBlock&);
   void (*bytes)(const ByteBlock&);
+};
+
+// The unit is ready for blocks of this thread while this lives.
+class UnitInUse {
+ public:
+  explicit UnitInUse(const TileKernels& unit) : end_(unit.end) { unit.begin(); }
+  ~UnitInUse() { end_(); }
+  UnitInUse(const UnitInUse&) = delete;
+  UnitInUse& operator=(const UnitInUse&) = delete;
+
+ private:
+  void (*end_)();
 };
 
 // The unit in use: at first AMX where this process may use it.

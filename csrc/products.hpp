@@ -3,7 +3,6 @@
 #pragma once
 
 #include "moe_tiles.hpp"
-#include "twelve_bit_neon.hpp"
 
 namespace weft {
 namespace {

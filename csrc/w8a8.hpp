@@ -269,7 +269,7 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
   alignas(64) uint8_t room[2 * kPartTile];
   alignas(64) int32_t sums[4 * kSumNumbers];
   f32x16 totals[4 * kTile];
-  unit.begin();
+  const UnitInUse in_use(unit);
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     const uint8_t* const tiles = static_cast<const uint8_t*>(weight.data) + tile * stride;
@@ -309,7 +309,6 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
           }
     }
   }
-  unit.end();
 }
 
 template <class T>
