@@ -9,7 +9,7 @@
 //     more rows   a chunk, 256 columns of 2 tiles of W, becomes bfloat16 in the L1 cache once for all rows of a piece;
 //                 the unit adds up a group from zero, and vectors add the scaled sum to the totals
 //
-// Minimums of codes are taken off the totals at the end (matrix_pieces.inl).
+// Minimums of codes are taken off the totals at the end (matrix_pieces.hpp).
 // So a row of x has the same bits in any batch, by vectors as by the unit. Denormals are zeros in both.
 //
 // What scales cost the unit, for 2 x 2 tiles: 4 products of 16 cycles in 32 columns, and for each group 64 stores of sums
@@ -19,6 +19,9 @@
 // Rejected: scales multiplied into the bfloat16 weights, as oneDNN's path did (they lose 8 of 16 bits, and the unit
 // gains nothing in int8); a weight as a sum of two bfloat16 (exact in int4, but twice the products: the time of the
 // stores); products of bytes by the unit, whose x has a scale for 32 columns (the same stores, and x loses bits).
+#pragma once
+
+#include "matrix_pieces.hpp"
 
 namespace weft {
 namespace {
@@ -235,14 +238,12 @@ WEFT_INLINE void add_scaled(const float* sums, f32x16 scale, int64_t rows, float
 void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_of_x, int64_t first, int64_t last,
                        int64_t tile, int64_t end) {
   constexpr int64_t kPairSums = 4 * kSumNumbers;
-  static thread_local std::vector<Line> room_of_sums;
   alignas(64) Line room[2 * kCodeChunkSteps * kTileBytes / 64];
   const Weight& weight = args.weight;
   const Groups groups(weight);
   const int64_t steps = steps_of(weight), blocks = (last - first + kTileSide - 1) / kTileSide, pairs = (blocks + 1) / 2;
-  const size_t lines = static_cast<size_t>(pairs * 2 * kPairSums * 4 / 64);
-  if (room_of_sums.size() < lines) room_of_sums.resize(lines);
-  float* const sums = reinterpret_cast<float*>(room_of_sums.data());
+  Scratch scratch;
+  float* const sums = scratch.take<float>(pairs * 2 * kPairSums);
   float* const totals = sums + pairs * kPairSums;
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps * kStepNumbers;
   const auto unpack = with_codes(weight, []<int BITS, Zero ZERO>() { return unpack_codes<BITS, ZERO>; });
@@ -258,29 +259,32 @@ void matrix_code_piece(const LinearArgs& args, const Line* x, const float* sums_
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     std::memset(totals, 0, static_cast<size_t>(pairs * kPairSums) * sizeof(float));
-    unit.begin();
-    for (int64_t begin = 0; begin < steps; begin += chunk_steps) {
-      const FlushDenormals flushed;
-      const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps, w_stride = (chunk_end - begin) * kStepNumbers;
-      for (int t = 0; t < count; ++t) unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int both = 2 * pair + 1 < blocks ? 2 : 1;
-        for (int64_t step = begin, stop; step < chunk_end; step = stop) {
-          const int64_t group = step / groups.steps, group_end = (group + 1) * groups.steps;
-          stop = group_end < chunk_end ? group_end : chunk_end;
-          unit.halves({numbers + (2 * pair * steps + step) * kStepNumbers, room->numbers + (step - begin) * kStepNumbers,
-                       steps * kStepNumbers, w_stride, stop - step, both, count, step == group * groups.steps,
-                       sums + pair * kPairSums});
-          if (stop < group_end && stop < steps) continue;  // the rest of the group is in the next chunk
-          for (int b = 0; b < both; ++b)
-            for (int t = 0; t < count; ++t) {
-              const int64_t at = pair * kPairSums + (b * count + t) * kSumNumbers;
-              add_scaled(sums + at, scales(tile + t, group), rows_of(2 * pair + b), totals + at);
-            }
+    {
+      const UnitInUse in_use(unit);
+      for (int64_t begin = 0; begin < steps; begin += chunk_steps) {
+        const FlushDenormals flushed;
+        const int64_t chunk_end = begin + chunk_steps < steps ? begin + chunk_steps : steps, w_stride = (chunk_end - begin) * kStepNumbers;
+        for (int t = 0; t < count; ++t) unpack(weight, tile + t, begin, chunk_end - begin, room->numbers + t * w_stride);
+        for (int64_t pair = 0; pair < pairs; ++pair) {
+          const int both = 2 * pair + 1 < blocks ? 2 : 1;
+          for (int64_t step = begin, stop; step < chunk_end; step = stop) {
+            const int64_t group = step / groups.steps, group_end = (group + 1) * groups.steps;
+            stop = group_end < chunk_end ? group_end : chunk_end;
+            unit.halves({
+                .x = numbers + (2 * pair * steps + step) * kStepNumbers,
+                .w = room->numbers + (step - begin) * kStepNumbers, .x_stride = steps * kStepNumbers,
+                .w_stride = w_stride, .steps = stop - step, .x_tiles = both, .w_tiles = count,
+                .first = step == group * groups.steps, .sums = sums + pair * kPairSums});
+            if (stop < group_end && stop < steps) continue;  // the rest of the group is in the next chunk
+            for (int b = 0; b < both; ++b)
+              for (int t = 0; t < count; ++t) {
+                const int64_t at = pair * kPairSums + (b * count + t) * kSumNumbers;
+                add_scaled(sums + at, scales(tile + t, group), rows_of(2 * pair + b), totals + at);
+              }
+          }
         }
       }
     }
-    unit.end();
     for (int64_t block = 0; block < blocks; ++block)
       for (int t = 0; t < count; ++t) {
         const float* const from = totals + block / 2 * kPairSums + (block % 2 * count + t) * kSumNumbers;

@@ -1,16 +1,23 @@
 // Paged attention over packed pages, decode and prefill in one. An item of work is a tile of query rows that share a KV
-// head; attention_tile.inl computes a block of its rows over a few pages.
+// head; attention_tile.hpp computes a block of its rows over a few pages.
 //
 //   rows of an item    (query, head of the group) pairs, query-major: a decode has group rows, a prefill many
 //   pages of an item   those that some row of it sees; a page of PAD is skipped (law L4)
 //
 // A context is cut at fixed places, every 512 tokens. The parts of a row are joined from left to right by their maxima
 // and sums. If there are few rows, threads take parts as items; else an item goes through its parts in turn. Decodes
-// that begin with the same pages are one item (shared_pages.inl): all rows over those pages, then each run over its own.
+// that begin with the same pages are one item (shared_pages.hpp): all rows over those pages, then each run over its own.
 // A row that sees no page at all gets zeros.
 //
 // The bits of a row depend on its own context alone: not on the length of its run, on other rows of the step, or on the
 // number of threads. Tiles and parts begin at absolute positions, and a tile that a row does not see changes nothing.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "attention_tile.hpp"
+#include "shared_pages.hpp"
 
 namespace weft {
 namespace {
@@ -224,7 +231,9 @@ void add_group(const AttentionArgs& args, const Group& group, Work& work) {
     last = std::max(last, member.run->start / (kPartPages * kPageTokens) + 1);
   }
   for (int64_t head = 0; head < args.kv_heads; ++head)
-    work.items.push_back({group.members[0].run, group.members[0].table_row, head, 0, rows, 0, last, -1, &group});
+    work.items.push_back({
+        .run = group.members[0].run, .table_row = group.members[0].table_row, .kv_head = head, .first_row = 0,
+        .rows = rows, .first_part = 0, .last_part = last, .partial = -1, .group = &group});
 }
 
 template <class Q, class KV, bool DOTS = false>

@@ -8,9 +8,14 @@
 //                      across at the end, 16 at once
 //
 // A row needs nothing of another, so tokens go inside: between them S stays where it is and only B and C are
-// loaded. As in gated_delta.inl the arithmetic is the recurrence itself: no cut of a prompt changes a bit, and a tap
+// loaded. As in gated_delta.hpp the arithmetic is the recurrence itself: no cut of a prompt changes a bit, and a tap
 // is a copy. States are read and written in place. A decode reads all states of a batch out of memory: there a
 // thread asks for those of its next item while it computes.
+#pragma once
+
+#include "flush_denormals.hpp"
+#include "kv_numbers.hpp"
+#include "rounding.hpp"
 
 namespace weft {
 namespace {
@@ -142,12 +147,11 @@ WEFT_INLINE void row_blocks(const Mamba2Args& args, const Body& body) {
 template <class T, class S>
 void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t head, const S* next) {
   static thread_local Mamba2Tokens of;
-  static thread_local std::vector<S> held;
   const int64_t numbers = args.head_dim * args.state_dim;
   const bool in_place = run.slot != kPad && run.keeps;
-  if (!in_place) held.resize(static_cast<size_t>(numbers));
+  Scratch scratch;
   S* const slots = static_cast<S*>(args.state) + head * numbers;
-  S* const state = in_place ? slots + run.slot * args.slot_stride : held.data();
+  S* const state = in_place ? slots + run.slot * args.slot_stride : scratch.take<S>(numbers);
   if (run.fresh || run.slot == kPad)
     std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
   else if (!in_place)
@@ -215,6 +219,7 @@ void mamba2_of(const Mamba2Args& args) {
     if (!run.decodes()) tokens += run.length;
   }
   Pool& pool = Pool::instance();
+  pool.reserve(scratch_bytes<S>(args.head_dim * args.state_dim));
   const int64_t head_numbers = args.head_dim * args.state_dim;
   const double nanoseconds = static_cast<double>(head_numbers) / 16.0 *
                              (2.0 + static_cast<double>(tokens) / static_cast<double>(more.size() + 1));

@@ -1,5 +1,5 @@
 // Mixture of experts whose matrices lie in float tiles, plain or in 12 bits: products of many experts as one job. int8
-// and int4 too, where a matrix unit multiplies their codes by bfloat16 (code_pieces.inl).
+// and int4 too, where a matrix unit multiplies their codes by bfloat16 (code_pieces.hpp).
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
 //     1   x of each pair                         rows beside each other, so that an expert's are one matrix
@@ -9,10 +9,15 @@
 //     5   each token                             its choices weighted and added in float32, in the router's order
 //
 // An item is 64 rows of an expert and all rows of x that chose it: one thread reads the weights once, from memory, and
-// all experts and threads are busy alike. Every product has the bits of that expert alone (tiles.inl, twelve_bit.inl,
-// matrix_products.inl), so a token's bits do not depend on its company. Roundings are those of separate products.
+// all experts and threads are busy alike. Every product has the bits of that expert alone (tiles.hpp, twelve_bit.hpp,
+// matrix_products.hpp), so a token's bits do not depend on its company. Roundings are those of separate products.
 //
 // Rejected: keeping inner in float32 (the unit and the products of pairs take bfloat16 alone).
+#pragma once
+
+#include "matrix_products.hpp"
+#include "moe_routing.hpp"
+#include "twelve_bit_neon.hpp"
 
 namespace weft {
 namespace {
@@ -31,7 +36,15 @@ void items_of_products(const std::vector<LinearArgs>& products) {
   const int64_t tiles = (size.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t item_bytes = kOutRows * size.in * static_cast<int64_t>(sizeof(T));
   int64_t rows = 0;
-  for (const LinearArgs& args : products) rows += args.rows;
+  [[maybe_unused]] int64_t rows_to_pack = 0;  // at most, of a product whose items are unpacked
+  for (const LinearArgs& args : products) {
+    rows += args.rows;
+    if (args.weight.form == WeightForm::bfloat16_twelve_bit || is_coded(args.weight.form))
+      rows_to_pack = args.rows > rows_to_pack ? args.rows : rows_to_pack;
+  }
+#if defined(__AVX512F__)
+  if (rows_to_pack > 0) Pool::instance().reserve(item_scratch<X>(size, rows_to_pack));
+#endif
   const int64_t count = static_cast<int64_t>(products.size());
   // Some 25 GB of weights, or 100 billion products of float32, in a second.
   const double nanoseconds =
@@ -107,8 +120,9 @@ void expert_products(TiledMoeStep<T>& step, const std::vector<T>& x, const Weigh
   if (out.size() < step.pairs.size() * static_cast<size_t>(size.out)) out.resize(step.pairs.size() * static_cast<size_t>(size.out));
   for (const ExpertRows& group : step.groups) {
     const Weight weight = tiles ? in_own_tiles(size, tiles[group.expert]) : expert_of(size, group.expert);
-    step.products.push_back({x.data() + group.first * size.in, size.in, dtype, group.count, weight, nullptr, false,
-                             out.data() + group.first * size.out});
+    step.products.push_back({
+        .x = x.data() + group.first * size.in, .x_stride = size.in, .x_dtype = dtype, .rows = group.count,
+        .weight = weight, .bias = nullptr, .exact = false, .out = out.data() + group.first * size.out});
   }
   if (!step.products.empty()) run_products(step);
 }
@@ -148,11 +162,10 @@ void tiled_moe(const MoeArgs& args) {
       else if (args.gated) store_some(to, rounded<T>(activated(gate, args.activation)) * up, left);
       else store_some(to, rounded<T>(activated(gate, args.activation)), left);
     }
-    if (args.down.order) {
-      static thread_local std::vector<T> row;
-      T* const inner = step.inner.data() + pair * width;
-      row.assign(inner, inner + width);
-      take_in_order(row.data(), args.down.order + expert_of_pair(pair) * width, width, inner);
+    if (args.down.order) {  // by way of the pair's projection, which was read
+      T *const inner = step.inner.data() + pair * width, *const row = step.projected.data() + pair * stride;
+      std::memcpy(row, inner, static_cast<size_t>(width) * sizeof(T));
+      take_in_order(row, args.down.order + expert_of_pair(pair) * width, width, inner);
     }
   });
   expert_products(step, step.inner, args.down, args.down_tiles, step.expert_out, args.x_dtype);

@@ -1,10 +1,10 @@
-// Products by codes that become bfloat16 (coded_numbers.inl), and of fp8 in bytes: with a scale for a tile, or powers of two.
+// Products by codes that become bfloat16 (coded_numbers.hpp), and of fp8 in bytes: with a scale for a tile, or powers of two.
 //
 //     up to 4 rows of x    codes become weights in registers; 4 rows meet two tiles
 //     more                 four tiles are unpacked into the L2 cache once, for all rows of a part of x
 //
-// The weights are those of the model that was widened to bfloat16. Here sums have the order of tiles.inl too, so a product
-// has the bits of that model, of one row as of many. Codes in words have another order (coded_words.inl).
+// The weights are those of the model that was widened to bfloat16. Here sums have the order of tiles.hpp too, so a product
+// has the bits of that model, of one row as of many. Codes in words have another order (coded_words.hpp).
 //
 // A group has few different weights. So what a code may become is rounded once for the group. A table of 128 bytes then
 // gives the lower bytes of 64 weights, and another the upper ones (vpermi2b):
@@ -18,6 +18,9 @@
 //
 // Rejected: scales behind the sums of a group (faster, but other weights than the library's: they are never rounded).
 // CPUs with products of pairs and without look-ups of bytes (Cooper Lake) have no kernels here.
+#pragma once
+
+#include "coded_words.hpp"
 
 namespace weft {
 namespace {
@@ -147,7 +150,7 @@ WEFT_VBMI void coded_sums(const LinearArgs& args, int64_t tile, const Block<bf16
   store_twelve_bit<ROWS>(args, tile, block.first, sums);
 }
 
-// The same by float32 products of widened weights, in the order of tiles.inl.
+// The same by float32 products of widened weights, in the order of tiles.hpp.
 template <Lookup KIND, int ROWS>
 void coded_sums(const LinearArgs& args, int64_t tile, const Block<float>& block) {
   constexpr int TILES = kTwelveBitTiles;
@@ -187,7 +190,7 @@ constexpr std::array<CodedSums<X>, sizeof...(R)> coded_sums_of(std::integer_sequ
 template <Lookup KIND, class X>
 constexpr auto kCodedSums = coded_sums_of<KIND, X>(std::make_integer_sequence<int, kCodedRows>{});
 
-// Units [unit, end) of one tile -> ``to``, as they are in tiles.inl.
+// Units [unit, end) of one tile -> ``to``, as they are in tiles.hpp.
 template <Lookup KIND>
 WEFT_VBMI void unpack_by_lookups(const Weight& weight, int64_t tile, int64_t unit, int64_t end, Half* to) {
   Group<KIND> group(weight, tile);
@@ -249,34 +252,34 @@ template <class X>
 void coded_item(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
   const Weight& weight = args.weight;
   if (last - first > kCodedRows && (tile + kOutTiles) * kTile <= weight.out) {
-    static thread_local std::vector<Half> room;
     const int64_t units = weight.in / kUnitColumns;
-    if (static_cast<int64_t>(room.size()) < kOutTiles * units * 2) room.resize(static_cast<size_t>(kOutTiles * units * 2));
+    Scratch scratch;
+    Half* const room = scratch.take<Half>(kOutTiles * units * 2);
     const Lookup kind = lookup_of(weight);
     if constexpr (std::is_same_v<X, bf16>) {
       if (in_words(kind)) {
-        __m512i* const quads = reinterpret_cast<__m512i*>(room.data());
+        __m512i* const quads = reinterpret_cast<__m512i*>(room);
         const auto unpack = kind == Lookup::four_bits ? unpack_quads<Lookup::four_bits> : unpack_quads<Lookup::fp8_rows>;
         for (int t = 0; t < kOutTiles; ++t) unpack(weight, tile + t, 0, units, quads + t * units * kQuads);
         return unpacked_quad_products(args, quads, tile, kOutTiles, first, last);
       }
     }
-    for (int t = 0; t < kOutTiles; ++t) unpack_coded_tile(weight, tile + t, 0, units, room.data() + t * units * 2);
+    for (int t = 0; t < kOutTiles; ++t) unpack_coded_tile(weight, tile + t, 0, units, room + t * units * 2);
     LinearArgs own = args;
-    own.weight.data = room.data();
+    own.weight.data = room;
     own.out = static_cast<bf16*>(args.out) + tile * kTile;
     own.bias = args.bias ? args.bias + tile * kTile : nullptr;
     return tiles_of_item<bf16, X>(own, 0, first, last, nullptr);
   }
-  static thread_local Blocks<X> x;
   LinearArgs own = args;
   own.rows = last - first;
   own.x = static_cast<const X*>(args.x) + first * args.x_stride;
   own.out = static_cast<bf16*>(args.out) + first * weight.out;
-  x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); }, kCodedRows);  // inside of a job
+  Scratch scratch;
+  const Block<X>* const blocks = own_blocks<X>(own, kCodedRows, scratch);
   const auto& sums = coded_sums_for<X>(lookup_of(weight));
-  for (const Block<X>& block : x.blocks)
-    for (int64_t t = tile; t < end; t += kTwelveBitTiles) sums[static_cast<size_t>(block.count - 1)](own, t, block);
+  for (int64_t i = 0; i < blocks_of(own.rows, kCodedRows); ++i)
+    for (int64_t t = tile; t < end; t += kTwelveBitTiles) sums[static_cast<size_t>(blocks[i].count - 1)](own, t, blocks[i]);
 }
 
 template <class X>
@@ -286,6 +289,7 @@ void coded_products_of(const LinearArgs& args) {
   const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X)), width = weight.in * 2;
   const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
   const double nanoseconds = static_cast<double>(kOutRows * width) * (0.02 + 0.0025 * static_cast<double>(args.rows) / static_cast<double>(parts));
+  Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));
   Pool::instance().for_each(items * parts, nanoseconds, [&](int64_t at) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     coded_item<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, args.rows * part / parts,

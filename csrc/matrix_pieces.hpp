@@ -1,5 +1,5 @@
 // Pieces of products of bfloat16 tiles, plain or in 12 bits, where a matrix unit multiplies (matrix_unit.hpp). What
-// matrix_products.inl cuts a product into; code_pieces.inl has the pieces of int8 and int4.
+// matrix_products.hpp cuts a product into; code_pieces.hpp has the pieces of int8 and int4.
 //
 // x is copied once into tiles of the unit; W lies in them already. One row of x takes the time of sixteen, and that is the
 // time in which W comes out of memory: vectors in the unit's order were 1.1 (1 row) to 3 times (8 rows) slower. 1 or 2
@@ -19,6 +19,12 @@
 // Rejected: fetching the next tiles of plain W by software. It took 0.9 (1024 columns) to 1.15 (4608) of the time without.
 // Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64 bytes in a
 // cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
+#pragma once
+
+#include "code_forms.hpp"
+#include "coded_tiles.hpp"
+#include "flush_denormals.hpp"
+#include "matrix_unit.hpp"
 
 namespace weft {
 namespace {
@@ -157,13 +163,10 @@ class PieceOutput {
  public:
   PieceOutput(const LinearArgs& args, int64_t first, int64_t last, int64_t tile, int64_t end)
       : args_(args), first_(first), last_(last), tile_(tile), numbers_(static_cast<bf16*>(args.out)), stride_(args.weight.out) {
-    static thread_local std::vector<Line> room;
     const bool in_lines = args.weight.out % (2 * kTile) == 0 && reinterpret_cast<uintptr_t>(args.out) % 64 == 0;
     if (!in_lines || last - first < kStagedRows || args.rows * args.weight.out * 2 < kStagedBytes) return;
     stride_ = (end - tile) * kTile;
-    const size_t lines = static_cast<size_t>((last - first) * stride_ * 2 / 64);
-    if (room.size() < lines) room.resize(lines);
-    numbers_ = reinterpret_cast<bf16*>(room.data());
+    numbers_ = scratch_.take<bf16>((last - first) * stride_);
     staged_ = true;
   }
   ~PieceOutput() {
@@ -198,7 +201,14 @@ class PieceOutput {
   bf16* numbers_;
   int64_t stride_;
   bool staged_ = false;
+  Scratch scratch_;
 };
+
+// Bytes that the body of a piece with ``rows`` rows of x takes: its output, the sums of its blocks, and, of codes, totals.
+int64_t piece_scratch(int64_t rows) {
+  const int64_t pairs = (rows + 2 * kTileSide - 1) / (2 * kTileSide);
+  return scratch_bytes<bf16>(rows * kOutTiles * kTile) + scratch_bytes<float>(pairs * 2 * 4 * kSumNumbers);
+}
 
 // Of fp8 and 4-bit tables, whose unpacking the unit would wait for: one row took it 1.1 to 1.2 times as long.
 void few_rows_piece(const LinearArgs& args, const float* x, int64_t tile, int64_t end) {
@@ -245,17 +255,15 @@ struct PairOfBlocks {
 
 // Rows [first, last) of x, whose tiles are ``x``, times tiles [tile, end).
 void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t last, int64_t tile, int64_t end) {
-  static thread_local std::vector<Line> sums_room;
   alignas(64) Line room[2 * kChunkSteps * kTileBytes / 64];
   const int64_t steps_in_all = steps_of(args.weight), blocks = (last - first + kTileSide - 1) / kTileSide;
   const int64_t pairs = (blocks + 1) / 2;
-  const size_t lines = static_cast<size_t>(pairs * 4 * kSumNumbers * 4 / 64);
-  if (sums_room.size() < lines) sums_room.resize(lines);
-  float* const sums = reinterpret_cast<float*>(sums_room.data());
+  Scratch scratch;
+  float* const sums = scratch.take<float>(pairs * 4 * kSumNumbers);
   const uint16_t* const numbers = x->numbers + first / kTileSide * steps_in_all * kStepNumbers;
   const TileKernels& unit = tile_kernels();
   const PieceOutput output(args, first, last, tile, end);
-  unit.begin();
+  const UnitInUse in_use(unit);
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     TileChunks w(args.weight, tile, count, room);
@@ -267,13 +275,15 @@ void matrix_piece(const LinearArgs& args, const Line* x, int64_t first, int64_t 
         const int64_t row = first + pair * 2 * kTileSide;
         const PairOfBlocks rows = {output, row, row + 2 * kTileSide < last ? row + 2 * kTileSide : last, tile, count};
         if (is_last) rows.fetch_outputs();
-        unit.halves({numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, chunk, steps_in_all * kStepNumbers,
-                     w.stride(), steps, 2 * pair + 1 < blocks ? 2 : 1, count, begin == 0, sums + pair * 4 * kSumNumbers});
+        unit.halves({
+            .x = numbers + (2 * pair * steps_in_all + begin) * kStepNumbers, .w = chunk,
+            .x_stride = steps_in_all * kStepNumbers, .w_stride = w.stride(), .steps = steps,
+            .x_tiles = 2 * pair + 1 < blocks ? 2 : 1, .w_tiles = count, .first = begin == 0,
+            .sums = sums + pair * 4 * kSumNumbers});
         if (is_last) rows.write(sums + pair * 4 * kSumNumbers);
       }
     });
   }
-  unit.end();
 }
 #endif
 

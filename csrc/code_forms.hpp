@@ -1,4 +1,7 @@
-// Codes of int8, int6 and int4 tiles as they lie in memory (linear.inl), and what is subtracted of them.
+// Codes of int8, int6 and int4 tiles as they lie in memory (linear.hpp), and what is subtracted of them.
+#pragma once
+
+#include "linear_inputs.hpp"
 
 namespace weft {
 namespace {

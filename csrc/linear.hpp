@@ -1,4 +1,4 @@
-// Matrix products y = x W^T of weights in every form but float tiles (tiles.inl). The memory bandwidth of W bounds them.
+// Matrix products y = x W^T of weights in every form but float tiles (tiles.hpp). The memory bandwidth of W bounds them.
 //
 //     item     64 rows of W: four tiles of 16
 //     inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
@@ -10,6 +10,9 @@
 // Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale for 32 columns, and four products of bytes are one
 // lane of vpdpbusd. Integers are exact, and scales are added in the order of the columns. So a row of x gives the same
 // bits in any batch. *Exact*: codes are widened to float32 and meet x as it is. Machines without vpdpbusd run this too.
+#pragma once
+
+#include "code_forms.hpp"
 
 namespace weft {
 namespace {
@@ -365,7 +368,7 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
     case WeightForm::bfloat16_twelve_bit:
     case WeightForm::bfloat16_fp8:
     case WeightForm::bfloat16_four_bits:
-    case WeightForm::int8_both: return;  // see tiles.inl, w8a8.inl
+    case WeightForm::int8_both: return;  // see tiles.hpp, w8a8.hpp
     case WeightForm::int8: return codes_item<8, ROWS>(weight, first, x, row, y, count);
     case WeightForm::int6: return codes_item<6, ROWS>(weight, first, x, row, y, count);
     case WeightForm::int4: return codes_item<4, ROWS>(weight, first, x, row, y, count);

@@ -1,5 +1,8 @@
 // Small things between the matrix products, one pass each: rotary, K and V into their pages, silu(gate) * up,
 // x * sigmoid(gate), gelu.
+#pragma once
+
+#include "kv_numbers.hpp"
 
 namespace weft {
 namespace {

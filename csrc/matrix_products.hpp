@@ -1,14 +1,17 @@
 // Products of bfloat16 rows where a matrix unit multiplies: x is laid out once, and pieces are jobs of the threads.
 //
 //     weights                  pieces               1 or 2 rows     more rows: by the unit
-//     bfloat16, 12 bits        matrix_pieces.inl    by the unit     4 tiles of W and a part of the rows of x
-//     fp8, tables of 4 bits    matrix_pieces.inl    by vectors      the same
-//     int8, int6, int4         code_pieces.inl      by vectors      the same
+//     bfloat16, 12 bits        matrix_pieces.hpp    by the unit     4 tiles of W and a part of the rows of x
+//     fp8, tables of 4 bits    matrix_pieces.hpp    by vectors      the same
+//     int8, int6, int4         code_pieces.hpp      by vectors      the same
 //
 //     few rows    x in float32, [rows][columns, zeros up to a step]
 //     more rows   x in tiles of the unit, [blocks of 16 rows][steps of 32 columns][16 rows][32 columns]
 //
 // Products of many experts are one job: the threads are busy alike whichever expert has the rows.
+#pragma once
+
+#include "code_pieces.hpp"
 
 namespace weft {
 namespace {
@@ -75,7 +78,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
   const Weight& weight = products[0].weight;
   const int64_t steps = steps_of(weight), tiles = (weight.out + kTile - 1) / kTile, width = steps * columns_of_step(weight);
   const int64_t fit = kMatrixPartBytes / (width * 2), most = fit > kMatrixPartRows ? fit : kMatrixPartRows;
-  int64_t blocks = 0, few = 0, rows_in_all = 0;
+  int64_t blocks = 0, few = 0, rows_in_all = 0, rows_of_piece = 0;
   for (int64_t i = 0; i < count; ++i) {
     const LinearArgs& args = products[i];
     const bool has_codes = in_tiles(args.weight.form) || is_coded(args.weight.form);
@@ -86,6 +89,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
       const int64_t first = own * part / parts * kTileSide, last = own * (part + 1) / parts * kTileSide;
       for (int64_t tile = 0; tile < tiles; tile += kOutTiles)
         step.pieces.push_back({i, tile, first, last < args.rows ? last : args.rows});
+      if (rows_of_piece < last - first) rows_of_piece = last - first;
     }
     step.jobs.push_back(job);
     if (job.few) few += args.rows;
@@ -113,6 +117,7 @@ void matrix_products(const LinearArgs* products, int64_t count) {
     pool.for_each(blocks, 0.2 * static_cast<double>(kTileSide * width), [&](int64_t block) {
       set_block(products[0], block, (step.tiles.data() + block * steps * kTileBytes / 64)->numbers);
     });
+  pool.reserve(piece_scratch(rows_of_piece));
   // Some 25 GB of weights, or 500 billion products, in a second.
   const double nanoseconds = static_cast<double>(kOutRows * weight.in) *
                              (0.08 + 0.002 * static_cast<double>(rows_in_all) / static_cast<double>(count));

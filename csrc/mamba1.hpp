@@ -4,6 +4,11 @@
 //
 // An item of work is 16 channels of one run, side by side in a vector: their state is rotated to [N][16] once,
 // stays in the L1 cache for all tokens of the run, and is rotated back. The exponentials are the cost.
+#pragma once
+
+#include "flush_denormals.hpp"
+#include "kv_numbers.hpp"
+#include "rounding.hpp"
 
 namespace weft {
 namespace {

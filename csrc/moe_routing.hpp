@@ -1,4 +1,8 @@
 // Pairs of a token and an expert, sorted by expert; one expert of a stack; the activation between its two products.
+#pragma once
+
+#include "linear_inputs.hpp"
+#include "table.hpp"
 
 namespace weft {
 namespace {

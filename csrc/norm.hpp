@@ -1,4 +1,7 @@
 // Root-mean-square norm of rows, plain and gated, or of the sum of two; rounded where the torch path rounds.
+#pragma once
+
+#include "kv_numbers.hpp"
 
 namespace weft {
 namespace {

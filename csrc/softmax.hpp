@@ -1,4 +1,7 @@
 // Softmax of rows in place: the largest number, powers of e and their sum, the quotients. Powers are kept in float32.
+#pragma once
+
+#include "table.hpp"
 
 namespace weft {
 namespace {

@@ -6,6 +6,9 @@
 //
 // A step loads up to four tiles for up to four products. Sums stay in tiles for all steps of a block. Tiles of x pass by:
 // they must not push those of W out of the L1 cache, which are there for the next rows.
+#pragma once
+
+#include "matrix_unit.hpp"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-// Products of bfloat16 rows by codes in words: nf4, fp4, and fp8 with scales of rows (coded_numbers.inl).
+// Products of bfloat16 rows by codes in words: nf4, fp4, and fp8 with scales of rows (coded_numbers.hpp).
 //
 //     quad     8 columns of rows n, 4 + n, 8 + n and 12 + n of a tile: a vector of words. A unit is four quads
 //     table    of a quad, 64 words: what the 16 codes of four bits become in each of its rows. One look-up of words
@@ -15,6 +15,9 @@
 //
 // Both add up in one order, so a row of x has the same bits in any batch. They are not those of the widened model, where
 // a row of W has one sum: quads would have to be transposed, which takes 8 shuffles of 12. Weights are those of that model.
+#pragma once
+
+#include "coded_numbers.hpp"
 
 namespace weft {
 namespace {

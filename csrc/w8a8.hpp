@@ -1,7 +1,7 @@
 // Matrix products y = x W^T where both sides are int8 (``--quantize w8a8``): W once and for all, x on the way.
 //
 //   x      rounded by rows and parts of 128 columns, to nearest even; a scale for each part
-//   W      the int8 tiles of linear.inl: codes 0..255 around 128, a scale for 128 columns or more
+//   W      the int8 tiles of linear.hpp: codes 0..255 around 128, a scale for 128 columns or more
 //
 //   item   64 rows of W: four tiles
 //   block  6 rows of x meet 4 tiles: 24 sums in registers for the 128 columns of a part      vpdpbusd, int32
@@ -16,7 +16,12 @@
 //
 // A part of x with a number that is not finite has a scale of NaN: its row is NaN, no other.
 //
-// Why parts of 128, not of 32 (as linear.inl rounds) nor the whole row: docs/decisions/0016-w8a8.md.
+// Why parts of 128, not of 32 (as linear.hpp rounds) nor the whole row: docs/decisions/0016-w8a8.md.
+#pragma once
+
+#include "flush_denormals.hpp"
+#include "linear.hpp"
+#include "matrix_unit.hpp"
 
 namespace weft {
 namespace {
@@ -240,7 +245,7 @@ void byte_products_of(const LinearArgs& args) {
     for (int64_t block = 0, row = 0; block < blocks; ++block) {  // of nearly one size: 8 rows are 4 and 4
       const int64_t end = args.rows * (block + 1) / blocks;
       const int rows = static_cast<int>(end - row);
-      // Few rows: one tile after the other is one stream (linear.inl).
+      // Few rows: one tile after the other is one stream (linear.hpp).
       if (args.rows > kOneTileRows && tiles >= kOutTiles) byte_block<T, kOutTiles>(args, x, tile, row, rows);
       else for (int64_t t = 0; t < tiles && t < kOutTiles; ++t) byte_block<T, 1>(args, x, tile + t, row, rows);
       row = end;
@@ -264,7 +269,7 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
   alignas(64) uint8_t room[2 * kPartTile];
   alignas(64) int32_t sums[4 * kSumNumbers];
   f32x16 totals[4 * kTile];
-  unit.begin();
+  const UnitInUse in_use(unit);
   for (; tile < end; tile += 2) {
     const int count = tile + 1 < end ? 2 : 1;
     const uint8_t* const tiles = static_cast<const uint8_t*>(weight.data) + tile * stride;
@@ -304,7 +309,6 @@ void matrix_byte_piece(const LinearArgs& args, const ByteRows<int8_t, true>& x, 
           }
     }
   }
-  unit.end();
 }
 
 template <class T>

@@ -13,6 +13,9 @@
 // bf16 queries over bf16 pages have a second form (DOTS) on machines that multiply pairs of bf16. It uses lines as they
 // are. Scores lose nothing, as both factors are bf16 anyway. Weights are rounded to bf16, also in the sum that divides
 // them, so they still add up to one.
+#pragma once
+
+#include "kv_numbers.hpp"
 
 namespace weft {
 namespace {

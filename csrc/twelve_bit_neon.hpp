@@ -1,4 +1,4 @@
-// 12-bit tiles (twelve_bit.inl) by vectors of 16 bytes, for Arm. A tile is unpacked into the L1 cache and multiplied there.
+// 12-bit tiles (twelve_bit.hpp) by vectors of 16 bytes, for Arm. A tile is unpacked into the L1 cache and multiplied there.
 //
 //     16 bytes of codes      a lookup of 16 bytes gives the upper bytes of 32 weights, as vqtbl1q_u8 does
 //     with 32 lower bytes    interleaved: 64 bytes of plain tile (two pairs of columns of four rows, twice)
@@ -6,9 +6,12 @@
 //
 //     item    4 tiles, one after the other, for a part of the rows of x that stays in the L2 cache
 //
-// A tile of 1,024 columns is 32 KB. Products are those of tiles.inl over it, so they have the bits of plain tiles.
+// A tile of 1,024 columns is 32 KB. Products are those of tiles.hpp over it, so they have the bits of plain tiles.
 //
 // Rejected: unpacking in registers, as AVX-512 does. Four registers of 16 bytes hold a line, and 24 hold sums.
+#pragma once
+
+#include "twelve_bit.hpp"
 
 namespace weft {
 namespace {

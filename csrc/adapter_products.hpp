@@ -1,10 +1,14 @@
-// The products of adapters.hpp, over the blocks of tiles.inl.
+// The products of adapters.hpp, over the blocks of tiles.hpp.
 //
 //     down   low = x A     a piece: rows of one adapter, up to four tiles of A      rows of x gathered, or as they lie
 //     up     y += low B    a piece: rows of one adapter, up to 256 columns of y     sums are added as they are stored
 //
 // All pieces of a product are two jobs of the threads, whichever adapters the rows have. Each sum adds column after
 // column in one accumulator, so the bits of a row depend on nothing but the row and its adapter.
+#pragma once
+
+#include "adapters.hpp"
+#include "tiles.hpp"
 
 namespace weft {
 namespace {
@@ -82,18 +86,18 @@ WEFT_BF16_PART inline void store_sums(const AddedOut<bf16, true>& out, const f32
 
 // ``count`` rows of ``width`` numbers, where they lie if that is possible, and else in ``room``.
 template <class X, class T>
-Rows block_rows(const T* from, int64_t stride, const int64_t* rows, int64_t count, int64_t width, std::vector<X>& room) {
+Rows block_rows(const T* from, int64_t stride, const int64_t* rows, int64_t count, int64_t width, Scratch& scratch) {
   if constexpr (std::is_same_v<X, T>)
     if (rows[count - 1] - rows[0] == count - 1) return {from + rows[0] * stride, stride, 1, Dtype::float32};
-  if (static_cast<int64_t>(room.size()) < count * width) room.resize(static_cast<size_t>(count * width));
+  X* const room = scratch.take<X>(count * width);
   for (int64_t r = 0; r < count; ++r) {
     const T* const row = from + rows[r] * stride;
-    X* const to = room.data() + r * width;
+    X* const to = room + r * width;
     if constexpr (std::is_same_v<X, T>) std::memcpy(to, row, static_cast<size_t>(width) * sizeof(T));
     else
       for (int64_t i = 0; i < width; i += 16) store_some(to + i, load_some(row + i, width - i), width - i);
   }
-  return {room.data(), width, 1, Dtype::float32};
+  return {room, width, 1, Dtype::float32};
 }
 
 // Up to kTogether tiles of ``weight`` from ``tile`` on; -> how many. Few rows (``ahead``) wait for memory.
@@ -125,10 +129,10 @@ void in_blocks(int64_t count, const Each& each) {
 
 template <class T, class X>
 void down_piece(const AdaptArgs& args, const FactorPiece& piece, T* low, int64_t low_stride) {
-  static thread_local std::vector<X> room;
+  Scratch scratch;
   const Weight& down = piece.factors->down;
   const Rows x = block_rows<X>(static_cast<const T*>(args.x), args.x_stride, args.whose->rows.data() + piece.begin,
-                               piece.count, down.in, room);
+                               piece.count, down.in, scratch);
   in_blocks(piece.count, [&](int64_t row, int rows) {
     for (int64_t tile = piece.tile; tile < piece.end;) {
       const TileOut<T> out = {low + (piece.begin + row) * low_stride + tile * kTile, low_stride, down.out - tile * kTile, nullptr};
@@ -140,15 +144,14 @@ void down_piece(const AdaptArgs& args, const FactorPiece& piece, T* low, int64_t
 
 template <class T, class X>
 void up_piece(const AdaptArgs& args, const FactorPiece& piece, const T* low, int64_t low_stride) {
-  static thread_local std::vector<X> room;
-  static thread_local std::vector<int64_t> places;
+  Scratch scratch;
   const FactorPart& part = *piece.part;
   const Weight& up = part.up;
   Rows x = {nullptr, 0, 1, Dtype::float32};
   if (up.data) {
-    places.resize(static_cast<size_t>(piece.count));
-    for (int64_t r = 0; r < piece.count; ++r) places[static_cast<size_t>(r)] = piece.begin + r;
-    x = block_rows<X>(low + part.begin, low_stride, places.data(), piece.count, up.in, room);
+    int64_t* const places = scratch.take<int64_t>(piece.count);
+    for (int64_t r = 0; r < piece.count; ++r) places[r] = piece.begin + r;
+    x = block_rows<X>(low + part.begin, low_stride, places, piece.count, up.in, scratch);
   }
   in_blocks(piece.count, [&](int64_t row, int rows) {
     for (int64_t tile = piece.tile; tile < piece.end;) {
@@ -169,7 +172,7 @@ void adapt_in(const AdaptArgs& args) {
   static thread_local std::vector<T> held;
   downs.clear();
   ups.clear();
-  int64_t low_stride = 0, down_products = 0, up_products = 0;
+  int64_t low_stride = 0, down_products = 0, up_products = 0, numbers = 0;  // of x in a piece, at most
   for (const AdapterRows::Group& group : args.whose->groups) {
     const Factors* const factors = args.product->find(group.adapter);
     if (!factors) continue;
@@ -181,14 +184,20 @@ void adapt_in(const AdaptArgs& args) {
       if (down.data) {
         const int64_t tiles = (down.out + kTile - 1) / kTile;
         for (int64_t tile = 0; tile < tiles; tile += kOutTiles)
-          downs.push_back({factors, nullptr, begin, count, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles});
+          downs.push_back({
+              .factors = factors, .part = nullptr, .begin = begin, .count = count, .tile = tile,
+              .end = tile + kOutTiles < tiles ? tile + kOutTiles : tiles});
         if (low_stride < tiles * kTile) low_stride = tiles * kTile;
+        if (numbers < count * down.in) numbers = count * down.in;
         down_products += tiles * kTile * down.in * (16 + count);
       }
       for (const FactorPart& part : factors->parts) {
         const int64_t tiles = (part.rows + kTile - 1) / kTile;
         for (int64_t tile = 0; tile < tiles; tile += kPieceTiles)
-          ups.push_back({factors, &part, begin, count, tile, tile + kPieceTiles < tiles ? tile + kPieceTiles : tiles});
+          ups.push_back({
+              .factors = factors, .part = &part, .begin = begin, .count = count, .tile = tile,
+              .end = tile + kPieceTiles < tiles ? tile + kPieceTiles : tiles});
+        if (part.up.data && numbers < count * part.up.in) numbers = count * part.up.in;
         up_products += part.rows * (part.up.in * (16 + count) + 16 * count);
       }
     }
@@ -198,6 +207,7 @@ void adapt_in(const AdaptArgs& args) {
   if (held.size() < wanted) held.resize(wanted);
   T* const low = held.data();  // of the caller: the threads have others of this name
   const FactorPiece *const down_pieces = downs.data(), *const up_pieces = ups.data();
+  Pool::instance().reserve(scratch_bytes<int64_t>(kPieceRows) + scratch_bytes<X>(numbers));
   // 100 billion products of float32 in a second; loading a number of a factor costs as much as 16.
   const auto each_ns = [](int64_t products, size_t pieces) {
     return pieces ? 0.0025 * sizeof(T) * static_cast<double>(products) / static_cast<double>(pieces) : 0;

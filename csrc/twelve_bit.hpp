@@ -10,14 +10,14 @@
 //     odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
 //                and one behind all places at the end of each tile's
 //
-// Nothing is added in another order than in tiles.inl, so sums are those of plain tiles to the last bit. Where a unit
+// Nothing is added in another order than in tiles.hpp, so sums are those of plain tiles to the last bit. Where a unit
 // becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
 //
 //     under 96 rows of x   in registers, each time that it is multiplied
 //       block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
 //                          unit of both tiles at a time
 //       x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
-//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
+//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.hpp
 //       ahead              a unit of both tiles asks for the next one into the L1 cache, and for lines further on into
 //                          the L2 cache
 //     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
@@ -33,6 +33,9 @@
 // tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
 // Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
 // one.
+#pragma once
+
+#include "tiles.hpp"
 
 namespace weft {
 namespace {
@@ -187,7 +190,7 @@ WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block
   store_twelve_bit<ROWS>(args, tile, block.first, sums);
 }
 
-// The same by float32 products of widened weights, in the order of tiles.inl.
+// The same by float32 products of widened weights, in the order of tiles.hpp.
 template <int ROWS, bool OWN>
 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<float>& block, Fetched fetched) {
   constexpr int TILES = kTwelveBitTiles;
@@ -262,32 +265,41 @@ void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const B
     }
 }
 
-// The rows of x in blocks, copied where there are several in one.
-template <class X>
-struct Blocks {
-  std::vector<Block<X>> blocks;
-  std::vector<X> copies;
+int64_t blocks_of(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
 
-  // ``each``: how jobs are done. ``most``: rows of a block.
-  template <class Each>
-  void set(const LinearArgs& args, const Each& each, int64_t most = kTwelveBitRows) {
-    const int64_t count = (args.rows + most - 1) / most, in = args.weight.in;
-    blocks.resize(static_cast<size_t>(count));
-    if (args.rows == 1) {
-      blocks[0] = {0, 1, static_cast<const X*>(args.x)};
-      return;
-    }
-    if (static_cast<int64_t>(copies.size()) < args.rows * in) copies.resize(static_cast<size_t>(args.rows * in));
-    each(count, [&](int64_t i) {
-      const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
-      X* to = copies.data() + first * in;
-      blocks[static_cast<size_t>(i)] = {first, rows, to};
-      for (int64_t column = 0; column < in; column += kUnitColumns)
-        for (int64_t row = first; row < first + rows; ++row, to += kUnitColumns)
-          std::memcpy(to, static_cast<const X*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(X));
-    });
+// The rows of x in blocks of at most ``most``, copied to [rows][in] where there are several. ``each``: how jobs are done.
+template <class X, class Each>
+void set_blocks(const LinearArgs& args, int64_t most, Block<X>* blocks, X* copies, const Each& each) {
+  const int64_t count = blocks_of(args.rows, most), in = args.weight.in;
+  if (args.rows == 1) {
+    blocks[0] = {0, 1, static_cast<const X*>(args.x)};
+    return;
   }
-};
+  each(count, [&](int64_t i) {
+    const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
+    X* to = copies + first * in;
+    blocks[i] = {first, rows, to};
+    for (int64_t column = 0; column < in; column += kUnitColumns)
+      for (int64_t row = first; row < first + rows; ++row, to += kUnitColumns)
+        std::memcpy(to, static_cast<const X*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(X));
+  });
+}
+
+// Bytes that the body of an item takes for ``rows`` rows of x: the item unpacked, and the rows in blocks.
+template <class X>
+int64_t item_scratch(const Weight& weight, int64_t rows) {
+  return scratch_bytes<Half>(kOutTiles * (weight.in / kUnitColumns) * 2) + scratch_bytes<Block<X>>(rows) +
+         scratch_bytes<X>(rows * weight.in);
+}
+
+// ``set_blocks`` inside of a job. Returns the blocks.
+template <class X>
+const Block<X>* own_blocks(const LinearArgs& args, int64_t most, Scratch& scratch) {
+  Block<X>* const blocks = scratch.take<Block<X>>(blocks_of(args.rows, most));
+  X* const copies = args.rows == 1 ? nullptr : scratch.take<X>(args.rows * args.weight.in);
+  set_blocks(args, most, blocks, copies, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });
+  return blocks;
+}
 
 // Tiles [tile, end) of an item times rows [first, last), by one thread.
 template <class X>
@@ -295,18 +307,17 @@ void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first,
   LinearArgs own = args;
   own.rows = last - first;
   own.x = static_cast<const X*>(args.x) + first * args.x_stride;
-  static thread_local Blocks<X> x;
-  x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });  // inside of a job
   own.out = static_cast<bf16*>(args.out) + first * args.weight.out;
-  twelve_bit_item<X>(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
+  Scratch scratch;
+  const Block<X>* const blocks = own_blocks<X>(own, kTwelveBitRows, scratch);
+  twelve_bit_item<X>(own, tile, end, blocks, blocks + blocks_of(own.rows, kTwelveBitRows), nullptr);
 }
 
-// Four tiles from ``tile`` on into room of this thread, as they are in tiles.inl.
-const bf16* unpacked_item(const Weight& weight, int64_t tile) {
-  static thread_local std::vector<Half> room;
+// Four tiles from ``tile`` on, as they are in tiles.hpp.
+const bf16* unpacked_item(const Weight& weight, int64_t tile, Scratch& scratch) {
   const int64_t units = weight.in / kUnitColumns;
-  if (static_cast<int64_t>(room.size()) < kOutTiles * units * 2) room.resize(static_cast<size_t>(kOutTiles * units * 2));
-  Half* to = room.data();
+  Half* const item = scratch.take<Half>(kOutTiles * units * 2);
+  Half* to = item;
   for (int t = 0; t < kOutTiles; ++t) {
     const SqueezedTile one(weight, tile + t);
     const __m512i highs = one.upper_bytes();
@@ -320,14 +331,15 @@ const bf16* unpacked_item(const Weight& weight, int64_t tile) {
       }
     }
   }
-  return reinterpret_cast<const bf16*>(room.data());
+  return reinterpret_cast<const bf16*>(item);
 }
 
 // An item from ``tile`` on, unpacked once, times rows [first, last) of x, as tiles are. All of its rows are there.
 template <class X>
 void unpacked_item_products(const LinearArgs& args, int64_t tile, int64_t first, int64_t last, const char* next) {
   LinearArgs own = args;
-  own.weight.data = unpacked_item(args.weight, tile);
+  Scratch scratch;
+  own.weight.data = unpacked_item(args.weight, tile, scratch);
   own.out = static_cast<bf16*>(args.out) + tile * kTile;
   own.bias = args.bias ? args.bias + tile * kTile : nullptr;
   tiles_of_item<bf16, X>(own, 0, first, last, next);
@@ -343,6 +355,7 @@ void unpacked_products(const LinearArgs& args) {
   const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X));
   const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
   const double nanoseconds = 0.0025 * static_cast<double>(kOutRows * width * args.rows / parts);
+  Pool::instance().reserve(item_scratch<X>(weight, args.rows / parts + 1));
   Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
@@ -359,10 +372,15 @@ bool gains_unpacked(const LinearArgs& args) {
 template <class X>
 void twelve_bit_products_of(const LinearArgs& args) {
   if (gains_unpacked(args)) return unpacked_products<X>(args);
-  static thread_local Blocks<X> buffer;
-  Blocks<X>& x = buffer;
-  x.set(args, [&](int64_t count, const auto& job) {
-    Pool::instance().for_each(count, static_cast<double>(args.weight.in), job);
+  static thread_local std::vector<Block<X>> rows_of;
+  static thread_local std::vector<X> copies;
+  const int64_t count = blocks_of(args.rows, kTwelveBitRows);
+  const size_t numbers = static_cast<size_t>(args.rows * args.weight.in);
+  rows_of.resize(static_cast<size_t>(count));
+  if (args.rows > 1 && copies.size() < numbers) copies.resize(numbers);
+  const Block<X>* const blocks = rows_of.data();  // of the caller: the threads have others of this name
+  set_blocks(args, kTwelveBitRows, rows_of.data(), copies.data(), [&](int64_t blocks_in_all, const auto& job) {
+    Pool::instance().for_each(blocks_in_all, static_cast<double>(args.weight.in), job);
   });
   const Weight& weight = args.weight;
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
@@ -370,10 +388,9 @@ void twelve_bit_products_of(const LinearArgs& args) {
   const double nanoseconds =
       0.04 * static_cast<double>(bytes) + 0.0025 * static_cast<double>(kOutRows * width * args.rows);
   const auto last_of = [&](int64_t item) { return item + 1 < items ? (item + 1) * kOutTiles : tiles; };
-  const int64_t count = static_cast<int64_t>(x.blocks.size());
   if (count == 1)
     return Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      twelve_bit_item<X>(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
+      twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks, blocks + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
   const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
@@ -382,8 +399,8 @@ void twelve_bit_products_of(const LinearArgs& args) {
     const int64_t item = at % items, part = at / items;
     const uint8_t* next =
         after == Pool::kNone ? nullptr : static_cast<const uint8_t*>(weight.data) + after % items * bytes;
-    twelve_bit_item<X>(args, item * kOutTiles, last_of(item), x.blocks.data() + count * part / parts,
-                  x.blocks.data() + count * (part + 1) / parts, next);
+    twelve_bit_item<X>(args, item * kOutTiles, last_of(item), blocks + count * part / parts,
+                       blocks + count * (part + 1) / parts, next);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
 }

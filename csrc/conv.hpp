@@ -7,6 +7,10 @@
 // takes the inputs before it from x, and the window of such a run is written when all of them are done.
 //
 // LFM2 multiplies what goes in and what comes out by a gate each: done here, rounded where two more passes would.
+#pragma once
+
+#include "kv_numbers.hpp"
+#include "rounding.hpp"
 
 namespace weft {
 namespace {

@@ -4,6 +4,9 @@
 // A line is 16 lanes of 32 bits, each with pack = 4 / size neighbours of the summed axis (tensor/layout.py); it is
 // read as pack vectors, one for each neighbour. Small floats are widened by moving their exponent: what has none
 // (below the least normal number) is taken as one binade up, and that binade's power of two is taken off again.
+#pragma once
+
+#include "table.hpp"
 
 namespace weft {
 namespace {

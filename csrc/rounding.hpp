@@ -1,5 +1,8 @@
 // States in fewer bits than they are computed in: rounded up or down at random after each token, the bits being a
 // hash of layer, position and element. The same as src/weft/tensor/rounding.py, bit for bit; why is said there.
+#pragma once
+
+#include "kv_numbers.hpp"
 
 namespace weft {
 namespace {

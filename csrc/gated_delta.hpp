@@ -24,6 +24,11 @@
 //
 // Before either, a pass over the tokens computes decays and betas from the model's gates (given ``decay``), or reads them
 // as they are.
+#pragma once
+
+#include "flush_denormals.hpp"
+#include "kv_numbers.hpp"
+#include "rounding.hpp"
 
 namespace weft {
 namespace {

@@ -9,6 +9,12 @@
 //
 // Each call compares the tables page by page: some thousands of integers, which is little beside reading the pages.
 // Rejected: sharing sets from the scheduler. The tables hold the same facts, and cannot be out of date.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "table.hpp"
 
 namespace weft {
 namespace {

@@ -1,5 +1,8 @@
 // y = x W^T for a weight in any form, and experts: see the kernel of each. Those of plain rows and of codes that vectors
 // multiply are in table_codes.cpp.
+#pragma once
+
+#include "moe_tiles.hpp"
 
 namespace weft {
 namespace {

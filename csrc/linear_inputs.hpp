@@ -8,6 +8,9 @@
 // A line is 32 columns; the columns behind the last one are zero. A part is a line, or half of one where the weight's
 // groups have 16 columns. The sums of a part fold the zero point of the weights into one multiplication, and minimums
 // of groups as well. A row depends on no other row, so a row of x gives the same bits in any batch.
+#pragma once
+
+#include "table.hpp"
 
 namespace weft {
 namespace {
@@ -16,7 +19,7 @@ constexpr int kTile = 16;
 constexpr int kOutTiles = 4;
 constexpr int kOutRows = kTile * kOutTiles;
 constexpr int kRowsTogether = 6;
-constexpr int kOneTileRows = 4;  // of x: up to these W is read as one stream (linear.inl).
+constexpr int kOneTileRows = 4;  // of x: up to these W is read as one stream (linear.hpp).
 // Rows of x that vectors multiply where there is a matrix unit, by codes and by bytes. They widen a code in registers, and
 // read fewer bytes than a unit takes the time for.
 constexpr int64_t kFewRows = 2, kFewByteRows = 8;

@@ -27,6 +27,9 @@
 // Rejected: cutting the columns into parts that fit the L1 cache (sums would go through memory; nothing gained up
 // to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them); all rows of a
 // prompt for one item (x then comes out of the L3 cache, which is not ours alone).
+#pragma once
+
+#include "linear_inputs.hpp"
 
 namespace weft {
 namespace {

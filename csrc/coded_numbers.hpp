@@ -7,13 +7,16 @@
 //                fp8 by rows    words: a column's rows 4 n and 4 n + 1. Then 4 n + 2 and 4 n + 3
 //                4 bits         words: a column's rows 4 n to 4 n + 3
 //                               words of 8 columns, 16 bytes, for n = 0, 1, 2, 3
-//     two tiles  a unit of one, a unit of the other, ...: one stream from memory, as in twelve_bit.inl
+//     two tiles  a unit of one, a unit of the other, ...: one stream from memory, as in twelve_bit.hpp
 //
 // How a code becomes a weight by floats, for CPUs without look-ups and for scales that these do not take. One arithmetic
 // shift moves sign, exponent and fraction of e4m3 to their places. The scale is larger by 2^120, which the exponents
 // differ by. Denormals come out right, so none may be flushed.
 //
-// Bytes of 64 weights are looked up at once in coded_tiles.inl, words of 32 in coded_words.inl.
+// Bytes of 64 weights are looked up at once in coded_tiles.hpp, words of 32 in coded_words.hpp.
+#pragma once
+
+#include "twelve_bit.hpp"
 
 namespace weft {
 namespace {
@@ -115,7 +118,7 @@ WEFT_INLINE __m512i rounded_up_half(__m512 x) {
   return _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
 }
 
-// The weights of a unit by floats: pairs of columns of 16 rows, as they are in tiles.inl.
+// The weights of a unit by floats: pairs of columns of 16 rows, as they are in tiles.hpp.
 template <Lookup KIND>
 WEFT_INLINE void pairs_by_floats(const CodedTile<KIND>& tile, const uint8_t* unit, __m512 scale, __m512i* pairs) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
