@@ -47,16 +47,16 @@ VERBS = frozenset(
         """
     abort accept acknowledge acquire add admit adopt advance align allocate allow answer append apply arrange ask
     assemble assert assign attach attend await balance begin bind block bound bring broadcast build call cancel carry
-    cast change charge check choose claim clean clear close code collect combine commit compare compile complain complete
+    cast change charge check choose claim clean clear close collect combine commit compare compile complain complete
     compress compute concatenate confirm connect consume contain continue convert copy count create cut decide declare
     decode decorate decrease delay delete deliver dequantize derive describe detach detect determine discard dispatch
-    divide do download drain draw drop dump emit empty encode end enqueue ensure enter estimate evict examine exchange
+    divide download drain draw drop dump emit empty encode end enqueue ensure enter estimate evict examine exchange
     execute exit expand expect expire explain export extend extract fail feed fetch fill filter find finish fit flatten
     flush fold follow forget fork format forward free freeze gather generate get give go grant group grow guard guess
     hand handle hash hide hold ignore import include increase index infer inherit initialise insert inspect install
     interleave invalidate iterate join judge keep kill label launch leave let lift limit link list listen load lock log
     look lower make mark mask match measure merge move multiply name normalise note notice notify number observe offer
-    open order overwrite pack pad parse pass patch pause perform permute pick pin place plan plot pop predict preempt prefer
+    open order overwrite pack pad parse pass patch pause permute pick pin place plan plot pop predict preempt prefer
     prepare print probe produce project promise propose prove provide prune publish pull push put quantize query queue
     quit raise rank read rebuild receive recompute reconnect record recount reduce refer refresh refuse register
     reject relay release reload remember remove rename render repack repeat replace replay reply report request require
@@ -66,7 +66,7 @@ VERBS = frozenset(
     stack stage start state stay stop store stream strip submit subtract sum summarise suspend swap switch sync take
     talk tell terminate test throw tie tile time tokenize touch trace track transfer translate transpose treat trim
     truncate try turn undo unload unlock unpack unpin update upload use validate verify visit wait wake walk warm warn
-    watch weigh widen withdraw work wrap write yield zero
+    watch weigh widen withdraw work wrap write yield zero do code perform
         """,
     )
 )

@@ -531,7 +531,7 @@ class TorchExecutor:
         if loaded.spec != spec:
             raise CheckpointError(
                 "the checkpoint has changed while the engine slept: its layers, sizes or "
-                "dtype are others now. Put the old one back, or start the engine anew",
+                "dtype are others now. Put the old one back, or restart the engine",
                 param="model",
             )
         self.model, self._kv_scales = loaded.model, loaded.kv_scales
