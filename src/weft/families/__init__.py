@@ -66,6 +66,7 @@ from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
     attention,
     delta,
+    dense,
     gemma,
     gigachat,
     gpt_oss,
@@ -209,6 +210,7 @@ FAMILIES: tuple[Family, ...] = tuple(
     for module in (
         attention,
         delta,
+        dense,
         gemma,
         gigachat,
         gpt_oss,

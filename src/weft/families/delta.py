@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from weft.families.architecture import Architecture, MtpLayer
-from weft.families.attention import OLMO_NAMES, qwen_feed_forward
+from weft.families.attention import qwen_feed_forward
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.mixers.attention import Attention
 from weft.families.mixers.delta import GatedDelta, KimiDelta
@@ -294,6 +294,6 @@ KIMI_NAMES = Names(
 FAMILIES = (
     Family("qwen3_5", ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), read_qwen_hybrid, names=_QWEN),
     Family("qwen3_next", ("qwen3_next",), read_qwen_hybrid, names=_QWEN_NEXT),
-    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=OLMO_NAMES),
+    Family("olmo_hybrid", ("olmo_hybrid",), read_olmo_hybrid, names=Names(layer_reader="weft.models.spellings:olmo_layers")),
     Family("kimi_linear", ("kimi_linear",), read_kimi_linear, names=KIMI_NAMES),
 )

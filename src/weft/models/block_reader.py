@@ -14,12 +14,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from weft.families.architecture import Architecture
 from weft.families.mixers import BlockShape
-from weft.families.tensors import Table, norm_gate
+from weft.families.tensors import Table
 from weft.models.blocks.linear import Norm
 from weft.models.table_reader import TableReader
-from weft.models.vision.encoder import LayerNorm
 from weft.models.weights import TensorSource
 
 
@@ -48,14 +49,13 @@ class BlockReader:
         return function(shape.reader)(self, shape, name, **spelled)
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """Of the stream; ``width``: of several beside each other."""
-        shape, width = self.architecture.residual.gate, width or self.hidden
-        gate = self.table(norm_gate("norm", shape, width, name), "").gate("norm", shape)
-        return Norm(self.source.tensor(f"{name}.weight", width), self.eps, self.plus_one, gate=gate)
-
-    def layer_norm(self, name: str) -> LayerNorm:
-        weight, bias = (self.source.tensor(f"{name}.{part}", self.hidden) for part in ("weight", "bias"))
-        return LayerNorm(weight, bias, self.eps)
+        """Return a norm of the stream; ``width``: of several streams beside each other."""
+        residual, width = self.architecture.residual, width or self.hidden
+        table = self.table(residual.norm_table(width, name), "")
+        weight, gate = table.get("norm"), table.gate("norm", residual.gate)
+        if weight is None:
+            weight = torch.ones(width, dtype=self.source.dtype, device=self.source.device)
+        return Norm(weight, self.eps, self.plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias"))
 
     def out_name(self, name: str) -> str:
         """Of a Kimi or Ling layer."""

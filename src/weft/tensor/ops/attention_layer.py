@@ -180,6 +180,8 @@ def _split(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
     shape = core.shape
+    if shape.clip:
+        projected_TW = projected_TW.clamp(-shape.clip, shape.clip)
     q_width, kv_width = shape.heads * shape.head_dim, shape.own_kv_heads * shape.head_dim
     q, gate, k, v, head_gate_TH = torch.split(
         projected_TW,
