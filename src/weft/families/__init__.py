@@ -65,6 +65,8 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import (
     attention,
+    centred,
+    deepseek,
     delta,
     dense,
     gemma,
@@ -76,6 +78,7 @@ from weft.families import (
     lightning,
     mamba,
     nemotron_h,
+    routed,
     rwkv,
     zamba2,
 )
@@ -209,6 +212,8 @@ FAMILIES: tuple[Family, ...] = tuple(
     family
     for module in (
         attention,
+        centred,
+        deepseek,
         delta,
         dense,
         gemma,
@@ -220,6 +225,7 @@ FAMILIES: tuple[Family, ...] = tuple(
         lightning,
         mamba,
         nemotron_h,
+        routed,
         rwkv,
         zamba2,
     )

@@ -26,14 +26,41 @@ Kinds = Callable[[ConfigKeys, int], list[str]]
 """Kinds of so many layers, where ``layer_types`` is silent."""
 
 
+def sizes(
+    vocab: int, hidden: int, width: int, layers: int, heads: int, kv_heads: int, positions: int
+) -> dict[str, int]:
+    """Return the defaults that every family has."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": positions,
+    }
+
+
 def every(count: int, *, last: bool = True, other: str = WINDOW_KIND) -> Kinds:
     """Return kinds of which each ``count``-th layer is full, the last one of them or (``last`` False) the first."""
     place = count - 1 if last else 0
     return lambda keys, layers: [FULL_KIND if layer % count == place else other for layer in range(layers)]
 
 
+def patterned(keys: ConfigKeys, count: int) -> list[str]:
+    """Return kinds by ``sliding_window_pattern``: each so many-th layer is full."""
+    return every(keys.integer("sliding_window_pattern", 4))(keys, count)
+
+
 def swiglu(keys: ConfigKeys, layer: int) -> FeedForward:
     return Dense(keys.integer("intermediate_size"), bias=keys.boolean("mlp_bias", False))
+
+
+BIAS = "use_bias"
+
+
+def all_biased(keys: ConfigKeys) -> Mapping[str, Any]:
+    return {"bias": keys.boolean(BIAS, False)}
 
 
 def ungated(activation: Any) -> Callable[[ConfigKeys, int], FeedForward]:
@@ -46,12 +73,13 @@ def ungated(activation: Any) -> Callable[[ConfigKeys, int], FeedForward]:
     return read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decoder:
     """``theta``, ``partial``: of the rotary embedding. ``attention``: fields of ``Attention`` in all layers.
     ``attention_of``: those that keys decide. ``kinds``: which layers have a window; None: all have the one that
     ``sliding_window`` names. ``unturned``: kinds of layers without positions. ``feed``: of a layer. ``residual`` and
-    ``more`` (further fields of ``Architecture``): of the keys. ``only``: settings of which one value is served."""
+    ``more`` (further fields of ``Architecture``): of the keys. ``only``: settings of which one value is served.
+    ``keys_of``: changes to keys that come in a form of their own."""
 
     defaults: Mapping[str, Any]
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -65,20 +93,19 @@ class Decoder:
     residual: Callable[[ConfigKeys], Residual] = lambda keys: PLAIN
     more: Callable[[ConfigKeys], Mapping[str, Any]] = lambda keys: {}
     only: Mapping[str, Any] = field(default_factory=dict)
+    keys_of: Callable[[ConfigKeys], ConfigKeys] = lambda keys: keys
 
     def __call__(self, family: str, keys: ConfigKeys) -> Architecture:
         keys = self.keys(keys)
         keys.only(**self.only)
         attentions = self.attentions(keys)
         feeds = [self.feed(keys, layer) for layer in range(len(attentions))]
-        return build_architecture(
-            family, keys, attentions, feeds, residual=self.residual(keys), **self.more(keys)
-        )
+        return build_architecture(family, keys, attentions, feeds, residual=self.residual(keys), **self.more(keys))
 
     def keys(self, keys: ConfigKeys) -> ConfigKeys:
         """Return ``keys`` with the names here and the defaults."""
         here = {name: keys.get(theirs) for name, theirs in self.renamed.items() if keys.get(theirs) is not None}
-        return keys.over(here).with_defaults(**self.defaults)
+        return self.keys_of(keys.over(here).with_defaults(**self.defaults))
 
     def attentions(self, keys: ConfigKeys) -> list[Attention]:
         """Return the attention of each layer."""

@@ -1,4 +1,4 @@
-"""Dense decoders that everybody has: Qwen 2, Phi 3 and 4, Granite 3, GLM 4, OLMo 1 and 2, EXAONE 4, Cohere and others.
+"""Common dense decoders: Qwen 2, Phi 3 and 4, Granite 3, GLM 4, OLMo 1 and 2, EXAONE 4, Cohere and others.
 
 Each is Llama but for the row that it has here. Sources: the configuration class and the model of transformers 5.24 for
 each ``model_type``; their defaults are in the rows.
@@ -14,29 +14,14 @@ from typing import Any
 from weft.families import reading
 from weft.families.architecture import Architecture
 from weft.families.attention import NAMES, OUT_NAMES, OUT_NORMED, read_qwen
-from weft.families.config_keys import ConfigKeys, fail
-from weft.families.decoders import FULL_KIND, WINDOW_KIND, Decoder, every, swiglu, ungated
-from weft.families.mixers.attention import Attention
+from weft.families.config_keys import ConfigKeys
+from weft.families.decoders import BIAS, FULL_KIND, Decoder, all_biased, every, patterned, sizes, ungated
+from weft.families.mixers.attention import Attention, Growth
 from weft.families.mixers.feed_forward import Dense
-from weft.families.names import Names
-from weft.families.reading import Family
+from weft.families.reading import WINDOW_KIND, Family
 from weft.families.residuals import Residual
 
 _JOINED = ("gate_up_proj", "down_proj")
-_BIAS = "use_bias"
-
-
-def sizes(vocab: int, hidden: int, width: int, layers: int, heads: int, kv_heads: int, positions: int) -> dict[str, int]:
-    """Return the defaults that every family has."""
-    return {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": positions,
-    }
 
 
 def granite_multipliers(keys: ConfigKeys) -> Mapping[str, Any]:
@@ -54,45 +39,15 @@ def granite_scale(keys: ConfigKeys) -> Mapping[str, Any]:
     return {"scale": keys.number("attention_multiplier", 1.0)}
 
 
-def _logit_scale(keys: ConfigKeys) -> Mapping[str, Any]:
-    scale = keys.number("logit_scale", 0.0625)
-    if scale == 0:
-        fail("logit_scale", scale, "it must not be 0")
-    return {"logits_divisor": 1 / scale}
-
-
-def _cohere(**more: Any) -> Decoder:
-    """Mixer and feed-forward read the same norm, which subtracts the mean."""
-    return Decoder(
-        defaults=sizes(256_000, 8192, 22_528, 40, 64, 64, 8192) | {"tie_word_embeddings": True, "layer_norm_eps": 1e-5} | more,
-        renamed={"rms_norm_eps": "layer_norm_eps"},
-        residual=lambda keys: Residual(centred="weight", parallel="one"),
-        more=_logit_scale,
-        only={"use_qk_norm": False},
-    )
-
-
-def _exaone_kinds(keys: ConfigKeys, count: int) -> list[str]:
-    """``sliding_window_pattern``: a number, or letters such as LLLG; the last layer is then full."""
-    if keys.get("sliding_window") is None:
-        return [FULL_KIND] * count
-    pattern = keys.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str):
-        if not pattern or set(pattern) - set("LG"):
-            fail("sliding_window_pattern", pattern, "letters are L and G")
-        kinds = [WINDOW_KIND if pattern[layer % len(pattern)] == "L" else FULL_KIND for layer in range(count)]
-        return [*kinds[:-1], FULL_KIND]
-    return every(keys.integer("sliding_window_pattern", 4))(keys, count)
-
-
 def read_exaone4(family: str, keys: ConfigKeys) -> Architecture:
     """Full layers have no positions where others have a window, and norms follow blocks."""
     windows = reading.states_window(keys)
     decoder = Decoder(
-        defaults=sizes(102_400, 4096, 16_384, 32, 32, 32, 2048) | {"rms_norm_eps": 1e-5}
+        defaults=sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)
+        | {"rms_norm_eps": 1e-5}
         | ({} if keys.has("sliding_window") else {"sliding_window": 4096}),
         attention={"qk_norm": True},
-        kinds=_exaone_kinds,
+        kinds=patterned if windows else every(1),
         unturned=(FULL_KIND,) if windows else (),
         residual=lambda keys: OUT_NORMED,
         only={"attention_bias": False},
@@ -104,17 +59,50 @@ def _out_bias(key: str, default: bool) -> Any:
     return lambda keys: {"out_bias": keys.boolean(key, default)}
 
 
-def _all_biased(keys: ConfigKeys) -> Mapping[str, Any]:
-    return {"bias": keys.boolean(_BIAS, False)}
+def _with_alpha(keys: ConfigKeys) -> ConfigKeys:
+    """Return ``keys``, whose rotary base holds the ``alpha`` of Hunyuan's "dynamic" scaling: it does not depend on the
+    length of a text."""
+    stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    inner = ConfigKeys(stated if isinstance(stated, Mapping) else {}, fallback={})
+    if inner.get("rope_type", inner.get("type")) != "dynamic" or inner.get("alpha") is None:
+        return keys
+    dim = keys.integer("head_dim", keys.integer("hidden_size") // keys.integer("num_attention_heads"), least=4)
+    theta = inner.number("rope_theta", keys.number("rope_theta", 10_000.0))
+    grown = theta * inner.number("alpha", 1.0) ** (dim / (dim - 2))
+    return keys.over({"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": grown}})
 
 
+def _grown(keys: ConfigKeys) -> Mapping[str, Any]:
+    stated = ConfigKeys(keys.get("rope_parameters") or {}, fallback={})
+    factor = stated.number("llama_4_scaling_beta", 0.0)
+    return {"growth": Growth(factor, stated.integer("original_max_position_embeddings"))} if factor else {}
+
+
+_YARN_3 = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 _GLM = Decoder(
     defaults=sizes(151_552, 4096, 13_696, 40, 32, 2, 131_072)
     | {"head_dim": 128, "rms_norm_eps": 1.5625e-07, "attention_bias": True},
     partial=0.5,
     attention={"out_bias": False},
 )
-_OLMO_1 = {"residual": lambda keys: Residual(centred="plain"), "only": {"clip_qkv": None}}
 _GRANITE = Decoder(
     defaults=sizes(32_000, 4096, 11_008, 32, 32, 32, 2048),
     attention_of=granite_scale,
@@ -138,17 +126,12 @@ _OLMO2 = Decoder(
     attention={"qk_norm": True, "norm_whole": True},
     residual=lambda keys: OUT_NORMED,
 )
-_OLMO = Decoder(
-    defaults=sizes(50_304, 4096, 11_008, 32, 32, 32, 2048) | {"rms_norm_eps": 1e-5},
-    residual=lambda keys: Residual(centred="plain"),
-    attention_of=lambda keys: {"clip": keys.number("clip_qkv", 0.0)},
-)
 _ERNIE = Decoder(
     defaults=sizes(103_424, 1024, 3072, 18, 16, 2, 131_072)
     | {"head_dim": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
     theta=500_000.0,
-    attention_of=_all_biased,
-    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), bias=keys.boolean(_BIAS, False)),
+    attention_of=all_biased,
+    feed=lambda keys, layer: Dense(keys.integer("intermediate_size"), bias=keys.boolean(BIAS, False)),
 )
 _HELIUM = Decoder(
     defaults=sizes(48_000, 2560, 7040, 24, 20, 20, 4096) | {"head_dim": 128, "rms_norm_eps": 1e-8},
@@ -162,29 +145,22 @@ _CWM = Decoder(
     kinds=every(4, last=False),
     attention={"bias": False},
 )
-_STARCODER2 = Decoder(
-    defaults=sizes(49_152, 3072, 12_288, 30, 24, 2, 4096) | {"use_bias": True, "tie_word_embeddings": True, "norm_epsilon": 1e-5},
-    renamed={"rms_norm_eps": "norm_epsilon", "mlp_bias": _BIAS},
-    attention_of=_all_biased,
-    feed=ungated("gelu_tanh"),
-    residual=lambda keys: Residual(centred="bias"),
+HUNYUAN = Decoder(
+    defaults=sizes(290_943, 4096, 11_008, 32, 32, 32, 2048) | {"rms_norm_eps": 1e-5},
+    attention={"qk_norm": True, "norm_after": True},
+    keys_of=_with_alpha,
 )
-_STABLELM = Decoder(
-    defaults=sizes(50_304, 2560, 6912, 32, 32, 32, 4096) | {"layer_norm_eps": 1e-5},
-    renamed={"rms_norm_eps": "layer_norm_eps"},
-    partial=0.25,
-    attention_of=lambda keys: {"bias": keys.boolean("use_qkv_bias", False), "out_bias": False},
-    residual=lambda keys: Residual(
-        centred="bias", parallel="one" if keys.boolean("use_parallel_residual", False) else ""
-    ),
-    only={"qk_layernorm": False},
+HUNYUAN_NAMES = replace(NAMES, spelled={Attention: {"norms": ("query_layernorm", "key_layernorm")}})
+_MINISTRAL3 = Decoder(
+    defaults=sizes(131_072, 4096, 14_336, 34, 32, 8, 262_144)
+    | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_parameters": _YARN_3},
+    attention_of=_grown,
 )
-_NEMOTRON = Decoder(
-    defaults=sizes(256_000, 6144, 24_576, 32, 48, 48, 4096) | {"norm_eps": 1e-5},
-    renamed={"rms_norm_eps": "norm_eps"},
-    partial=0.5,
-    feed=ungated("relu2"),
-    residual=lambda keys: Residual(centred="bias"),
+_APERTUS = Decoder(
+    defaults=sizes(131_072, 4096, 14_336, 32, 32, 32, 65_536) | {"rms_norm_eps": 1e-5, "rope_parameters": _LLAMA3},
+    theta=12_000_000.0,
+    attention={"qk_norm": True},
+    feed=ungated("xielu"),
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
@@ -198,20 +174,16 @@ FAMILIES = (
     Family("glm4", ("glm4",), replace(_GLM, residual=lambda keys: Residual(out_norms=True)), names=replace(
         NAMES, spelled={Attention: {"paired": True}, Dense: {"names": _JOINED}},
         out_norms=("post_self_attn_layernorm", "post_mlp_layernorm"))),
-    Family("cohere", ("cohere",), replace(_cohere(), theta=500_000.0), names=_PAIRED),
-    Family("cohere2", ("cohere2",), replace(
-        _cohere(head_dim=128, sliding_window=4096), kinds=every(4), unturned=(FULL_KIND,)), names=_PAIRED),
-    Family("olmo", ("olmo",), _OLMO, names=NAMES),
     Family("olmo2", ("olmo2",), _OLMO2, names=OUT_NAMES),
     Family("exaone4", ("exaone4",), read_exaone4, names=OUT_NAMES),
+    Family("hunyuan", ("hunyuan_v1_dense",), HUNYUAN, names=HUNYUAN_NAMES),
+    Family("ministral3", ("ministral3",), _MINISTRAL3, names=NAMES),
+    Family("apertus", ("apertus",), _APERTUS, "xielu", replace(
+        NAMES, swiglu=False, mixer_norm="attention_layernorm", feed_norm="feedforward_layernorm")),
     Family("ministral", ("ministral",), _MINISTRAL, names=NAMES),
     Family("seed_oss", ("seed_oss",), _SEED_OSS, names=NAMES),
     Family("arcee", ("arcee",), _ARCEE, "relu2", _UNGATED),
     Family("ernie4_5", ("ernie4_5",), _ERNIE, names=_PAIRED),
     Family("helium", ("helium",), _HELIUM, names=_PAIRED),
     Family("cwm", ("cwm",), _CWM, names=NAMES),
-    Family("starcoder2", ("starcoder2",), _STARCODER2, "gelu_pytorch_tanh", replace(
-        NAMES, swiglu=False, spelled={Dense: {"names": ("c_fc", "c_proj")}})),
-    Family("stablelm", ("stablelm",), _STABLELM, names=NAMES),
-    Family("nemotron", ("nemotron",), _NEMOTRON, "relu2", replace(_UNGATED, plus_one=True)),
 )  # fmt: skip

@@ -24,7 +24,8 @@ COMMON: dict[str, tuple[str, ...]] = {
         "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "tie_word_embeddings",
     ),
     "training": (
-        "attention_dropout", "hidden_dropout", "initializer_range", "output_router_logits", "router_aux_loss_coef",
+        "attention_dropout", "embd_pdrop", "embedding_dropout", "hidden_dropout", "initializer_range",
+        "output_router_logits", "resid_pdrop", "residual_dropout", "router_aux_loss_coef",
     ),
     "which code computes the same, and what it returns": (
         "chunk_size_feed_forward", "output_attentions", "output_hidden_states", "pretraining_tp", "use_cache",

@@ -55,7 +55,9 @@ class BlockReader:
         weight, gate = table.get("norm"), table.gate("norm", residual.gate)
         if weight is None:
             weight = torch.ones(width, dtype=self.source.dtype, device=self.source.device)
-        return Norm(weight, self.eps, self.plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias"))
+        return Norm(
+            weight, self.eps, self.plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias")
+        )
 
     def out_name(self, name: str) -> str:
         """Of a Kimi or Ling layer."""

@@ -19,7 +19,7 @@ from weft.families.tensors import Dim, Table, Tensor, Units, exact, layer_norm, 
 from weft.spec import LayerSpec
 from weft.units import ceil_div
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional", "longrope"]
 
 
 RING_TOKENS_MAX = 1024
@@ -34,7 +34,7 @@ class Rope:
     ``factor`` and what follows belong to the scaled kinds and are ignored by "default".
     ``original_positions`` is the context length before scaling. ``attention_factor`` multiplies cos and sin.
     ``turning_dim``: of "proportional", which spaces its frequencies over all of ``rotary_dim`` and then lets
-    only the fastest ``turning_dim / 2`` of them turn.
+    only the fastest ``turning_dim / 2`` of them turn. ``divisors``: of "longrope", one of each frequency.
     """
 
     theta: float
@@ -49,6 +49,17 @@ class Rope:
     truncate: bool = True
     attention_factor: float = 1.0
     turning_dim: int = 0
+    divisors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What queries are multiplied by: 1 + ``factor`` log(1 + floor((position + ``first``) / ``tokens``)), so that
+    attention over more tokens stays as sharp (Llama 4, Ministral 3)."""
+
+    factor: float
+    tokens: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,9 @@ class Attention(Mixer):
     layers read this one's, so they are in pages whatever the window (Gemma 4). ``out_bias``: the output
     projection has a bias; None is as ``bias``. ``index``: it sees chosen blocks (Qwen4, MiniCPM-SALA).
     ``causal`` False: a token sees the later tokens of its prompt too; with a ``window``, those at most so many
-    places away on either side. ``clip``: queries, keys and values are cut to within it on both sides; 0: any (OLMo)."""
+    places away on either side. ``clip``: queries, keys and values are cut to within it on both sides; 0: any (OLMo).
+    ``cap``: scores are cap x tanh(score / cap); 0 for none (Gemma 2). ``norm_after``: queries and keys are normed after
+    they have turned (Hunyuan)."""
 
     reader = "weft.models.blocks.attention:read_attention"
     part = "attention"
@@ -151,6 +164,9 @@ class Attention(Mixer):
     index: Index | KeyIndex | None = None
     causal: bool = True
     clip: float = 0.0
+    cap: float = 0.0
+    norm_after: bool = False
+    growth: Growth | None = None
 
     @property
     def index_width(self) -> int:
@@ -175,8 +191,9 @@ class Attention(Mixer):
     def usual(self) -> bool:
         """Whether it is causal, with keys and values of its own, as products give them: what the fused kernels
         know."""
-        plain = self.kv_of is None and not self.values_normed and not self.values_are_keys and not self.clip
-        return plain and self.causal
+        plain = self.kv_of is None and not self.values_normed and not self.values_are_keys
+        changed = self.clip or self.cap or self.norm_after or self.growth is not None
+        return plain and self.causal and not changed
 
     def layer_spec(self) -> LayerSpec:
         if self.kv_of is not None:

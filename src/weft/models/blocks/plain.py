@@ -8,14 +8,7 @@ from weft.families.names import Names
 from weft.models.block_reader import BlockReader, function
 from weft.models.blocks.feed_forward import read_dense, read_experts, read_swiglu
 from weft.models.blocks.linear import Norm
-from weft.models.layer import (
-    DecoderLayer,
-    FeedForwardBlock,
-    FirstOfTwo,
-    ResidualBlock,
-    SecondOfTwo,
-    StreamBlock,
-)
+from weft.models.layer import DecoderLayer, FeedForwardBlock, FirstOfTwo, ResidualBlock, SecondOfTwo, StreamBlock
 
 
 def plain_layer(
@@ -34,7 +27,9 @@ def plain_layer(
         at = names.mixers[type(mixer)]
         block = read.block(mixer, f"{name}.{at}" if at else name, **names.spelled.get(type(mixer), {}))
         whole = (norm(in_norms[0]), read.source.summed(block), norm(out_norms[0]))
-        blocks.append(FirstOfTwo(*whole, same=residual.parallel == "one") if residual.parallel else ResidualBlock(*whole))
+        blocks.append(
+            FirstOfTwo(*whole, same=residual.parallel == "one") if residual.parallel else ResidualBlock(*whole)
+        )
     if feed is not None:
         own = feed.further_norms == 0
         reader = function(names.feed_reader) if names.feed_reader else plain_feed

@@ -29,9 +29,8 @@ from weft.families.mixers import Mixer
 from weft.families.mixers.feed_forward import FeedForward
 from weft.families.mixers.mixing import ChannelMix, TimeMix
 from weft.models.block_reader import BlockReader
-from weft.models.blocks.linear import Linear, Projection, by_head
+from weft.models.blocks.linear import Linear, Norm, Projection, by_head
 from weft.models.layer import DecoderLayer, LayerStep, OnStream, ReadLayer, ResidualBlock, ResidualStream, StreamBlock
-from weft.models.vision.encoder import Norm
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import CosSin
 from weft.tensor.ops.conv import causal_conv
@@ -192,8 +191,5 @@ def read_time_mix(read: BlockReader, shape: TimeMix, name: str, *, norm: str) ->
 def read_channel_mix(read: BlockReader, shape: ChannelMix, name: str, *, norm: str) -> ChannelMixBlock:
     table = read.table(shape.table(read.hidden), name)
     return ChannelMixBlock(
-        Shifted(read.norm(norm)),
-        table.tensor("x_k"),
-        table.linear("into"),
-        read.source.summed(table.linear("down")),
+        Shifted(read.norm(norm)), table.tensor("x_k"), table.linear("into"), read.source.summed(table.linear("down"))
     )
