@@ -1,6 +1,6 @@
 """Decoders whose norms subtract the mean: Command R, OLMo 1, StarCoder 2, StableLM, Nemotron 4.
 
-Some have mixer and feed-forward beside each other. Sources: the configuration class and the model of transformers 5.24
+In some, mixer and feed-forward are parallel. Sources: the configuration class and the model of transformers 5.24
 for each ``model_type``; their defaults are in the rows.
 """
 

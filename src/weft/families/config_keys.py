@@ -170,7 +170,8 @@ def read_rope(
         fail("rope_parameters", stated, "one flat set of rotary settings is served")
     inner = ConfigKeys(stated, fallback=stated)
     kind: Any = inner.get("rope_type", inner.get("type", "default"))
-    kind = "longrope" if kind == "su" else kind
+    # Turned by places of pictures, a text is turned by its positions.
+    kind = {"su": "longrope", "mrope": "default"}.get(str(kind), kind)
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
     partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))

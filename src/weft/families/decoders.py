@@ -117,7 +117,8 @@ class Decoder:
         if self.kinds is None:
             kinds = [WINDOW_KIND if stated else FULL_KIND] * count
         else:
-            kinds = reading.kinds_with_windows(keys, (FULL_KIND, WINDOW_KIND), self.kinds(keys, count))
+            silent = [FULL_KIND] * count if keys.get("layer_types") is not None else self.kinds(keys, count)
+            kinds = reading.kinds_with_windows(keys, (FULL_KIND, WINDOW_KIND), silent)
             if WINDOW_KIND in kinds and not stated:
                 fail("sliding_window", None, f"layer_types has layers that are {WINDOW_KIND}")
         of_kind = {FULL_KIND: plain, WINDOW_KIND: window}

@@ -27,7 +27,6 @@ def deepseek(
     """Return a model whose experts are DeepSeek V3's, with ``attention`` in every layer."""
     keys = keys.with_defaults(**sized)
     keys = keys.over({"num_experts": keys.integer("n_routed_experts", default.experts)})
-    keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
     mixer, count = attention(keys), keys.integer("num_hidden_layers")
     feeds = read_kimi_feed_forwards(keys, count, default)
     mixers = mixer if isinstance(mixer, list) else [mixer] * count
@@ -42,6 +41,7 @@ def turned_latent(keys: ConfigKeys, theta: float = 10_000.0) -> LatentAttention:
 
 
 def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
+    keys.only(scoring_func="sigmoid", topk_method="noaux_tc")
     return deepseek(keys, FeedDefaults(3, 18_432, 256, 2048, 2.5, 8, 4), turned_latent, family,
                     **sizes(129_280, 7168, 18_432, 61, 128, 128, 4096), **_rank(keys, 1536))  # fmt: skip
 

@@ -146,7 +146,7 @@ _ERNIE = Decoder(
     theta=500_000.0,
     attention_of=all_biased,
     feed=_ernie_feed,
-    only={"use_bias": False},
+    only={"use_bias": False, "moe_norm_min": 1e-12},
 )
 _OLMOE = Decoder(
     defaults=sizes(50_304, 2048, 2048, 16, 16, 16, 4096) | {"rms_norm_eps": 1e-5},
@@ -173,6 +173,6 @@ FAMILIES = (
     Family("olmoe", ("olmoe",), _OLMOE, names=NAMES),
     Family("ernie4_5_moe", ("ernie4_5_moe",), _ERNIE, names=replace(
         _SHARED, spelled={Attention: {"paired": True}, Experts: {
-            "exact_router": True, "choice_bias": "moe_statics.e_score_correction_bias", "choice_row": True}}),
-        released=((r"mlp\.gate\.moe_statics", "mlp.moe_statics"),)),
+            "exact_router": True, "choice_bias": "gate.moe_statics.e_score_correction_bias", "choice_row": True}}),
+        released=((r"mlp\.moe_statics", "mlp.gate.moe_statics"),)),
 )  # fmt: skip

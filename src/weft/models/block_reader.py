@@ -40,6 +40,8 @@ class BlockReader:
         self.source = source
         self.plus_one = architecture.names.plus_one
         self.hidden, self.eps = architecture.hidden_size, architecture.norm_eps
+        self._ones = torch.ones(self.hidden, dtype=source.dtype, device=source.device)
+        """Weight of all norms without one."""
 
     def table(self, table: Table, name: str) -> TableReader:
         return TableReader(self.source, table, name)
@@ -53,8 +55,7 @@ class BlockReader:
         residual, width = self.architecture.residual, width or self.hidden
         table = self.table(residual.norm_table(width, name), "")
         weight, gate = table.get("norm"), table.gate("norm", residual.gate)
-        if weight is None:
-            weight = torch.ones(width, dtype=self.source.dtype, device=self.source.device)
+        weight = self._ones if weight is None else weight
         return Norm(
             weight, self.eps, self.plus_one, gate=gate, centred=bool(residual.centred), bias=table.get("norm.bias")
         )

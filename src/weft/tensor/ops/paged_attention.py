@@ -244,8 +244,7 @@ def _attend_group(
     kv_heads, dim = cache_k.shape[1], q_NHD.shape[2]
     heads = q_NHD.shape[1] // kv_heads
     context = page_count * PAGE_TOKENS
-    q_BGD = _lane_order(q_NHD.float() * scale, cache_k.shape[-1])
-    q_BGD = q_BGD.view(rows * kv_heads, heads, dim)
+    q_BGD = _lane_order(q_NHD.float() * scale, cache_k.shape[-1]).view(rows * kv_heads, heads, dim)
     scores_BGS = scratch.take("paged_attention.scores", (rows * kv_heads, heads, context), torch.float32)
     cuts = [(a, min(a + group.segment, page_count)) for a in range(0, page_count, group.segment)]
     for first, last in cuts:
@@ -257,8 +256,7 @@ def _attend_group(
     if scales is not None:
         token_NHGS = scores_BGS.view(rows, kv_heads, heads, context)
         token_NHGS.mul_(_token_scales(scales[:, 0], group.pages_NP)[:, :, None])
-    if cap:
-        capped_(scores_BGS, cap)
+    capped_(scores_BGS, cap)
     if bank_RE is not None:
         distance_NS = group.contexts_N[:, None] - 1 - torch.arange(context, device=q_THD.device)
         bias_NHS = relative_bias(states_NHR, bank_RE, distance_NS)
@@ -419,8 +417,8 @@ def _attend_run(
 
 
 def capped_(scores: torch.Tensor, cap: float) -> torch.Tensor:
-    """Return ``scores``, which hold cap x tanh(score / cap) then (Gemma 2)."""
-    return scores.div_(cap).tanh_().mul_(cap)
+    """Return ``scores``, which hold cap x tanh(score / cap) then (Gemma 2); as they are for a ``cap`` of 0."""
+    return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
 def softmax_with(sinks_H: torch.Tensor | None, scores_BGS: torch.Tensor) -> torch.Tensor:

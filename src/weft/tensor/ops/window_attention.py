@@ -121,8 +121,7 @@ def _decode(
         q_BGD = (q_RHD[rows.span].float() * scale).reshape(count * kv_heads, -1, dim)
         # The places of a ring are in no order, and need none: a softmax over keys has none.
         scores_BGW = torch.bmm(q_BGD, k_BWD.transpose(1, 2))
-        if cap:
-            capped_(scores_BGW, cap)
+        capped_(scores_BGW, cap)
         if bank_RE is not None:
             scores_BGW.view(count, -1, window).add_(relative_bias(states_RHR[rows.span], bank_RE, where.distance_RW))
         if where.unread_RW is not None:
