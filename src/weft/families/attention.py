@@ -44,7 +44,7 @@ def _llama(family: str, keys: ConfigKeys, *, window: bool, max_positions: int) -
 
 
 def read_qwen(family: str, keys: ConfigKeys, *, qk_norm: bool) -> Architecture:
-    """Qwen 3 (``qk_norm``) and Qwen 2 (with biases), dense and mixture of experts. Windows, where
+    """Read Qwen 3 (``qk_norm``) and Qwen 2 (with biases), dense and mixture of experts. Windows, where
     ``use_sliding_window`` says so: the layers that ``layer_types`` names, or those from ``max_window_layers`` on; in
     the sparse models all."""
     count = keys.integer("num_hidden_layers")

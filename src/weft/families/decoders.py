@@ -1,9 +1,9 @@
-"""What sets a decoder of softmax attention apart from Llama, as data: ``Decoder``, a reader of config.json.
+"""Differences of a decoder of softmax attention from Llama, as data: ``Decoder``, a reader of config.json.
 
     Family("arcee", ("arcee",), Decoder({...defaults...}, feed=plain_feed), "relu2")
 
-``defaults`` are those of transformers' configuration class. ``renamed`` has keys by the name that they have here: what
-Cohere calls ``layer_norm_eps`` is ``rms_norm_eps``. Further differences are fields of ``Attention`` and ``Residual``.
+``defaults`` are those of transformers' configuration class. ``renamed`` has keys by the name that they have here:
+``layer_norm_eps`` of Cohere is ``rms_norm_eps``. Further differences are fields of ``Attention`` and ``Residual``.
 Families that read more than that are functions in the files of their kin. Pure.
 """
 
@@ -23,7 +23,7 @@ from weft.families.residuals import PLAIN, Residual
 
 FULL_KIND = "full_attention"
 Kinds = Callable[[ConfigKeys, int], list[str]]
-"""Kinds of so many layers, where ``layer_types`` is silent."""
+"""Kinds of a number of layers, where ``layer_types`` is silent."""
 
 
 def sizes(
@@ -48,7 +48,7 @@ def every(count: int, *, last: bool = True, other: str = WINDOW_KIND) -> Kinds:
 
 
 def patterned(keys: ConfigKeys, count: int) -> list[str]:
-    """Return kinds by ``sliding_window_pattern``: each so many-th layer is full."""
+    """Return kinds by ``sliding_window_pattern``: the last layer of each group of that size is full."""
     return every(keys.integer("sliding_window_pattern", 4))(keys, count)
 
 

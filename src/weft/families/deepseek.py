@@ -47,7 +47,7 @@ def read_deepseek_v3(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_youtu(family: str, keys: ConfigKeys) -> Architecture:
-    """Latent attention without experts."""
+    """Read a model of latent attention without experts."""
     keys = keys.with_defaults(**sizes(128_256, 2048, 6144, 32, 16, 16, 131_072), **_rank(keys, 1536))
     layers, dense = keys.integer("num_hidden_layers"), Dense(keys.integer("intermediate_size"))
     tied = keys.boolean("tie_word_embeddings", True)
@@ -61,7 +61,7 @@ def read_glm4_moe_lite(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def _rank(keys: ConfigKeys, default: int) -> dict[str, int]:
-    """Return the default of ``q_lora_rank`` where it is silent; null is no bottleneck."""
+    """Return the default of ``q_lora_rank`` where it is silent; null means none."""
     return {} if keys.has("q_lora_rank") else {"q_lora_rank": default}
 
 
@@ -77,7 +77,7 @@ def read_glm4_moe(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
-    """Windows are of the layers from ``max_window_layers`` on, where ``layer_types`` is silent."""
+    """Read a model whose windows are of the layers from ``max_window_layers`` on, where ``layer_types`` is silent."""
 
     def kinds(keys: ConfigKeys, count: int) -> list[str]:
         first = keys.integer("max_window_layers", 62, least=0)
@@ -96,7 +96,7 @@ def read_dots1(family: str, keys: ConfigKeys) -> Architecture:
 
 
 def read_deepseek_v2(family: str, keys: ConfigKeys) -> Architecture:
-    """A group's worth is its best score, and weights are shares of all experts."""
+    """Read a model whose groups are as good as their best score, and whose weights are shares of all experts."""
     keys = keys.with_defaults(**sizes(102_400, 4096, 11_008, 32, 32, 32, 2048), **_rank(keys, 1536))
     keys.only(scoring_func="softmax", mlp_bias=False, norm_topk_prob=False, moe_layer_freq=1)
     method = keys.get("topk_method", "greedy")

@@ -40,7 +40,7 @@ def granite_scale(keys: ConfigKeys) -> Mapping[str, Any]:
 
 
 def read_exaone4(family: str, keys: ConfigKeys) -> Architecture:
-    """Full layers have no positions where others have a window, and norms follow blocks."""
+    """Read a model whose full layers have no positions where others have a window, and whose norms follow blocks."""
     windows = reading.states_window(keys)
     decoder = Decoder(
         defaults=sizes(102_400, 4096, 16_384, 32, 32, 32, 2048)

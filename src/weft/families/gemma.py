@@ -1,7 +1,7 @@
 """Gemma 1 to 4, their text part: GELU, an embedding times the root of its width.
 
 Gemma 2 has a cap on scores, and full attention in every other layer. Gemma 3 and 4 have full attention after each five
-layers with a window. From 2 on, a norm is before and behind each block.
+layers with a window. From 2 on, norms are before and after each block.
 
 Gemma 4 has more. Full layers have wider heads, of which a quarter turns, and values may be the keys before
 their norm. Values are normed. The last layers have no keys: they read those of the last layer of their kind

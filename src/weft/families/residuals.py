@@ -31,10 +31,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """``scale``: on what a block gives (Granite, MiniCPM). ``in_norms`` and ``out_norms``: what goes into each block is
-    normed, and what comes out of it (OLMo 2 out alone; LFM3 and Gemma both). ``float32``: the stream is kept in float32
+    """``scale``: on what a block gives (Granite, MiniCPM). ``in_norms`` and ``out_norms``: norms before and after each
+    block (OLMo 2 has those after; LFM3 and Gemma have both). ``float32``: the stream is kept in float32
     whatever the weights are in (Mamba). ``gate``: of every norm of the stream (GigaChat 3.5). ``centred``: norms
-    subtract the mean, with a weight alone ("weight"), with a bias too ("bias"), or with neither ("plain").
+    subtract the mean, with a weight ("weight"), with weight and bias ("bias"), or with neither ("plain").
     ``parallel``: mixer and feed-forward of a layer read the same stream, under one norm or under a norm each
     ("one", "two")."""
 

@@ -1,6 +1,6 @@
 """Mixtures of experts under softmax attention: Mixtral, Qwen 2, Granite 3, ERNIE 4.5, Hunyuan and others.
 
-Feed-forwards differ in what a router's score is, in the shared
+Feed-forwards differ in the score of a router, in the shared
 expert, and in the layers that have none of them. Sources: the configuration class and the model of transformers 5.24
 for each ``model_type``; their defaults are in the rows.
 """
@@ -26,7 +26,7 @@ MIXTRAL_FILES = (
     (r"(experts\.\d+)\.w3\.", r"\1.up_proj."),
     (r"(experts\.\d+)\.w2\.", r"\1.down_proj."),
 )
-"""Names in files of Mixtral's kind, and what stands in their place here."""
+"""Patterns of names in files of Mixtral's kind, and the names here."""
 
 
 def mixtral_experts(keys: ConfigKeys, layer: int, **more: Any) -> FeedForward:
@@ -40,7 +40,7 @@ def granite_experts(keys: ConfigKeys, layer: int) -> FeedForward:
 
 
 def _own_theta(keys: ConfigKeys, attentions: list[Attention]) -> list[Attention]:
-    """Return ``attentions`` with the base that ``layer_rope_theta`` names for each layer; 0 is no positions."""
+    """Return ``attentions`` with the base that ``layer_rope_theta`` names for each layer; 0 means no positions."""
     listed = keys.get("layer_rope_theta")
     if listed is None:
         return attentions
@@ -55,7 +55,7 @@ def _own_theta(keys: ConfigKeys, attentions: list[Attention]) -> list[Attention]
 
 
 def _ernie_feed(keys: ConfigKeys, layer: int) -> FeedForward:
-    """Sparse between the first and the last sparse layer. A bias chooses, and weights are shares of the chosen."""
+    """Read a layer, sparse between two. A bias chooses, and weights are shares of the chosen experts."""
     count = keys.integer("moe_num_experts", 64)
     start, end = (
         keys.integer(f"moe_layer_{at}_index", default, least=-1) for at, default in (("start", 1), ("end", -1))
@@ -117,7 +117,7 @@ def _olmoe_feed(keys: ConfigKeys, layer: int) -> FeedForward:
 
 
 def read_granite_swa(family: str, keys: ConfigKeys, *, decoder: Decoder) -> Architecture:
-    """Sinks, windows, and a rotary base for each layer."""
+    """Read a model with sinks, windows, and a rotary base for each layer."""
     architecture = decoder(family, keys)
     return replace(architecture, mixers=tuple(_own_theta(decoder.keys(keys), list(architecture.mixers))))  # type: ignore[arg-type]
 

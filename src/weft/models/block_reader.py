@@ -51,7 +51,7 @@ class BlockReader:
         return function(shape.reader)(self, shape, name, **spelled)
 
     def norm(self, name: str, width: int | None = None) -> Norm:
-        """Return a norm of the stream; ``width``: of several streams beside each other."""
+        """Return a norm of the stream; ``width``: of several streams."""
         residual, width = self.architecture.residual, width or self.hidden
         table = self.table(residual.norm_table(width, name), "")
         weight, gate = table.get("norm"), table.gate("norm", residual.gate)

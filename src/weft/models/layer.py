@@ -163,7 +163,7 @@ class FirstOfTwo(ResidualBlock):
 
 @dataclass(slots=True)
 class SecondOfTwo(ResidualBlock):
-    """Reads what the block before it was given."""
+    """Reads the same stream as the block before it."""
 
     def enter(self, stream: ResidualStream, step: LayerStep) -> tuple[torch.Tensor, Carried]:
         stream.summed()

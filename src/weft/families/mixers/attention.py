@@ -54,7 +54,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What queries are multiplied by: 1 + ``factor`` log(1 + floor((position + ``first``) / ``tokens``)), so that
+    """Factor on queries: 1 + ``factor`` log(1 + floor((position + ``first``) / ``tokens``)), so that
     attention over more tokens stays as sharp (Llama 4, Ministral 3)."""
 
     factor: float

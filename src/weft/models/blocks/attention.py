@@ -137,7 +137,7 @@ def read_attention(
     joined: str = "",
     paired: bool = False,
 ) -> AttentionBlock:
-    """Return one projection, with the gate's rows moved behind the query's (``gate``: they are stored by
+    """Return one projection, with the gate's rows moved after the query's (``gate``: they are stored by
     themselves), and head gates (``g_proj``, ``gate_proj`` on the hub) at the end. ``joined``: the tensor that has the
     rows of all three, if the files have it. ``paired``: positions turn pairs of neighbours."""
     source = read.source

@@ -244,7 +244,7 @@ def read_dense(read: BlockReader, shape: Dense, name: str, names: Names = GATED)
 
 
 def _learned(table: TableReader) -> tuple[float, float] | None:
-    """Return what "xielu" computes with: stored are logarithms."""
+    """Return the two numbers of "xielu", which are stored as logarithms."""
     positive, negative = (table.get(part) for part in ("positive", "negative"))
     if positive is None or negative is None or positive.is_meta:
         return None

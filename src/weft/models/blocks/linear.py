@@ -129,7 +129,7 @@ class LowRankGate:
 @dataclass(slots=True)
 class Norm:
     """RMS norm over the last dim, or over groups of ``group_size`` of it. ``plus_one``: the stored weight is
-    the distance from 1 (Qwen3.5). ``gate``: of what it gives. ``centred``: the mean is subtracted first, and ``bias``
+    the distance from 1 (Qwen3.5). ``gate``: of its output. ``centred``: the mean is subtracted first, and ``bias``
     is added last (layer norm; Ba et al., 2016)."""
 
     weight: torch.Tensor
@@ -142,7 +142,7 @@ class Norm:
 
     @property
     def usual(self) -> bool:
-        """Whether it is an RMS norm and nothing more: what the fused kernels know."""
+        """Whether it is an RMS norm and nothing more, as the fused kernels take it."""
         return self.gate is None and not self.centred
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

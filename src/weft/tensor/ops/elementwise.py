@@ -64,7 +64,7 @@ XIELU_BETA, XIELU_EPS = 0.5, -1e-6
 
 
 def xielu(x: torch.Tensor, positive: float, negative: float) -> torch.Tensor:
-    """Elementwise, in the dtype of ``x``: positive x^2 + b x above 0, negative (exp(x) - 1 - x) + b x below, b =
+    """Return, in the dtype of ``x``, positive x^2 + b x above 0, negative (exp(x) - 1 - x) + b x below, b =
     XIELU_BETA.
 
     Source: Huang, "Deriving activation functions using integration" (2024); transformers ``XIELUActivation``."""

@@ -72,7 +72,7 @@ class ChoiceRule:
     group_best: int = 2
 
     def by_logits(self, bias_E: torch.Tensor | None) -> bool:
-        """Whether scores as they are choose and weigh: a softmax without a bias and without groups."""
+        """Return whether scores as they are choose and weigh: a softmax without a bias and without groups."""
         return self.scoring == "softmax" and bias_E is None and self.groups <= self.groups_chosen
 
 
