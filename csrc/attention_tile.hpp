@@ -203,6 +203,7 @@ void attend_rows(const AttentionArgs& args, const Context& context, int rows, in
     case 1: return attend_tile<KV, 1, DOTS>(args, context, page, pages, q, limits, acc, states);
     case 2: return attend_tile<KV, 2, DOTS>(args, context, page, pages, q, limits, acc, states);
     case 3: return attend_tile<KV, 3, DOTS>(args, context, page, pages, q, limits, acc, states);
+    default: return;
   }
 }
 
