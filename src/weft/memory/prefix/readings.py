@@ -1,5 +1,4 @@
-"""What others see of the prefix cache: a snapshot for a store, its changes for a router, its shape for an
-operator.
+"""The prefix cache for its observers: a snapshot for a store, its changes for a router, its shape for an operator.
 
     contents   root --[ pages 3 9 4 )--[ compressed 7 2 )o slot 5       tokens [0, position)
                                                                     rows   3 9 4 exact | 7 2 in 8 bits
@@ -7,9 +6,9 @@ operator.
     follower   what each changed node offers now  -  what was reported of it  -->  SnapshotReport
     shape      salts, depths, lengths, and the places at which requests part or resume
 
-Readings of the tree alone. **Contents**: pages and slot are those of memory's state at this version. A caller
-names them in the plan of the same version, and looks again for the next one. Codes of compressed KV lie side
-by side in its compressed pages, from ``skip_bytes`` of the first on.
+Readings that use only the tree. **Contents**: pages and slot are those of memory's state at this version. A caller
+names them in the plan of the same version, and looks again for the next one. Codes of compressed KV are consecutive in
+its compressed pages, from ``skip_bytes`` of the first on.
 
 **Follower**: a report is a difference between two states of the tree. So a snapshot that came and went
 between two reports is in none. A step that changes nothing costs nothing. A model with states resumes at
@@ -58,10 +57,10 @@ class KvPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContents:
-    """``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``, position), and
-    then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED for a
-    compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next
-    snapshot above, 0 without one. ``hits``: sequences that resumed at it."""
+    """A snapshot's contents. ``tokens``: int32 [position]. ``pages``: those of all ``parts``, the KV of [``start``,
+    position), and then those of a compressed state. ``slot``: NO_SLOT in a model without recurrent layers, COMPRESSED
+    for a compressed state. ``exact``: no part of it was ever compressed. ``above``: the position of the next snapshot
+    above, 0 without one. ``hits``: sequences that resumed at it."""
 
     node: NodeId
     salt: str
@@ -84,12 +83,12 @@ class SnapshotContents:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Return the parts that must not change while pages are copied over several steps."""
+        """The parts that must not change while pages are copied over several steps."""
         return self.position, self.parts, self.slot == COMPRESSED
 
 
 def snapshot_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> SnapshotContents | None:
-    """The snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
+    """Return the snapshot of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
     None if the node or its snapshot is gone."""
     node = cache.tree.by_id.get(name)
     if node is None or node.parent is None or (cache.stateful and node.slot == PAD):
@@ -132,7 +131,7 @@ def _parts(cache: PrefixCache, node: Node, start: int) -> tuple[list[KvPart], li
 
 
 def _part(cache: PrefixCache, node: Node, start: int) -> tuple[KvPart, list[PageId]]:
-    """The KV of one node from ``start`` on."""
+    """Return the KV of one node from ``start`` on."""
     compressed = cache.compressed_kv.by_node.get(node.id)
     if compressed is None:
         pages = node.pages[(start - node.start) // PAGE_TOKENS :]
@@ -164,24 +163,24 @@ def _tokens(node: Node) -> npt.NDArray[np.int32]:
 
 OFFERED_MAX = 200_000
 COMPRESSED_RESTORE_S = 1e-3
-"""A guess: restoring a state takes about as long as writing it."""
+"""Guessed seconds of restoring a state, which takes about the time of writing it."""
 
 _Key = tuple[int, tuple[int, ...]]
-"""Digest and tail."""
+"""Key of a reported snapshot: digest and tail."""
 
 
 class SnapshotFollower:
-    """``pages``: every place where KV ends is reported, and not only states. One for a tree."""
+    """A follower of one tree's snapshots. ``pages``: every place where KV ends is reported, and not only states."""
 
     def __init__(self, tree: PrefixTree, *, pages: bool) -> None:
         self.number = 0
-        """Reports so far."""
+        """Number of reports so far"""
         self.offered_count = 0
         self._tree = tree
         self._pages = pages
         self._digests: dict[NodeId, int] = {}
         self._offers: dict[NodeId, dict[_Key, ReportedSnapshot]] = {}
-        """Snapshots that each node offered at the last report."""
+        """Snapshots that each node offered at the last report"""
         tree.changed_nodes = set(tree.by_id)
         self._changes()
 
@@ -196,18 +195,18 @@ class SnapshotFollower:
         return SnapshotReport(number=self.number, added=added, removed=removed)
 
     def full_report(self) -> SnapshotReport:
-        """Everything."""
+        """Return a report of every snapshot."""
         self._changes()
         self.number += 1
         everything = [one for offers in self._offers.values() for one in offers.values()]
         return SnapshotReport(number=self.number, added=everything, is_full=True)
 
     def stop(self) -> None:
-        """The tree notes no further changes."""
+        """Stop the tree's notes of further changes."""
         self._tree.changed_nodes = None
 
     def _changes(self) -> tuple[list[ReportedSnapshot], list[RemovedSnapshot]]:
-        """In the order of nodes, so equal runs have equal reports."""
+        """Return the changes in the order of nodes, so that equal runs have equal reports."""
         changed, self._tree.changed_nodes = self._tree.changed_nodes or set(), set()
         came: dict[_Key, ReportedSnapshot] = {}
         went: set[_Key] = set()
@@ -262,7 +261,7 @@ class SnapshotFollower:
         return offers
 
     def _digest_at(self, node: Node) -> int:
-        """The digest at the end of ``node``, whose end is that of a page."""
+        """Return the digest at the end of ``node``, whose end is that of a page."""
         path: list[Node] = []
         at = node
         while at.parent is not None and at.id not in self._digests:
@@ -286,7 +285,7 @@ HEAD_TOKENS = 24
 
 
 def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> CacheShape:
-    """``seconds_since``: how long ago a version of memory's state was."""
+    """Return the shape of the cache. ``seconds_since``: how long ago a version of memory's state was."""
     plan = cache.plan
     by_root: dict[NodeId, tuple[bool, ShapeSum]] = {}
     root_of: dict[NodeId, NodeId] = {}
@@ -371,7 +370,7 @@ class _Use:
 
 
 def _prefixes(walked: list[Node], uses: dict[NodeId, _Use]) -> list[tuple[Node, _Use]]:
-    """Nodes that requests began at or part behind: those that saved most, then the longest; the latest use
+    """Return the nodes that requests began at or part after: those that saved most, then the longest; the latest use
     comes first."""
     for node in reversed(walked):  # children come after their parents
         if node.parent is not None:
@@ -395,7 +394,7 @@ def _digest(node: Node) -> str:
 
 
 def _head(node: Node) -> list[int]:
-    """From the branch above the place: a node without siblings goes on with its parent's text."""
+    """Return the tokens from the branch above the place: a node without siblings goes on with its parent's text."""
     while node.parent is not None and node.parent.parent is not None and len(node.parent.children) == 1:
         node = node.parent
     end = min(node.end, node.start + HEAD_TOKENS)
