@@ -21,7 +21,7 @@ def _files(*suffixes: str) -> list[Source]:
 
 
 def test_things_are_the_subjects_of_sentences() -> None:
-    sources = [*weft_sources(), *_files(".md", ".cpp", ".hpp", ".inl")]
+    sources = [*weft_sources(), *_files(".md", ".cpp", ".hpp")]
     complaints = [complaint for source in sources for complaint in prose_complaints(source)]
     assert beyond_the_ratchet(complaints, NOT_YET_CLEAN["prose"]) == []
 
