@@ -29,6 +29,7 @@ from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
 from weft.handoff import Role, partner_missing
 from weft.info import ModelInfo
+from weft.kv_events import KvEventsConfig
 from weft.router.protocol import LeastLoaded, Router
 from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, HostShare, follow_snapshots
 from weft.rpc.messages import PeerKeys, RecordingTarget
@@ -49,7 +50,8 @@ class Fleet:
     """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
     first start. ``place``: what its replicas divide. ``listen``: where machines join, and with which keys.
     ``roles``: of the replicas of this machine; none: all do both, and no prompt is split. ``peers``: how
-    engines elsewhere send to these. Raises ConfigError where the machine cannot be divided (``places``)."""
+    engines elsewhere send to these. ``kv_events``: where those of this machine publish KV events, each at ports of
+    its own. Raises ConfigError where the machine cannot be divided (``places``)."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Fleet:
         listen: tuple[str, LinkKeys] | None = None,
         roles: Sequence[Role] = (),
         peers: PeerKeys | None = None,
+        kv_events: KvEventsConfig | None = None,
     ) -> None:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
@@ -81,6 +84,11 @@ class Fleet:
         if roles:
             self.config = config = _alike(config, self._shares)
             self._shares = [dataclasses.replace(share, peers=peers) for share in self._shares]
+        if kv_events is not None:
+            self._shares = [
+                dataclasses.replace(share, kv_events=kv_events.of_rank(rank), rank=rank)
+                for rank, share in enumerate(self._shares)
+            ]
         self._restarts = restarts
         self._identity: dict[str, str] = {}
         """Of the replica that was ready last, for those that join."""

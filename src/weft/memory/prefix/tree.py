@@ -40,7 +40,6 @@ class PrefixTree:
         "_salts",
         "by_id",
         "change_count",
-        "changed_nodes",
         "edges",
         "held_page_count",
         "next_id",
@@ -51,6 +50,7 @@ class PrefixTree:
         "slot_count",
         "slot_owners",
         "version",
+        "watches",
     )
 
     def __init__(self, *, paged: bool, page_owners: Owners | None = None, slot_owners: Owners | None = None) -> None:
@@ -70,9 +70,9 @@ class PrefixTree:
         self.slot_count = 0
         self.change_count = 0
         """Changes that a lookup may see: while it stands still, every prompt resumes where it did."""
-        self.changed_nodes: set[NodeId] | None = None
-        """Nodes that came, went, were cut, or whose snapshot did (readings.py); None: not
-        noted."""
+        self.watches: list[set[NodeId]] = []
+        """Each gets the nodes that come, go, are cut, or whose snapshot does; a follower empties its own
+        (followers.py)."""
 
     # ------------------------------------------------------------------ reading
 
@@ -274,8 +274,8 @@ class PrefixTree:
 def note_change(tree: PrefixTree, node: Node) -> None:
     """``node`` came, goes, is cut, or its snapshot did."""
     tree.change_count += 1
-    if tree.changed_nodes is not None:
-        tree.changed_nodes.add(node.id)
+    for changed in tree.watches:
+        changed.add(node.id)
 
 
 def salt_of(tree: PrefixTree, node: Node) -> str:
