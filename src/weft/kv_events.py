@@ -7,7 +7,7 @@
 
 A *hash* names a prefix: the digest of its whole pages (``weft.prefix_digests``), and of a state after a
 part of a page the digest of that page filled up with PAD. A block and the state at its end have one hash, as in
-vLLM; the group tells them apart. Readers of attention alone skip groups that are not ``full_attention``.
+vLLM; the group tells them apart. Readers of attention skip groups that are not ``full_attention``.
 
 Field names and order are vLLM's, so that its readers decode events as they are. Token ids are unsigned: the
 negative keys of pictures (``weft.pictures``) become numbers from 2**31 on.
@@ -60,7 +60,7 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """The publisher begins anew: events that follow in its batch and in the next ones are everything it has."""
+    """The publisher begins again: events that follow in its batch and in the next ones are everything it has."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -75,7 +75,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, frozen=Tru
 
 
 class KvEventStats(msgspec.Struct, frozen=True):
-    """Counts since the start. ``resets``: how often everything was published anew."""
+    """Counts since the start. ``resets``: how often everything was published again."""
 
     batches: int = 0
     events: int = 0
@@ -142,7 +142,7 @@ def _checked(config: KvEventsConfig) -> KvEventsConfig | None:
 
 
 def binds(endpoint: str) -> bool:
-    """Whether a publisher listens at ``endpoint``; at others it connects, as vLLM's does."""
+    """Return whether a publisher listens at ``endpoint``; at others it connects, as vLLM's does."""
     return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 

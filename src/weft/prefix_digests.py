@@ -74,7 +74,7 @@ def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
 
 def partial_digest(digest: int, tail: Int32s, first_page: int) -> int:
     """Return the digest of a prefix that ends within a page: ``digest`` is that of its ``first_page`` whole pages.
-    The page is filled up with PAD, which is no token."""
+    The page is filled up with PAD."""
     page = np.full(PAGE_TOKENS, PAD, np.int32)
     page[: tail.size] = tail
     return int(extended_digests(digest, page, first_page)[0])

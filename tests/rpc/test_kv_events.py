@@ -1,4 +1,4 @@
-"""KV events say what a request will find: an indexer that has nothing else predicts the hit of each request."""
+"""KV events say where a request resumes: an indexer that has nothing else predicts the hit of each request."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Walk:
         self.waiting[core.streams.by_request[name][0]] = name, prompt, root
 
     def step(self) -> None:
-        """The index is read after the step, and has what was published before it."""
+        """Read the index after the step: it has all events that were published before it."""
         plans = len(self.rig.plans)
         for event in self.rig.core.step():
             self.hits.setdefault(event.request_id, event.cached_tokens)
@@ -177,7 +177,7 @@ class Walk:
             self.step()
 
     def refit(self) -> None:
-        """The part of a refit that memory sees (``Sleeper.refit``)."""
+        """Do the part of a refit that memory sees (``Sleeper.refit``)."""
         sleeper = Sleeper(self.rig.core)
         sleeper.sleep(2)
         sleeper.wake_up()
@@ -217,7 +217,7 @@ def no_states(event: KvEvent) -> KvEvent | None:
 
 
 def fewer_removals(group: int) -> Callable[[KvEvent], KvEvent]:
-    """Loses the first hash of every removal of ``group``."""
+    """Lose the first hash of every removal of ``group``."""
 
     def loses(event: KvEvent) -> KvEvent:
         if isinstance(event, BlockRemoved) and event.group_idx == group:

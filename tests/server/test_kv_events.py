@@ -1,4 +1,4 @@
-"""A real server publishes KV events: an indexer beside it predicts the cached tokens that each answer reports."""
+"""A real server publishes KV events: an indexer predicts the cached tokens that each answer reports."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def complete(server: RunningServer, prompt: list[int], **more: Any) -> int:
 
 
 def up_to_date(server: RunningServer, reader: Reader) -> Index:
-    """The index, once the engine has closed what it answered: it does so in the step after the last token."""
+    """Return the index once the engine has closed its answers: it does so in the step after the last token."""
     for _ in range(2):
         server.get("/v1/cache")
     reader.catch_up()

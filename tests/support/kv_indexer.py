@@ -1,4 +1,4 @@
-"""An index of one engine's prefix cache that is fed by KV events alone: ``pip install pyzmq msgspec``."""
+"""An index of one engine's prefix cache that has nothing but KV events: ``pip install pyzmq msgspec``."""
 
 import hashlib
 from typing import Any
@@ -19,12 +19,12 @@ LANES = [word(bytes([lane])) | 1 for lane in range(PAGE)]
 
 
 def root_hash(cache_salt: str = "", adapter_digest: str = "") -> int:
-    """The hash of no tokens. ``adapter_digest`` is the sha256 of the adapter, in hex."""
+    """Return the hash of no tokens. ``adapter_digest`` is the sha256 of the adapter, in hex."""
     return word((f"\0{adapter_digest}\0{cache_salt}" if adapter_digest else cache_salt).encode())
 
 
 def page_hash(before: int, page: list[int], number: int) -> int:
-    """The hash of a prefix that ends with page ``number``; a page that is not full is filled up with -1."""
+    """Return the hash of a prefix that ends with page ``number``; a page that is not full is filled up with -1."""
     full = page + [-1] * (PAGE - len(page))
     mixed = sum((token & MASK) * lane for token, lane in zip(full, LANES, strict=True)) & MASK
     mixed ^= mixed >> 29
@@ -62,7 +62,7 @@ class Index:
                     self.tails[self.before.pop(state)].discard(state)
 
     def predict(self, tokens: list[int], root: int | None = None) -> int:
-        """How many tokens of a prompt the engine will not compute. Its last token is always computed."""
+        """Return the number of tokens of a prompt that the engine will not compute. Its last token is always computed."""
         tokens, hashes = tokens[:-1], [root_hash() if root is None else root]
         for at in range(0, len(tokens) // PAGE * PAGE, PAGE):
             hashes.append(page_hash(hashes[-1], tokens[at : at + PAGE], at // PAGE))
@@ -91,7 +91,7 @@ class Subscriber:
         self.replay.connect(replay)
 
     def read(self, wait_ms: int = 0) -> None:
-        """Take what has arrived, or arrives first in ``wait_ms``."""
+        """Take messages: all that have arrived, or the first in ``wait_ms``."""
         while self.events.poll(wait_ms):
             wait_ms = 0
             _, number, payload = self.events.recv_multipart()
@@ -111,13 +111,13 @@ class Subscriber:
         self.replay.send_multipart([b"", self.expected.to_bytes(8, "big")])
 
     def _apply(self, number: int, payload: bytes) -> bool:
-        """Whether no batch before this one is missing."""
+        """Return whether no batch before this one is missing."""
         written_s, events, *_ = msgspec.msgpack.decode(payload)
         if number < self.expected:
             if written_s <= self.written_s:
                 return True  # it came by a replay
             self.expected = 0  # another engine process counts from 0
-        begins = events[0]["type"] == "AllBlocksCleared"  # an engine starts, or publishes everything anew
+        begins = events[0]["type"] == "AllBlocksCleared"  # an engine starts, or publishes everything again
         if number != self.expected and not begins:
             return False
         for event in events:

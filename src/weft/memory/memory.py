@@ -144,12 +144,12 @@ class Memory:
         return SnapshotOutlook(cache.policy.uses_of(known), known.end, alone)
 
     def follow_snapshots(self, *, pages: bool) -> SnapshotFollower:
-        """Return reports of what the cache gets and loses from now on. ``pages``: of KV pages too. A model without
+        """Return a follower that reports the cache's changes from now on. ``pages``: of KV pages too. A model without
         states is always reported by pages."""
         return SnapshotFollower(self.prefix_tree, pages=pages or not self._state.cache.stateful)
 
     def follow_blocks(self, adapter_name: Callable[[str], str]) -> BlockFollower:
-        """Return KV events of what the cache gets and loses from now on. ``adapter_name``: of a digest."""
+        """Return a follower that makes KV events of the cache's changes from now on. ``adapter_name``: of a digest."""
         return BlockFollower(self.prefix_tree, adapter_name)
 
     @property

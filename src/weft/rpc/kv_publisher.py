@@ -8,10 +8,10 @@
 The engine's loop sends and answers between two steps: no thread and no queue. A PUB socket never waits: a
 subscriber that reads too slowly loses messages, which it sees at a number that it did not expect. A batch that is
 kept no longer cannot be replayed, nor can one that an engine process before this one has sent. Then the feed
-publishes everything anew, beginning with AllBlocksCleared, and replays that. So any loss is repaired, and every start
+publishes everything again, beginning with AllBlocksCleared, and replays that. So any loss is repaired, and every start
 begins with AllBlocksCleared too, as number 0.
 
-Laws: L3 (a slow subscriber is no error), L11 (kept batches, waiting messages and known names are bounded).
+Laws: L3 (a slow subscriber is never an error), L11 (kept batches, waiting messages and known names are bounded).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class KvEventFeed:
             self._names.popitem(last=False)
 
     def publish(self) -> None:
-        """Send what changed since the last call, if anything did."""
+        """Send the changes since the last call, if there are any."""
         events = self._follower.take()
         if events:
             self._publish(events)

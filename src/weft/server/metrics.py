@@ -543,7 +543,7 @@ ENGINE = (
     E("kv_events", "counter", "KV events in them.", lambda s: None if s.kv_events is None else s.kv_events.events),
     E("kv_event_replays", "counter", "Replays that subscribers asked for.",
       lambda s: None if s.kv_events is None else s.kv_events.replays),
-    E("kv_event_resets", "counter", "How often everything was published anew, as a lost batch was kept no longer.",
+    E("kv_event_resets", "counter", "How often everything was published again, as a lost batch was kept no longer.",
       lambda s: None if s.kv_events is None else s.kv_events.resets),
     E("admission_rejections", "counter", "Requests turned away.",
       lambda s: {"queue_full": s.requests_refused}, "reason"),

@@ -1,4 +1,4 @@
-"""What the prefix cache gets and loses, followed by a router and by publishers of KV events.
+"""Changes of the prefix cache, followed by a router and by publishers of KV events.
 
     tree     note_change --> a set of nodes for each follower             nothing without followers
     take     what each changed node has now  -  what was reported of it   --> SnapshotReport, or KV events
@@ -179,7 +179,7 @@ class SnapshotFollower:
 
 
 class _Held(NamedTuple):
-    """What was reported of a node. ``blocks``: digests of its pages. ``state``: that of its snapshot, or None;
+    """The reported part of a node. ``blocks``: digests of its pages. ``state``: that of its snapshot, or None;
     ``before``: that of the whole pages before the state's last page, None where there are none."""
 
     blocks: Digests
@@ -224,7 +224,7 @@ class BlockFollower:
         return events
 
     def everything(self) -> Iterator[KvEvent]:
-        """Yield AllBlocksCleared and what the cache has now; the changes so far are in it."""
+        """Yield AllBlocksCleared and the whole cache; the changes so far are in it."""
         self.take()
         yield AllBlocksCleared()
         by_id = self.watch.tree.by_id
