@@ -66,7 +66,7 @@ VERBS = frozenset(
     stack stage start state stay stop store stream strip submit subtract sum summarise suspend swap switch sync take
     talk tell terminate test throw tie tile time tokenize touch trace track transfer translate transpose treat trim
     truncate try turn undo unload unlock unpack unpin update upload use validate verify visit wait wake walk warm warn
-    watch weigh widen withdraw work wrap write yield
+    watch weigh widen withdraw work wrap write yield zero do code perform
         """,
     )
 )

@@ -62,7 +62,7 @@ class Index:
                     self.tails[self.before.pop(state)].discard(state)
 
     def predict(self, tokens: list[int], root: int | None = None) -> int:
-        """Return the number of tokens of a prompt that the engine will not compute. Its last token is always computed."""
+        """Return the tokens of a prompt that the engine will not compute. The last one is always computed."""
         tokens, hashes = tokens[:-1], [root_hash() if root is None else root]
         for at in range(0, len(tokens) // PAGE * PAGE, PAGE):
             hashes.append(page_hash(hashes[-1], tokens[at : at + PAGE], at // PAGE))
