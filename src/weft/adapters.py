@@ -81,6 +81,14 @@ def salted(adapter: Adapter | None, cache_salt: str) -> str:
     return f"\0\0{cache_salt}" if cache_salt.startswith("\0") else cache_salt
 
 
+def salt_parts(salt: str) -> tuple[str | None, str]:
+    """Return the digest of the adapter and the ``cache_salt`` that ``salted`` joined; None: the base model."""
+    if not salt.startswith("\0"):
+        return None, salt
+    _, digest, cache_salt = salt.split("\0", 2)
+    return digest or None, cache_salt
+
+
 class AdapterSettings(msgspec.Struct, frozen=True):
     """The contents of adapter_config.json. ``targets``: peft's ``target_parameters``, of fused experts."""
 

@@ -20,7 +20,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from weft.units import PAGE_TOKENS
+from weft.units import PAD, PAGE_TOKENS
 
 Digests = npt.NDArray[np.uint64]
 Int32s = npt.NDArray[np.int32]
@@ -70,6 +70,14 @@ def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
     sums: Digests = np.add.accumulate(mixed)
     sums += np.uint64(digest)
     return sums
+
+
+def partial_digest(digest: int, tail: Int32s, first_page: int) -> int:
+    """Return the digest of a prefix that ends within a page: ``digest`` is that of its ``first_page`` whole pages.
+    The page is filled up with PAD."""
+    page = np.full(PAGE_TOKENS, PAD, np.int32)
+    page[: tail.size] = tail
+    return int(extended_digests(digest, page, first_page)[0])
 
 
 def _powers(count: int) -> Digests:

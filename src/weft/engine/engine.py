@@ -126,7 +126,7 @@ class EngineCore:
         if step_costs is not None:
             self.counters.priced_s = lambda plan, seconds: step_costs.step_s(work_of(plan))
         self.on_step = self.counters.on_step
-        """Listeners that get each computed step and its seconds"""
+        """Listeners that get each computed step and its seconds."""
         self.meter = StepMeter(pair_tokens)
         self._max_step_s = max_step_s
         self.on_step.append(self._measure)
@@ -138,16 +138,16 @@ class EngineCore:
             self.on_step.append(feed.stepped)
         self.on_close: list[Callable[[], None]] = []
         self.processes: ProcessWatch | None = None
-        """Other processes that the executor needs; an idle engine watches them"""
+        """Other processes that the executor needs; an idle engine watches them."""
         self.failure: BaseException | None = None
-        """The exception that ended the engine: from ``execute``, or an assert"""
+        """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
         self.paused = False
-        """Whether no step is computed; requests are accepted and wait"""
+        """Whether no step is computed; requests are accepted and wait."""
         self.weights = WeightsState()
-        """Only ``weft.engine.sleeper`` changes these three"""
+        """Only ``weft.engine.sleeper`` changes these three."""
         self.source: ReadWeights | None = None
-        """Where weights are read again from; None for a model built in memory"""
+        """Where weights are read again from; None for a model built in memory."""
         self._submission = Submission(
             vocab_size=vocab_size,
             sizes=sizes,

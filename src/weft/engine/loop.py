@@ -73,7 +73,7 @@ class CacheFlush:
         self._scheduler = scheduler
         self.due = False
         self.clears_store = False
-        """Whether the next flush forgets stored prefixes too"""
+        """Whether the next flush forgets stored prefixes too."""
 
     def run(self, *, in_flight: bool) -> None:
         """Flush now, or as soon as nothing is in flight."""
@@ -100,7 +100,7 @@ class StepParts:
     ages: Ages
     clock: Callable[[], float]
     transfers: deque[StepPlan] = field(default_factory=deque)
-    """Plans that are computed while their loads and stores may be under way, in order"""
+    """Plans that are computed while their loads and stores may be under way, in order."""
 
     def note_commit(self, plan: StepPlan, now_s: float) -> None:
         """Note ages of the cache and queue times for ``plan``, committed at ``now_s``."""

@@ -37,7 +37,7 @@ class Sleeper:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._adapters: list[Adapter] = []
-        """Adapters of live sequences, while the weights are gone"""
+        """Adapters of live sequences, while the weights are gone."""
 
     @property
     def state(self) -> SleepState:

@@ -21,6 +21,7 @@ from weft.costs.step import StepCost
 from weft.engine.adapters import AdapterStats
 from weft.errors import AsleepError, RequestError
 from weft.handoff import LinkStats
+from weft.kv_events import KvEventStats
 from weft.memory.usage import MemoryUsage
 from weft.schedule.tier_values import TierStats
 from weft.speculation.drafter import SpeculationStats
@@ -156,6 +157,8 @@ class EngineStats(StepCounts, kw_only=True):
     adapters: AdapterStats = AdapterStats()
     link: LinkStats | None = None
     """Counters of handoffs; None where there are none."""
+    kv_events: KvEventStats | None = None
+    """Counters of KV events; None where none are published."""
 
 
 class EngineCounters(StepCounts, kw_only=True):

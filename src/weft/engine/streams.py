@@ -60,7 +60,7 @@ class Stream:
         # The columns of decodes have these values.
         self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
         self.plain = False
-        """Whether the next event brings tokens and no fact that is said once"""
+        """Whether the next event brings tokens and no fact that is said once."""
         self.accepted_s = accepted_s
         self.wants_logprobs = seq.sampling.logprobs is not None
         self.started = False
@@ -70,7 +70,7 @@ class Stream:
         self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
         self.pooled: npt.NDArray[np.float64] | None = None
-        """Running sum of the rows that ``pooling`` needs"""
+        """Running sum of the rows that ``pooling`` needs."""
 
     def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
         """Note the first admission of the sequence."""

@@ -32,9 +32,9 @@ class AllEngines:
         self._asleep_level = 0
         self._paused = False
         self._update: tuple[str, str] | None = None
-        """Directory and version of the weights that replaced those of the start"""
+        """Directory and version of the weights that replaced those of the start."""
         self._digest = ""
-        """Digest of those weights"""
+        """Digest of those weights."""
 
     def stats(self) -> list[tuple[int, EngineStats]]:
         """Return the number of each replica and the last report of its engine, if it has sent one."""

@@ -29,6 +29,7 @@ from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.replica import Replica, first_error
 from weft.handoff import Role, partner_missing
 from weft.info import ModelInfo
+from weft.kv_events import KvEventsConfig
 from weft.router.protocol import LeastLoaded, Router
 from weft.rpc.client import ANYWHERE, ASSEMBLE, STALL_AFTER_S, EngineClient, HostShare, follow_snapshots
 from weft.rpc.messages import PeerKeys, RecordingTarget
@@ -49,8 +50,8 @@ class Fleet:
     """The engines of one server. ``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets
     the lines of the first start. ``place``: the part of the machine that its replicas divide. ``listen``: where
     machines join, and with which keys. ``roles``: of the replicas of this machine; none: all do both, and no prompt is
-    split. ``peers``: how engines elsewhere send to these. Raises ConfigError where the machine cannot be divided
-    (``places``)."""
+    split. ``peers``: how engines elsewhere send to these. ``kv_events``: where those of this machine publish KV events,
+    each at ports of its own. Raises ConfigError where the machine cannot be divided (``places``)."""
 
     def __init__(
         self,
@@ -67,11 +68,12 @@ class Fleet:
         listen: tuple[str, LinkKeys] | None = None,
         roles: Sequence[Role] = (),
         peers: PeerKeys | None = None,
+        kv_events: KvEventsConfig | None = None,
     ) -> None:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
         self.info: ModelInfo | None = None
-        """Facts of the first replica that was ready"""
+        """Facts of the first replica that was ready."""
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
         self.config = config
         self._factory = factory
@@ -82,15 +84,20 @@ class Fleet:
         if roles:
             self.config = config = _alike(config, self._shares)
             self._shares = [dataclasses.replace(share, peers=peers) for share in self._shares]
+        if kv_events is not None:
+            self._shares = [
+                dataclasses.replace(share, kv_events=kv_events.of_rank(rank), rank=rank)
+                for rank, share in enumerate(self._shares)
+            ]
         self._restarts = restarts
         self._identity: dict[str, str] = {}
-        """Identity of the replica that was ready last, for those that join"""
+        """Identity of the replica that was ready last, for those that join."""
         self._on_progress = on_progress
         self.router: Router = router or LeastLoaded()
         self.replicas = [self._new_replica(number) for number in range(replicas)]
         self._own_count = replicas
         self._routed: set[int] = set()
-        """Replicas that the router counts on"""
+        """Replicas that the router counts on."""
         self.joined = None if listen is None else _joined(self, *listen)
         self.engines = AllEngines(self.replicas)
         self.requests = Placement(config, self.replicas, self.router)

@@ -84,30 +84,30 @@ class LiveRequest:
         self.number = number
         self.replica: int | None = None
         self.accepted = False
-        """Whether an engine has accepted it, so that no bound of a queue refuses it any more"""
+        """Whether an engine has accepted it, so that no bound of a queue refuses it any more."""
         self.full_replicas: set[int] = set()
-        """Replicas that refused it for their full queue, before an engine accepted it"""
+        """Replicas that refused it for their full queue, before an engine accepted it."""
         self.begun = False
-        """Whether its present engine has said that it took it up"""
+        """Whether its present engine has said that it took it up."""
         self.strikes = 0.0
         self.resumes = 0
         self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}
         self.load = 0, 0
-        """Sequences and tokens, of prompts and answers, that it brought to its replica"""
+        """Sequences and tokens, of prompts and answers, that it brought to its replica."""
         self._deaths = 0
-        """Deaths of its engines since its last token"""
+        """Deaths of its engines since its last token."""
         self._has_moved = False
         self.admitted = False
-        """Whether its first event on this replica has come"""
+        """Whether its first event on this replica has come."""
         self._fleet_boundaries: tuple[int, ...] = ()
         self.handoff: Handoff | None = None
-        """Set while its engine computes only the prompt"""
+        """Set while its engine computes only the prompt."""
         self.decode: int | None = None
-        """The replica that goes on after the handoff"""
+        """The replica that goes on after the handoff."""
         self.handoff_end: str | None = None
-        """Outcome of the transfer of its records: empty for well, None while it has not ended"""
+        """Outcome of the transfer of its records: empty for well, None while it has not ended."""
         self._handed: set[int] = set()
-        """Answers whose first token has come from the engine that computes the prompt"""
+        """Answers whose first token has come from the engine that computes the prompt."""
 
     @property
     def id(self) -> str:
@@ -265,12 +265,12 @@ class RequestStream:
         self._error: WeftError | None = None
         self._news = asyncio.Event()
         self._open_answers: int | None = None
-        """Answers that ``rest`` waits for"""
+        """Answers that ``rest`` waits for."""
         self._arrivals_s: list[float] = []
         self._unread: UnreadAnswers | None = None
         self._counted_events = 0
         self.unread_bytes = 0
-        """Bytes of the first ``_counted_events`` of the events that wait"""
+        """Bytes of the first ``_counted_events`` of the events that wait."""
         self._on_overflow: Callable[[], None] = lambda: None
 
     def bound(self, unread: UnreadAnswers, on_overflow: Callable[[], None]) -> None:

@@ -46,13 +46,13 @@ class Placement:
 
     def __init__(self, config: EngineConfig, replicas: Sequence[Replica], router: Router) -> None:
         self.resume_count = 0
-        """Resumes of requests, for the metrics"""
+        """Resumes of requests, for the metrics."""
         self.deadly_count = 0
-        """Requests that were refused because engines died of them"""
+        """Requests that were refused because engines died of them."""
         self.handoff_count = 0
-        """Requests that went on with their records at another engine than that of their prompt"""
+        """Requests that went on with their records at another engine than that of their prompt."""
         self.admitted_count = 0
-        """Requests whose first event has come"""
+        """Requests whose first event has come."""
         self._config = config
         self._replicas = replicas
         self._router = router
@@ -63,7 +63,7 @@ class Placement:
         self._held: list[LiveRequest] = []
         self._placed: defaultdict[int, dict[str, LiveRequest]] = defaultdict(dict)
         self._loads: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        """Sequences and tokens that the requests of each replica brought"""
+        """Sequences and tokens that the requests of each replica brought."""
         self._request_count = 0
         self._offers: dict[str, asyncio.Task[None]] = {}
 

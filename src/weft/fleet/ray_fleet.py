@@ -145,7 +145,7 @@ class Scaler:
         self._most = most
         self.target = least
         self.queued_s = 0.0
-        """Seconds of queued work, at the last look"""
+        """Seconds of queued work, at the last look."""
         self._looks: deque[tuple[float, int]] = deque()
         self._waiting_since_s: float | None = None
         self._roomy_since_s: float | None = None

@@ -70,23 +70,23 @@ class Replica:
         self.state: ReplicaState = "starting"
         self.engine = new_engine(0)
         self.restart_count = 0
-        """Processes that were started after the first, for the metrics"""
+        """Processes that were started after the first, for the metrics."""
         self.reason = ""
-        """Reason for the end of the last process"""
+        """Reason for the end of the last process."""
         self.ending: Ending = "died"
         self.error: WeftError | None = None
-        """Error of a replica that is dead"""
+        """Error of a replica that is dead."""
         self._new_engine = new_engine
         self._restarts = restarts
         self._restarts_used = 0
         self._lacks_files = False
-        """Whether the last start failed as this process has no free descriptor, without a fault of the engine"""
+        """Whether the last start failed as this process has no free descriptor, without a fault of the engine."""
         self._short_lives = 0
         self._ever_ready = False
         self._starts = 0
-        """Processes that were started, or were to be"""
+        """Processes that were started, or were to be."""
         self.draining = False
-        """Whether it gets no further requests"""
+        """Whether it gets no further requests."""
         self._prepare = prepare
         self._on_ready = on_ready
         self._on_lost = on_lost

@@ -61,9 +61,9 @@ class StartProgress:
         self._status = console.status("", spinner="dots") if console.is_terminal and not is_json() else None
         self._shown_s = time.monotonic()
         self._parts: dict[str, str] = {}
-        """The part that each engine is in"""
+        """The part that each engine is in."""
         self._latest: dict[str, str] = {}
-        """Last line of each engine, if it is not printed yet"""
+        """Last line of each engine, if it is not printed yet."""
 
     def show(self, text: str) -> None:
         if self._status is not None:

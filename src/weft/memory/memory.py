@@ -27,8 +27,9 @@ import numpy.typing as npt
 from weft.memory.audit import audit
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.cache import with_lost_to_salt
+from weft.memory.prefix.followers import BlockFollower, SnapshotFollower
 from weft.memory.prefix.policy import Policy, pages_alone
-from weft.memory.prefix.readings import SnapshotContents, SnapshotFollower, shape_of, snapshot_contents
+from weft.memory.prefix.readings import SnapshotContents, shape_of, snapshot_contents
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Lease, Reservation
 from weft.memory.state import MemoryState, apply
@@ -143,9 +144,13 @@ class Memory:
         return SnapshotOutlook(cache.policy.uses_of(known), known.end, alone)
 
     def follow_snapshots(self, *, pages: bool) -> SnapshotFollower:
-        """Return reports of the cache's changes from now on; only the last follower gets them. ``pages``: of KV pages
-        too. A model without states is always reported by pages."""
+        """Return a follower that reports the cache's changes from now on. ``pages``: of KV pages too. A model without
+        states is always reported by pages."""
         return SnapshotFollower(self.prefix_tree, pages=pages or not self._state.cache.stateful)
+
+    def follow_blocks(self, adapter_name: Callable[[str], str]) -> BlockFollower:
+        """Return a follower that makes KV events of the cache's changes from now on. ``adapter_name``: of a digest."""
+        return BlockFollower(self.prefix_tree, adapter_name)
 
     @property
     def version(self) -> int:

@@ -99,13 +99,13 @@ class StoredPrefix:
     state_form: int
     exact: bool
     tokens: bytes = field(repr=False)
-    """The first ``position`` tokens as little-endian uint32"""
+    """The first ``position`` tokens as little-endian uint32."""
     remote: bool = False
     salt: str | None = field(default=None, repr=False)
     stored_state_bytes: int = 0
-    """Bytes that a read of the state moves; 0 means ``state_bytes``"""
+    """Bytes that a read of the state moves; 0 means ``state_bytes``."""
     near: bool = False
-    """Whether its bytes are in this process already (another engine sent them): a read then has no price"""
+    """Whether its bytes are in this process already (another engine sent them): a read then has no price."""
 
     def bytes_from(self, start: int) -> int:
         """Return the bytes that a fetch of [``start``, ``position``) reads."""

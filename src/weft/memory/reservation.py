@@ -34,17 +34,17 @@ class Lease:
     slot: SlotId
     epoch: int
     cached_tokens: int
-    """Tokens with cached KV and state when the lease opened"""
+    """Tokens with cached KV and state when the lease opened."""
     salt: str = ""
     shared_tokens: int = 0
-    """Tokens at the front with pages of the prefix tree: read, never written (law L7)"""
+    """Tokens at the front with pages of the prefix tree: read, never written (law L7)."""
     held: NodeId = NO_NODE
-    """The node that ends after ``shared_tokens``; NO_NODE if that is 0"""
+    """The node that ends after ``shared_tokens``; NO_NODE if that is 0."""
     snapshots: list[Snapshot] = field(default_factory=list)
     inexact: bool = False
-    """Whether it reads or was computed from data that was compressed once, and so is everything it publishes"""
+    """Whether it reads or was computed from data that was compressed once, and so is everything it publishes."""
     loads: bool = False
-    """Whether its contents come from a store, not from a sequence that runs"""
+    """Whether its contents come from a store, not from a sequence that runs."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
         """Set the slot of its state, or of one of its snapshots, to ``dst``, where it moved."""

@@ -58,7 +58,7 @@ class MemoryState:
         self.pages = Pages(plan.pages_per_frame, plan.frame_count)
         self.slots = Slots(plan.slots_per_frame, plan.frame_count)
         self.slots_ahead = slots_ahead(plan.slot_count)
-        """Slots to keep free ahead of need"""
+        """Slots to keep free ahead of need."""
         self.cache = PrefixCache(
             plan, enabled=cache, page_owners=self.pages.owners, slot_owners=self.slots.owners, policy=policy
         )

@@ -23,25 +23,25 @@ class CacheCounts:
     lost: Lost = Lost()
     published: int = 0
     evicted_states: int = 0
-    """Evicted states, tails included"""
+    """Evicted states, tails included."""
     evicted_pages: int = 0
-    """Bare KV, and one page for each tail"""
+    """Bare KV, and one page for each tail."""
     evicted_tails: int = 0
-    """Snapshots inside a page, where a request had ended"""
+    """Snapshots inside a page, where a request had ended."""
     compressed: int = 0
-    """Snapshots that were compressed"""
+    """Snapshots that were compressed."""
     restored: int = 0
-    """Leases that opened on a compressed snapshot"""
+    """Leases that opened on a compressed snapshot."""
     compressed_pages: int = 0
-    """Pages of KV that were compressed"""
+    """Pages of KV that were compressed."""
     restored_pages: int = 0
-    """Compressed pages that were restored again"""
+    """Compressed pages that were restored again."""
     hits_inexact: int = 0
-    """Leases that opened on data that was compressed once, or was computed from such data"""
+    """Leases that opened on data that was compressed once, or was computed from such data."""
     loaded: int = 0
-    """Snapshots that came from a store"""
+    """Snapshots that came from a store."""
     loaded_tokens: int = 0
-    """Tokens that those snapshots added to the cache"""
+    """Tokens that those snapshots added to the cache."""
 
     def numbers(self) -> dict[str, int]:
         """Return the counters by name; those of ``lost`` are ``lost_*``."""
@@ -89,21 +89,21 @@ class MemoryUsage:
     pages_held_max: int
     slots_held_max: int
     pages_cached: int = 0
-    """Pages of the prefix tree among ``pages_held``; the others are private to one sequence"""
+    """Pages of the prefix tree among ``pages_held``; the others are private to one sequence."""
     pages_shared: int = 0
-    """Pages that running sequences read among ``pages_cached``; they cannot be evicted"""
+    """Pages that running sequences read among ``pages_cached``; they cannot be evicted."""
     slots_cached: int = 0
-    """Snapshots of the prefix tree among ``slots_held``; compressed ones are in pages"""
+    """Snapshots of the prefix tree among ``slots_held``; compressed ones are in pages."""
     states_compressed: int = 0
     compressed_bytes: int = 0
-    """Bytes of the pages, among ``pages_cached``, of the ``states_compressed`` snapshots"""
+    """Bytes of the pages, among ``pages_cached``, of the ``states_compressed`` snapshots."""
     pages_compressed: int = 0
-    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among ``pages_cached``"""
+    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among ``pages_cached``."""
     compressed_kv_bytes: int = 0
     compressed_kv_dtype: str | None = None
-    """The dtype of compressed KV; None: KV is never compressed"""
+    """The dtype of compressed KV; None: KV is never compressed."""
     cached_bytes: int = 0
-    """Bytes of ``pages_cached`` and ``slots_cached``"""
+    """Bytes of ``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
     cache_nodes: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
@@ -150,11 +150,11 @@ class StoreStats(StoreCounts):
     others: int = 0
     raw_bytes: int = 0
     packed_bytes: int = 0
-    """Bytes of packed records, before and after packing"""
+    """Bytes of packed records, before and after packing."""
     bucket_fault: str = ""
-    """Why the bucket does not answer now; empty while it does"""
+    """Why the bucket does not answer now; empty while it does."""
     unreachable_s: float = 0.0
-    """Seconds in which it did not"""
+    """Seconds in which it did not."""
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class ShapeSum:
     pages: int = 0
     snapshots: int = 0
     inexact: int = 0
-    """Nodes whose KV or snapshot was compressed once, or was computed from compressed data"""
+    """Nodes whose KV or snapshot was compressed once, or was computed from compressed data."""
     bytes: int = 0
     hits: int = 0
     youngest_s: float = 0.0

@@ -62,7 +62,7 @@ class SharedCosts:
         self._cached_tokens = 0.0
         self._computed_tokens = 0.0
         self._full: set[int] = set()
-        """Replicas whose cache has evicted something"""
+        """Replicas whose cache has evicted something."""
 
     def placed(self, role: Role, *, ahead: int, decodes: int) -> None:
         """Note a request placed after ``ahead`` prefills, next to ``decodes`` sequences."""
@@ -100,7 +100,7 @@ class _Flight:
     prompt_tokens: int
     is_admitted: bool = False
     moved: bool = False
-    """Whether it goes on here with the records of another replica"""
+    """Whether it goes on here with the records of another replica."""
 
 
 class _Known:

@@ -33,6 +33,7 @@ from weft.engine.stats import AWAKE, EngineStats, Part, SleepState, WeightsState
 from weft.environment import engine_variables
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
+from weft.kv_events import KvEventsConfig
 from weft.memory.usage import CacheShape
 from weft.request import Request, TokenEvent
 from weft.rpc import messages
@@ -60,7 +61,8 @@ class HostShare:
     ``ram_share``: engines that divide the free RAM. ``environment``: variables in addition to those of this process,
     such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn while they choose
     their memory. ``memory_bytes``: for weights and arena together; None: all free memory. ``background``: it gives way
-    to other engines while it starts. ``peers``: how engines of other machines reach it."""
+    to other engines while it starts. ``peers``: how engines of other machines reach it. ``kv_events``: where it
+    publishes KV events, as engine number ``rank``."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
@@ -69,6 +71,8 @@ class HostShare:
     memory_bytes: int | None = None
     background: bool = False
     peers: messages.PeerKeys | None = None
+    kv_events: KvEventsConfig | None = None
+    rank: int = 0
 
 
 ANYWHERE = HostShare()
@@ -186,6 +190,8 @@ class EngineLink:
             memory_bytes=place.memory_bytes,
             background=place.background,
             peers=place.peers,
+            kv_events=place.kv_events,
+            rank=place.rank,
         )
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)

@@ -36,8 +36,9 @@ from weft.errors import ConfigError, RankLostError, RequestError, UserError, Wef
 from weft.handoff import Handoff
 from weft.host import TRIM_EVERY_S, end_memory_turn, end_start, in_background, trim_heap, use_part_of_host
 from weft.info import ModelInfo
+from weft.kv_events import FLAG
 from weft.logs import set_up_child_logging
-from weft.memory.prefix.readings import SnapshotFollower
+from weft.memory.prefix.followers import SnapshotFollower
 from weft.request import Request, TokenEvent
 from weft.rpc.child import die_with_parent, own_group, read_launch
 from weft.rpc.heartbeat import StepClock, start_beating
@@ -71,6 +72,7 @@ from weft.snapshot_report import SnapshotReport
 from weft.store.peer_store import PeerStore
 
 if TYPE_CHECKING:
+    from weft.rpc.kv_publisher import KvEventFeed
     from weft.rpc.recorder import Recorder
 
 _log = logging.getLogger("weft.engine")
@@ -97,11 +99,17 @@ class EngineLoop:
     ``step_clock`` says when the running step began."""
 
     def __init__(
-        self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes], recorder: Recorder | None = None
+        self,
+        core: EngineCore,
+        commands: zmq.Socket[bytes],
+        events: zmq.Socket[bytes],
+        recorder: Recorder | None = None,
+        kv_events: KvEventFeed | None = None,
     ) -> None:
         self.step_clock = StepClock()
         self._core = core
         self._recorder = recorder
+        self._kv_events = kv_events
         self._commands = commands
         self._events = events
         self._stopping = False
@@ -112,14 +120,14 @@ class EngineLoop:
         self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
         self._adapter_queue = AdapterQueue(core.adapters, core.sizes.queue_max)
         self._submit_numbers: dict[str, int] = {}
-        """Numbers of the submits that wait for a grammar or an adapter, by request"""
+        """Numbers of the submits that wait for a grammar or an adapter, by request."""
         self._standstill = Standstill(core)
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._handoffs: dict[str, str] = {}
         self._step_count = 0
         self._computed: dict[str, int] = {}
-        """Requests of other engines' orders whose prompt is computed, and the step after which it is in the tree"""
+        """Requests of other engines' orders whose prompt is computed, and the step after which it is in the tree."""
         self._stats_due_s = 0.0
         self._follower: SnapshotFollower | None = None
         self._full_report_due = False
@@ -127,6 +135,8 @@ class EngineLoop:
         self._poller.register(commands, zmq.POLLIN)
         for descriptor in () if core.processes is None else core.processes.descriptors:
             self._poller.register(descriptor, zmq.POLLIN)
+        if kv_events is not None and kv_events.replay is not None:
+            self._poller.register(kv_events.replay, zmq.POLLIN)
 
     def run(self) -> None:
         """Run until a Stop command. Raise the error that ended the engine: a failure of the executor, or a failed
@@ -173,6 +183,9 @@ class EngineLoop:
     def _wait(self, limit_ms: int | None = None) -> bool:
         """Wait for a command, and return whether one arrived. Raise the error of a process that the executor needs."""
         ready = dict(self._poller.poll(limit_ms))
+        if self._kv_events is not None:
+            self._kv_events.answer()
+            ready.pop(self._kv_events.replay, None)
         if self._core.processes is not None and any(source is not self._commands for source in ready):
             self._core.processes.check()
         return self._commands in ready
@@ -277,6 +290,8 @@ class EngineLoop:
                 raise refusal
             if self._standstill.waits and self._standstill.hold(number, request):
                 return
+            if request.adapter is not None and self._kv_events is not None:
+                self._kv_events.name(request.adapter)
             if (request.adapter is not None and self._adapter_queue.take(request)) or (
                 request.sampling.grammar is not None and self._grammar_queue.take(request)
             ):
@@ -326,6 +341,11 @@ class EngineLoop:
             stats = self._core.stats()
             self._stats_due_s = now_s + _STATS_EVERY_S
         snapshots = self._snapshots()
+        if self._kv_events is not None:
+            self._kv_events.publish()
+            self._kv_events.answer()
+            if stats is not None:
+                stats = msgspec.structs.replace(stats, kv_events=self._kv_events.stats())
         if events or stats is not None or snapshots is not None or self._handoffs:
             send(
                 self._events,
@@ -375,6 +395,17 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
         limit_bytes=target.limit_bytes,
         has_tokens=target.has_tokens,
     )
+
+
+def start_kv_events(launch: Launch, core: EngineCore, context: zmq.Context[zmq.Socket[bytes]]) -> KvEventFeed | None:
+    """Return the feed that ``launch`` asks for, None for none. Raises ConfigError."""
+    if launch.kv_events is None:
+        return None
+    from weft.rpc.kv_publisher import KvEventFeed
+
+    if not core.memory.caches:
+        raise ConfigError(f"{FLAG} needs the prefix cache, and --no-prefix-cache turns it off", param=FLAG)
+    return KvEventFeed(core.memory, context, launch.kv_events, launch.rank)
 
 
 def send(socket: zmq.Socket[bytes], report: Report) -> None:
@@ -432,10 +463,11 @@ def main() -> int:
     try:
         assembled = build(launch, events)
         recorder = start_recording(launch, assembled)
+        kv_events = start_kv_events(launch, assembled.core, context)
         end_memory_turn()
         end_start()
         send(events, Ready(plug_link(assembled, launch, context), assembled.core.stats()))
-        loop = EngineLoop(assembled.core, commands, events, recorder)
+        loop = EngineLoop(assembled.core, commands, events, recorder, kv_events)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
         try:
             loop.run()

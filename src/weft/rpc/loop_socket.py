@@ -31,7 +31,7 @@ class LoopSocket:
         self._arrival: asyncio.Future[None] | None = None
         self._burst = 0
         self._will_look = False
-        """Whether it looks at the socket after the sends of this turn of the loop"""
+        """Whether it looks at the socket after the sends of this turn of the loop."""
         self._descriptor: int = socket.FD
         self._loop.add_reader(self._descriptor, self._look)
 

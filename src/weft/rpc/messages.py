@@ -29,6 +29,7 @@ from weft.adapters import Adapter
 from weft.engine.stats import EngineStats, Flushed, Part, SleepState, WeightsState
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
+from weft.kv_events import KvEventsConfig
 from weft.request import Request, TokenEvent
 from weft.snapshot_report import SnapshotReport
 
@@ -61,7 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     ``record``: None for no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part of
     the machine that is the engine's (``weft.rpc.client.HostShare``). ``memory_turn``: the descriptor of a file that the
     engines of one machine lock in turn (``weft.host``). ``peers``: how engines of other machines reach it, for
-    handoffs."""
+    handoffs. ``kv_events``: where it publishes KV events, as engine number ``rank`` of this machine."""
 
     factory: str
     config: dict[str, Any]
@@ -74,6 +75,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     background: bool = False
     peers: PeerKeys | None = None
+    kv_events: KvEventsConfig | None = None
+    rank: int = 0
 
     @property
     def commands_address(self) -> str:

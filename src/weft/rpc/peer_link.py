@@ -103,9 +103,9 @@ class PeerLink:
         os.set_blocking(self._wake_in, False)
         self._peers: dict[str, _Peer] = {}
         self._queues: dict[str, deque[tuple[str, _Send]]] = {}
-        """Sends by handoff, with their addresses: the first is under way, or its receiver was full"""
+        """Sends by handoff, with their addresses: the first is under way, or its receiver was full."""
         self._roomless: list[tuple[float, str, _Send]] = []
-        """Times at which sends without room are tried again"""
+        """Times at which sends without room are tried again."""
         self._authenticator: ThreadAuthenticator | None = None
         self._near = context.socket(zmq.ROUTER)
         set_options(self._near)

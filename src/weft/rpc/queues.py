@@ -28,7 +28,7 @@ class _AdapterRead:
     read: Future[ReadAdapter]
     requests: list[Request] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """Numbers of the questions that wait for it"""
+    """Numbers of the questions that wait for it."""
 
 
 class AdapterQueue:

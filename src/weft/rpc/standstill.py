@@ -36,14 +36,14 @@ class Standstill:
         self._sleeper = Sleeper(core)
         self._clock = clock
         self.waits = False
-        """Whether a call waits for live sequences, and new requests with it"""
+        """Whether a call waits for live sequences, and new requests with it."""
         self._waiting: tuple[Call, float] | None = None
         self._held: dict[str, tuple[int, Request]] = {}
 
     # ------------------------------------------------------------------ requests
 
     def check_open(self) -> None:
-        """Raise AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
+        """Raise AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)."""
         if self._waiting is not None and isinstance(self._waiting[0], Sleep):
             raise AsleepError(
                 "the engine goes to sleep once running requests have ended, and takes no new ones", code="asleep"

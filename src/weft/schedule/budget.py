@@ -87,7 +87,7 @@ class Budget:
         self._limit = limit
         self._left_s = limit.prefill_s(decode_count, context)
         self._granted = CHUNK_TOKENS
-        """Tokens of the one chunk that needs no time"""
+        """Tokens of the one chunk that needs no time."""
         self._unserved = set(keys)
 
     def chunk_end(self, start: int, end: int, key: str = "") -> int:

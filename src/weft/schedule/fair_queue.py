@@ -32,7 +32,7 @@ class FairQueue:
         self._by_key: dict[str, RankedQueue] = {}
         self.keys: frozenset[str] = frozenset()
         self._order: list[Sequence] | None = None
-        """All sequences in order; None: the order has changed"""
+        """All sequences in order; None: the order has changed."""
 
     def count(self, key: str) -> int:
         return len(self._by_key.get(key, ()))

@@ -70,15 +70,15 @@ class Admission:
     sampling: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]
-    """Ids that end the sequence; the sampler masks them until ``min_tokens`` are generated"""
+    """Ids that end the sequence; the sampler masks them until ``min_tokens`` are generated."""
     grammar: CompiledGrammar | None = None
-    """The grammar of its answer, if it has one"""
+    """The grammar of its answer, if it has one."""
     pictures: tuple[PlacedPicture, ...] = ()
-    """Pictures whose rows the executor has"""
+    """Pictures whose rows the executor has."""
     adapter: str = ""
-    """The digest of the adapter that computes it, empty for the base model"""
+    """The digest of the adapter that computes it, empty for the base model."""
     pooling: Pooling | None = None
-    """Pooling of its prompt, instead of an answer"""
+    """Pooling of its prompt, instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +129,15 @@ class StepPlan:
     reservation: Reservation
     preempted: tuple[SeqId, ...]
     finished: tuple[SeqId, ...] = ()
-    """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared"""
+    """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
     reclaiming: bool = False
-    """Whether a sequence did not fit, and memory makes room for the next plan by evictions or moves"""
+    """Whether a sequence did not fit, and memory makes room for the next plan by evictions or moves."""
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
     store: StoreStep = NO_STORE_STEP
     mtp_drafts: int | None = None
     pooled_runs: tuple[int, ...] = ()
-    """Prefills with hidden rows that ``Admission.pooling`` asks for"""
+    """Prefills with hidden rows that ``Admission.pooling`` asks for."""
 
     @property
     def run_count(self) -> int:
@@ -201,4 +201,4 @@ class StepResult:
     head_s: float = 0.0
     pooled: dict[int, npt.NDArray[np.float64]] = field(default_factory=dict)
     """Results of ``pooled_runs``, [parts, width]: the last row, or for a mean the sums of rows between two multiples of
-    CHUNK_TOKENS"""
+    CHUNK_TOKENS."""

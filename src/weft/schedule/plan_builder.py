@@ -61,11 +61,11 @@ class PlanBuilder:
     reclaiming: bool = False
     publishing: int = 0
     decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
-    """Rows of decodes, then those of verify runs"""
+    """Rows of decodes, then those of verify runs."""
     verify_tokens: list[tuple[int, ...]] = field(default_factory=list)
-    """The tokens of the last of ``decode_rows``, each with drafts"""
+    """The tokens of the last of ``decode_rows``, each with drafts."""
     mtp_drafts: int | None = None
-    """As in ``StepPlan``"""
+    """As in ``StepPlan``."""
     prefill_seqs: list[Sequence] = field(default_factory=list)
     prefill_rows: list[int] = field(default_factory=list)
     prefill_starts: list[int] = field(default_factory=list)
@@ -76,14 +76,14 @@ class PlanBuilder:
     admissions: list[Admission] = field(default_factory=list)
     taps: list[Tap] = field(default_factory=list)
     copies: list[SlotCopy] = field(default_factory=list)
-    """Copies of running slots, taken before this step overwrites them; those of the transaction are separate"""
+    """Copies of running slots, taken before this step overwrites them; those of the transaction are separate."""
     requested_taps: dict[SeqId, list[int]] = field(default_factory=dict)
-    """Positions whose state another request waits for, by sequence"""
+    """Positions whose state another request waits for, by sequence."""
     fetch_wishes: list[FetchWish] = field(default_factory=list)
     loads: list[FetchKey] = field(default_factory=list)
     closed_loads: tuple[FetchKey, ...] = ()
     stores: Stores = ((), ())
-    """Copies of pages and of a state into transfer buffers, after the runs"""
+    """Copies of pages and of a state into transfer buffers, after the runs."""
     write_rows: list[int] = field(default_factory=list)
     write_indexes: list[int] = field(default_factory=list)
     write_pages: list[int] = field(default_factory=list)

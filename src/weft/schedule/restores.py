@@ -135,11 +135,11 @@ class Restores:
         self._exact = exact
         self._by_ticket: dict[Ticket, FetchKey] = {}
         self._abandoned: dict[Ticket, BufferId] = {}
-        """Fetches that no request waits for; their buffers are the store's until their events"""
+        """Fetches that no request waits for; their buffers are the store's until their events."""
         self._loaded: list[BufferId] = []
-        """Buffers of published loads, to be freed between two steps"""
+        """Buffers of published loads, to be freed between two steps."""
         self._ended: dict[SeqId, _FailedFetch | None] = {}
-        """Requests whose fetch has ended, with its failure; None after a load"""
+        """Requests whose fetch has ended, with its failure; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
         self._next_lease = LOAD_SEQS_FROM
 

@@ -71,7 +71,7 @@ class Reuse:
         self._unpublished: list[Sequence] = []
         self._left: dict[SeqId, tuple[Rank, NodeId]] = {}
         self._hits: dict[SeqId, tuple[int, int]] = {}
-        """Version of the tree, and the cached tokens found then, by waiting sequence"""
+        """Version of the tree, and the cached tokens found then, by waiting sequence."""
 
     # ------------------------------------------------------------------ looking and leaving
 

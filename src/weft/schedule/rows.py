@@ -34,9 +34,9 @@ class RowTable:
         assert rows_max > 0
         self.seqs: list[Sequence | None] = [None] * rows_max
         self.known: list[Int32s | None] = [None] * rows_max
-        """Tokens of the prefill in progress, by row; None once it is done"""
+        """Tokens of the prefill in progress, by row; None once it is done."""
         self.wanted: list[list[int]] = [[] for _ in range(rows_max)]
-        """Positions at which the sequence should leave its state, by row; see ``snapshots``"""
+        """Positions at which the sequence should leave its state, by row; see ``snapshots``."""
         self.computed = np.zeros(rows_max, dtype=np.int32)
         self.target = np.zeros(rows_max, dtype=np.int32)
         self.limit = np.zeros(rows_max, dtype=np.int32)
@@ -165,9 +165,9 @@ class DecodeBatch:
         self.fresh: Bools = _frozen(np.zeros(rows.size, np.bool_))
         self.samples: Bools = _frozen(np.ones(rows.size, np.bool_))
         self.ends = Countdown()
-        """Countdown to the decodes that have computed all that they ever will"""
+        """Countdown to the decodes that have computed all that they ever will."""
         self.states = Countdown()
-        """Countdown to the decodes whose answer leaves a state at this position"""
+        """Countdown to the decodes whose answer leaves a state at this position."""
 
     def step(self, steps: int = 1) -> None:
         """Count ``steps`` more steps; no decode has moved further than this."""

@@ -80,9 +80,9 @@ class Scheduler:
         self.running = FairQueue(across=sizes.priority_across_keys)
         self.preemption_count = 0
         self.recomputed_tokens = 0
-        """Tokens that were computed before a preemption and again after it"""
+        """Tokens that were computed before a preemption and again after it."""
         self.step_limit: StepLimit = NO_LIMIT
-        """Time of a step with decodes; the engine replaces it between steps (``--max-step-ms``)"""
+        """Time of a step with decodes; the engine replaces it between steps (``--max-step-ms``)."""
         self.store = store
         self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
         self._verify_planner = (
@@ -92,12 +92,12 @@ class Scheduler:
         )
         self.drafter = drafter
         self.retracts = False
-        """While it is set, plans preempt all that runs and admit nothing: memory is about to be lost"""
+        """While it is set, plans preempt all that runs and admit nothing: memory is about to be lost."""
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
         self._starved_steps = 0
-        """Steps in a row in which some key had sequences and ran none"""
+        """Steps in a row in which some key had sequences and ran none."""
 
     # ------------------------------------------------------------------ queues
 

@@ -97,34 +97,34 @@ class Sequence:
         self.rank = rank
         self.salt = salt
         self.key = key
-        """The API key whose share it counts in; empty where there are no keys"""
+        """The API key whose share it counts in; empty where there are no keys."""
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
         self.adapter = adapter
-        """The digest of its adapter, empty for the base model"""
+        """The digest of its adapter, empty for the base model."""
         self.prediction = prediction
-        """The client's guess of the complete answer, a source of drafts"""
+        """The client's guess of the complete answer, a source of drafts."""
         self.pictures = pictures
         self.pictures_due = bool(pictures)
-        """Whether the rows of its pictures are not encoded: it waits, and no other sequence waits for it"""
+        """Whether the rows of its pictures are not encoded: it waits, and no other sequence waits for it."""
         self.pooling = pooling
-        """Pooling of the prompt, instead of an answer"""
+        """Pooling of the prompt, instead of an answer."""
         self._prompt_keys = prompt_keys(prompt, pictures)
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
-        """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones"""
+        """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
         self.generated: list[int] = []
         self.state = SeqState.WAITING
         self.preemption_count = 0
         self.computed_before = 0
-        """Tokens that were in memory when it was preempted, until it runs again"""
+        """Tokens that were in memory when it was preempted, until it runs again."""
         self.recomputed_tokens = 0
-        """Tokens that had left memory when the sequence came back, in all"""
+        """Tokens that had left memory when the sequence came back, in all."""
         self.accepted_drafts = 0
         self.rejected_drafts = 0
-        """Drafts that were verified for it: right, and wrong"""
+        """Drafts that were verified for it: right, and wrong."""
         self.prompt_logprobs_due = sampling.prompt_logprobs is not None
-        """Whether the prompt's logprobs were asked for and are not complete: its prefill must report them"""
+        """Whether the prompt's logprobs were asked for and are not complete: its prefill must report them."""
 
     @property
     def known_count(self) -> int:

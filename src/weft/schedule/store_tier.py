@@ -53,9 +53,9 @@ class StoreTier:
         self.store = store
         self._memory, self._orders = memory, orders
         self.link_stats: Callable[[], LinkStats | None] = lambda: None
-        """Returns the counters of handoffs to other engines"""
+        """Returns the counters of handoffs to other engines."""
         self.renew: Callable[[], None] = lambda: None
-        """Called when the weights are others: records belong to their namespace from then on"""
+        """Called when the weights are others: records belong to their namespace from then on."""
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)

@@ -92,7 +92,7 @@ class _Job:
     begun_step: int = -1
     is_ordered: bool = False
     is_dropped: bool = False
-    """Whether the store was cleared: the copied part is not put"""
+    """Whether the store was cleared: the copied part is not put."""
 
     @property
     def kv_rows(self) -> int:
@@ -119,7 +119,7 @@ class StoreWrites:
     ) -> None:
         self.counts = WriteCounts()
         self.draining = False
-        """Whether the engine ends: every snapshot that is worth it is written now, without a pace"""
+        """Whether the engine ends: every snapshot that is worth it is written now, without a pace."""
         self._store = store
         self._memory = memory
         self._buffers = buffers
@@ -127,19 +127,19 @@ class StoreWrites:
         self._clock = clock
         self._write_bytes_s = write_bytes_s
         self._candidates: list[tuple[float, int, NodeId]] = []
-        """A heap of (minus the value, age, node); values as they were when the node was looked at last"""
+        """A heap of (minus the value, age, node); values as they were when the node was looked at last."""
         self._age = 0
         self._skipped: dict[NodeId, bool] = {}
-        """Candidates that were not worth writing, in order of age"""
+        """Candidates that were not worth writing, in order of age."""
         self._jobs: list[_Job] = []
         self._finished_step = 0
         self._puts: dict[Ticket, BufferId] = {}
         self._ordered: dict[Ticket, NodeId] = {}
-        """Puts for other engines"""
+        """Puts for other engines."""
         self._step_bytes = step_bytes
         self._paced_until_s = 0.0
         self._is_full = False
-        """Whether the next candidate waits for room in the buffers"""
+        """Whether the next candidate waits for room in the buffers."""
         plan = memory.plan
         self._has_pages = plan.pages_per_frame > 0
         self._kv_form = INT4_KV if plan.compressed_kv_dtype == "int4" else INT8_KV

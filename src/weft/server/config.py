@@ -16,6 +16,8 @@ from weft.config import THREADS_MAX
 from weft.config_check import check_fields, debug, flag, limit
 from weft.errors import ConfigError
 from weft.handoff import Role, check_replicas, parse_roles, partner_missing
+from weft.kv_events import FLAG as KV_EVENTS
+from weft.kv_events import read_config
 from weft.rpc.link import tcp_address
 from weft.rpc.messages import RecordingTarget
 from weft.server.edge import EdgeLimits, Origins, is_loopback
@@ -294,6 +296,11 @@ class ServerConfig:
         least=0,
         most=DAY_S,
     )
+    kv_events_config: str | None = flag(
+        None,
+        "Publish KV events for routers outside, as vLLM does and with its JSON, such as "
+        '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\'; see docs/kv-events.md.',
+    )
     record: str | None = flag(
         None,
         "File for a recording of the traffic, to replay with `weft simulate`: "
@@ -559,6 +566,15 @@ class ServerConfig:
                 param="--replicas",
             )
 
+    def _check_kv_events(self) -> None:
+        config = None if self.kv_events_config is None else read_config(self.kv_events_config)
+        if config is None:
+            return
+        if not self.own_replicas:
+            why = "engines that Ray places" if self.ray is not None else "engines of other machines"
+            raise ConfigError(f"{KV_EVENTS} needs an engine of this machine: {why} publish none", param=KV_EVENTS)
+        config.of_rank(self.own_replicas - 1)
+
     def replica_range(self) -> tuple[int, int]:
         """Return the least and the most replicas. Raise ConfigError."""
         match = re.fullmatch(r"(\d{1,5})(?:\.\.(\d{1,5}))?", str(self.replicas))
@@ -600,7 +616,7 @@ class ServerConfig:
         return 0 if self.ray is not None else self.replica_range()[0]
 
     def check(self) -> None:
-        """Raise ConfigError that names the flag. (Whether the address can be bound shows when it is.)"""
+        """Raise ConfigError that names the flag. (Whether the address can be bound shows when it is.)."""
         check_fields(self)
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
@@ -610,6 +626,7 @@ class ServerConfig:
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self._check_socket()
         self._check_joining()
+        self._check_kv_events()
         self.replica_roles()
         if self.record is not None and not self.own_replicas:
             raise ConfigError(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from weft.config import EngineConfig
 from weft.fleet.fleet import Fleet
+from weft.kv_events import read_config
 from weft.router.blind import make_router
 from weft.router.protocol import Router
 from weft.rpc.client import ANYWHERE, ASSEMBLE, HostShare
@@ -50,6 +51,7 @@ def new_fleet(
         place=place,
         roles=config.replica_roles(),
         peers=None if link is None else PeerKeys(_peer_host(link[0]), 0, link[1]),
+        kv_events=None if config.kv_events_config is None else read_config(config.kv_events_config),
         listen=None if link is None else (link[0], LinkKeys.of(link[1])),
     )
 

@@ -66,7 +66,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
     weight_version: str | UnsetType = UNSET
-    """Version of the weights that computed the last token, where an update gave them a name"""
+    """Version of the weights that computed the last token, where an update gave them a name."""
 
 
 class Generation:
@@ -96,7 +96,7 @@ class Generation:
         self._model = model
         self.keep_alive_s: KeepAlive = UNSET
         self.load_s = 0.0
-        """Seconds of waiting until its model was loaded"""
+        """Seconds of waiting until its model was loaded."""
         self._use: ModelUse | None = None
         self._metrics = service.metrics_of(model)
         self._arrived_s = time.perf_counter()

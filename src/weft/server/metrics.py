@@ -301,11 +301,11 @@ class FleetReport:
     resumes: int
     deadly: int
     router: dict[int, RouterCounts] = field(default_factory=dict)
-    """Counters by replica; empty for a router that predicts nothing"""
+    """Counters by replica; empty for a router that predicts nothing."""
     handoffs: int = 0
     resident: Resident | None = None
     budget: int | None = None
-    """Bytes that the models of a server with several share"""
+    """Bytes that the models of a server with several share."""
 
 
 @dataclass(frozen=True)
@@ -538,6 +538,13 @@ ENGINE = (
     E("expert_choices", "counter", "Choices of experts by tokens, over all layers.",
       lambda s: {str(expert): count for expert, count in enumerate(s.ranks.expert_choices)} or None,
       "expert"),
+    E("kv_event_batches", "counter", "Batches of KV events that were published.",
+      lambda s: None if s.kv_events is None else s.kv_events.batches),
+    E("kv_events", "counter", "KV events in them.", lambda s: None if s.kv_events is None else s.kv_events.events),
+    E("kv_event_replays", "counter", "Replays that subscribers asked for.",
+      lambda s: None if s.kv_events is None else s.kv_events.replays),
+    E("kv_event_resets", "counter", "How often everything was published again, as a lost batch was kept no longer.",
+      lambda s: None if s.kv_events is None else s.kv_events.resets),
     E("admission_rejections", "counter", "Requests turned away.",
       lambda s: {"queue_full": s.requests_refused}, "reason"),
 )  # fmt: skip

@@ -63,9 +63,9 @@ class HostedModel(ABC):
 
     resident: Resident | None = None
     stays = False
-    """Whether it is never unloaded, so that a time to stay means nothing"""
+    """Whether it is never unloaded, so that a time to stay means nothing."""
     promised: Sequence[str] = ()
-    """Names of adapters that it will have once it was loaded"""
+    """Names of adapters that it will have once it was loaded."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -228,17 +228,17 @@ class Models:
     """The models of a server. ``hosted``: the first one answers "default" and requests without a name."""
 
     budget: int | None = None
-    """Bytes that the models share"""
+    """Bytes that the models share."""
 
     def __init__(self, hosted: Iterable[HostedModel]) -> None:
         self.hosted = list(hosted)
         self.adapters = AdapterNames()
         self.created_names: Callable[[], Iterable[str]] = lambda: ()
-        """Names that users created, for errors that list all names"""
+        """Names that users created, for errors that list all names."""
         self.on_fleet: Callable[[HostedModel, Fleet], None] = lambda model, fleet: None
-        """Called with each Fleet before it is started"""
+        """Called with each Fleet before it is started."""
         self.unserved: dict[str, str] = {}
-        """Why models on this machine's disk are not served"""
+        """Why models on this machine's disk are not served."""
 
     # ------------------------------------------------------------------ names
 

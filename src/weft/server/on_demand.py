@@ -62,7 +62,7 @@ class ModelSource:
     tokenizers: tuple[Tokenizer, ...] = ()
     generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
     pulled_s: float | None = None
-    """Time of its pull, of a model that is served as long as it is on this machine's disk"""
+    """Time of its pull, of a model that is served as long as it is on this machine's disk."""
 
 
 class OnDemandModel(HostedModel):

@@ -149,7 +149,7 @@ class ChatBody(GenerateBody, kw_only=True):
     include_reasoning: bool | None = None
     prediction: dict[str, Any] | None = None
     store: bool | None = None
-    """ignored, and a header of the answer says so: clients send it by default"""
+    """ignored, and a header of the answer says so: clients send it by default."""
 
 
 class TokenizePromptBody(msgspec.Struct, kw_only=True):
@@ -553,7 +553,7 @@ _COMPARED_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _log = logging.getLogger("weft.server")
 _warned: set[str] = set()
-"""Names with a warning: each is warned of once, as a client sends it with every request"""
+"""Names with a warning: each is warned of once, as a client sends it with every request."""
 
 
 @dataclass(slots=True)

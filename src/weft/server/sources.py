@@ -65,6 +65,7 @@ def check_together(engine: EngineConfig, server: ServerConfig) -> None:
         "--chat-template": (server.chat_template is not None, "put each one into its model's directory"),
         "--ray": (server.ray is not None, "a machine that joins keeps one model"),
         "--listen-engines": (server.listen_engines is not None, "a machine that joins keeps one model"),
+        "--kv-events-config": (server.kv_events_config is not None, "an address is that of one model"),
         "--http-workers": (server.http_workers > 1, "one process loads and unloads them"),
     }
     for flag, (given, why) in of_one.items():

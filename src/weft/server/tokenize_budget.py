@@ -35,7 +35,7 @@ class TokenizeBudget:
             "limits.tokenize_memory": (memory_bytes, "bytes of memory to tokenize"),
         }
         self._spent: Counter[tuple[str, str]] = Counter()
-        """Spent amounts by limit and key"""
+        """Spent amounts by limit and key."""
 
     @contextlib.contextmanager
     def spending(self, chars: int, memory_bytes: int) -> Iterator[None]:

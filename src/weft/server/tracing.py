@@ -57,7 +57,7 @@ class GenerationOutcome:
     first_s: float | None
     last_s: float
     parameters: Mapping[str, Any]
-    """gen_ai.request.* by the last part of the name"""
+    """gen_ai.request.* by the last part of the name."""
     adapter: str | None
     input_tokens: int
     cached_tokens: int

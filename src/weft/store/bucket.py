@@ -41,7 +41,7 @@ _REFUSED = re.compile(
     r"|SignatureDoesNotMatch|metadata\.google\.internal|credential",
     re.IGNORECASE,
 )
-"""169.254 is where a machine of a cloud asks for its own credentials"""
+"""169.254 is where a machine of a cloud asks for its own credentials."""
 _MISSING = re.compile(r"\b(404 Not Found|301 Moved Permanently)\b")
 _STATUS = re.compile(r"non-2xx status code")
 

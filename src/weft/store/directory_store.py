@@ -86,7 +86,7 @@ class DirectoryStore:
             )
         self._ticket = self._measurements = 0
         self._under_way: dict[Ticket, float] = {}
-        """Start of each fetch, the oldest first"""
+        """Start of each fetch, the oldest first."""
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         self.records.counters.matches += 1

@@ -72,7 +72,7 @@ class StoreIndex:
 
     def __init__(self, forms: frozenset[int] | None = None) -> None:
         self.forms = forms
-        """Forms of records that match; None for all"""
+        """Forms of records that match; None for all."""
         self.c: dict[str, np.ndarray[Any, Any]] = {
             name: np.full(64, fill, dtype=dtype) for name, (dtype, fill) in _COLUMNS.items()
         }
@@ -83,11 +83,11 @@ class StoreIndex:
         self._short: dict[int, int] = {}
         self._tick = 0
         self._changes = 0
-        """Entries added and removed so far"""
+        """Entries added and removed so far."""
         self.durable_changes = 0
-        """Durable entries that came or went so far: while the count is the same, ``deepest`` answers the same"""
+        """Durable entries that came or went so far: while the count is the same, ``deepest`` answers the same."""
         self._covered: tuple[tuple[int, bytes, bool, int], KvChain] | None = None
-        """Last question to ``covered``, with the changes before it, and its answer"""
+        """Last question to ``covered``, with the changes before it, and its answer."""
 
     def load(self, live: LiveRows, namespace: bytes) -> None:
         """Fill an empty index. Only rows of ``namespace`` can match; the others still hold space."""

@@ -72,9 +72,9 @@ class _Put:
     parts: list[list[bytes | None]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_dropped: bool = False
-    """Whether the store was cleared while it was packed"""
+    """Whether the store was cleared while it was packed."""
     packed: list[bytes | None] | None = None
-    """Packed form by record, once all are done; None where packing gained nothing"""
+    """Packed form by record, once all are done; None where packing gained nothing."""
 
     @property
     def payloads(self) -> list[memoryview]:
@@ -126,7 +126,7 @@ class PackedStore:
     ) -> None:
         self.store = store
         self.raw_bytes = self.packed_bytes = 0
-        """Bytes of the records packed so far: before and after"""
+        """Bytes of the records packed so far: before and after."""
         self._stored_page_bytes = stored_page_bytes
         self._state_bytes = state_bytes
         self._queue_bytes = queue_bytes
@@ -138,7 +138,7 @@ class PackedStore:
         self._puts: deque[_Put] = deque()
         self._waiting_bytes = 0
         self._outer: dict[Ticket, Ticket] = {}
-        """Tickets of the store below, and those that the engine knows"""
+        """Tickets of the store below, and those that the engine knows."""
         self._fetches: dict[Ticket, _Fetch] = {}
         self._unpacking: list[_Fetch] = []
         self._damaged = 0

@@ -172,9 +172,9 @@ class PeerStore:
         self._orders: dict[str, _Order] = {}
         self._ended: list[tuple[str, str]] = []
         self._sends: dict[int, tuple[_Order, int]] = {}
-        """Puts on the wire: their orders and sizes"""
+        """Puts on the wire: their orders and sizes."""
         self._stored: dict[Ticket, _Order] = {}
-        """Last puts that went to the own store"""
+        """Last puts that went to the own store."""
         self._tickets = itertools.count(_FIRST_TICKET)
         self._copies: queue.SimpleQueue[StoreEvent] = queue.SimpleQueue()
         self._copier = ThreadPoolExecutor(1, "inbox-copy")

@@ -89,7 +89,7 @@ class FetchThreads:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self._unfinished = 0
-        """Tasks that are queued or under way"""
+        """Tasks that are queued or under way."""
         self._threads = [
             threading.Thread(target=self._work, name=f"store-read-{number}", daemon=True) for number in range(threads)
         ]

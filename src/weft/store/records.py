@@ -62,7 +62,7 @@ class StoreRecords:
         self._opened = opened
         self.index, self._namespace = StoreIndex(options.forms), namespace
         self._changes_before = 0
-        """Changes of indexes that were replaced"""
+        """Changes of indexes that were replaced."""
         live = opened.live
         if live is not None:
             self.index.load(live, namespace)

@@ -43,7 +43,7 @@ class LiveRows:
     uses: Int64s
     last_number: int
     last_volume: int
-    """The highest volume that any row has named; -1 without rows"""
+    """The highest volume that any row has named; -1 without rows."""
     dropped: dict[str, int]
 
 

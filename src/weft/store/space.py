@@ -50,7 +50,7 @@ class Extents:
     free_blocks: int = 0
     total_blocks: int = 0
     _by_length: list[tuple[int, int, int]] = field(default_factory=list)
-    """(length, volume, first block), sorted"""
+    """(length, volume, first block), sorted."""
     _by_start: dict[tuple[int, int], int] = field(default_factory=dict)
     _by_end: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -131,9 +131,9 @@ class Space:
     extents: Extents = field(default_factory=Extents)
     next_volume: int = 0
     pending_blocks: int = 0
-    """Blocks of volumes that the write thread has still to create"""
+    """Blocks of volumes that the write thread has still to create."""
     retiring_blocks: int = 0
-    """Blocks that come back once their retirement is durable"""
+    """Blocks that come back once their retirement is durable."""
 
     @classmethod
     def of(

@@ -70,10 +70,10 @@ class Upkeep:
     report: Callable[[Compacted | Refreshed], None]
     free_bytes: int
     forms: frozenset[int] | None = None
-    """Forms of records that the engine reads; None for all"""
+    """Forms of records that the engine reads; None for all."""
     live_count: int = 0
     measurements: int = 0
-    """How often ``free_bytes`` was measured"""
+    """How often ``free_bytes`` was measured."""
     compact_rows_least: int = COMPACT_ROWS_LEAST
     clock: Callable[[], float] = time.monotonic
     next_compaction: float = 0.0

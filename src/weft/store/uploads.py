@@ -97,13 +97,13 @@ class RemoteLedger:
     def __init__(self, folder: Path, disk: OsDisk) -> None:
         self._folder, self._disk = folder, disk
         self.nbytes = 0
-        """Bytes of the segments in the folder"""
+        """Bytes of the segments in the folder."""
         self.keys: set[str] = set()
         self._lost: set[int] = set()
         self._rows: list[LedgerRows] = []
         self._files: list[tuple[Path, int]] = []
         self._places: dict[str, int] = {}
-        """Index of each segment in ``_rows``, ``_starts`` and ``_files``"""
+        """Index of each segment in ``_rows``, ``_starts`` and ``_files``."""
         self._numbers: dict[str, dict[int, int]] = {}
         self._starts: list[int] = []
         self._count = 0

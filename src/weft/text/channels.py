@@ -158,12 +158,12 @@ class MessageReader:
         self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._held = ""
         self.kind = "before"
-        """before: nothing is known yet; header; reasoning, text, call or skipped"""
+        """before: nothing is known yet; header; reasoning, text, call or skipped."""
         self.has_thought = False
-        """Whether reasoning came with the current piece"""
+        """Whether reasoning came with the current piece."""
         self._name, self._arguments, self._call_count = "", "", 0
         self._scanner: ObjectScanner | None = None
-        """Scanner of the current call's arguments, and how much of them was given out"""
+        """Scanner of the current call's arguments, and how much of them was given out."""
         self._given = 0
         self._parts: list[Thought | str | CallDelta] = []
         self._has_said = False

@@ -168,7 +168,7 @@ class IncrementalDetokenizer:
         self._shown_tokens = 0
         self._shown_chars = 0
         self._piece_start = 0
-        """Index in the window at which the last emitted piece began"""
+        """Index in the window at which the last emitted piece began."""
         if context:
             self._restart(list(context[-SHOWN_TOKENS_MAX:]))
 
@@ -262,7 +262,7 @@ class Choice:
         self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.pooled = b""
-        """Result of ``Request.pooling``"""
+        """Result of ``Request.pooling``."""
         self._sampling = sampling
         self._text = IncrementalDetokenizer(
             decoder, skip_special_tokens=sampling.skip_special_tokens, context=prompt_tokens

@@ -84,7 +84,7 @@ class BlockWriter:
     def __init__(self) -> None:
         self.blocks: list[AnswerBlock] = []
         self.call_count = 0
-        """Number of complete calls"""
+        """Number of complete calls."""
         self._open: AnswerBlock | None = None
         self._events: list[BlockEvent] = []
 
@@ -173,11 +173,11 @@ class AnswerReader:
         self._has_end = has_end
         self._writer = BlockWriter()
         self._space = ""
-        """Whitespace after a reasoning that ends with calls, until other text follows"""
+        """Whitespace after a reasoning that ends with calls, until other text follows."""
         self._tail: list[int] = []
         self._undecided_tokens = 0
         self.reasoning_tokens = 0
-        """Tokens up to the end of the reasoning, its markers too"""
+        """Tokens up to the end of the reasoning, its markers too."""
 
     @property
     def blocks(self) -> list[AnswerBlock]:
@@ -310,7 +310,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     _tokenizer: Tokenizer
     _channels: channels.ChannelFormat | None = None
     _header: str | None = None
-    """Header of a message that the prompt has begun"""
+    """Header of a message that the prompt has begun."""
     _is_sure: bool = False
 
     def reader(self, *, eager: bool, shows_reasoning: bool = True) -> AnswerReader:

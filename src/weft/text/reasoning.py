@@ -106,10 +106,10 @@ class Split:
 
 class _State(Enum):
     BEFORE = auto()
-    """Only whitespace came: a start marker may follow"""
+    """Only whitespace came: a start marker may follow."""
     INSIDE = auto()
     BEHIND = auto()
-    """After the end marker: line ends, and more end markers"""
+    """After the end marker: line ends, and more end markers."""
     CONTENT = auto()
 
 
@@ -122,13 +122,13 @@ class ReasoningSplitter:
         self._state = _State.BEFORE
         self._held = ""
         self._is_labelled = False
-        """Whether the label was read, or is missing"""
+        """Whether the label was read, or is missing."""
         self._has_emitted = False
-        """Whether some reasoning was given out: line ends at its beginning are not part of it"""
+        """Whether some reasoning was given out: line ends at its beginning are not part of it."""
         self._waits = True
-        """Whether more text must come before the held text is known"""
+        """Whether more text must come before the held text is known."""
         self.over = False
-        """Whether the end marker came"""
+        """Whether the end marker came."""
 
     @property
     def inside(self) -> bool:

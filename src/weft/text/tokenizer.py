@@ -98,7 +98,7 @@ class Tokenizer:
         self._byte_fallback = "ByteFallback" in kinds
         self.joins_bytes = kinds == {"ByteLevel"}
         self.digest = b""
-        """Digest of the files that it was loaded from"""
+        """Digest of the files that it was loaded from."""
 
     @classmethod
     def load(cls, directory: Path, known: Iterable[Tokenizer] = ()) -> Tokenizer:

@@ -234,7 +234,7 @@ class WorkerLane:
         self._line_max = line_max
         self._workers: list[BoundedWorker | None] = [worker, *[None] * (workers - 1)]
         self._idle = list(range(workers))
-        """Indices into ``_workers``"""
+        """Indices into ``_workers``."""
         self._line = JobLine()
         self._running: Counter[str] = Counter()
         self._serving: set[asyncio.Task[None]] = set()

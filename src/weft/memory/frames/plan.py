@@ -114,14 +114,14 @@ class ArenaPlan:
     kv_fields: tuple[KvField, ...]
     state_fields: tuple[StateField, ...]
     compressed_pages: int = 0
-    """Pages of a compressed state; 0: states are never compressed"""
+    """Pages of a compressed state; 0: states are never compressed."""
     compressed_fields: tuple[CompressedField, ...] = ()
     compressed_kv_bytes: int = 0
-    """Bytes of a compressed KV page; 0: KV is never compressed"""
+    """Bytes of a compressed KV page; 0: KV is never compressed."""
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
     kv_layout: KvLayoutName = "vnni"
-    """Order of the numbers inside a page; it changes no size"""
+    """Order of the numbers inside a page; it changes no size."""
 
     @property
     def compressed_bytes(self) -> int:

@@ -82,7 +82,7 @@ class PrefixCache:
         self.compressed_kv = CompressedKv(plan)
         self.counts = CacheCounts()
         self.new_snapshots: deque[NodeId] | None = None
-        """Nodes with a snapshot that was computed, for a store that takes them out; None without one"""
+        """Nodes with a snapshot that was computed, for a store that takes them out; None without one."""
 
     # ------------------------------------------------------------------ reading
 

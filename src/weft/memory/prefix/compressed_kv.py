@@ -85,11 +85,11 @@ class CompressedKv:
         self.page_bytes = plan.page_bytes
         self.by_node: dict[NodeId, CompressedPages] = {}
         self.idle: OrderedDict[NodeId, Node] = OrderedDict()
-        """Nodes without readers, tails excepted, the longest unread first; some are too short to compress"""
+        """Nodes without readers, tails excepted, the longest unread first; some are too short to compress."""
         self.page_count = 0
-        """Number of compressed pages"""
+        """Number of compressed pages."""
         self.record_count = 0
-        """Number of pages of KV in them"""
+        """Number of pages of KV in them."""
         self._last_id = PAD
 
     # ------------------------------------------------------------------ reading

@@ -119,23 +119,23 @@ class Node:
     end: int
     children: dict[bytes, Node] = field(default_factory=dict, repr=False)
     tail_count: int = 0
-    """Number of children that are tails"""
+    """Number of children that are tails."""
     slot: SlotId = NO_SLOT
-    """Snapshot at ``end``: PAD without one, COMPRESSED if it is in pages"""
+    """Snapshot at ``end``: PAD without one, COMPRESSED if it is in pages."""
     epoch: int = 0
     holds: int = 0
-    """Number of leases that read this node's pages"""
+    """Number of leases that read this node's pages."""
     state_lost: bool = False
-    """Whether a snapshot at ``end``, or of a tail below, was evicted: a miss here is an evicted state"""
+    """Whether a snapshot at ``end``, or of a tail below, was evicted: a miss here is an evicted state."""
     ghosts: dict[bytes, int] = field(default_factory=dict, repr=False)
-    """Tokens evicted below this node, by the key of their first page"""
+    """Tokens evicted below this node, by the key of their first page."""
     hits: int = 0
-    """Number of leases that opened at its end"""
+    """Number of leases that opened at its end."""
     used_at: int = 0
-    """Version of memory's state at its creation or its last opening"""
+    """Version of memory's state at its creation or its last opening."""
     kv_inexact: bool = False
     """Whether its KV was compressed once, or computed from compressed data; ``state_inexact``: the same of its
-    snapshot"""
+    snapshot."""
     state_inexact: bool = False
 
     @property

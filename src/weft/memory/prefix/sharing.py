@@ -47,9 +47,9 @@ class Sharing:
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
         self.visited: set[NodeId] = set()
-        """Nodes on the path of a publication: this transaction must not evict them"""
+        """Nodes on the path of a publication: this transaction must not evict them."""
         self.freed_count = 0
-        """Pages that sequences free because they adopt the tree's"""
+        """Pages that sequences free because they adopt the tree's."""
 
     def add(self, lease: Lease, tokens: bytes, saves: tuple[Snapshot, ...], *, patch: bool) -> None:
         """Add the ``tokens`` of ``lease`` after its shared ones. ``patch``: the sequence continues."""

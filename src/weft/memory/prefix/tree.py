@@ -39,7 +39,6 @@ class PrefixTree:
         "_salts",
         "by_id",
         "change_count",
-        "changed_nodes",
         "edges",
         "held_page_count",
         "next_id",
@@ -50,6 +49,7 @@ class PrefixTree:
         "slot_count",
         "slot_owners",
         "version",
+        "watches",
     )
 
     def __init__(self, *, paged: bool, page_owners: Owners | None = None, slot_owners: Owners | None = None) -> None:
@@ -62,15 +62,16 @@ class PrefixTree:
         self.edges: dict[EdgeId, Edge] = {}
         self.next_id = 0
         self.version = 0
-        """Version of memory's state after the current commit; nodes record it"""
+        """Version of memory's state after the current commit; nodes record it."""
         self.page_count = 0
         self.held_page_count = 0
-        """Pages of nodes with holds; they cannot be evicted"""
+        """Pages of nodes with holds; they cannot be evicted."""
         self.slot_count = 0
         self.change_count = 0
-        """Changes that a lookup may see: while the count is the same, every prompt resumes where it did"""
-        self.changed_nodes: set[NodeId] | None = None
-        """Nodes that came, went, were cut, or whose snapshot changed (readings.py); None: not noted"""
+        """Changes that a lookup may see: while the count is the same, every prompt resumes where it did."""
+        self.watches: list[set[NodeId]] = []
+        """Each gets the nodes that come, go, are cut, or whose snapshot does; a follower empties its own
+        (followers.py)."""
 
     # ------------------------------------------------------------------ reading
 
@@ -274,8 +275,8 @@ class PrefixTree:
 def note_change(tree: PrefixTree, node: Node) -> None:
     """Note that ``node`` came, goes, is cut, or its snapshot changed."""
     tree.change_count += 1
-    if tree.changed_nodes is not None:
-        tree.changed_nodes.add(node.id)
+    for changed in tree.watches:
+        changed.add(node.id)
 
 
 def salt_of(tree: PrefixTree, node: Node) -> str:

@@ -78,7 +78,7 @@ class FileStore:
         self._lock: BinaryIO | None = None
         self._objects: ObjectDatabase | None = None
         self._one_thread = threading.RLock()
-        """Held in threads, as uploads are stored there"""
+        """Held in threads, as uploads are stored there."""
         if root.is_dir():
             self._open()
 

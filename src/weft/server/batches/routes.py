@@ -148,7 +148,7 @@ class BatchRunner:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._current: dict[str, tuple[str, asyncio.Task[None]]] = {}
-        """The batch that is computed and its task, by owner; each API key has one at once"""
+        """The batch that is computed and its task, by owner; each API key has one at once."""
 
     def start(self) -> None:
         """Go on with unfinished batches, when the model is ready."""

@@ -254,7 +254,7 @@ class Endpoint:
     body: Any = None
     body_is_optional: bool = False
     form: dict[str, Any] | None = None
-    """Schema of a form (multipart/form-data) instead of a body"""
+    """Schema of a form (multipart/form-data) instead of a body."""
     answer: Any = None
     media_type: str = "application/json"
     events: Any = None
@@ -263,9 +263,9 @@ class Endpoint:
     access: Access = "client"
     errors: tuple[int, ...] = ()
     error: Any = None
-    """Shape of errors in addition to OpenAI's, which the edge and the gate write on every path"""
+    """Shape of errors in addition to OpenAI's, which the edge and the gate write on every path."""
     unhealthy_is_answer: bool = False
-    """Whether 503 has the same body as 200"""
+    """Whether 503 has the same body as 200."""
 
 
 _NAME = Parameter("name", "path", {"type": "string"}, "A name of the model.")

@@ -72,7 +72,7 @@ class OutputWriter:
         self._namespaces = namespaces
         self._response_id = response_id
         self._place: Item = {}
-        """Place of the last block, in its events"""
+        """Place of the last block, in its events."""
         self._logprobs: list[ChatTokenLogprob] = []
         self._undecided: list[ChatTokenLogprob] = []
 

@@ -66,7 +66,7 @@ class ResponseRun:
         self.event_bytes = 0
         self.answer = answer
         self._events: list[bytes] = []
-        """events; the one with the sequence number n is entry n"""
+        """events; the one with the sequence number n is entry n."""
         self._news = asyncio.Event()
 
     async def read(self) -> None:

@@ -104,7 +104,7 @@ class ResponseStore:
         self._puts: list[tuple[Callable[[], StoredResponse], str, asyncio.Future[bool]]] = []
         self._is_writing = False
         self._runner: LockFile | None = None
-        """Locked as long as this process may compute responses in the background"""
+        """Locked as long as this process may compute responses in the background."""
 
     def open_now(self) -> None:
         """Open the file, before anything else. Raise ResponseStoreError."""

@@ -76,7 +76,7 @@ class SupervisorLink:
     machine_lost = False
     started = True
     running = False
-    """Always false: there is no process to wait for at the end"""
+    """Always false: there is no process to wait for at the end."""
 
     def __init__(self, address: str, routing_id: str) -> None:
         self._context = zmq.Context()
@@ -166,7 +166,7 @@ class FleetOfWorker:
     def __init__(self, link: SupervisorLink) -> None:
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
         self.weight_version = ""
-        """Unknown to a worker: its supervisor answers /health and updates; events carry the version of their tokens"""
+        """Unknown to a worker: its supervisor answers /health and updates; events carry the version of their tokens."""
         self.requests = RequestsOfWorker(link)
         self.client = self.requests.client
         self.check_alive = self.client.check_alive

@@ -33,14 +33,14 @@ class BraceCalls(BodyReader):
         self._at = 0
         self._function = ""
         self._open: list[str] = []
-        """Brackets that are open"""
+        """Brackets that are open."""
         self._json: list[str] = []
-        """The arguments so far"""
+        """The arguments so far."""
         self._key = ""
-        """The parameter, between its name and its value"""
+        """The parameter, between its name and its value."""
         self._in_text = False
         self._comma = ""
-        """A comma before the next item, if one follows"""
+        """A comma before the next item, if one follows."""
         self._is_after_value = self._has_parentheses = False
 
     def _read(self, last: bool) -> list[CallDelta]:

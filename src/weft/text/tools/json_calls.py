@@ -58,7 +58,7 @@ class CallGate:
         self._held_chars = held_chars
         self._held: list[CallDelta] = []
         self.is_open = False
-        """Whether the beginning of the current call was given out"""
+        """Whether the beginning of the current call was given out."""
 
     def push(self, delta: CallDelta) -> CallDelta | None:
         if delta.instead:
@@ -145,7 +145,7 @@ class ObjectScanner:
         self._in_string = False
         self._after_backslash = False
         self._comma = self._word = ""
-        """Pending text of the copy outside strings: a comma and the space after it, then a word that may go on"""
+        """Pending text of the copy outside strings: a comma and the space after it, then a word that may go on."""
 
     def scan(self, text: str, until: int | None = None) -> None:
         """Scan up to ``until``, the end of ``text``, or of the object."""
@@ -223,7 +223,7 @@ class JsonCalls(BodyReader):
         self._name: str | None = None
         self._given = 0
         self._list: bool | None = None
-        """True inside a list, False after it, None where there was none"""
+        """True inside a list, False after it, None where there was none."""
 
     def _read(self, last: bool) -> list[CallDelta]:
         deltas: list[CallDelta] = []

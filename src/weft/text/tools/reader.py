@@ -48,19 +48,19 @@ class ToolCallReader:
         self._gate = CallGate(math.inf if not eager else -1 if is_sure else HELD_CHARS)
         self._single = single
         self._text = ""
-        """Text that is neither content nor in the body yet"""
+        """Text that is neither content nor in the body yet."""
         self._space = ""
-        """Whitespace that came last: content when content follows, or precedes it"""
+        """Whitespace that came last: content when content follows, or precedes it."""
         self._after_call = False
         self._envelope: Envelope | None = None
         self._opening = ""
-        """The text that opened the envelope, which is content if no call follows"""
+        """The text that opened the envelope, which is content if no call follows."""
         self._is_cut = False
         self._ends: tuple[str, ...] = ()
-        """Markers that mean nothing after the last call"""
+        """Markers that mean nothing after the last call."""
         self._body: BodyReader | None = None
         self._begun = False
-        """Whether text other than whitespace came"""
+        """Whether text other than whitespace came."""
         self._parsed: list[str | CallDelta] = []
         self._index = -1
 
@@ -226,7 +226,7 @@ class LastCalls:
         self._envelopes = {envelope.open: envelope for envelope in row.envelopes}
         self._reader = reader
         self._looked_at: int | None = None
-        """Index in ``held`` at which the last envelope opens"""
+        """Index in ``held`` at which the last envelope opens."""
         self.held = ""
 
     def push(self, reasoning: str) -> str:

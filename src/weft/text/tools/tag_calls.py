@@ -55,16 +55,16 @@ class TagCalls(BodyReader):
         self._at = 0
         self._function: str | None = None
         self._given: set[str] = set()
-        """Parameters of the call so far"""
+        """Parameters of the call so far."""
         self._object: ObjectScanner | None = None
         self._parameter: str | None = None
         self._types: set[str] = set()
         self._is_text = self._is_begun = False
-        """Whether the value is text by its type, and whether the line end before it was read"""
+        """Whether the value is text by its type, and whether the line end before it was read."""
         self._value_at = self._scanned = self._shown = 0
-        """indices: where the value begins, up to where its end was searched, up to where it was given out"""
+        """indices: where the value begins, up to where its end was searched, up to where it was given out."""
         self._possible_end: tuple[int, int] | None = None
-        """The end of the value and of its tag, if no proper end follows"""
+        """The end of the value and of its tag, if no proper end follows."""
 
     def _read(self, last: bool) -> list[CallDelta]:
         deltas: list[CallDelta] = []

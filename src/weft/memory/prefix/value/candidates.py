@@ -41,9 +41,9 @@ class Candidates:
         self._pool = Pool()
         self._swept_rows = 0
         self._opened_since = 0
-        """Requests since the last sweep"""
+        """Requests since the last sweep."""
         self._refreshed_at = 0
-        """``_opened_since`` at the last refresh"""
+        """``_opened_since`` at the last refresh."""
 
     def ranked(self) -> Iterator[tuple[float, int]]:
         """Return values and rows, the lowest value first; a copy."""

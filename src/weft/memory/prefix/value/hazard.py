@@ -90,9 +90,9 @@ class Hazard:
         self._code_uses = np.zeros(codes)
         self._code_expected = np.zeros(codes)
         self.rates: Floats = np.tile(self._prior, (kinds, 1))
-        """[kinds, bins], uses per second; as of the last ``learn``"""
+        """[kinds, bins], uses per second; as of the last ``learn``."""
         self.factors: Floats = np.ones(codes)
-        """[codes]; as of the last ``learn``"""
+        """[codes]; as of the last ``learn``."""
 
     def factor_of(self, codes: tuple[int, ...]) -> float:
         """Return the product of the factors of ``codes``, clipped to FACTOR_MAX."""

@@ -89,11 +89,11 @@ class ValuePolicy(Policy):
         self._rows: dict[NodeId, int] = {}
         self._contexts: dict[SeqId, _Context] = {}
         self._ghosts: OrderedDict[int, None] = OrderedDict()
-        """Rows of evicted states, the longest unused first"""
+        """Rows of evicted states, the longest unused first."""
         self._touched: dict[int, None] = {}
-        """Rows to value at the end of the commit"""
+        """Rows to value at the end of the commit."""
         self._outdated: dict[int, None] = {}
-        """Rows with a value that ``order`` saw rise: the next commit values them"""
+        """Rows with a value that ``order`` saw rise: the next commit values them."""
 
     # ------------------------------------------------------------------ reading
 

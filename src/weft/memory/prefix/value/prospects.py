@@ -78,36 +78,36 @@ class Records:
     def __init__(self) -> None:
         rows = _ROWS_FIRST
         self.count = 0
-        """Rows in use at any time so far; those beyond are untouched"""
+        """Rows in use at any time so far; those beyond are untouched."""
         self._free: list[int] = []
         self.kinds = np.zeros(rows, np.int64)
         self.codes = np.zeros((rows, FEATURES_MAX), np.int64)
         self._codes: list[Codes] = []
-        """The same as tuples, for single rows"""
+        """The same as tuples, for single rows."""
         self.factors = np.ones(rows)
         self.tables = np.zeros(rows, np.int64)
-        """Where the indexes of its kind and factor begin in the table of ``Prospects``, which also sets ``factors``"""
+        """Where the indexes of its kind and factor begin in the table of ``Prospects``, which also sets ``factors``."""
         self.born_s = np.zeros(rows)
-        """Time of creation, or of the last use"""
+        """Time of creation, or of the last use."""
         self.counted_s = np.zeros(rows)
-        """Time up to which its waiting is counted"""
+        """Time up to which its waiting is counted."""
         self.rates = np.zeros(rows)
-        """Seconds that a use saves, per byte that only this state needs"""
+        """Seconds that a use saves, per byte that only this state needs."""
         self.heirs = np.full(rows, PAD, np.int64)
         self.live = np.zeros(rows, np.bool_)
         self.used = np.zeros(rows, np.bool_)
-        """Rows with a record, ghosts included"""
+        """Rows with a record, ghosts included."""
         self.nodes: list[Node | None] = []
-        """Its node in the live tree; None for a ghost"""
+        """Its node in the live tree; None for a ghost."""
         self.places: list[Node | None] = []
-        """Its node in the history"""
+        """Its node in the history."""
         self.uses: list[int] = []
         self.gaps_s: list[float | None] = []
-        """Moving average of the time between uses"""
+        """Moving average of the time between uses."""
         self.origins: list[Kind] = []
-        """Its kind at creation"""
+        """Its kind at creation."""
         self.turns: list[int] = []
-        """The turn of its conversation at creation: answers before it"""
+        """The turn of its conversation at creation: answers before it."""
 
     def add(self, kind: Kind, codes: Codes, turn: int, place: Node, now_s: float) -> int:
         if self._free:
@@ -194,7 +194,7 @@ class Prospects:
         self._tables: Floats = np.zeros(0)
         self._table: list[float] = []
         """The index by kind, step of the factor and age, in that order; both hold the same numbers: the array serves
-        many records at once, the list one"""
+        many records at once, the list one."""
         self.learn()
 
     # ------------------------------------------------------------------ learning
