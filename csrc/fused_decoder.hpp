@@ -32,7 +32,7 @@ struct Stage {
 };
 
 struct FusedDecoder {
-  float scale;             // factor on additions to the stream
+  float scale;  // factor on additions to the stream
   StreamNorm last;
   std::vector<Stage> stages;
 

@@ -84,7 +84,7 @@ def of_engine(run: EngineRun) -> Diagnosis:
     if share < SHARE_OF_CEILINGS and not run.cpp_kernels:
         limit = "kernels of torch, for the C++ kernels were not built"
     elif share < SHARE_OF_CEILINGS:
-        limit = "work beside weights and products: attention, states, sampling, the steps themselves"
+        limit = "work other than weights and products: attention, states, sampling, the steps themselves"
         faster = ["more requests at once, which share a step"]
     elif least.prefill >= least.decode:
         limit = "arithmetic, in the products of prompts"

@@ -155,7 +155,7 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
 
 
 def facts_of(bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> dict[str, Any]:
-    """The circumstances of a figure."""
+    """Return the circumstances of a figure."""
     on_gpu = bench.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(bench.device) if on_gpu else cpu_name_and_flags()[0],
@@ -211,11 +211,11 @@ class Bench:
         return (torch.randn(*shape, device=self.device) * 0.5).to(dtype or self.dtype)
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """float32 in [0, 1)."""
+        """Return float32 in [0, 1)."""
         return torch.rand(*shape, device=self.device)
 
     def sizes(self) -> list[tuple[str, int, int, int]]:
-        """(name, rows, tokens of each, tokens before them), decodes first."""
+        """Return (name, rows, tokens of each, tokens before them), decodes first."""
         return [
             *((f"decode {rows} x 1 at {self.context}", rows, 1, self.context - 1) for rows in self.decode_rows),
             *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens),
@@ -243,7 +243,7 @@ Cases = Callable[[Architecture, Bench, tuple[str, ...]], Iterator[Case]]
 
 
 def size_of(*tensors: torch.Tensor) -> int:
-    """Bytes of all of them."""
+    """Return bytes of all of them."""
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 

@@ -109,7 +109,7 @@ def demand_of(config: EngineConfig, info: ModelInfo) -> ModelDemand:
 
 
 def share_rows(machine: MachineCeilings, least_s: float, seconds: float) -> dict[str, Any]:
-    """The ceilings and the share of them that ``seconds`` reached, for a table of figures."""
+    """Return the ceilings and the share of them that ``seconds`` reached, for a table of figures."""
     return {
         **machine.rows(),
         "least seconds at the ceilings": least_s,
@@ -144,7 +144,7 @@ class Ceiling:
     matrix_flops_per_s: float
 
     def least_s(self, bytes_moved: int, flops: int) -> float:
-        """The least time of this transfer and this arithmetic, each at its ceiling and both at once."""
+        """Return the least time of this transfer and this arithmetic, each at its ceiling and both at once."""
         return max(bytes_moved / self.copy_bytes_per_s, flops / self.matrix_flops_per_s)
 
 

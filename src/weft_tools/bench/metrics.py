@@ -41,7 +41,7 @@ class Times:
 
 
 def times_of(timing: Timing) -> Times:
-    """The metrics of a timing that has chunks and no error."""
+    """Return the metrics of a timing that has chunks and no error."""
     ttft, e2el = timing.first_token_s, timing.chunks[-1][0] - timing.sent
     later = timing.output_tokens - 1
     return Times(ttft, (e2el - ttft) / later if later > 0 else None, tuple(timing.gaps_s), e2el)
@@ -95,7 +95,7 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
 
 
 def keeps(times: Times, promises: Mapping[str, float]) -> bool:
-    """Whether each objective, in milliseconds, is met. An answer without a TPOT meets an objective for it."""
+    """Return whether each objective, in milliseconds, is met. An answer without a TPOT meets an objective for it."""
     return all((getattr(times, name) or 0.0) * 1e3 <= limit for name, limit in promises.items())
 
 
@@ -107,7 +107,7 @@ def figures(
     percentiles: Sequence[float] = (99.0,),
     promises: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Results by the standard keys. ``seconds``: from the first sending to the last end, above 0."""
+    """Return results by the standard keys. ``seconds``: from the first sending to the last end, above 0."""
     done = [timing for timing in timings if timing.error is None and timing.chunks]
     times = [times_of(timing) for timing in done]
     read, generated = (sum(timing.prompt_tokens for timing in done), sum(timing.output_tokens for timing in done))
@@ -160,7 +160,7 @@ def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dic
 
 
 def busiest_second(timings: Sequence[Timing]) -> int:
-    """Most tokens that arrived in one second, seconds counted from the first sending."""
+    """Return most tokens that arrived in one second, seconds counted from the first sending."""
     if not timings:
         return 0
     began = min(timing.sent for timing in timings)
@@ -173,7 +173,7 @@ def busiest_second(timings: Sequence[Timing]) -> int:
 
 
 def most_at_once(timings: Sequence[Timing]) -> int:
-    """Most requests that were open at the same moment. A request that ends as another begins does not overlap
+    """Return most requests that were open at the same moment. A request that ends as another begins does not overlap
     it."""
     moves = sorted(
         [(timing.sent, 1) for timing in timings]

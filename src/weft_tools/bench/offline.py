@@ -57,7 +57,7 @@ def latency(
     on_done: Callable[[float], None],
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Results by the standard keys, in seconds. Each iteration has new prompts, so that no cache helps."""
+    """Return results by the standard keys, in seconds. Each iteration has new prompts, so that no cache helps."""
     dice = random.Random(seed)
     vocab_size = engine.info.vocab_size
     low = min(ORDINARY_ID_MIN, vocab_size // 2)
@@ -76,7 +76,7 @@ def latency(
 
 
 def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1, warmups: int = 0) -> dict[str, Any]:
-    """Results by the standard keys; token counts include prompts and answers unless the key says
+    """Return results by the standard keys; token counts include prompts and answers unless the key says
     otherwise."""
     check_lengths(engine, requests)
     sampling = [exactly(request.output_tokens, n) for request in requests]

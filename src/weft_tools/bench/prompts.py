@@ -60,7 +60,7 @@ def random_requests(
 def prefix_repetition_requests(
     count: int, *, prefix_len: int, suffix_len: int, prefixes: int, output_len: int, vocab_size: int, seed: int
 ) -> list[SampleRequest]:
-    """Each of ``prefixes`` serves the same number of requests, or one more, in random order."""
+    """Return each of ``prefixes`` serves the same number of requests, or one more, in random order."""
     dice = random.Random(seed)
     shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
     requests = [
@@ -143,7 +143,7 @@ def _tokens(dice: random.Random, count: int, vocab_size: int) -> list[int]:
 
 
 def warm_up_of(request: SampleRequest, number: int) -> SampleRequest:
-    """A request as long as ``request`` that caches no prefix of it; a text prompt is returned unchanged."""
+    """Return a request as long as ``request`` that caches no prefix of it; a text prompt is returned unchanged."""
     if isinstance(request.prompt, str):
         return request
     backwards, at = request.prompt[::-1], number % len(request.prompt)

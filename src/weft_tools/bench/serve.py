@@ -85,7 +85,7 @@ class Server:
             raise ConfigError(f"--base-url is {base_url!r}: {error}", param="--base-url") from None
 
     async def served(self, model: str | None) -> Served:
-        """The model of that name, or the first. Raises ConfigError if no server answers or it has no such
+        """Return the model of that name, or the first. Raises ConfigError if no server answers or it has no such
         model."""
         answer = await self._get("/v1/models")
         cards = answer.get("data") if isinstance(answer, dict) else None
@@ -101,7 +101,7 @@ class Server:
         return Served(name, int(card.get("max_model_len") or 0), int(card.get("vocab_size") or 0))
 
     async def queue_seconds(self) -> tuple[float, float]:
-        """(seconds that requests waited, requests), summed since the server's start; zeros if it has no such
+        """Return (seconds that requests waited, requests), summed since the server's start; zeros if it has no such
         metric. Every engine that took over vLLM's names has ``..:request_queue_time_seconds``."""
         try:
             lines = (await self.http.get("/metrics")).text.splitlines()
@@ -118,11 +118,11 @@ class Server:
         return seconds, count
 
     async def count_tokens(self, text: str) -> int:
-        """Tokens of ``text`` by the server's tokenizer. Raises ConfigError if it has no /tokenize."""
+        """Return tokens of ``text`` by the server's tokenizer. Raises ConfigError if it has no /tokenize."""
         return int((await self._post("/tokenize", {"prompt": text}))["count"])
 
     async def text_of(self, tokens: list[int]) -> str:
-        """Text of ``tokens`` by the server's tokenizer. Raises ConfigError if it has no /detokenize."""
+        """Return text of ``tokens`` by the server's tokenizer. Raises ConfigError if it has no /detokenize."""
         return str((await self._post("/detokenize", {"tokens": tokens}))["prompt"])
 
     async def _get(self, path: str) -> Any:
@@ -220,7 +220,7 @@ async def run_load(
 
 
 def _words(text: str) -> str:
-    """The message of an OpenAI error object, with its status; else the text unchanged."""
+    """Return the message of an OpenAI error object, with its status; else the text unchanged."""
     before, brace, _ = text.partition("{")
     try:
         message = json.loads(text[len(before) :])["error"]["message"] if brace else text
@@ -230,7 +230,7 @@ def _words(text: str) -> str:
 
 
 def arrival_times(count: int, rate: float, burstiness: float = 1.0, *, seed: int = 0) -> list[float]:
-    """Seconds after the start at which each of ``count`` requests arrives, the first at 0. ``rate`` per
+    """Return seconds after the start at which each of ``count`` requests arrives, the first at 0. ``rate`` per
     second, infinity for all at once; both above 0."""
     assert rate > 0 < burstiness
     if math.isinf(rate):

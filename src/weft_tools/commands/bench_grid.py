@@ -80,7 +80,7 @@ def numbers(text: str, flag: str) -> list[int]:
             type=Count(1, COUNT_MAX),
             default=3,
             show_default=True,
-            help="Of prompts and second turns; the median counts.",
+            help="Repetitions of prompts and second turns; the median counts.",
         ),
         click.Option(
             ["--limit-s"],

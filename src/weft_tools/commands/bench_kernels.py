@@ -29,7 +29,7 @@ _PARAMS: list[click.Parameter] = [
     click.Option(["--geometry", "geometries"], multiple=True, default=GEOMETRIES, show_default=True,
                  help="Model of `weft plan`'s table whose layers are measured; may be given several times."),
     click.Option(["--dtype"], type=click.Choice(["bfloat16", "float32"]), default="bfloat16",
-                 show_default=True, help="Of weights, KV and activations; states are float32."),
+                 show_default=True, help="Dtype of weights, KV and activations; states are float32."),
     click.Option(["--batch-size", "decode_rows"], type=Count(1, STEP_TOKENS_MAX), multiple=True,
                  help="Sequences of a decode; may be given several times. Default: 1, 32; on a GPU 1, 16, "
                       "64, 256."),

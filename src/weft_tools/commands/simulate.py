@@ -106,22 +106,22 @@ LINK = "25GB/s"
             type=QUANTIZE,
             default="none",
             show_default=True,
-            help="What matrices are stored in; none: as config.json says.",
+            help="Format of matrices; none: as config.json says.",
         ),
         click.Option(
             ["--kv-dtype"],
             type=KV_DTYPE_CHOICE,
             default="auto",
             show_default=True,
-            help="What KV is kept in; auto takes the model's dtype.",
+            help="Dtype of KV; auto takes the model's dtype.",
         ),
-        click.Option(["--limit"], type=Count(1, 1_000_000_000), help="Only the first so many requests."),
+        click.Option(["--limit"], type=Count(1, 1_000_000_000), help="Only the first COUNT requests."),
         click.Option(
             ["--rate"],
             type=Number(0, 1_000_000, above=True),
             default=1.0,
             show_default=True,
-            help="Requests arrive so many times as fast.",
+            help="Factor on the rate of arrivals.",
         ),
         click.Option(
             ["--linked/--not-linked"],
@@ -152,12 +152,12 @@ LINK = "25GB/s"
             ["--oracle/--no-oracle"],
             default=True,
             show_default=True,
-            help="Also what eviction could reach with the future known.",
+            help="Also the hits of eviction with the future known.",
         ),
         click.Option(
             ["--replicas"],
             type=Count(1, REPLICAS_MAX),
-            help="Replay through so many replicas, once for each --router; --memory is for each.",
+            help="Replay through this number of replicas, once for each --router; --memory is for each.",
         ),
         click.Option(
             ["--router"],
@@ -167,8 +167,8 @@ LINK = "25GB/s"
         ),
         click.Option(
             ["--roles"],
-            help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; beside "
-            "the same replicas without roles.",
+            help="Prefill apart from decode, as `weft serve --roles`, such as 2p2d; compared with the same "
+            "replicas without roles.",
         ),
         click.Option(
             ["--link"],
@@ -190,7 +190,8 @@ LINK = "25GB/s"
             ["--speculate"],
             default="off",
             show_default=True,
-            help="Also what speculation would accept on a recording's answers: auto, off, or a list of sources.",
+            help="Also the drafts that speculation would accept on a recording's answers: auto, off, or a "
+            "list of sources.",
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
         click.Option(

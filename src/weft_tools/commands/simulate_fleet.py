@@ -56,7 +56,7 @@ def parse_routers(text: str) -> list[str]:
     names = list(dict.fromkeys(item.strip() for item in text.split(",")))
     for name in names:
         if name not in ROUTERS:
-            raise ConfigError(f"--router {name!r} is no router: there are {', '.join(ROUTERS)}", param="--router")
+            raise ConfigError(f"--router {name!r} is not a router: there are {', '.join(ROUTERS)}", param="--router")
     return names
 
 

@@ -156,7 +156,7 @@ def _notes(study: Study, recording: Recording | None) -> list[str]:
     notes = []
     refused = max(report.refused for size in study.sizes for report in size.reports)
     if refused:
-        notes.append(f"{refused:,} requests are longer than what is served, and were left out.")
+        notes.append(f"{refused:,} requests are longer than the served context, and were left out.")
     if recording is not None:
         cached, prompts = sum(recording.cached_tokens), study.prompt_tokens
         notes.append(f"When it was recorded, the engine found {cached / max(1, prompts):.1%} in its cache.")

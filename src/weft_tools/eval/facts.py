@@ -89,7 +89,7 @@ class _Writer:
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """A schema that `value` fits; every property is required, and no other is allowed."""
+    """Return a schema that `value` fits; every property is required, and no other is allowed."""
     if isinstance(value, dict):
         return {
             "type": "object",
@@ -159,7 +159,7 @@ def _columns(rng: random.Random, split: Split) -> list[str]:
 
 
 def _sentence(rng: random.Random, record: Record) -> str:
-    """The record as a person would write it."""
+    """Return the record as a person would write it."""
     parts = []
     for key, value in record.items():
         if key == "name":
@@ -187,7 +187,7 @@ def _facts_text(rng: random.Random, records: Sequence[Record], form: str) -> str
 
 
 def _asked(rng: random.Random, record: Record) -> Record:
-    """The part of a record that is asked for, name first."""
+    """Return the part of a record that is asked for, name first."""
     keys = [key for key in record if key != "name"]
     chosen = rng.sample(keys, rng.randint(1, len(keys))) if rng.random() < 0.4 else keys
     name = {} if rng.random() < 0.1 else {"name": record["name"]}
@@ -195,7 +195,7 @@ def _asked(rng: random.Random, record: Record) -> Record:
 
 
 def _question(rng: random.Random, record: Record, asked: Record, *, alone: bool) -> tuple[str, bool, bool]:
-    """The text, whether it names the keys, and whether it asks for JSON."""
+    """Return the text, whether it names the keys, and whether it asks for JSON."""
     in_json, keys_known = rng.random() < 0.35, rng.random() < 0.35
     key = next(key for key in asked if key != "name")
     if alone:
@@ -220,7 +220,7 @@ def _record_turn(rng: random.Random, record: Record, before: str = "") -> Episod
 
 
 def _all_turn(rng: random.Random, records: Sequence[Record]) -> EpisodeTurn:
-    """Every record, or every name, of a short list."""
+    """Return every record, or every name, of a short list."""
     if rng.random() < 0.5:
         value: Record = {"names": [record["name"] for record in records]}
         text = rng.choice(("List the names as JSON.", "All names as JSON.", "Give me the names in JSON."))
@@ -256,7 +256,7 @@ def make_facts_episode(
     split: Split = "held_out",
     form: str | None = None,
 ) -> Episode:
-    """One conversation of at most about `length_tokens`: facts, then questions until the length is full."""
+    """Return one conversation of at most about `length_tokens`: facts, then questions until the length is full."""
     form = form or rng.choice(FORMS)
     most = max(1, min(24, length_tokens // 60))
     records = _make_records(rng, split, rng.randint(1, most), form)
@@ -289,7 +289,7 @@ def make_facts_episode(
 
 
 def _first_question(rng: random.Random, records: Sequence[Record], text: str) -> tuple[Any, ...]:
-    """A question in the message of the facts."""
+    """Return a question in the message of the facts."""
     turn = _record_turn(rng, rng.choice(records))
     return f"{text}\n\n{turn.user}", turn.reply, turn.kind, turn.free, turn.schema
 

@@ -105,7 +105,7 @@ class EpisodeTurn:
     schema: dict[str, Any] | None = None
 
     def cost(self, count_tokens: CountTokens) -> int:
-        """Tokens that it takes."""
+        """Return tokens that it takes."""
         return count_tokens(self.user) + count_tokens(self.reply) + TURN_OVERHEAD_TOKENS
 
 
@@ -123,7 +123,7 @@ class Episode:
     tools: tuple[dict[str, Any], ...] = ()
 
     def messages_before(self, turn_index: int, replies: list[str] | None = None) -> list[dict[str, str]]:
-        """The chat messages that end with the user message of `turn_index`.
+        """Return the chat messages that end with the user message of `turn_index`.
 
         `replies` are the model's own earlier answers; without them the right ones are used.
         """
@@ -137,7 +137,7 @@ class Episode:
 
 
 def answer_for(name: str, number: str) -> str:
-    """The one right answer to a question about `name`."""
+    """Return the one right answer to a question about `name`."""
     return f"{name}: {number}"
 
 
@@ -177,7 +177,7 @@ class _Draft:
 
 
 def _list_text(draft: _Draft, intro: str, pairs: list[tuple[str, str]], filler: list[str]) -> str:
-    """The list as one message; `filler` goes between the lines, or after them."""
+    """Return the list as one message; `filler` goes between the lines, or after them."""
     rng = draft.rng
     lines = [draft.line.format(name=name, number=number, noun=draft.noun) for name, number in pairs]
     if filler and rng.random() < 0.5:
@@ -276,7 +276,7 @@ def make_episode(
     questions: int | None = None,
     absent_rate: float = 0.0,
 ) -> Episode:
-    """One conversation. With `questions` the filler fills the length, without it the questions do."""
+    """Return one conversation. With `questions` the filler fills the length, without it the questions do."""
     system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
     room = length_tokens - (count_tokens(system) + 5 if system else 0)
     draft = _Draft(rng, split, count_tokens, room, rng.choice(NOUNS), rng.choice(LINES), [])

@@ -95,7 +95,7 @@ class _Asker:
     turns_at_once: asyncio.Semaphore
 
     async def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer to ``body``, decoded greedily."""
+        """Return the server's answer to ``body``, decoded greedily."""
         named = {} if self.model is None else {"model": self.model}
         response = await self.client.post("/v1/chat/completions", json={**body, "temperature": 0, **named})
         response.raise_for_status()
@@ -103,7 +103,7 @@ class _Asker:
         return answer
 
     async def reply(self, messages: list[dict[str, str]]) -> tuple[str, int]:
-        """The model's answer, and how long the server says the prompt was."""
+        """Return the model's answer, and how long the server says the prompt was."""
         answer = await self.answer({"messages": messages, "max_tokens": ANSWER_TOKENS_MAX})
         tokens = (answer.get("usage") or {}).get("prompt_tokens") or 0
         return answer["choices"][0]["message"].get("content") or "", tokens
@@ -133,7 +133,7 @@ def _connected(base_url: str, api_key: str | None, transport: httpx.AsyncBaseTra
 
 
 async def _prompt_tokens(asker: _Asker, episode: Episode) -> int | None:
-    """How long the prompt of the last question is on this server; None where it cannot be asked."""
+    """Return how long the prompt of the last question is on this server; None where it cannot be asked."""
     messages = episode.messages_before(len(episode.turns) - 1)
     body = {"messages": messages} | ({"model": asker.model} if asker.model else {})
     response = await asker.client.post("/tokenize", json=body)
@@ -233,7 +233,7 @@ class SkillQuestion:
         return self.episode.turns[self.turn_index]
 
     def body(self) -> dict[str, Any]:
-        """The request for this turn."""
+        """Return the request for this turn."""
         body: dict[str, Any] = {
             "messages": chat_messages(self.episode, self.turn_index),
             "max_tokens": SKILL_TOKENS_MAX,
@@ -246,7 +246,7 @@ class SkillQuestion:
         return body
 
     def is_right(self, message: dict[str, Any]) -> bool:
-        """Whether the answer has the right calls, the right value, or exactly the right text."""
+        """Return whether the answer has the right calls, the right value, or exactly the right text."""
         content = (message.get("content") or "").strip()
         if self.turn.kind == "json":
             return bool(_parsed(content) == json.loads(self.turn.reply))
@@ -345,7 +345,7 @@ def _enough(conversations: Iterator[list[SkillQuestion]], count: int) -> Iterato
 
 
 def control_questions(skill: Skill, questions: Sequence[SkillQuestion]) -> list[SkillQuestion]:
-    """The same questions with the tools, or with the facts, of the next conversation."""
+    """Return the same questions with the tools, or with the facts, of the next conversation."""
     episodes = list({id(question.episode): question.episode for question in questions}.values())
     following = {id(episode): episodes[index - 1] for index, episode in enumerate(episodes)}
     controls = []

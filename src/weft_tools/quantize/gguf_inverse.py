@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 
 
 def apart(name: str, shape: Shape, config: Mapping[str, Any]) -> Iterator[tuple[str, Shape, Take]]:
-    """(our name, shape, what takes it out of the stored tensor) of each matrix of the stored tensor."""
+    """Yield (our name, shape, what takes it out of the stored tensor) of each matrix of the stored tensor."""
     kind = config["model_type"]
     place, _, last = name.rpartition(".experts.")
     if kind == "gpt_oss" and place:

@@ -273,7 +273,7 @@ def add_vocabulary(writer: GGUFWriter, directory: Path, size: int) -> None:
 
 
 def _pre_tokenizer(content: Mapping[str, Any], arch: str, path: Path) -> str:
-    """The name under which llama.cpp knows how this tokenizer cuts text."""
+    """Return the name under which llama.cpp knows how this tokenizer cuts text."""
     cuts = pieces_of(content)
     names = [name for name, pre in PRE_TOKENIZERS.items() if (pre.expression, pre.whole, pre.nfc) == cuts]
     if not names:

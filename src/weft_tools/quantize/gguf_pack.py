@@ -108,7 +108,7 @@ def _sixth(numbers: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
 
 
 def _twelve_bytes(scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 8] twice -> [N, 12]: of the last four, the upper two bits lie above the first four."""
+    """Return uint8 [N, 8] twice -> [N, 12]: of the last four, the upper two bits lie above the first four."""
     return torch.cat(
         (
             scales[:, :4] | scales[:, 4:] >> 4 << 6,
@@ -120,5 +120,5 @@ def _twelve_bytes(scales: torch.Tensor, minimums: torch.Tensor) -> torch.Tensor:
 
 
 def _nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, 8, 32] -> [N, 128]: a line in the low halves of 32 bytes, the next in their high halves."""
+    """Return uint8 [N, 8, 32] -> [N, 128]: a line in the low halves of 32 bytes, the next in their high halves."""
     return (codes[:, 0::2] | codes[:, 1::2] << 4).flatten(1)

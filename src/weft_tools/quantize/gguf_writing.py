@@ -272,7 +272,7 @@ class _Anything(dict[str, FileTensor]):
 def _entries(
     checkpoint: CheckpointFiles, config: Mapping[str, Any], keys: GGUFWriter, pieces: Mapping[str, _Piece]
 ) -> list[_Entry]:
-    """The tensors of the file, in its order."""
+    """Return the tensors of the file, in its order."""
     arch, numbers = keys.arch, {name: _as_read(value.value) for name, value in keys.kv_data[0].items()}
     table = next(piece for name, piece in pieces.items() if name.endswith(_TABLES))
     read = ARCHITECTURES[arch]
@@ -395,7 +395,7 @@ def _pieces(checkpoint: CheckpointFiles, config: Mapping[str, Any]) -> dict[str,
 
 
 def _keys(arch: str, config: Mapping[str, Any], pieces: Mapping[str, _Piece]) -> GGUFWriter:
-    """A writer that has the hyper-parameters, and no file yet."""
+    """Return a writer that has the hyper-parameters, and no file yet."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(None, arch)

@@ -157,7 +157,7 @@ _STATE = "weft-quantize.json"
 
 
 def opened(source: Path, out: Path) -> CheckpointFiles:
-    """The checkpoint ``source``, which is not quantised; ``out`` is not there."""
+    """Return the checkpoint ``source``, which is not quantised; ``out`` is not there."""
     if out.exists():
         raise CheckpointError(f"{out}: it is there already; name another one", param="OUT")
     checkpoint = CheckpointFiles.open(source)
@@ -297,7 +297,7 @@ def _copied(stored: StoredTensor, asked: Asked, form: CopyForm) -> list[_Copied]
 
 
 def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtype) -> Layout | None:
-    """None for a matrix whose columns are no whole groups."""
+    """Return None for a matrix whose columns are no whole groups."""
     if len(shape) != 2:
         return None
     rows, columns = shape
@@ -314,7 +314,7 @@ def _layout(name: str, shape: tuple[int, ...], form: CopyForm, dtype: torch.dtyp
 
 
 def _rounded(weight: torch.Tensor, form: CopyForm, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """(tensors in the order of ``_layout``, the values that they mean)."""
+    """Return (tensors in the order of ``_layout``, the values that they mean)."""
     rows, columns = weight.shape
     wide = weight.float()
     if form == "w8a8":
@@ -382,7 +382,7 @@ def _header(copies: Iterable[_Copied]) -> bytes:
 
 
 def _values(stored: StoredTensor, stack: Stack | None, files: MappedFiles) -> Iterator[torch.Tensor]:
-    """All of the tensor, or the matrices of its experts, an expert at a time."""
+    """Yield all of the tensor, or the matrices of its experts, an expert at a time."""
     experts = 1 if stack is None else stored.shape[0]
     own = stored.stored_bytes // max(experts, 1)
     for expert in range(experts):

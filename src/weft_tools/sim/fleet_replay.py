@@ -206,7 +206,7 @@ class _ReplicaPlayer(Player):
         self.scheduler.submit(seq)
 
     def next_news(self, at_s: float, until_s: float = _NEVER) -> tuple[float, _News] | None:
-        """One step (or a jump up to ``until_s``), if the player has work and its clock is before ``at_s``."""
+        """Return one step (or a jump up to ``until_s``), if the player has work and its clock is before ``at_s``."""
         if not self.scheduler.has_work or self.clock() >= at_s:
             return None
         self._next_s = min(at_s, until_s)

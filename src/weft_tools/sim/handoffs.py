@@ -68,7 +68,7 @@ class LinkModel:
         return nbytes / (LINK_BYTES_S * self.ranks)
 
     def tier_for(self, memory: Memory, cost: CostModel, clock: Callable[[], float]) -> tuple[StoreTier, VirtualInbox]:
-        """The tier of an engine that gets records, and where they arrive."""
+        """Return the tier of an engine that gets records, and where they arrive."""
         buffers, scratch_B = scratch_buffers(memory, self.page_bytes, self.state_bytes, self.ranks)
         inbox = VirtualInbox(self, scratch_B, clock)
         prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS)
@@ -84,7 +84,7 @@ class VirtualLink:
         self._free_s = 0.0
 
     def send(self, start: int, end: int, now_s: float) -> float:
-        """When the KV of [``start``, ``end``) and a state have arrived."""
+        """Return when the KV of [``start``, ``end``) and a state have arrived."""
         model = self._model
         nbytes = ceil_div(end - start, PAGE_TOKENS) * model.page_bytes + model.state_bytes
         self.sent_bytes += nbytes
@@ -110,7 +110,7 @@ class VirtualInbox(NoStore):
         return self._events[0][0] if self._events else inf
 
     def arrive(self, name: str, salt: str, tokens: PrefixTokens, start: int) -> bool:
-        """The KV of ``tokens`` from ``start`` on, and the state behind them. A model without states has
+        """Return the KV of ``tokens`` from ``start`` on, and the state behind them. A model without states has
         whole pages alone. False while there is no room."""
         model, position = self._model, len(tokens)
         if not model.state_bytes:

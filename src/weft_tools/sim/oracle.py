@@ -66,7 +66,7 @@ class Forest:
         self._last: dict[int, Place] = {}
 
     def add(self, index: int, length: int) -> tuple[int, Place]:
-        """The first ``length`` tokens of request ``index``. Returns how many of them an earlier one had, and
+        """Return the first ``length`` tokens of request ``index``. Returns how many of them an earlier one had, and
         the place at their end."""
         tokens = self._tokens(index)[:length]
         root = self._roots.get(self._traffic.requests[index].salt)
@@ -89,7 +89,7 @@ class Forest:
         return length, place
 
     def place_at(self, index: int, position: int) -> Place:
-        """The place of request ``index``, which was added, that ends at ``position``; an edge is cut if need
+        """Return the place of request ``index``, which was added, that ends at ``position``; an edge is cut if need
         be."""
         place = self._last[index]
         assert 0 < position <= place.end
@@ -108,7 +108,7 @@ class Forest:
         return places[::-1]
 
     def _same(self, tokens: Int32s, child: Place) -> int:
-        """The position up to which ``tokens`` go along the edge of ``child``."""
+        """Return the position up to which ``tokens`` go along the edge of ``child``."""
         end = min(child.end, tokens.size)
         differ = np.flatnonzero(tokens[child.start : end] != self._tokens(child.owner)[child.start : end])
         return child.start + int(differ[0]) if differ.size else end
@@ -126,7 +126,7 @@ class Forest:
 
 
 def computed_tokens(traffic: Traffic, index: int) -> int:
-    """How far request ``index`` is in memory when it ends: its last token is chosen and never computed."""
+    """Return how far request ``index`` is in memory when it ends: its last token is chosen and never computed."""
     one = traffic.requests[index]
     return one.prompt_tokens + max(0, one.output_tokens - 1)
 
@@ -172,7 +172,7 @@ def infinite_cache(traffic: Traffic, grid_tokens: int = CHUNK_TOKENS) -> Infinit
 
 
 def _deepest(ends: set[Place], place: Place | None, common: int) -> int:
-    """The end of an earlier request on the way to ``place``, not behind ``common``."""
+    """Return the end of an earlier request on the way to ``place``, not behind ``common``."""
     while place is not None:
         if place.end <= common and place in ends:
             return place.end
@@ -305,7 +305,7 @@ def possible_holds(
 def _placement(
     traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, forest: Forest
 ) -> tuple[list[list[int]], set[Place]]:
-    """Positions at which each request leaves states by ``auto``, and the places where any parts from what
+    """Return positions at which each request leaves states by ``auto``, and the places where any parts from what
     was there before it. ``forest`` gets every request, and a place at each of these."""
     first = insurance_tokens(int(memory.state_bytes), int(PAGE_TOKENS * memory.kv_token_bytes))
     saved: list[list[int]] = []
@@ -352,7 +352,7 @@ class HoldLedger:
                 self._cover(self._kv, place, begin, end, self._kv_bytes(place))
 
     def needs(self, hold: Hold, begin: int, end: int) -> Floats:
-        """Bytes more at each of the moments [begin, end) if ``hold`` is taken."""
+        """Return bytes more at each of the moments [begin, end) if ``hold`` is taken."""
         more = self._missing(self._states, hold.place, begin, end) * self._memory.state_bytes
         place: Place | None = hold.place
         while place is not None and place.end:
@@ -402,7 +402,7 @@ class Choices:
             self._possible[hold.request] = max(self._possible[hold.request], hold.place.end)
 
     def source(self, hold: Hold) -> Source | None:
-        """The latest that serves; None: the hold must not be taken, or brings nothing."""
+        """Return the latest that serves; None: the hold must not be taken, or brings nothing."""
         if not self.cached[hold.request] < hold.place.end <= self._most[hold.request]:
             return None
         begins = self.cached if self.binding else self._possible

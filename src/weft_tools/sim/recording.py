@@ -60,7 +60,7 @@ def read_recording(
     form = None if header is None else (header.get("weft_recording"), header.get("block_tokens"))
     if header is None or form != (VERSION, BLOCK_TOKENS):
         raise ConfigError(
-            f"{name} is no recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens", param="TRACE"
+            f"{name} is not a recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens", param="TRACE"
         )
     sequences: list[Mapping[str, Any]] = []
     steps: list[tuple[Work, float]] = []
@@ -121,7 +121,7 @@ def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
 
 
 def resized(arena: ArenaPlan, memory_bytes: int) -> ArenaPlan:
-    """The same pages and states in another memory."""
+    """Return the same pages and states in another memory."""
     pages, slots = choose_frame(arena.page_bytes, arena.slot_bytes, memory_bytes)
     frame_bytes = pages * arena.page_bytes or slots * arena.slot_bytes
     return replace(
@@ -270,7 +270,7 @@ class _Links:
                 return
 
     def fronts(self) -> dict[int, Int32s]:
-        """Tokens by block. A block that begins with another's front does so to the token."""
+        """Return tokens by block. A block that begins with another's front does so to the token."""
         fronts: dict[int, Int32s] = {}
 
         def tokens_of(block: int) -> Int32s:
@@ -289,7 +289,7 @@ SAMPLE = "sample"
 
 
 def sample_path() -> Path:
-    """The first requests of the conversation trace that the Mooncake project published (Apache-2.0)."""
+    """Return the first requests of the conversation trace that the Mooncake project published (Apache-2.0)."""
     return Path(__file__).parent / "sample" / "mooncake_conversation.jsonl"
 
 

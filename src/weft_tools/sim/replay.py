@@ -258,7 +258,7 @@ class Player:
         return self._report()
 
     def _store_due_s(self) -> float:
-        """When the store next changes anything."""
+        """Return when the store next changes anything."""
         source = self._disk or self.inbox
         if self.tier is None or source is None:
             return inf
@@ -330,7 +330,7 @@ class Player:
                 self.counts.saved_s += self._cost.prefill_s(0, cached)
 
     def _settle(self, plan: StepPlan) -> bool:
-        """Tokens arrive; returns whether a sequence ended."""
+        """Return tokens arrive; returns whether a sequence ended."""
         live, before = self._live, self.counts.ended
         times, now_s = self._times, self.clock()
         for seq_id in plan.seqs[: plan.decode_count]:
@@ -398,7 +398,7 @@ class Player:
             counts.computed_tokens += steps * len(seqs)
 
     def _due_s(self) -> float:
-        """When the world outside next changes anything."""
+        """Return when the world outside next changes anything."""
         requests = self._traffic.requests
         arrival = requests[self._next].at_s if self._next < len(requests) else inf
         return min([arrival, self._store_due_s(), *self._cancels.values()])
@@ -435,7 +435,7 @@ class Player:
 
 
 def _still(plan: StepPlan, running: int) -> bool:
-    """Whether the next plan is this one, one position on, as long as no page, end or arrival comes
+    """Return whether the next plan is this one, one position on, as long as no page, end or arrival comes
     between."""
     if plan.decode_count != running or plan.run_count != running or not running:
         return False

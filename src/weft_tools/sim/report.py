@@ -80,7 +80,7 @@ class Timeline:
         return hashed.hexdigest()
 
     def served(self, traffic: Traffic) -> dict[str, Any]:
-        """The fields of a report that follow from the times of its requests."""
+        """Return the fields of a report that follow from the times of its requests."""
         ran, first = ~np.isnan(self.began_s), ~np.isnan(self.first_s)
         prompts = np.asarray([one.prompt_tokens for one in traffic.requests], dtype=np.int64)
         outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
@@ -210,7 +210,7 @@ class Report:
 
 
 def _without_store(counts: dict[str, int]) -> dict[str, int]:
-    """The counters of a cache without a store: its hash is that of a build that knows no store."""
+    """Return the counters of a cache without a store: its hash is that of a build that knows no store."""
     return {name: count for name, count in counts.items() if name not in STORE_COUNTS or count}
 
 

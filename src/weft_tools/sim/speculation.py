@@ -184,7 +184,7 @@ def _texts(traffic: Traffic, recording: Recording, *, has_tokens: bool) -> Itera
 
 
 def step_costs(cost: CostModel, traffic: Traffic) -> dict[int, float]:
-    """Seconds of a step by the rows of one sequence: a decode, and drafts at the positions behind it."""
+    """Return seconds of a step by the rows of one sequence: a decode, and drafts at the positions behind it."""
     lengths = [request.prompt_tokens + request.output_tokens // 2 for request in traffic.requests]
     context = sum(lengths) // max(1, len(lengths))
     assert max(_ROWS) == DRAFTS_MAX + 1

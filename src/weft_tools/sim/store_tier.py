@@ -93,7 +93,7 @@ class VirtualDisk:
         self._written: list[Ticket] = []
 
     def read(self, nbytes: int, now_s: float) -> float:
-        """The time at which a read of ``nbytes`` that begins now has arrived."""
+        """Return the time at which a read of ``nbytes`` that begins now has arrived."""
         self._advance(now_s)
         self._reads_end_s = max(self._reads_end_s, now_s) + nbytes / self.model.bytes_s
         return self._reads_end_s + self.model.latency_s
@@ -322,7 +322,7 @@ class VirtualStore:
             self._disk.write(ticket, self._writes[ticket][0], self._clock())
 
     def _has_room(self, blocks: int, base: KvChain) -> bool:
-        """Whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
+        """Return whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
         capacity = self._disk.model.capacity_bytes // BLOCK_BYTES
         short = self._used_blocks + blocks - capacity
         if short > 0:
@@ -415,7 +415,7 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
     size, at, rate = text.partition("@")
     if not at:
         raise ConfigError(
-            f"--store {text!r} is no store: write its size and its rate, and its latency if "
+            f"--store {text!r} is not a store: write its size and its rate, and its latency if "
             f"that is not {STORE_LATENCY_S * 1e3:.0f} ms, for example 1TB@3GB/s or 1TB@3GB/s@100us",
             param="--store",
         )
@@ -437,7 +437,7 @@ def scratch_buffers(memory: Memory, page_bytes: int, state_bytes: int, ranks: in
 def tier_for(
     model: StoreModel, memory: Memory, cost: CostModel, clock: Callable[[], float]
 ) -> tuple[StoreTier, VirtualStore]:
-    """The tier of ``memory``, and the store under it."""
+    """Return the tier of ``memory``, and the store under it."""
     buffers, scratch_B = scratch_buffers(memory, model.page_bytes, model.state_bytes, model.ranks)
     exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
     store = VirtualStore(model.disk, clock, queue_bytes=len(scratch_B), exact=exact, packing=model.packing)

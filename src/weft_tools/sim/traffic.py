@@ -98,11 +98,11 @@ class Traffic:
         return max((one.prompt_tokens + one.output_tokens for one in self.requests), default=0)
 
     def prompt(self, index: int) -> Int32s:
-        """int32 [prompt_tokens]."""
+        """Return int32 [prompt_tokens]."""
         return self._blocks(index)[: self.requests[index].prompt_tokens]
 
     def tokens(self, index: int) -> Int32s:
-        """Prompt and answer, int32 [prompt_tokens + output_tokens]."""
+        """Return prompt and answer, int32 [prompt_tokens + output_tokens]."""
         one = self.requests[index]
         length = one.prompt_tokens + one.output_tokens
         if one.whole:
@@ -125,7 +125,7 @@ class Traffic:
         return tokens.reshape(-1)
 
     def faster(self, rate: float) -> Traffic:
-        """The same requests, arriving ``rate`` times as fast."""
+        """Return the same requests, arriving ``rate`` times as fast."""
         requests = [
             replace(
                 one,
