@@ -65,10 +65,11 @@ VERBS = frozenset(
     restore resume retire retry return reuse revalue revert rewrite rotate round route run sample sanitise save say
     scale scan scatter schedule score search seed select send separate serialise serve set settle shape share shift show
     shrink shuffle shut sign signal simulate size skip sleep slice solve sort spawn spend split spread square stack
-    stage start state stay stop store stream strip submit subscribe subtract sum summarise suspend swap sweep switch
-    sync take talk tell terminate test throw tick tidy tie tile time tokenize touch trace track transfer translate
-    transpose treat trim truncate try tune turn undo unescape unload unlock unpack unpause unpin unquote update upload
-    use validate verify visit wait wake walk warm warn watch weigh widen withdraw work wrap write yield zero
+    stage start state stay step stop store stream strip submit subscribe subtract sum summarise suspend swap sweep
+    switch sync take talk tell terminate test throw tick tidy tie tile time tokenize touch trace track transfer
+    translate transpose treat trim truncate try tune turn undo unescape unload unlock unpack unpause unpin unquote
+    update upload use validate verify visit wait wake walk warm warn watch weigh widen withdraw work wrap write yield
+    zero
         """,
     )
 )

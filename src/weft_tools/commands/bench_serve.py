@@ -70,7 +70,7 @@ DATASET_FLAGS: list[click.Parameter] = [
 
 
 def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
-    """Return the requests that DATASET_FLAGS describe. Raises ConfigError."""
+    """Return the requests that DATASET_FLAGS describe. Raise ConfigError."""
     kind, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
     if kind == "random":
         return random_requests(
@@ -240,7 +240,7 @@ def serve(**values: Any) -> int:
 
 
 def _load(values: Mapping[str, Any]) -> LoadConfig:
-    """Raises ConfigError."""
+    """Return the settings of the load. Raise ConfigError."""
     extra: Any = {}
     if values["extra_body"] is not None:
         try:
@@ -272,8 +272,8 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str]:
 async def _measure(
     values: Mapping[str, Any], load: LoadConfig
 ) -> tuple[Served, list[SampleRequest], list[Timing], float, float | None, float]:
-    """Return the last two: mean seconds of a request in the server's queue, if it tells; the share of the
-    time in which this client was busy."""
+    """Run the load. The last two results: mean seconds of a request in the server's queue, if it tells; the share of
+    the time in which this client was busy."""
     server = Server(
         values["base_url"],
         backend=values["backend"],
@@ -299,7 +299,7 @@ async def _measure(
 
 
 def _busy_s() -> float:
-    """Return seconds that this thread ran or, where the system tells, waited for a core."""
+    """Return the seconds that this thread ran or, where the system tells, waited for a core."""
     try:
         ran, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
     except OSError:
@@ -310,7 +310,7 @@ def _busy_s() -> float:
 def _diagnosis(
     base_url: str, timings: list[Timing], at_once: int, queued: float | None, client_share: float
 ) -> Diagnosis | None:
-    """Return None where no request was answered."""
+    """Return the diagnosis; None where no request was answered."""
     times = [times_of(timing) for timing in timings if timing.error is None and timing.chunks]
     if not times:
         return None
@@ -370,7 +370,7 @@ def _show(results: Mapping[str, Any], names: tuple[str, ...], percentiles: tuple
 
 
 def _details(timings: list[Timing]) -> dict[str, Any]:
-    """Per request, in the order of sending; None where it did not come so far."""
+    """Return figures per request, in the order of sending; None where a request did not come so far."""
     began = min(timing.sent for timing in timings)
     return {
         "input_lens": [timing.prompt_tokens for timing in timings],

@@ -25,9 +25,9 @@ DEFAULT_DEVICE = "H100"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
-    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``:
-    those of --store, None without. ``page_bytes``, ``state_bytes``: of all ``ranks``."""
+    """The setup of a study. ``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request
+    served. ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``: those
+    of --store, None without. ``page_bytes``, ``state_bytes``: of all ``ranks``."""
 
     model: str
     sizes: list[int]
@@ -57,7 +57,7 @@ class Setup:
 
 
 def setup_of(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
-    """Geometry and costs. Raises ConfigError where neither the flags nor the recording say what they are."""
+    """Return geometry and costs. Raise ConfigError where neither the flags nor the recording have them."""
     if more["model"] is None:
         return _as_recorded(memory, recording, more)
     from weft.memory.frames.plan import plan_arena

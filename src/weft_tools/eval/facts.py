@@ -1,7 +1,7 @@
 """The JSON task: facts in the conversation, and answers that are JSON objects over these facts.
 
-The conversations that `train/` learns from and that `weft eval json` asks. A scored question names a person.
-The answer is an object: a schema gives its keys, and its values stand in the facts.
+The conversations that `train/` learns from and that `weft eval json` asks. A scored question names a person. The answer
+is an object: a schema gives its keys, and its values are in the facts.
 
     user       Bemo: age 34, city Tarlik              facts as lines, as sentences, or as a table
                Oshan: age 51, city Fuza
@@ -9,9 +9,9 @@ The answer is an object: a schema gives its keys, and its values stand in the fa
     user       Tell me about Oshan.
     assistant  {"name": "Oshan", "city": "Fuza"}
 
-A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions
-name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
-Training gives these characters little weight, and scoring leaves them to the grammar.
+A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions name no
+keys, and a reply marks characters that only the schema decides as `free`: the opening brace, and the keys. Training
+gives these characters little weight, and scoring leaves them to the grammar.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class JsonReply:
 
 
 class _Writer:
-    """JSON text as it grows, and which characters of it are free."""
+    """A writer of JSON text that notes which characters of it are free."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -104,14 +104,14 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def write_json(value: Any, *, keys_known: bool, opening_known: bool, values_known: bool = True) -> JsonReply:
-    """`value` as JSON text, with what the conversation does not decide marked as free."""
+    """Return `value` as JSON text, with characters that the conversation does not decide marked as free."""
     writer = _Writer()
 
     def write(part: Any) -> None:
         if isinstance(part, dict):
             writer.add("{", free=not writer.text and not opening_known)
             for index, (key, inner) in enumerate(part.items()):
-                # Without keys in the question, nothing tells whether another one follows.
+                # Without keys in the question, its text does not tell whether another one follows.
                 writer.add(", " if index else "", free=not keys_known)
                 writer.add(f'"{key}": ', free=not keys_known)
                 write(inner)
@@ -212,7 +212,7 @@ def _question(rng: random.Random, record: Record, asked: Record, *, alone: bool)
 def _record_turn(rng: random.Random, record: Record, before: str = "") -> EpisodeTurn:
     asked = _asked(rng, record)
     question, keys_known, in_json = _question(rng, record, asked, alone=bool(before) and rng.random() < 0.7)
-    if in_json and not keys_known and rng.random() < 0.7:  # "as JSON" alone means all of it
+    if in_json and not keys_known and rng.random() < 0.7:  # "as JSON" without keys means all of the record
         asked, keys_known = record, True
     reply = write_json(asked, keys_known=keys_known, opening_known=in_json)
     text = f"{before}\n\n{question}".strip() if before else question
@@ -303,6 +303,6 @@ def make_facts_episodes(
     split: Split = "held_out",
     form: str | None = None,
 ) -> list[Episode]:
-    """`count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"facts {split} {seed} {length_tokens} {form}")
     return [make_facts_episode(rng, length_tokens, count_tokens, split=split, form=form) for _ in range(count)]

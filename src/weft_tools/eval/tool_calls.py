@@ -14,9 +14,9 @@ A call and a result are texts in the form of the embedded model's chat template,
 A tool takes one line instead of its JSON schema: such a model has few tokens to spend. `tests/train` compares
 the texts with the template's own.
 
-What is scored: the call (name and arguments, as JSON values), the answer from the result (exact match), and
-the answer to a request that no tool fits. With the tools of another conversation no call can be right: the
-control of `weft eval tools`.
+Scored are the call (name and arguments, as JSON values), the answer from the result (exact match), and the answer to a
+request that no tool fits. With the tools of another conversation no call can be right: the control of `weft eval
+tools`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def system_text(system: str | None, tools: Sequence[dict[str, Any]]) -> str:
 
 
 def chat_messages(episode: recall.Episode, turn_index: int) -> list[dict[str, Any]]:
-    """Return the messages of the API that end with what the user, or a tool, says in turn `turn_index`."""
+    """Return the messages of the API that end with the text of the user, or of a tool, in turn `turn_index`."""
     messages: list[dict[str, Any]] = []
     if episode.system:
         messages.append({"role": "system", "content": episode.system})
@@ -211,7 +211,7 @@ class ToolParameter:
 
 @dataclass(frozen=True)
 class CallableTool:
-    """A tool and the words in which a user asks for it. `listed`: its second argument stands in a list."""
+    """A tool and the words in which a user asks for it. `listed`: its second argument is in a list."""
 
     name: str
     verb: str
@@ -301,7 +301,7 @@ def _make_parameters(rng: random.Random, split: Split) -> tuple[ToolParameter, .
 
 
 def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: str = "") -> CallableTool:
-    """Return a tool of this side. With `listed` it takes a name and what a list has for that name."""
+    """Return a tool of this side. With `listed` it takes a name and the list's value for that name."""
     while True:
         verb, chosen = rng.choice(list(LEADS)), noun or _make_noun(rng, split)
         name = _function_name(rng, verb, chosen)
@@ -326,7 +326,7 @@ def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: s
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """What a user asks: the text, the calls it takes, and how the answer names each subject."""
+    """A user's request: the text, the calls it takes, and how the answer names each subject."""
 
     text: str
     calls: tuple[str, ...]
@@ -387,7 +387,7 @@ def make_request(rng: random.Random, split: Split, function: CallableTool, liste
 
 
 def _result(rng: random.Random, split: Split, noun: str, subject: str) -> tuple[str, str]:
-    """What a tool returns, and the answer it gives."""
+    """Return the result of a tool, and the answer it gives."""
     chance = rng.random()
     if chance < 0.2:
         return rng.choice(("ok", "done", "true", '{"ok": true}', "success")), DONE
@@ -419,7 +419,7 @@ class _Draft:
     turns: list[recall.EpisodeTurn]
 
     def add(self, *turns: recall.EpisodeTurn) -> bool:
-        """Return whether there was room; the first turns are always taken."""
+        """Add turns, and return whether there was room; the first turns are always taken."""
         cost = sum(turn.cost(self.count_tokens) for turn in turns)
         if self.turns and cost > self.room_tokens:
             return False
@@ -480,7 +480,7 @@ def make_tools_episode(
     split: Split = "held_out",
     talk: Callable[[random.Random], recall.EpisodeTurn] | None = None,
 ) -> recall.Episode:
-    """Return one conversation with tools, as long as `length_tokens` allows. `talk` makes other turns."""
+    """Return one conversation with tools, up to the length that `length_tokens` allows. `talk` makes other turns."""
     column = rng.choice(LISTED) if rng.random() < 0.25 else ""
     functions = _make_functions(rng, split, column)
     tools = tuple(function.as_tool() for function in functions)
@@ -508,6 +508,6 @@ def make_tools_episode(
 def make_tools_episodes(
     seed: int, length_tokens: int, count: int, count_tokens: recall.CountTokens, *, split: Split = "held_out"
 ) -> list[recall.Episode]:
-    """`count` conversations that depend on nothing but the arguments."""
+    """Return `count` conversations that depend on nothing but the arguments."""
     rng = random.Random(f"tools {split} {seed} {length_tokens}")
     return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

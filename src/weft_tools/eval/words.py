@@ -64,7 +64,7 @@ def make_name(rng: random.Random, split: Split, excluded: Container[str] = ()) -
 
 
 def make_number(rng: random.Random, excluded: Container[str] = ()) -> str:
-    """Four to six digits, the first one not zero, not in `excluded`."""
+    """Return four to six digits, the first one not zero, not in `excluded`."""
     while True:
         digits = rng.randint(4, 6)
         number = str(rng.randrange(10 ** (digits - 1), 10**digits))

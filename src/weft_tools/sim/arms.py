@@ -1,4 +1,4 @@
-"""The cache policies that can be compared, by name: where states are kept, and what leaves first.
+"""The cache policies that can be compared, by name: where states are kept, and the order of evictions.
 
     arm         states are kept                                     leaves first
     value       as ``--snapshots auto``                           what saves the fewest seconds per byte
@@ -30,7 +30,7 @@ from weft.spec import CompressedKvName
 
 Clock = Callable[[], float]
 MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
-"""Geometry, what computing costs, and the time: whatever a policy needs to know."""
+"""A factory of the memory. Its arguments are all that a policy needs: geometry, the cost of computing, and the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def _exact(make: MakeMemory) -> MakeMemory:
 
 
 def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
-    """Return a memory that compresses what the geometry allows, KV in ``dtype``."""
+    """Return a memory that compresses all that the geometry allows, KV in ``dtype``."""
 
     def compressed(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         compresses = plan.compressed_kv_bytes and plan.kv_fields
@@ -99,7 +99,7 @@ DEFAULT_ARM = "value"
 
 
 def find_arm(name: str) -> Arm:
-    """Return the arm called ``name``. Raises ConfigError that lists them."""
+    """Return the arm called ``name``. Raise ConfigError that lists them."""
     exact_name, plus, suffix = name.partition("+")
     exact_name = ALIASES.get(exact_name, exact_name)
     arm = ARMS.get(exact_name)

@@ -77,7 +77,7 @@ def run_study(
     grid_tokens: int = CHUNK_TOKENS,
     on_progress: OnStudyProgress | None = None,
 ) -> Study:
-    """Return every arm of ``arms`` over each of ``stores`` on every arena of ``plans``; requests longer than
+    """Replay every arm of ``arms`` over each of ``stores`` on every arena of ``plans``; requests longer than
     ``length_max`` are refused. ``asked_bytes``: the memory that each was made for, whole frames or not."""
     sized = []
     run = 0
