@@ -164,8 +164,9 @@ _APERTUS = Decoder(
 )
 _PAIRED = replace(NAMES, spelled={Attention: {"paired": True}})
 _UNGATED = replace(NAMES, swiglu=False)
+_QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text")
 FAMILIES = (
-    Family("qwen2", ("qwen2",), partial(read_qwen, qk_norm=False), names=NAMES),
+    Family("qwen2", _QWEN2, partial(read_qwen, qk_norm=False), names=NAMES),
     Family("phi3", ("phi3",), _PHI3, names=replace(
         NAMES, spelled={Attention: {"joined": "qkv_proj"}, Dense: {"names": _JOINED}})),
     Family("granite_dense", ("granite",), _GRANITE, names=NAMES),
